@@ -1,0 +1,56 @@
+# make demo   install psctl into .venv and train on the embedded local cluster
+# make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
+#             three at a time, for most of the time they wait for real processes
+# make soak   the long ones; make bench: measurements; make lint: ruff and mypy
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test soak bench lint clean system
+
+demo: $(VENV)/installed
+	$(BIN)/psctl train templates/digits/job.yaml
+
+test: system $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --durations=15
+
+soak: system $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m soak --timeout 1800 --durations=15
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python bench/transport.py
+	$(BIN)/python bench/startup.py
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) dist build
+
+# Debian's python3 has no ensurepip before python3-venv is there; only root can mend that here.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "psctl needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } || { echo "install python3-venv first: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+# Test hosts want sshd, ip and namespaces; without root those tests use what is there and say so.
+system:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git"; do \
+	    set -- $$need; \
+	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
+	  done; \
+	  if [ -n "$$missing" ]; then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; fi; \
+	fi

@@ -1,0 +1,188 @@
+"""What a sealed connection between two processes carries over loopback TCP, beside a plain socket.
+
+    python bench/transport.py [--congestion auto|reno|cubic|bbr] [--rounds 5] [--size 524288]
+
+Bytes go from this process into preallocated buffers of another one, in payloads of `--size`; every figure is the
+median of the rounds, plain and sealed by turns. The round trip is of a message of a few bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from psctl.errors import ConnectionFailed
+from psctl.net import tcp
+from psctl.net.peer import Acceptor, Credentials, Peer, dial
+from psctl.wire.authority import issue, make_authority
+from psctl.words import Address, Member
+
+SERVER, WORKER = Member("server", 0), Member("worker", 0)
+TOTAL = 1 << 30
+
+
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """A payload."""
+
+    offset: int
+
+
+class Echo(msgspec.Struct, frozen=True, tag=True):
+    """To be sent back."""
+
+    last: bool
+
+
+KINDS = Part | Echo
+
+
+class Sink:
+    """The receiving end: payloads land in one buffer; an Echo is answered."""
+
+    def __init__(self) -> None:
+        self.landing = memoryview(bytearray(64 << 20))
+        self.over = threading.Event()
+
+    def joined(self, peer: Peer) -> None:
+        pass
+
+    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+        return self.landing[message.offset : message.offset + size]
+
+    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+        if isinstance(message, Echo):
+            peer.send(message)
+
+    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+        self.over.set()
+
+
+class Source:
+    """The sending end: counts what comes back."""
+
+    def __init__(self) -> None:
+        self.back = threading.Semaphore(0)
+
+    def joined(self, peer: Peer) -> None:
+        pass
+
+    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+        return None
+
+    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+        self.back.release()
+
+    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+        self.back.release()
+
+
+def serve_sealed(pipe: Connection, credentials: Credentials, congestion: str) -> None:
+    sink = Sink()
+    acceptor = Acceptor("127.0.0.1", None, credentials, KINDS, sink, congestion=congestion)
+    pipe.send(acceptor.address)
+    sink.over.wait()
+    acceptor.close()
+
+
+def serve_plain(pipe: Connection, congestion: str) -> None:
+    listener = tcp.listen("127.0.0.1", None, congestion)
+    pipe.send(listener.address)
+    stream = listener.accept()
+    landing = memoryview(bytearray(64 << 20))
+    left = TOTAL
+    while left and (count := stream.receive_into(landing[: min(left, 1 << 20)])):
+        left -= count
+    stream.send(memoryview(b"."))
+    stream.close()
+    listener.close()
+
+
+def run(target: Any, *args: Any) -> tuple[Any, Address]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=target, args=(theirs, *args), daemon=True)
+    process.start()
+    address: Address = ours.recv()
+    return process, address
+
+
+def plain(congestion: str, size: int) -> float:
+    """Return bytes/s."""
+    process, address = run(serve_plain, congestion)
+    stream = tcp.connect(address, 5, congestion)
+    data = memoryview(bytearray(size))
+    begin = time.perf_counter()
+    for _ in range(TOTAL // size):
+        stream.send(data)
+    stream.receive_into(memoryview(bytearray(1)))
+    seconds = time.perf_counter() - begin
+    stream.close()
+    process.join()
+    return TOTAL / seconds
+
+
+def sealed(credentials: dict[Member, Credentials], congestion: str, size: int) -> tuple[float, float, float]:
+    """Return bytes/s, messages of 4 KiB a second, seconds of a round trip."""
+    process, address = run(serve_sealed, credentials[SERVER], congestion)
+    source = Source()
+    peer = dial(address, credentials[WORKER], SERVER, KINDS, source, congestion=congestion)
+    data = memoryview(bytearray(64 << 20))
+
+    def pour(size: int, total: int) -> float:
+        begin = time.perf_counter()
+        for sent in range(0, total, size):
+            offset = sent % len(data)
+            peer.send(Part(offset), data[offset : offset + size])
+        peer.send(Echo(last=True))
+        source.back.acquire()
+        return time.perf_counter() - begin
+
+    pour(size, 64 << 20)
+    rate = TOTAL / pour(size, TOTAL)
+    small = 20_000 / pour(4096, 20_000 * 4096)
+    trips = []
+    for _ in range(500):
+        begin = time.perf_counter()
+        peer.send(Echo(last=False))
+        source.back.acquire()
+        trips.append(time.perf_counter() - begin)
+    peer.close("measured")
+    peer.join()
+    process.join()
+    return rate, small, statistics.median(trips)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--congestion", default="reno")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=int, default=512 << 10)
+    options = parser.parse_args()
+    now = time.time()
+    authority = make_authority("bench-1", now)
+    credentials = {}
+    for member in (SERVER, WORKER):
+        pair = issue(authority, "bench-1", member, now)
+        credentials[member] = Credentials(
+            "bench-1", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem
+        )
+    rows = []
+    for _ in range(options.rounds):
+        rate, small, trip = sealed(credentials, options.congestion, options.size)
+        rows.append((plain(options.congestion, options.size), rate, small, trip))
+    names = ("plain_bytes_per_second", "sealed_bytes_per_second", "sealed_4k_messages_per_second", "round_trip_seconds")
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    print(
+        json.dumps({"congestion": options.congestion, "size": options.size, **dict(zip(names, medians, strict=True))})
+    )
+
+
+if __name__ == "__main__":
+    main()

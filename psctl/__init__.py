@@ -1,0 +1,33 @@
+"""psctl: distributed training over SSH. `import psctl` loads no torch: the names below are lazy doors to runtime/.
+
+import psctl
+
+run = psctl.init()
+model, optimizer = run.prepare(model, optimizer)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psctl.runtime.joining import init as init
+    from psctl.runtime.run import Run as Run
+
+__version__ = "0.1.0"
+
+__all__ = ["Run", "__version__", "init"]
+
+_DOORS = {"init": "psctl.runtime.joining", "Run": "psctl.runtime.run"}
+
+
+def __getattr__(name: str) -> Any:
+    """Open a door: the module behind it is loaded on first use."""
+    if name in _DOORS:
+        return getattr(import_module(_DOORS[name]), name)
+    raise AttributeError(f"module 'psctl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,225 @@
+"""What a checkpoint holds, as one JSON file that is written last and carries the checksum of all of itself.
+
+A checkpoint is a folder: `manifest.json`, `state.json` (rank 0's state), and one safetensors file a sender. The
+manifest names each file's size and the checksum of every byte in it: the header's, and each slice's. The manifest's own
+first line holds the checksum of the lines below it. So any flipped byte is noticed and named.
+
+Slices of a tensor are half-open ranges of it laid flat. Together the slices of all files cover every named tensor
+exactly once. Only a scalar (shape ()) may come from several senders (the step count of a parameter that is cut over two
+servers); then all must be equal, and it counts once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from psctl import errors
+from psctl.checkpoint import tensorfile
+from psctl.checkpoint.disk import checksum
+from psctl.words import TensorSlice
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+MAX_MANIFEST = 1 << 28
+"""Bytes of a manifest that are read at most."""
+
+_FIRST_LINE = re.compile(rb'\{"checksum":"([0-9a-f]{64})",')
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors")
+
+
+class StoredSlice(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of a tensor and where their bytes lie: `size` bytes from byte `offset` of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+    size: int
+    checksum: str
+
+    @property
+    def slice(self) -> TensorSlice:
+        """The slice without its place."""
+        return TensorSlice(self.name, self.dtype, self.shape, self.start, self.stop)
+
+
+class TensorFile(msgspec.Struct, frozen=True):
+    """One safetensors file. Sizes are bytes; `header` counts the length field and the JSON behind it."""
+
+    name: str
+    size: int
+    header: int
+    header_checksum: str
+    slices: tuple[StoredSlice, ...]
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """Rank 0's state in state.json."""
+
+    size: int
+    checksum: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one checkpoint. `time` is seconds since the epoch; metrics that are no number are None."""
+
+    format: int
+    job: str
+    step: int
+    epoch: int
+    time: float
+    version: str  # psctl's
+    world: int
+    servers: int
+    strategy: str
+    update: str
+    seed: int
+    code_hash: str
+    metrics: dict[str, float | None]
+    job_file: str
+    state: StateFile
+    files: tuple[TensorFile, ...]
+
+    @property
+    def id(self) -> str:
+        """How users name it: `digits-3@500`."""
+        return f"{self.job}@{self.step}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of tensors and state."""
+        return self.state.size + sum(file.size for file in self.files)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of every file but the manifest itself, whose size only its folder knows."""
+        return {STATE: self.state.size} | {file.name: file.size for file in self.files}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a checkpoint; `torn` when something is missing, else bytes are wrong."""
+
+    text: str
+    torn: bool = False
+
+    def error(self, where: str) -> errors.PsctlError:
+        """Return the problem as the error to raise; `where` names the checkpoint."""
+        kind = errors.CheckpointIncomplete if self.torn else errors.CheckpointCorrupt
+        return kind(f"{where}: {self.text}", hint="use another checkpoint (psctl checkpoint list)", where=where)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest's file."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    rest = body.removeprefix(b"{").lstrip(b"\n") + b"\n"
+    return b'{"checksum":"' + checksum(rest).encode() + b'",\n' + rest
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """Read a manifest's file and prove that it fits together.
+
+    Args:
+        data: the file's bytes.
+        where: the checkpoint's folder, for messages.
+
+    Raises:
+        CheckpointCorrupt: a byte was changed, or its numbers contradict each other.
+        CheckpointIncomplete: the slices leave a hole in a tensor.
+        VersionMismatch: written by a later psctl in a format that this one does not know.
+    """
+    first, _, rest = data.partition(b"\n")
+    match = _FIRST_LINE.fullmatch(first)
+    if match is None or match[1].decode() != checksum(rest):
+        raise Problem(f"{MANIFEST} is damaged: its bytes do not match its own checksum").error(where)
+    try:
+        format_found = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format", msgspec.Raw(b"0"))
+        if bytes(format_found) != str(FORMAT).encode():
+            raise errors.VersionMismatch(
+                f"{where}: written in format {bytes(format_found).decode()}, this psctl reads format {FORMAT}",
+                hint="install the psctl that wrote it",
+                where=where,
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise Problem(f"{MANIFEST} is damaged: {error}").error(where) from error
+    for problem in (*misplaced(manifest), *uncovered(manifest.files)):
+        raise problem.error(where)
+    return manifest
+
+
+def misplaced(manifest: Manifest) -> Iterator[Problem]:
+    """Yield what is wrong with the numbers of the manifest alone: names, sizes, offsets."""
+    names = [file.name for file in manifest.files]
+    for name in names:
+        if not _FILE_NAME.fullmatch(name) or names.count(name) > 1:
+            yield Problem(f"{MANIFEST} names a file {name!r} that cannot be one of a checkpoint")
+    for file in manifest.files:
+        end = file.header
+        for piece in sorted(file.slices, key=lambda s: (s.offset, s.stop)):
+            yield from _slice_problems(file.name, piece)
+            if piece.offset != end:
+                yield Problem(f"{file.name}: {piece.name} lies at byte {piece.offset}, expected {end}")
+            end = piece.offset + piece.size
+        if end != file.size:
+            yield Problem(f"{file.name}: its slices end at byte {end}, its size is {file.size}")
+
+
+def _slice_problems(file: str, piece: StoredSlice) -> Iterator[Problem]:
+    if piece.dtype not in tensorfile.DTYPES:
+        yield Problem(f"{file}: {piece.name} has the unknown dtype {piece.dtype}")
+        return
+    if not 0 <= piece.start <= piece.stop <= tensorfile.elements(piece.shape):
+        yield Problem(f"{file}: {piece.name}[{piece.start}:{piece.stop}] is no part of shape {list(piece.shape)}")
+    if piece.size != (piece.stop - piece.start) * tensorfile.width(piece.dtype):
+        yield Problem(f"{file}: {piece.name}[{piece.start}:{piece.stop}] cannot have {piece.size} bytes")
+
+
+def by_name(files: Iterable[TensorFile]) -> dict[str, list[tuple[str, StoredSlice]]]:
+    """Return each tensor's slices with their files, from its first element on."""
+    found: dict[str, list[tuple[str, StoredSlice]]] = {}
+    for file in files:
+        for piece in file.slices:
+            found.setdefault(piece.name, []).append((file.name, piece))
+    for pieces in found.values():
+        pieces.sort(key=lambda pair: (pair[1].start, pair[1].stop))
+    return found
+
+
+def uncovered(files: Iterable[TensorFile]) -> Iterator[Problem]:
+    """Yield each tensor that the slices do not cover exactly once, or that senders disagree on."""
+    for name, pairs in by_name(files).items():
+        pieces = [piece for _, piece in pairs]
+        first = pieces[0]
+        if any((piece.dtype, piece.shape) != (first.dtype, first.shape) for piece in pieces):
+            yield Problem(f"{name}: senders disagree on its dtype or shape")
+        elif first.shape == ():
+            if any(piece.checksum != first.checksum or piece.stop != 1 for piece in pieces):
+                yield Problem(f"{name}: senders hold different values of this scalar")
+        else:
+            yield from _gaps(name, tensorfile.elements(first.shape), pieces)
+
+
+def _gaps(name: str, size: int, pieces: list[StoredSlice]) -> Iterator[Problem]:
+    end = 0
+    for piece in pieces:
+        if piece.start < end:
+            yield Problem(f"{name}: elements [{piece.start}:{min(end, piece.stop)}] are there twice")
+        elif piece.start > end:
+            yield Problem(f"{name}: elements [{end}:{piece.start}] are missing", torn=True)
+        end = max(end, piece.stop)
+    if end < size:
+        yield Problem(f"{name}: elements [{end}:{size}] are missing", torn=True)
+
+
+def whole(manifest: Manifest) -> list[TensorSlice]:
+    """Return each tensor of the checkpoint once, as a slice of all of it, in the order of its files."""
+    firsts = {name: pairs[0][1] for name, pairs in by_name(manifest.files).items()}
+    return [
+        TensorSlice(name, piece.dtype, piece.shape, 0, tensorfile.elements(piece.shape))
+        for name, piece in firsts.items()
+    ]

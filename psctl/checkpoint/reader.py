@@ -1,0 +1,223 @@
+"""Reading checkpoints: open, prove, find the newest good one, and assemble any range of any tensor."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint import tensorfile
+from psctl.checkpoint.disk import CHUNK, new_checksum, pieces
+from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
+from psctl.checkpoint.state import decode_state
+from psctl.words import TensorSlice
+
+_STEP_NAME = re.compile(r"[0-9]{10,}")
+
+
+def folder_name(step: int) -> str:
+    """Return the name of a step's folder, so that names sort as steps do."""
+    return f"{step:010d}"
+
+
+def open_checkpoint(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest and look that its files are there with the right sizes (`verify` reads their bytes).
+
+    Raises:
+        CheckpointIncomplete: no manifest, or a file is missing or short.
+        CheckpointCorrupt: the manifest was changed, or a file is too long.
+        VersionMismatch: a later psctl wrote it.
+    """
+    manifest = read_manifest(folder)
+    for problem in _file_problems(folder, manifest):
+        raise problem.error(str(folder))
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest alone. Raises as `open_checkpoint`."""
+    path = folder / MANIFEST
+    try:
+        size = path.stat().st_size
+        if size > manifests.MAX_MANIFEST:
+            raise Problem(f"{MANIFEST} has {size} bytes, more than any").error(str(folder))
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise Problem(f"it has no {MANIFEST}: its writer was ended before it was whole", torn=True).error(
+            str(folder)
+        ) from None
+    except OSError as error:
+        raise Problem(f"{MANIFEST} cannot be read: {os.strerror(error.errno or 0)}", torn=True).error(
+            str(folder)
+        ) from error
+    return manifests.decode(data, str(folder))
+
+
+def _file_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    for name, size in manifest.sizes().items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            yield Problem(f"{name} is missing", torn=True)
+            continue
+        found = path.stat().st_size
+        if found < size:
+            yield Problem(f"{name} ends at byte {found}, it had {size}", torn=True)
+        elif found > size:
+            yield Problem(f"{name} has {found} bytes, it had {size}")
+
+
+def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Yield what is wrong with a checkpoint, reading every byte of it; memory stays small."""
+    known = {MANIFEST, *manifest.sizes()}
+    for extra in sorted(path.name for path in folder.iterdir() if path.name not in known):
+        yield Problem(f"{extra} is not part of it")
+    bad = list(_file_problems(folder, manifest))
+    yield from bad
+    if not bad:
+        yield from _byte_problems(folder, manifest)
+
+
+def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    stretches = [(STATE, 0, manifest.state.size, manifest.state.checksum, "")]
+    for file in manifest.files:
+        stretches.append((file.name, 0, file.header, file.header_checksum, "header"))
+        for piece in file.slices:
+            label = tensorfile.entry_name(piece.slice)
+            stretches.append((file.name, piece.offset, piece.offset + piece.size, piece.checksum, label))
+    for name, start, stop, expected, label in stretches:
+        running = new_checksum()
+        try:
+            for data in pieces(folder / name, start, stop):
+                running.update(data)
+        except OSError as error:
+            yield Problem(f"{name} cannot be read: {os.strerror(error.errno or 0)}", torn=True)
+            continue
+        if running.hexdigest() != expected:
+            yield Problem(f"{name}: bytes of {label} were changed" if label else f"{name}: its bytes were changed")
+
+
+def verify(folder: Path) -> list[str]:
+    """Return what is wrong with a checkpoint, reading every byte of it; empty means whole and unchanged."""
+    try:
+        manifest = read_manifest(folder)
+        return [problem.text for problem in problems(folder, manifest)]
+    except errors.PsctlError as error:
+        return [error.message.removeprefix(f"{folder}: ")]
+
+
+def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return rank 0's state. CheckpointCorrupt when its bytes were changed."""
+    running = new_checksum()
+    data = (folder / STATE).read_bytes()
+    running.update(data)
+    if running.hexdigest() != manifest.state.checksum:
+        raise Problem(f"{STATE}: its bytes were changed").error(str(folder))
+    return decode_state(data)
+
+
+def read(folder: Path, manifest: Manifest, wanted: TensorSlice, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
+    """Yield the bytes of any slice of any tensor, in order, however it was cut when it was saved.
+
+    Args:
+        folder, manifest: an open checkpoint.
+        wanted: dtype and shape must be those that were saved.
+        chunk: most bytes in one part.
+
+    Yields:
+        (byte offset from the start of the wanted slice, bytes).
+
+    Raises:
+        UsageError: the checkpoint has no such tensor, or one of another dtype or shape; the model differs.
+        CheckpointIncomplete: a file became shorter.
+    """
+    pairs = manifests.by_name(manifest.files).get(wanted.name)
+    hint = "resume with the model and optimizer that were saved, or start anew: --resume never"
+    if pairs is None:
+        raise errors.UsageError(f"{manifest.id} has no tensor {wanted.name}", hint=hint, where=manifest.id)
+    saved = pairs[0][1]
+    if (saved.dtype, saved.shape) != (wanted.dtype, wanted.shape):
+        raise errors.UsageError(
+            f"{wanted.name} is {saved.dtype} {list(saved.shape)} in {manifest.id}, "
+            f"{wanted.dtype} {list(wanted.shape)} is wanted",
+            hint=hint,
+            where=manifest.id,
+        )
+    if not 0 <= wanted.start <= wanted.stop <= tensorfile.elements(saved.shape):
+        raise errors.UsageError(f"{wanted.name} has no elements [{wanted.start}:{wanted.stop}]", where=manifest.id)
+    width = tensorfile.width(saved.dtype)
+    at = wanted.start
+    for name, piece in pairs:
+        stop = min(piece.stop, wanted.stop)
+        if piece.start <= at < stop:
+            place = piece.offset - piece.start * width  # of element 0, were it in this file
+            done = at * width
+            for data in pieces(folder / name, place + done, place + stop * width, chunk):
+                yield done - wanted.start * width, data
+                done += len(data)
+            if done != stop * width:
+                raise Problem(f"{name} became shorter", torn=True).error(str(folder))
+            at = stop
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One checkpoint as a listing shows it; `problem` says why it is not complete, else it is ""."""
+
+    job: str
+    step: int
+    time: float
+    bytes: int
+    metrics: dict[str, float | None]
+    folder: str
+    problem: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as one of the `checkpoints` that `checkpoint list -o json` promises."""
+        return {
+            "id": f"{self.job}@{self.step}", "job": self.job, "step": self.step, "time": self.time,
+            "bytes": self.bytes, "complete": not self.problem, "metrics": self.metrics,
+        }  # fmt: skip
+
+
+def listing(root: Path, job: str | None = None) -> list[Found]:
+    """Return the checkpoints of a job (None: of all) under `<workdir>/checkpoints`, by job and step; bytes unread."""
+    jobs = [root / job] if job is not None else sorted(root.iterdir()) if root.is_dir() else []
+    found = []
+    for folder in jobs:
+        steps = [path for path in folder.iterdir() if _STEP_NAME.fullmatch(path.name)] if folder.is_dir() else []
+        found += [_found(folder.name, path) for path in sorted(steps, key=lambda path: int(path.name))]
+    return found
+
+
+def _found(job: str, folder: Path) -> Found:
+    step = int(folder.name)
+    try:
+        manifest = open_checkpoint(folder)
+    except errors.PsctlError as error:
+        return Found(job, step, folder.stat().st_mtime, 0, {}, str(folder), error.message.removeprefix(f"{folder}: "))
+    return Found(job, step, manifest.time, manifest.bytes, manifest.metrics, str(folder))
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """The newest checkpoint without a fault (None: there is none), and why newer ones were skipped."""
+
+    folder: Path | None
+    manifest: Manifest | None
+    skipped: tuple[str, ...]
+
+
+def newest_verified(root: Path, job: str) -> Newest:
+    """Return the newest checkpoint of a job whose every byte is right; a job without any is no error."""
+    skipped: list[str] = []
+    for found in reversed(listing(root, job)):
+        folder = Path(found.folder)
+        faults = verify(folder)
+        if not faults:
+            return Newest(folder, open_checkpoint(folder), tuple(skipped))
+        skipped.append(f"{job}@{found.step} skipped: {faults[0]}")
+    return Newest(None, None, tuple(skipped))

@@ -1,0 +1,134 @@
+"""Checkpoints asked about from afar: `python -m psctl.checkpoint.tool VERB QUESTION` on the host that holds them.
+
+The question is JSON in the second argument, the answer one JSON document on standard output. An error is a document
+too, and exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.checkpoint import files
+from psctl.checkpoint.disk import Disk
+from psctl.checkpoint.reader import read_manifest
+from psctl.checkpoint.writer import publish
+
+Question = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+def listing(question: Question) -> Answer:
+    """Return the checkpoints of a job, or of all jobs, with the folder of each."""
+    found = files.listing(Path(question["root"]), question.get("job"))
+    return {"checkpoints": [_row(each) for each in found]}
+
+
+def show(question: Question) -> Answer:
+    """Return one checkpoint: its row, its manifest without the slices, and its files with their sizes."""
+    folder = _folder(question)
+    manifest = files.open_checkpoint(folder)
+    body = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
+    tensors = [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.whole(manifest)]
+    return {
+        **body, "id": manifest.id, "folder": str(folder), "bytes": manifest.bytes, "complete": True,
+        "tensors": tensors, "files": files.outgoing(folder, manifest),
+    }  # fmt: skip
+
+
+def verify(question: Question) -> Answer:
+    """Read every byte of a checkpoint; return its row with what is wrong."""
+    folder = _folder(question)
+    problems = files.verify(folder)
+    listed = files.listing(folder.parent.parent, folder.parent.name)
+    found = next((each for each in listed if Path(each.folder) == folder), None)
+    row = _row(found) if found is not None else bare_row(folder)
+    return {**row, "verified": not problems, "problems": problems}
+
+
+def newest(question: Question) -> Answer:
+    """Return the newest checkpoint of a job whose every byte is right, and why newer ones were passed over."""
+    found = files.newest_verified(Path(question["root"]), question["job"])
+    step = found.manifest.step if found.manifest is not None else None
+    return {"step": step, "folder": str(found.folder) if found.folder else None, "skipped": list(found.skipped)}
+
+
+def export(question: Question) -> Answer:
+    """Write a verified checkpoint's model as one safetensors file."""
+    folder = _folder(question)
+    _refuse_damaged(folder)
+    return {"bytes": files.export(folder, files.open_checkpoint(folder), Path(question["out"]))}
+
+
+def prune(question: Question) -> Answer:
+    """Remove a job's older checkpoints."""
+    best = question.get("keep_best")
+    removed = files.prune(Path(question["root"]), question["job"], question["keep"], tuple(best) if best else None)
+    return {"removed": [_row(each) for each in removed]}
+
+
+def adopt(question: Question) -> Answer:
+    """Prove a checkpoint that was brought here under a temporary name, and give it its own."""
+    partial, folder = Path(question["partial"]), Path(question["folder"])
+    _refuse_damaged(partial)
+    publish(partial, folder, Disk())
+    return {"folder": str(folder)}
+
+
+def bare_row(folder: Path) -> Answer:
+    """Return the row of a checkpoint that lies anywhere, such as one that was pulled."""
+    try:
+        manifest = read_manifest(folder)
+    except errors.PsctlError:
+        step = int(folder.name) if folder.name.isdecimal() else 0
+        return {
+            "id": str(folder), "job": "", "step": step, "time": 0.0, "bytes": 0, "complete": False, "metrics": {},
+            "folder": str(folder),
+        }  # fmt: skip
+    return {
+        "id": manifest.id, "job": manifest.job, "step": manifest.step, "time": manifest.time, "bytes": manifest.bytes,
+        "complete": True, "metrics": manifest.metrics, "folder": str(folder),
+    }  # fmt: skip
+
+
+def _folder(question: Question) -> Path:
+    if "folder" in question:
+        return Path(question["folder"])
+    best = tuple(question.get("keep_best") or ("loss", "min"))
+    return files.resolve(Path(question["root"]), question["job"], str(question["which"]), (best[0], best[1]))
+
+
+def _refuse_damaged(folder: Path) -> None:
+    problems = files.verify(folder)
+    if problems:
+        files.open_checkpoint(folder)  # torn: an error of its own
+        raise errors.CheckpointCorrupt(f"{folder}: {problems[0]}", hint="psctl checkpoint list", where=str(folder))
+
+
+def _row(found: files.Found) -> Answer:
+    return {**found.document(), "folder": found.folder, "problem": found.problem}
+
+
+VERBS: Mapping[str, Callable[[Question], Answer]] = {
+    "list": listing, "show": show, "verify": verify, "newest": newest, "export": export, "prune": prune, "adopt": adopt,
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Answer one question."""
+    try:
+        print(json.dumps(VERBS[arguments[0]](json.loads(arguments[1]))))
+    except errors.PsctlError as error:
+        print(json.dumps(error.document()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""Every error that psctl raises on purpose, as one tree.
+
+    PsctlError                      code, exit, message, hint, where
+    |- UsageError                   usage               2   the command line is wrong
+    |- InvalidFile                  invalid-file        2   a cluster, job or topology file is wrong
+    |- NotInThisVersion             usage / invalid-file 2  promised, not built yet
+    |- HostUnreachable              host-unreachable    3   no route, refused, name unknown
+    |- AuthFailed                   auth-failed         3   reached, but not let in
+    |- PythonMissing                python-missing      4
+    |- DiskFull                     disk-full           4
+    |- VersionMismatch              version-mismatch    4
+    |- TimedOut                     timed-out           5
+    |- NoSuchCluster/Job/Checkpoint no-such-*           6
+    |- JobRunning                   job-running         7   slots or hosts are held by another job
+    |- PortTaken                    port-taken          7
+    |- HostKeyUnknown               host-key-unknown    8
+    |- HostKeyChanged               host-key-changed    8
+    |- CheckpointIncomplete         checkpoint-incomplete 9
+    |- CheckpointCorrupt            checkpoint-corrupt  9
+    |- Partial                      partial            10   some hosts done, some not
+    |- JobFailed                    job-failed          1   the user's code, or a loss beyond the restarts
+    |- CommandFailed                host-command-failed 1   a command on a host ended non-zero
+    '- ConnectionFailed             connection-failed   1   a data-plane connection ended; never the user's fault
+       |- ProtocolError             protocol            1   the peer broke the protocol (or is a stranger)
+       '- PeerLost                  peer-lost           1   the peer died or the link was cut
+
+`ValueError` family for what a user wrote, `assert` for what we got wrong. Only cli/app.py turns one of these into an
+exit code; the table of codes is promised in the contract with the user.
+"""
+
+from __future__ import annotations
+
+
+class PsctlError(Exception):
+    """An error with a code, an exit status and a cure.
+
+    Args:
+        message: one line: what is wrong, where, whose fault.
+        hint: one line: what to do next; empty when there is nothing to do.
+        where: file:line:column, host name, or job name; empty when unknown.
+    """
+
+    code = "internal"
+    exit = 1
+
+    def __init__(self, message: str, hint: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+    def document(self) -> dict[str, dict[str, object]]:
+        """Return the error as the JSON document promised to users."""
+        body = {"code": self.code, "exit": self.exit, "message": self.message, "hint": self.hint, "where": self.where}
+        return {"error": body}
+
+
+class UsageError(PsctlError):
+    """The command line is wrong; the user's fault, nothing was touched."""
+
+    code, exit = "usage", 2
+
+
+class InvalidFile(PsctlError, ValueError):
+    """A file that a user wrote is wrong; `where` is file:line:column."""
+
+    code, exit = "invalid-file", 2
+
+
+class NotInThisVersion(UsageError):
+    """A promised command, option, key or value is not built yet; it is refused, never ignored.
+
+    Args:
+        what: the command, option, key or value, as the user wrote it.
+        where: file:line:column when it stands in a file; then the code is invalid-file.
+    """
+
+    def __init__(self, what: str, hint: str = "", where: str = "") -> None:
+        super().__init__(f"{what}: not in this version", hint or "leave it out", where)
+        if where:
+            self.code = "invalid-file"
+
+
+class HostUnreachable(PsctlError):
+    """No connection to a host's sshd: name unknown, refused, no route or no answer."""
+
+    code, exit = "host-unreachable", 3
+
+
+class AuthFailed(PsctlError):
+    """A host's sshd answered and refused the login."""
+
+    code, exit = "auth-failed", 3
+
+
+class PythonMissing(PsctlError):
+    """A host has no usable Python, or it lacks what psctl needs and it may not be installed."""
+
+    code, exit = "python-missing", 4
+
+
+class DiskFull(PsctlError):
+    """A host's disk has no room for what must be written there."""
+
+    code, exit = "disk-full", 4
+
+
+class VersionMismatch(PsctlError):
+    """Two hosts have versions (Python, torch, psctl) that do not work together."""
+
+    code, exit = "version-mismatch", 4
+
+
+class TimedOut(PsctlError):
+    """A deadline passed; the message names who was waited for."""
+
+    code, exit = "timed-out", 5
+
+
+class NoSuchCluster(PsctlError):
+    """No cluster of that name was seen by `up`."""
+
+    code, exit = "no-such-cluster", 6
+
+
+class NoSuchJob(PsctlError):
+    """No job of that name is known on this machine."""
+
+    code, exit = "no-such-job", 6
+
+
+class NoSuchCheckpoint(PsctlError):
+    """The job has no such checkpoint."""
+
+    code, exit = "no-such-checkpoint", 6
+
+
+class JobRunning(PsctlError):
+    """A running job holds what is needed."""
+
+    code, exit = "job-running", 7
+
+
+class PortTaken(PsctlError):
+    """No free port in the range that the cluster file allows; the message names the holder where it can be seen."""
+
+    code, exit = "port-taken", 7
+
+
+class HostKeyUnknown(PsctlError):
+    """A host (or jump host) is not in known_hosts and the policy is strict."""
+
+    code, exit = "host-key-unknown", 8
+
+
+class HostKeyChanged(PsctlError):
+    """A host (or jump host) shows another key than known_hosts has for it."""
+
+    code, exit = "host-key-changed", 8
+
+
+class CheckpointIncomplete(PsctlError):
+    """A checkpoint lacks its manifest or a file that the manifest names."""
+
+    code, exit = "checkpoint-incomplete", 9
+
+
+class CheckpointCorrupt(PsctlError):
+    """A checkpoint's bytes do not match its manifest."""
+
+    code, exit = "checkpoint-corrupt", 9
+
+
+class Partial(PsctlError):
+    """Some hosts are done and some are not; the results name each."""
+
+    code, exit = "partial", 10
+
+
+class JobFailed(PsctlError):
+    """The job ended because user code failed or more was lost than the job may lose."""
+
+    code, exit = "job-failed", 1
+
+
+class CommandFailed(PsctlError):
+    """A command on a host ended non-zero, with its evidence.
+
+    Args:
+        host: name of the host.
+        command: what ran, as one printable line without secrets.
+        status: exit status, or minus the signal number.
+        tail: last lines of its standard error (or output when that is empty).
+    """
+
+    code, exit = "host-command-failed", 1
+
+    def __init__(self, host: str, command: str, status: int, tail: str) -> None:
+        last = tail.strip().splitlines()[-1] if tail.strip() else "no output"
+        super().__init__(f"{host}: `{command}` ended with {status}: {last}", where=host)
+        self.host, self.command, self.status, self.tail = host, command, status, tail
+
+
+class ConnectionFailed(PsctlError):
+    """A data-plane connection ended; `where` names the peer."""
+
+    code = "connection-failed"
+
+
+class ProtocolError(ConnectionFailed):
+    """The peer sent what the protocol does not allow: the connection is ended, nothing else is harmed."""
+
+    code = "protocol"
+
+
+class PeerLost(ConnectionFailed):
+    """The peer died, closed without a word, or its link was cut."""
+
+    code = "peer-lost"

@@ -1,0 +1,166 @@
+"""The coordinator's mind: happenings in, instructions out. No socket, file, clock or thread.
+
+    starting    from the first agent to the first step            table     what is known, what goes out
+    training    steps, numbers, checkpoints, cuts                 lifecycle the states, as tables
+    ending      who failed first, stops, phases of the end        watch     deadlines
+    leaving     workers that go while others still train
+
+It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
+times give the same instructions.
+"""
+
+from __future__ import annotations
+
+from psctl.job import ending, lifecycle, messages, starting, training, watch
+from psctl.job.instructions import (
+    Connected,
+    ConnectionLost,
+    CopySent,
+    Happening,
+    Heard,
+    Instruction,
+    PlanMade,
+    ShardsMade,
+    Tick,
+    Written,
+)
+from psctl.job.messages import AnyMessage, Resume
+from psctl.job.table import Job, Rank
+from psctl.orders import JobOrder
+from psctl.words import Address, Member
+
+
+class Mind:
+    """One job's mind.
+
+    Args:
+        order: the job.
+        master: where torch's store can be reached, for MASTER_ADDR and MASTER_PORT.
+        grace: seconds between TERM and KILL.
+        resume: where the job goes on; None when it starts anew.
+        now: seconds that only go forward; every later time is from the same clock.
+        wall: what to add to them to get seconds since the epoch.
+        pid: of the coordinator's process, for people.
+    """
+
+    def __init__(
+        self, order: JobOrder, master: Address, grace: float, resume: Resume | None, now: float, wall: float,
+        pid: int = 0,
+    ) -> None:  # fmt: skip
+        self._job = Job(order, master, grace, resume, now, wall)
+        self._pid = pid
+
+    @property
+    def state(self) -> str:
+        """The job's state."""
+        return self._job.state
+
+    @property
+    def over(self) -> bool:
+        """Is the last event out?"""
+        return self._job.state in lifecycle.OVER
+
+    def expects(self, member: Member) -> str:
+        """Return why this member may not connect, or "" when it may."""
+        if member.role == "agent":
+            known = member.rank < len(self._job.order.hosts)
+        else:
+            known = Member(member.role, member.rank) in self._job.ranks
+        if not known:
+            return f"{member} is not of this job"
+        return "" if member.incarnation == 0 else f"{member} is of incarnation {member.incarnation}, 0 was started"
+
+    def start(self, now: float) -> list[Instruction]:
+        """Begin; return the first instructions."""
+        self._job.now = now
+        starting.begin(self._job, self._pid)
+        return self._taken()
+
+    def handle(self, happening: Happening, now: float) -> list[Instruction]:
+        """Take in what happened; return what is to be done, in order."""
+        job = self._job
+        job.now = max(job.now, now)
+        if self.over:
+            return []
+        match happening:
+            case Tick():
+                watch.tick(job)
+            case Heard(member=member, message=message):
+                self._heard(member, message)
+            case Connected(member=member) if member in job.ranks:
+                job.ranks[member].connected, job.ranks[member].heard = True, now
+            case ConnectionLost(member=member, reason=reason):
+                ending.disconnected(job, member, reason)
+            case PlanMade():
+                starting.plan_made(job, happening)
+            case ShardsMade():
+                starting.shards_made(job, happening)
+            case Written():
+                training.written(job, happening)
+            case CopySent():
+                training.copied(job, happening)
+            case Connected():
+                pass  # an agent; it counts when it registers
+        ending.advance(job)
+        return self._taken()
+
+    def _taken(self) -> list[Instruction]:
+        out, self._job.out = self._job.out, []
+        return out
+
+    def _heard(self, member: Member, message: AnyMessage) -> None:
+        job = self._job
+        match message:
+            case messages.StopWanted() if member.role in ("agent", "coordinator"):
+                ending.stop(job, message)
+            case _ if member.role == "agent":
+                self._from_agent(member, message)
+            case _ if member in job.ranks:
+                self._from_rank(job.ranks[member], message)
+
+    def _from_agent(self, agent: Member, message: AnyMessage) -> None:
+        job = self._job
+        match message:
+            case messages.Register():
+                starting.register(job, agent, message)
+            case messages.Started(member=member, pid=pid) if self._on(agent, member):
+                starting.started(job, job.ranks[member], pid)
+            case messages.Exited(member=member) if self._on(agent, member):
+                ending.exited(job, job.ranks[member], message)
+            case messages.Lines(member=member) if self._on(agent, member):
+                training.lines(job, message)
+            case messages.Sample():
+                training.sample(job, message)
+            case messages.CopyDone():
+                training.copied(job, message)
+            case _:
+                job.say_once(("unasked", str(agent)), f"{agent} sent a {type(message).__name__}, which is not its part")
+
+    def _on(self, agent: Member, member: Member) -> bool:
+        """Does this rank sit on that agent's host? An agent speaks for its own host only."""
+        return member in self._job.ranks and self._job.ranks[member].host == agent.rank
+
+    def _from_rank(self, rank: Rank, message: AnyMessage) -> None:
+        job = self._job
+        match message:
+            case messages.Join(pid=pid):
+                starting.joined(job, rank, pid)
+            case messages.Prepare() if rank.member.role == "worker":
+                starting.prepared(job, rank, message)
+            case messages.Ready():
+                starting.ready(job, rank, message)
+            case messages.Report() if rank.member.role == "worker":
+                training.report(job, rank, message)
+            case messages.Beat():
+                training.beat(job, rank, message)
+            case messages.Position():
+                training.position(job, rank, message)
+            case messages.SaveBegin(step=step):
+                training.save_begun(job, rank, step)
+            case messages.SaveEnd(step=step):
+                training.save_ended(job, rank, step)
+            case messages.Finished(step=step) if rank.member.role == "worker":
+                training.finished(job, rank, step)
+            case _:
+                name = type(message).__name__
+                job.say_once(("unasked", str(rank.member)), f"{rank.member} sent a {name}, which is not its part")

@@ -1,0 +1,178 @@
+"""The job's event log: one typed value a kind, one JSON line an event, written by the coordinator, read by everyone.
+
+The kinds from `started` to `finished` are promised to users (`train -o jsonl`). `state` and `notice` are psctl's own,
+for the live screen and `status`: PROMISED tells which to show. JSON has no NaN: metrics hold finite numbers only, and a
+notice says when one is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl.job.messages import Failure
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
+    """Base: `time` is seconds since the epoch on the head host."""
+
+    time: float
+
+
+class RoleOf(msgspec.Struct, frozen=True):
+    """One process of the job and where it sits."""
+
+    role: str
+    rank: int
+    host: str
+
+
+class Started(Event, frozen=True, tag="started"):
+    """The job runs: first event of the log."""
+
+    job: str
+    hosts: list[str]
+    roles: list[RoleOf]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One strategy in a plan; `seconds` None when it is not feasible."""
+
+    strategy: str
+    params: dict[str, Any]
+    seconds: float | None
+    steps: int | None
+    bytes_per_rank: float | None
+    bottleneck: str | None
+    feasible: bool
+    why_not: str | None
+
+
+class Planned(Event, frozen=True, tag="plan"):
+    """How gradients will be synchronised, decided when the script called `prepare`."""
+
+    size: int
+    world: int
+    chosen: str
+    reason: str
+    decided: bool
+    candidates: list[Candidate]
+
+
+class Progress(Event, frozen=True, tag="progress"):
+    """Where training is. Rates are over the last interval, seconds are per step."""
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+    examples_per_second: float
+    bytes_per_second: float
+    sync_seconds: float
+    compute_seconds: float
+    staleness: int
+
+
+class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
+    """A checkpoint is whole on disk and verified."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class WorkerLost(Event, frozen=True, tag="worker-lost"):
+    """A worker died."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+class WorkerJoined(Event, frozen=True, tag="worker-joined"):
+    """A worker takes part."""
+
+    rank: int
+    host: str
+
+
+class ServerLost(Event, frozen=True, tag="server-lost"):
+    """A server died."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+class Restored(Event, frozen=True, tag="restored"):
+    """Training goes on from a checkpoint."""
+
+    checkpoint: str
+    step: int
+
+
+class Log(Event, frozen=True, tag="log"):
+    """A line that a process printed. `rank` is "worker/3" or "server/0"."""
+
+    rank: str
+    stream: str
+    text: str
+
+
+class Finished(Event, frozen=True, tag="finished"):
+    """Last event, always. `exit` is the exit code of whoever follows the job."""
+
+    status: str  # done | failed | stopped
+    exit: int
+    steps: int
+    seconds: float
+    metrics: dict[str, float]
+    failure: dict[str, Any] | None = None
+
+
+class State(Event, frozen=True, tag="state"):
+    """A process (role and rank) or the job itself (role "job", rank 0) changed its state. psctl's own."""
+
+    role: str
+    rank: int
+    host: str
+    state: str
+    pid: int = 0
+    step: int = 0
+    last_error: str = ""
+
+
+class Notice(Event, frozen=True, tag="notice"):
+    """A plain sentence for people ("worker/1 is slow: step 31 since 32 s, in sync"). psctl's own."""
+
+    text: str
+
+
+AnyEvent = (
+    Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
+    | Finished | State | Notice
+)  # fmt: skip
+
+PROMISED = (
+    Started, Planned, Progress, CheckpointWritten, WorkerLost, WorkerJoined, ServerLost, Restored, Log, Finished,
+)  # fmt: skip
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def to_line(event: AnyEvent) -> bytes:
+    """Return the event as one JSON line, newline included."""
+    return _encoder.encode(event) + b"\n"
+
+
+def from_line(line: bytes | str) -> AnyEvent:
+    """Read one line of an event log; raises msgspec.DecodeError on anything else."""
+    return _decoder.decode(line)
+
+
+def finished_by_failure(now: float, exit_code: int, failure: Failure | None, text: str) -> Finished:
+    """Return the last event of a job that ended without its coordinator (it died, or its host did)."""
+    body: dict[str, Any] = msgspec.to_builtins(failure) if failure else {"exception": text}
+    return Finished(time=now, status="failed", exit=exit_code, steps=0, seconds=0.0, metrics={}, failure=body)

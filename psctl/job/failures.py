@@ -1,0 +1,65 @@
+"""Which of several deaths was the first, and what a person is told about it.
+
+Deaths cause each other: when a worker raises, the others lose their peer a moment later, and their agents may be
+quicker to tell. So after the first report there is a moment to settle, and a failure that is itself somebody else's
+loss is not named while there is a better one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl.job.messages import Failure
+
+SETTLE = 0.3
+"""Seconds from the first report to the verdict: agents report within a fraction of it."""
+
+SETTLE_LOSS = 5.0
+"""The same while all that is known are losses of peers: the one that was lost is being noticed (words on time: 5 s)."""
+
+_LOSSES = frozenset({"peer-lost", "connection-failed", "protocol"})
+
+_ENGINE = (
+    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "socket closed",
+    "remote process exited", "distnetworkerror", "distbackenderror", "diststoreerror", "connecterror",
+    "timed out waiting", "connection timeout",
+)  # fmt: skip
+"""What torch.distributed says when another rank is gone."""
+
+
+def is_loss(failure: Failure) -> bool:
+    """Is this failure the loss of somebody else, as far as one can tell?"""
+    return failure.code in _LOSSES or any(words in failure.exception.lower() for words in _ENGINE)
+
+
+def settled(failures: list[Failure], since: float, now: float) -> bool:
+    """Is it time for the verdict?"""
+    return now - since >= (SETTLE_LOSS if all(is_loss(each) for each in failures) else SETTLE)
+
+
+def first(failures: list[Failure]) -> Failure:
+    """Return the failure that the job failed of: the first report that is no mere loss, else the first report."""
+    return next((each for each in failures if not is_loss(each)), failures[0])
+
+
+def exit_code(failure: Failure) -> int:
+    """Return the exit code that this failure gives the job."""
+    return failure.exit if failure.code and failure.exit else 1
+
+
+def document(failure: Failure, job: str, stopped: list[str], checkpoint: str | None) -> dict[str, Any]:
+    """Return what `finished.failure` holds: who, where, when, why, what else ended, and what to do next."""
+    role, _, rank = failure.member.partition("/")
+    body: dict[str, Any] = msgspec.to_builtins(failure)
+    del body["member"]
+    return {
+        **body,
+        "role": role,
+        "rank": int(rank or 0),
+        "stopped": stopped,
+        "checkpoint": checkpoint,
+        "resume": f"psctl checkpoint restore {checkpoint}" if checkpoint else None,
+        "log": f"psctl logs {job} -r {role}:{int(rank or 0)}" if role in ("worker", "server") else f"psctl logs {job}",
+    }

@@ -1,0 +1,143 @@
+"""What the coordinator's mind hears and what it asks for: the two small languages between it and its shell."""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.job.events import AnyEvent, Planned
+from psctl.job.messages import AnyMessage
+from psctl.words import Layout, Member, Shard
+
+# ---- what it hears -------------------------------------------------------------------------------------------------
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """A member sent a message."""
+
+    member: Member
+    message: AnyMessage
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A member's connection is made."""
+
+    member: Member
+
+
+class ConnectionLost(msgspec.Struct, frozen=True):
+    """A member's connection ended."""
+
+    member: Member
+    reason: str
+
+
+class PlanMade(msgspec.Struct, frozen=True):
+    """Answer to MakePlan. `servers` has the host index of each server; `problem` says why there is no plan."""
+
+    chosen: str
+    update: str
+    servers: list[int]
+    event: Planned | None
+    problem: str = ""
+
+
+class ShardsMade(msgspec.Struct, frozen=True):
+    """Answer to MakeShards."""
+
+    shards: list[Shard]
+    owners: list[int]
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A checkpoint is whole and verified on disk (problem ""), or was given up and removed."""
+
+    step: int
+    path: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+class CopySent(msgspec.Struct, frozen=True):
+    """All of a checkpoint was sent to another host (its agent still has to prove it), or could not be."""
+
+    step: int
+    problem: str = ""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Happening = Heard | Connected | ConnectionLost | PlanMade | ShardsMade | Written | CopySent | Tick
+
+# ---- what it asks for ----------------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Issue a certificate for the member and have the agent of this host (its index) start it."""
+
+    member: Member
+    host: int
+    local_rank: int
+    environment: dict[str, str]
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Send a message to a member, if it is connected."""
+
+    member: Member
+    message: AnyMessage
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Append an event to the log."""
+
+    event: AnyEvent
+
+
+class MakePlan(msgspec.Struct, frozen=True):
+    """Choose the strategy for this layout; answer PlanMade."""
+
+    layout: Layout
+
+
+class MakeShards(msgspec.Struct, frozen=True):
+    """Cut the layout and assign its shards to so many servers; answer ShardsMade."""
+
+    layout: Layout
+    servers: int
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """All parts of this step's checkpoint were sent: make it whole, verify it, prune; answer Written."""
+
+    step: int
+    epoch: int
+    world: int
+    servers: int
+    strategy: str
+    update: str
+    metrics: dict[str, float]
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """A part of this step's checkpoint will never come: remove what is there; no answer."""
+
+    step: int
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Send the checkpoint of this step to an agent as a second copy; answer CopySent."""
+
+    step: int
+    agent: Member
+
+
+class Close(msgspec.Struct, frozen=True):
+    """The job is over and its last event was appended: tell the agents, leave."""
+
+    status: str
+
+
+Instruction = Start | Tell | Append | MakePlan | MakeShards | Commit | Discard | Copy | Close

@@ -1,0 +1,345 @@
+"""What the coordinator, agents, servers and workers say to each other about the job; one small class a message.
+
+A message that carries a payload says so; the payload's bytes travel behind it, never inside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl.words import Address, Layout, Member, Shard, TensorSlice
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all kinds; the class's name is its tag on the wire."""
+
+
+# ---- an agent to the coordinator ---------------------------------------------------------------------------------
+
+
+class Register(Message, frozen=True):
+    """First message of an agent."""
+
+    host: str
+    pid: int
+    cores: int
+    memory: int  # bytes
+    gpus: int
+
+
+class Started(Message, frozen=True):
+    """A process was started."""
+
+    member: Member
+    pid: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a process failed, as a person wants to read it."""
+
+    member: str  # "worker/1"
+    host: str
+    status: int  # exit status, or minus the signal's number
+    time: float  # seconds since the epoch, on that host
+    step: int
+    exception: str  # "ValueError: NaN loss"; "killed by signal 9" when there was none
+    frames: list[str]  # the user's own frames, outermost first: "train.py:88 in step: loss = f(x)"
+    tail: list[str]  # last lines of its standard error
+    code: str = ""  # of a psctl error ("port-taken"); "" when the user's code failed
+    exit: int = 1  # the exit code that this failure gives the job
+    hint: str = ""  # what to do about it, where psctl knows
+
+
+class Exited(Message, frozen=True):
+    """A process ended. `failure` is None exactly when `status` is 0."""
+
+    member: Member
+    status: int
+    failure: Failure | None = None
+
+
+class Lines(Message, frozen=True):
+    """Lines that a process printed. `dropped` of them were left out here (the host's log file has all)."""
+
+    member: Member
+    stream: str  # "stdout" | "stderr"
+    lines: list[str]
+    dropped: int = 0
+
+
+class Sample(Message, frozen=True):
+    """How busy a host is now."""
+
+    host: str
+    cpu: float  # share of all cores, 0..1
+    memory: float  # share used, 0..1
+    gpus: list[float] = []
+
+
+class StopWanted(Message, frozen=True):
+    """Someone asked for the job's end (psctl stop, an interrupt, SIGTERM)."""
+
+    save: bool
+    force: bool
+    by: str  # for the event log: "psctl stop", "Ctrl-C", "SIGTERM"
+
+
+class CopyDone(Message, frozen=True):
+    """The copy of a checkpoint on this host is verified (problem "") or is not."""
+
+    step: int
+    problem: str = ""
+
+
+# ---- the coordinator to an agent ---------------------------------------------------------------------------------
+
+
+class StartProcess(Message, frozen=True):
+    """Start one process. Certificate and key are PEM text for 0600 files."""
+
+    member: Member
+    local_rank: int
+    environment: dict[str, str]
+    authority: str
+    certificate: str
+    key: str
+
+
+class StopProcesses(Message, frozen=True):
+    """End all processes of the host: TERM, then KILL after `grace` seconds (0: KILL at once)."""
+
+    grace: float
+    reason: str
+
+
+class CopyBegin(Message, frozen=True):
+    """A checkpoint comes to this host as a second copy; `files` maps names to sizes in bytes."""
+
+    step: int
+    files: dict[str, int]
+
+
+class CopyPart(Message, frozen=True):
+    """Payload: bytes of one of its files."""
+
+    step: int
+    file: str
+    offset: int
+
+
+class CopyEnd(Message, frozen=True):
+    """All bytes were sent: verify, publish, answer CopyDone."""
+
+    step: int
+
+
+class Finish(Message, frozen=True):
+    """The job is over: keep the logs, leave."""
+
+    status: str  # done | failed | stopped
+
+
+# ---- a worker or server to the coordinator -----------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """First message of a worker (sent by psctl.init) or server; who it is stands in its certificate."""
+
+    pid: int
+
+
+class Prepare(Message, frozen=True):
+    """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error."""
+
+    layout: Layout
+    buffers: tuple[str, ...]
+
+
+class Ready(Message, frozen=True):
+    """A server listens at `address`; or a worker has its start values (address None)."""
+
+    address: Address | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What one rank reported of one step."""
+
+    step: int
+    epoch: int
+    weight: float  # examples
+    metrics: dict[str, float]
+
+
+class Report(Message, frozen=True):
+    """Progress of a worker since its last report; seconds and bytes are sums over that time."""
+
+    step: int  # last finished
+    epoch: int
+    steps: list[StepReport]
+    examples: float
+    compute_seconds: float
+    sync_seconds: float
+    bytes_moved: int
+
+
+class Beat(Message, frozen=True):
+    """A worker or server is alive; `doing` says at what ("compute", "sync: waiting for server/1")."""
+
+    step: int
+    doing: str
+
+
+class Position(Message, frozen=True):
+    """Answer to Propose: the step in progress. The sender does not start step+2 before it hears CutAt."""
+
+    ticket: int
+    step: int
+
+
+class StartBegin(Message, frozen=True):
+    """Rank 0's start values of what no server holds: these slices follow. Worker 0 sends it; the coordinator passes it,
+    and the parts and the end behind it, on to every other worker unread and in order."""
+
+    slices: list[TensorSlice]
+
+
+class StartPart(Message, frozen=True):
+    """Payload: bytes of slice number `index` of StartBegin, from byte `offset` of that slice."""
+
+    index: int
+    offset: int
+
+
+class StartEnd(Message, frozen=True):
+    """All start values were sent."""
+
+
+class SaveBegin(Message, frozen=True):
+    """Parts of the checkpoint of `step` come from this sender: these slices, and (rank 0) its state as JSON text."""
+
+    step: int
+    slices: list[TensorSlice]
+    state: dict[str, Any] | None = None
+
+
+class SavePart(Message, frozen=True):
+    """Payload: bytes of slice number `index` from byte `offset` of that slice."""
+
+    step: int
+    index: int
+    offset: int
+
+
+class SaveEnd(Message, frozen=True):
+    """All slices of this sender were sent."""
+
+    step: int
+
+
+class LoadWanted(Message, frozen=True):
+    """Send me these slices of the checkpoint that the job resumes from; answered by LoadPart, then LoadEnd."""
+
+    ticket: int
+    slices: list[TensorSlice]
+
+
+class Finished(Message, frozen=True):
+    """The worker's script reached its end after `step` steps; its last checkpoint is on its way or done."""
+
+    step: int
+
+
+# ---- the coordinator to a worker or server -----------------------------------------------------------------------
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Where a job goes on: rank 0's saved state, and what tensors the checkpoint holds."""
+
+    checkpoint: str  # "digits-3@500"
+    step: int
+    state: dict[str, Any]
+    tensors: list[TensorSlice]  # each whole tensor once: start 0, stop size
+
+
+class Welcome(Message, frozen=True):
+    """Answer to a worker's or server's Join."""
+
+    world: int  # number of workers
+    seed: int
+    every_steps: int  # save at steps that this divides; 0: never by steps
+    report_seconds: float
+    resume: Resume | None = None
+
+
+class Decision(Message, frozen=True):
+    """How gradients are synchronised, decided. Servers and shards are empty unless the strategy is ps.
+
+    `servers[i]` is server i's address; `owners[j]` the server rank that holds shard j.
+    """
+
+    strategy: str
+    update: str  # "server" | "worker"
+    layout: Layout
+    shards: list[Shard]
+    owners: list[int]
+    servers: list[Address]
+    resume: Resume | None = None
+
+
+class Go(Message, frozen=True):
+    """All ranks have their start values: train."""
+
+
+class Propose(Message, frozen=True):
+    """The coordinator wants one common step to cut at: answer Position at once."""
+
+    ticket: int
+
+
+class CutAt(Message, frozen=True):
+    """After finishing `step`: save if `save`, then leave if `stop`. Answers all Propose of this ticket."""
+
+    ticket: int
+    step: int
+    save: bool
+    stop: bool
+
+
+class Saved(Message, frozen=True):
+    """The checkpoint of `step` is whole on disk (problem "") or was given up."""
+
+    step: int
+    problem: str = ""
+
+
+class LoadPart(Message, frozen=True):
+    """Payload: bytes of the wanted slice number `index`, from byte `offset` of it."""
+
+    ticket: int
+    index: int
+    offset: int
+
+
+class LoadEnd(Message, frozen=True):
+    """All wanted slices were sent (problem "") or could not be."""
+
+    ticket: int
+    problem: str = ""
+
+
+class Leave(Message, frozen=True):
+    """End yourself now; `reason` is for the log."""
+
+    reason: str
+
+
+AnyMessage = (
+    Register | Started | Exited | Lines | Sample | StopWanted | CopyDone
+    | StartProcess | StopProcesses | CopyBegin | CopyPart | CopyEnd | Finish
+    | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
+    | StartBegin | StartPart | StartEnd
+    | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
+)  # fmt: skip
+"""Every kind: what a connection to or from the coordinator is made with."""

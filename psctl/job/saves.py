@@ -1,0 +1,132 @@
+"""Which checkpoints are being made, by whom, and when the next is due.
+
+A checkpoint's parts come from several senders; it can be committed when all of them have ended. Who they are follows
+from the decision: worker 0, and all servers where the optimizer steps on servers. A cut is how all workers agree on one
+step: everybody tells the step in progress and waits before the one after next; the cut is one beyond the largest.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.words import Member
+
+
+class Save(msgspec.Struct):
+    """One checkpoint that is being made."""
+
+    step: int
+    since: float
+    ended: set[Member] = msgspec.field(default_factory=set)
+    committing: bool = False
+
+
+class Cut(msgspec.Struct):
+    """A common step that is being agreed on. `step` is None until all have answered."""
+
+    ticket: int
+    save: bool
+    stop: bool
+    waiting: set[Member]
+    largest: int = 0
+    answered: bool = False
+    step: int | None = None
+
+
+class Saves:
+    """All checkpoints of a job in its life."""
+
+    def __init__(self, job: str, every_seconds: float, resumed: str | None, now: float) -> None:
+        self.sources: set[Member] = set()
+        self.open: dict[int, Save] = {}
+        self.copying: set[int] = set()
+        self.cut: Cut | None = None
+        self.last: int | None = None  # step of the last verified one of this job
+        self.problem = ""  # of the last one that was given up
+        self._tickets = 0
+        self._dropped: set[int] = set()
+        self._job = job
+        self._resumed = resumed
+        self._every = every_seconds
+        self._due = now + every_seconds
+
+    def begun(self, member: Member, step: int, now: float) -> str:
+        """A sender begins its part of a step's checkpoint; return why it may not, or ""."""
+        if member not in self.sources:
+            return f"{member} sent a checkpoint's part unasked"
+        if step in self._dropped:
+            return ""  # others' parts of one that was given up come in late
+        self.open.setdefault(step, Save(step, now))
+        self._due = now + self._every
+        return ""
+
+    def ended(self, member: Member, step: int) -> bool:
+        """A sender has sent all; return True when the checkpoint can be committed now."""
+        save = self.open.get(step)
+        if save is None or save.committing:
+            return False
+        save.ended.add(member)
+        save.committing = save.ended >= self.sources
+        return save.committing
+
+    def written(self, step: int, problem: str) -> None:
+        """A commit came to its end."""
+        self.open.pop(step, None)
+        if problem:
+            self._dropped.add(step)
+            self.problem = f"the checkpoint of step {step} was not written: {problem}"
+        else:
+            self.last, self.problem = step, ""
+
+    def give_up(self, gone: set[Member]) -> list[int]:
+        """Return, and forget, the steps whose checkpoint waits for a member that is gone."""
+        lost = [step for step, save in self.open.items() if not save.committing and (self.sources - save.ended) & gone]
+        for step in lost:
+            del self.open[step]
+            self._dropped.add(step)
+        return lost
+
+    def pending(self) -> bool:
+        """Is anything being written or copied?"""
+        return bool(self.open or self.copying)
+
+    def due(self, now: float) -> bool:
+        """Is it time for a checkpoint by the clock?"""
+        return self._every > 0 and now >= self._due and self.cut is None and not self.open
+
+    def propose(self, workers: set[Member], save: bool, stop: bool, now: float) -> Cut:
+        """Begin to agree on a common step."""
+        self._tickets += 1
+        self._due = now + self._every
+        self.cut = Cut(self._tickets, save, stop, set(workers))
+        return self.cut
+
+    def position(self, member: Member, ticket: int, step: int) -> Cut | None:
+        """A worker told its step; return the cut when it is agreed now."""
+        if self.cut is None or ticket != self.cut.ticket or self.cut.step is not None:
+            return None
+        self.cut.answered = True
+        self.cut.largest = max(self.cut.largest, step)
+        self.cut.waiting.discard(member)
+        return self._agreed()
+
+    def without(self, member: Member) -> Cut | None:
+        """A worker will answer no more; return the cut when it is agreed now without it."""
+        if self.cut is None or self.cut.step is not None or member not in self.cut.waiting:
+            return None
+        self.cut.waiting.discard(member)
+        return self._agreed()
+
+    def checkpoint(self) -> str | None:
+        """Return the last verified checkpoint's name, the one that the job came from included."""
+        return f"{self._job}@{self.last}" if self.last is not None else self._resumed
+
+    def _agreed(self) -> Cut | None:
+        assert self.cut is not None
+        if self.cut.waiting:
+            return None
+        cut, self.cut = self.cut, None
+        if not cut.answered:
+            return None
+        cut.step = cut.largest + 1
+        return cut

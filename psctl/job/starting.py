@@ -1,0 +1,162 @@
+"""From the first agent to the first step.
+
+Agents register; when all have, workers are ordered. Those that know psctl join and `prepare`; when all ranks prepared
+the same model the plan is made; under ps its servers are ordered, and when all listen the shards are cut; the decision
+goes to everyone; when all workers have their start values: go. A script that never calls psctl stops at "ordered".
+"""
+
+from __future__ import annotations
+
+from psctl.job import ending, events
+from psctl.job.environment import server_environment, worker_environment
+from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
+from psctl.job.layouts import difference
+from psctl.job.messages import Decision, Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
+from psctl.job.table import Job, Rank
+from psctl.words import Member
+
+
+def begin(job: Job, pid: int) -> None:
+    """The coordinator is up: first event, and wait for the agents."""
+    hosts = [host.name for host in job.order.hosts]
+    roles = [events.RoleOf("coordinator", 0, hosts[0])]
+    roles += [events.RoleOf("worker", rank.member.rank, job.host(rank)) for rank in job.of("worker")]
+    job.append(events.Started(time=job.time, job=job.order.name, hosts=hosts, roles=roles))
+    job.tell_coordinator("running", pid)
+    job.move("placed")
+
+
+def register(job: Job, member: Member, message: Register) -> None:
+    """An agent is there."""
+    job.registered[member.rank] = message
+    if job.ending is not None:
+        job.lost_hosts.discard(member.rank)
+        job.tell(member, StopProcesses(0.0, "the job is ending"))
+    elif job.state == "placing" and len(job.registered) == len(job.order.hosts):
+        job.move("registered")
+        job.first["starting"] = job.now
+        for rank in job.of("worker"):
+            _order(job, rank, worker_environment(job.order, rank.member.rank, job.master))
+
+
+def _order(job: Job, rank: Rank, environment: dict[str, str]) -> None:
+    job.tell_state(rank)
+    job.out.append(Start(rank.member, rank.host, rank.local_rank, environment))
+
+
+def started(job: Job, rank: Rank, pid: int) -> None:
+    """A process runs."""
+    rank.pid = pid
+    rank.heard = job.now
+    if rank.state == "starting":
+        job.move_rank(rank, "started")
+    if job.state == "starting" and all(each.pid for each in job.of("worker")):
+        job.move("started")
+
+
+def joined(job: Job, rank: Rank, pid: int) -> None:
+    """A process of the job speaks psctl."""
+    rank.joined = True
+    if rank.state == "starting":
+        started(job, rank, pid)  # its own word was quicker than its agent's
+    if job.ending is not None:
+        job.tell(rank.member, Leave("the job is ending"))
+        return
+    order = job.order
+    world = len(job.of("worker"))
+    welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume)
+    job.tell(rank.member, welcome)
+    if rank.member.role == "worker":
+        job.first.setdefault("joined", job.now)
+        job.append(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host(rank)))
+
+
+def prepared(job: Job, rank: Rank, message: Prepare) -> None:
+    """A worker reached `prepare`."""
+    if rank.prepared is not None or not rank.joined or job.ending is not None:
+        return
+    rank.prepared = message
+    job.first.setdefault("prepared", job.now)
+    if rank.state == "running":
+        job.move_rank(rank, "prepared")
+    workers = job.of("worker")
+    zero = workers[0].prepared
+    if zero is None:
+        return
+    for each in workers:
+        text = difference(zero, each.prepared) if each.prepared is not None else ""
+        if text:
+            failure = job.failure(each, f"the model on {each.member} differs from worker/0's: {text}", hint=_SAME)
+            ending.fail(job, failure)
+            return
+    if all(each.prepared is not None for each in workers):
+        job.first["planning"] = job.now
+        job.out.append(MakePlan(zero.layout))
+
+
+_SAME = "build the same model and optimizer on every rank"
+
+
+def plan_made(job: Job, plan: PlanMade) -> None:
+    """The strategy is chosen: order its servers, or decide at once where there are none."""
+    if job.ending is not None:
+        return
+    if plan.problem or plan.event is None:
+        ending.fail(job, job.failure(job.of("worker")[0], f"no plan could be made: {plan.problem}"))
+        return
+    job.plan = plan
+    job.append(plan.event)
+    job.saves.sources = {Member("worker", 0)}
+    for server, host in enumerate(plan.servers):
+        before = plan.servers[:server].count(host)
+        rank = job.add(Member("server", server), host, before)
+        if plan.update == "server":
+            job.saves.sources.add(rank.member)
+        _order(job, rank, server_environment(job.order, job.order.hosts[host], plan.servers.count(host)))
+    if not plan.servers:
+        _decide(job, ShardsMade([], []))
+
+
+def ready(job: Job, rank: Rank, message: Ready) -> None:
+    """A server listens, or a worker has its start values."""
+    if job.ending is not None:
+        return
+    rank.ready, rank.address = True, message.address
+    if rank.member.role == "server" and all(each.address for each in job.of("server")):
+        zero = job.of("worker")[0].prepared
+        assert zero is not None, "servers are ordered after worker/0 prepared"
+        job.out.append(MakeShards(zero.layout, len(job.of("server"))))
+    if rank.member.role == "worker" and "decided" in job.first and all(each.ready for each in job.of("worker")):
+        _go(job)
+
+
+def shards_made(job: Job, made: ShardsMade) -> None:
+    """Who holds what is settled."""
+    if job.ending is None:
+        _decide(job, made)
+
+
+def _decide(job: Job, made: ShardsMade) -> None:
+    zero = job.of("worker")[0].prepared
+    assert zero is not None
+    assert job.plan is not None
+    servers = [rank.address for rank in job.of("server") if rank.address is not None]
+    decision = Decision(
+        strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, owners=made.owners,
+        servers=servers, resume=job.resume,
+    )  # fmt: skip
+    job.first["decided"] = job.now
+    for rank in [*job.of("server"), *job.of("worker")]:
+        job.tell(rank.member, decision)
+
+
+def _go(job: Job) -> None:
+    job.training = True
+    job.reports.rates(job.now)  # the time before training counts for no rate
+    if job.resume is not None:
+        job.append(events.Restored(time=job.time, checkpoint=job.resume.checkpoint, step=job.resume.step))
+    for rank in [*job.of("server"), *job.of("worker")]:
+        job.tell(rank.member, Go())
+        rank.moved, rank.step = job.now, job.first_step
+        if rank.state == "waiting":
+            job.move_rank(rank, "go")

@@ -1,0 +1,183 @@
+"""What the coordinator knows of its job: one table of ranks and hosts, and the instructions that are going out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl.job import events, lifecycle
+from psctl.job.environment import places
+from psctl.job.instructions import Append, Instruction, PlanMade, Tell
+from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
+from psctl.job.reports import Reports
+from psctl.job.saves import Saves
+from psctl.orders import JobOrder
+from psctl.words import Address, Member
+
+
+class Rank(msgspec.Struct):
+    """One worker or server."""
+
+    member: Member
+    host: int
+    local_rank: int
+    state: str = "starting"
+    pid: int = 0
+    step: int = 0
+    told_step: int = 0  # in the last state event
+    doing: str = ""
+    moved: float = 0.0  # when the step last moved
+    heard: float = 0.0  # when it last sent anything
+    connected: bool = False
+    lost_at: float | None = None  # when its connection ended
+    joined: bool = False
+    prepared: Prepare | None = None
+    address: Address | None = None
+    ready: bool = False
+    finished: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Has its process ended, as far as can be known?"""
+        return self.state in lifecycle.ENDED
+
+
+class Ending(msgspec.Struct):
+    """How the job is ending."""
+
+    outcome: str  # done | failed | stopped
+    phase: str
+    since: float
+    deadline: float
+    by: str = ""  # who stopped it
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    first: Failure | None = None
+    stopped: list[str] = msgspec.field(default_factory=list)
+    saving: bool = False  # a checkpoint was asked for at the stop
+    cut: int | None = None  # the step at which all workers were told to leave
+
+
+class Job:
+    """The table. Rooms of the mind read and change it; `out` collects what they ask for.
+
+    Args:
+        order: the job.
+        master: where torch's store listens.
+        grace: seconds between TERM and KILL.
+        resume: where the job goes on, None when it starts anew.
+        now: seconds that only go forward; wall: what to add to get seconds since the epoch.
+    """
+
+    def __init__(
+        self, order: JobOrder, master: Address, grace: float, resume: Resume | None, now: float, wall: float
+    ) -> None:
+        self.order, self.master, self.grace, self.resume = order, master, grace, resume
+        self.now, self.began, self._wall = now, now, wall
+        self.state = "submitted"
+        self.first_step = resume.step if resume else 0
+        self.out: list[Instruction] = []
+        self.ranks: dict[Member, Rank] = {}
+        for rank, (host, local) in enumerate(places(order)):
+            self.add(Member("worker", rank), host, local)
+        self.registered: dict[int, Register] = {}
+        self.lost_hosts: set[int] = set()
+        self.first: dict[str, float] = {}  # when a stage of the start was first reached
+        self.plan: PlanMade | None = None
+        self.training = False
+        self.ending: Ending | None = None
+        self.reports = Reports(now, self.first_step)
+        self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
+        self.noticed: set[tuple[str, object]] = set()
+        self.progress_at = now
+        self.progress_told: tuple[int, dict[str, float]] = (self.first_step, {})
+        self.states_at = now
+
+    # ---- ranks and hosts ---------------------------------------------------------------------------------------
+
+    def add(self, member: Member, host: int, local_rank: int) -> Rank:
+        """Enter a rank that is about to be ordered."""
+        self.ranks[member] = Rank(member, host, local_rank, step=self.first_step, moved=self.now)
+        return self.ranks[member]
+
+    def of(self, role: str) -> list[Rank]:
+        """Return the ranks of one role, in rank order."""
+        return [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
+
+    def live(self, role: str) -> list[Rank]:
+        """Return those whose process has not ended."""
+        return [rank for rank in self.of(role) if not rank.ended]
+
+    def host(self, rank: Rank) -> str:
+        """Return the name of a rank's host."""
+        return self.order.hosts[rank.host].name
+
+    def where(self, rank: Rank) -> str:
+        """Return a rank and its host in words."""
+        return f"{rank.member} on {self.host(rank)}"
+
+    @property
+    def agents(self) -> list[Member]:
+        """The agents that are there."""
+        return [Member("agent", host) for host in sorted(self.registered.keys() - self.lost_hosts)]
+
+    # ---- what goes out -----------------------------------------------------------------------------------------
+
+    @property
+    def time(self) -> float:
+        """Seconds since the epoch; never goes back within a job."""
+        return self._wall + self.now
+
+    def tell(self, member: Member, message: AnyMessage) -> None:
+        """Send a message to one member."""
+        self.out.append(Tell(member, message))
+
+    def append(self, event: events.AnyEvent) -> None:
+        """Append an event to the log."""
+        self.out.append(Append(event))
+
+    def say(self, text: str) -> None:
+        """Append a plain sentence for people."""
+        self.append(events.Notice(time=self.time, text=text))
+
+    def say_once(self, key: tuple[str, object], text: str) -> None:
+        """Say a sentence unless one with the same key was said before."""
+        if key not in self.noticed:
+            self.noticed.add(key)
+            self.say(text)
+
+    def failure(self, rank: Rank, exception: str, **more: Any) -> Failure:
+        """Describe a failure of a rank that its own agent cannot describe."""
+        return Failure(
+            member=str(rank.member), host=self.host(rank), status=more.pop("status", 0), time=self.time,
+            step=rank.step, exception=exception, frames=[], tail=[], **more,
+        )  # fmt: skip
+
+    # ---- states ------------------------------------------------------------------------------------------------
+
+    def move(self, trigger: str) -> None:
+        """Move the job's state and tell everyone."""
+        self.state = lifecycle.move(lifecycle.JOB, self.state, trigger)
+        head = self.order.hosts[0].name
+        step = self.reports.step
+        self.append(events.State(time=self.time, role="job", rank=0, host=head, state=self.state, step=step))
+
+    def tell_coordinator(self, state: str, pid: int = 0) -> None:
+        """Append the coordinator's own state to the log."""
+        head = self.order.hosts[0].name
+        self.append(events.State(time=self.time, role="coordinator", rank=0, host=head, state=state, pid=pid))
+
+    def move_rank(self, rank: Rank, trigger: str, error: str = "") -> None:
+        """Move a rank's state and tell everyone."""
+        rank.state = lifecycle.move(lifecycle.RANK, rank.state, trigger)
+        self.tell_state(rank, error)
+
+    def tell_state(self, rank: Rank, error: str = "") -> None:
+        """Append a rank's state, with its step, to the log."""
+        rank.told_step = rank.step
+        self.append(
+            events.State(
+                time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host(rank), state=rank.state,
+                pid=rank.pid, step=rank.step, last_error=error,
+            )
+        )  # fmt: skip

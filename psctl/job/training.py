@@ -1,0 +1,198 @@
+"""While the job trains: steps, numbers, checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+from psctl.job import events
+from psctl.job.instructions import Commit, Copy, CopySent, Discard, Written
+from psctl.job.messages import Beat, CopyDone, CutAt, Lines, Position, Propose, Report, Sample, Saved
+from psctl.job.saves import Cut
+from psctl.job.table import Job, Rank
+from psctl.words import Member
+
+STATES_EVERY = 5.0
+"""Seconds between two state events of a rank that only tell its step."""
+
+MEMORY_FULL = 0.95
+"""Share of a host's memory above which people are told: the kernel ends processes soon after."""
+
+
+def moved(job: Job, rank: Rank, step: int) -> None:
+    """A rank told its step."""
+    rank.heard = job.now
+    if step > rank.step:
+        rank.step, rank.moved = step, job.now
+
+
+def report(job: Job, rank: Rank, message: Report) -> None:
+    """A worker's numbers."""
+    moved(job, rank, message.step)
+    job.reports.add(rank.member.rank, message)
+
+
+def beat(job: Job, rank: Rank, message: Beat) -> None:
+    """A process is alive."""
+    moved(job, rank, message.step)
+    rank.doing = message.doing
+
+
+def finished(job: Job, rank: Rank, step: int) -> None:
+    """A worker's script reached its end."""
+    moved(job, rank, step)
+    rank.finished = True
+    job.reports.finished(rank.member.rank, step)
+    agreed(job, job.saves.without(rank.member))
+
+
+def lines(job: Job, message: Lines) -> None:
+    """What a process printed goes to the log of everyone."""
+    name = str(message.member)
+    for text in message.lines:
+        job.append(events.Log(time=job.time, rank=name, stream=message.stream, text=text))
+    if message.dropped:
+        text = f"... {message.dropped} lines left out here; `psctl logs {job.order.name}` has them all"
+        job.append(events.Log(time=job.time, rank=name, stream=message.stream, text=text))
+
+
+def sample(job: Job, message: Sample) -> None:
+    """How busy a host is."""
+    if message.memory >= MEMORY_FULL:
+        job.say_once(("memory", message.host), f"{message.host}: {message.memory:.0%} of the memory is used")
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+def progress(job: Job) -> None:
+    """Append a progress event if there is something new."""
+    live = {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
+    step = job.reports.complete(live)
+    every = job.reports.at(step) if step is not None else {}
+    metrics = {name: value for name, value in every.items() if math.isfinite(value)}
+    for name in every.keys() - metrics.keys():
+        job.say_once(("not finite", name), f"{name} is {every[name]} at step {step}")
+    told = (step if step is not None else job.reports.step, metrics)
+    if told == job.progress_told:
+        return
+    job.progress_told = told
+    rates = job.reports.rates(job.now)
+    job.append(
+        events.Progress(
+            time=job.time, step=told[0], epoch=job.reports.epoch_of(told[0]), metrics=metrics,
+            examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
+            sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds, staleness=0,
+        )
+    )  # fmt: skip
+
+
+def final_metrics(job: Job) -> dict[str, float]:
+    """Return each name's last complete value, finite ones only."""
+    job.reports.complete(set())
+    return {name: value for name, value in job.reports.last_values().items() if math.isfinite(value)}
+
+
+def states(job: Job) -> None:
+    """Tell the steps of ranks that moved, every few seconds."""
+    if job.now - job.states_at < STATES_EVERY:
+        return
+    job.states_at = job.now
+    for rank in job.ranks.values():
+        if rank.step != rank.told_step and not rank.ended:
+            job.tell_state(rank)
+
+
+# ---- cuts ----------------------------------------------------------------------------------------------------------
+
+
+def propose(job: Job, save: bool, stop: bool) -> bool:
+    """Ask all workers that train for a common step; False when none does."""
+    workers = {rank.member for rank in job.live("worker") if rank.connected and rank.joined and not rank.finished}
+    if not workers or not job.training:
+        return False
+    cut = job.saves.propose(workers, save, stop, job.now)
+    for member in sorted(workers):
+        job.tell(member, Propose(cut.ticket))
+    return True
+
+
+def position(job: Job, rank: Rank, message: Position) -> None:
+    """A worker told where it is."""
+    rank.heard = job.now
+    agreed(job, job.saves.position(rank.member, message.ticket, message.step))
+
+
+def agreed(job: Job, cut: Cut | None) -> None:
+    """All have answered: tell them where to cut."""
+    if cut is None or cut.step is None:
+        return
+    if job.ending is not None and cut.stop:
+        job.ending.cut = cut.step
+    for rank in job.live("worker"):
+        if rank.connected and rank.joined:
+            job.tell(rank.member, CutAt(cut.ticket, cut.step, cut.save, cut.stop))
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def save_begun(job: Job, rank: Rank, step: int) -> None:
+    """A sender begins its part."""
+    problem = job.saves.begun(rank.member, step, job.now)
+    if problem:
+        job.say(problem)
+
+
+def save_ended(job: Job, rank: Rank, step: int) -> None:
+    """A sender has sent its part; commit when it was the last."""
+    if not job.saves.ended(rank.member, step):
+        return
+    assert job.plan is not None, "senders are known from the plan"
+    metrics = job.reports.at(step) or job.reports.last_values()
+    job.out.append(
+        Commit(
+            step=step, epoch=job.reports.epoch_of(step), world=len(job.of("worker")), servers=len(job.of("server")),
+            strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
+        )
+    )  # fmt: skip
+
+
+def give_up(job: Job, gone: set[Member]) -> None:
+    """Checkpoints that wait for somebody who is gone will never be whole."""
+    for step in job.saves.give_up(gone):
+        job.out.append(Discard(step))
+        names = ", ".join(str(member) for member in sorted(gone))
+        job.say(f"the checkpoint of step {step} is given up: {names} ended before it was sent")
+        _saved(job, step, "a sender was lost")
+
+
+def written(job: Job, message: Written) -> None:
+    """A checkpoint is on disk, or was given up."""
+    job.saves.written(message.step, message.problem)
+    _saved(job, message.step, message.problem)
+    if message.problem:
+        job.say(f"the checkpoint of step {message.step} was not written: {message.problem}")
+        return
+    job.append(
+        events.CheckpointWritten(
+            time=job.time, step=message.step, path=message.path, bytes=message.bytes, seconds=message.seconds
+        )
+    )
+    others = [agent for agent in job.agents if agent.rank != 0]
+    if job.order.checkpoint.copies >= 1 and others:
+        job.saves.copying.add(message.step)
+        job.out.append(Copy(message.step, others[0]))
+
+
+def copied(job: Job, message: CopySent | CopyDone) -> None:
+    """A second copy is on its way (nothing to do), proved, or failed."""
+    if message.problem:
+        job.say(f"the second copy of the checkpoint of step {message.step} failed: {message.problem}")
+    if message.problem or isinstance(message, CopyDone):
+        job.saves.copying.discard(message.step)
+
+
+def _saved(job: Job, step: int, problem: str) -> None:
+    for rank in job.live("worker"):
+        if rank.connected:
+            job.tell(rank.member, Saved(step, problem))

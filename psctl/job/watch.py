@@ -1,0 +1,137 @@
+"""Deadlines: what must have happened by now, and who is named when it has not.
+
+Every wait of the job has its owner here: agents that register, processes that start, ranks that join and prepare,
+servers that listen, start values that arrive, steps that move.
+"""
+
+from __future__ import annotations
+
+from psctl.job import ending, leaving, training
+from psctl.job.messages import Failure
+from psctl.job.table import Job, Rank
+
+STALL_NOTICE = 30.0
+"""Seconds without a new step after which a rank is named: longer than an interpreter lock is ever held (20 s)."""
+
+LOST_SLACK = 10.0
+"""Seconds between the end of a process's connection and the report of its exit by its agent; both take a second."""
+
+
+def tick(job: Job) -> None:
+    """Look at the time."""
+    if job.ending is None:
+        _total(job)
+        _start(job)
+        _connections(job)
+        if job.training:
+            _vain(job)
+            _stalls(job)
+            if job.saves.due(job.now):
+                training.propose(job, save=True, stop=False)
+    if job.now - job.progress_at >= job.order.report_seconds and job.training:
+        job.progress_at = job.now
+        training.progress(job)
+    training.states(job)
+    ending.advance(job)
+
+
+def _timed_out(job: Job, rank: Rank | None, text: str) -> None:
+    hint = "timeouts: in the job file says how long to wait"
+    if rank is not None:
+        failure = job.failure(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
+    else:
+        host = next((index for index in range(len(job.order.hosts)) if index not in job.registered), 0)
+        failure = Failure(
+            member=f"agent/{host}", host=job.order.hosts[host].name, status=0, time=job.time, step=0,
+            exception=f"TimedOut: {text}", frames=[], tail=[], code="timed-out", exit=5, hint=hint,
+        )  # fmt: skip
+    ending.fail(job, failure)
+
+
+def _total(job: Job) -> None:
+    limit = job.order.total_timeout
+    if limit is not None and job.now - job.began >= limit:
+        _timed_out(job, job.of("worker")[0], f"the job has run for {limit:.0f} s, all that timeouts.total allows")
+
+
+def _start(job: Job) -> None:
+    """Name the first rank that keeps the job from starting."""
+    if job.ending is not None or job.training:
+        return
+    limit = job.order.start_timeout
+    if job.state == "placing" and job.now - job.began >= limit:
+        names = [host.name for index, host in enumerate(job.order.hosts) if index not in job.registered]
+        _timed_out(job, None, f"no word from psctl's agent on {', '.join(names)} for {limit:.0f} s")
+        return
+    for stage, missing, text in _stages(job):
+        gone = [rank for rank in missing if rank.ended]
+        if stage == "prepared" and gone:
+            ending.fail(job, job.failure(gone[0], "ended before it called prepare, which other workers have done"))
+            return
+        if stage in job.first and missing and job.now - job.first[stage] >= limit:
+            who = ", ".join(job.where(rank) for rank in missing)
+            _timed_out(job, missing[0], f"{who} {text} within {limit:.0f} s")
+            return
+
+
+def _stages(job: Job) -> list[tuple[str, list[Rank], str]]:
+    workers, servers = job.of("worker"), job.of("server")
+    decided, prepared = "decided" in job.first, "planning" in job.first
+    return [
+        ("starting", [rank for rank in workers if not rank.pid and not rank.ended], "did not start"),
+        (
+            "joined",
+            [rank for rank in workers if not (rank.joined or rank.ended)],
+            "did not call psctl.init as others did",
+        ),
+        (
+            "prepared",
+            [rank for rank in workers if rank.prepared is None] if "prepared" in job.first and not prepared else [],
+            "did not call prepare as others did",
+        ),
+        ("planning", [rank for rank in servers if rank.address is None], "did not begin to listen"),
+        ("decided", [rank for rank in workers if decided and not rank.ready], "did not get the start values"),
+    ]
+
+
+def _connections(job: Job) -> None:
+    for rank in job.ranks.values():
+        if rank.ended or rank.connected or rank.lost_at is None or rank.finished:
+            continue
+        if job.now - rank.lost_at >= LOST_SLACK:
+            text = f"ConnectionLost: {job.where(rank)} runs, but its connection to the coordinator is lost"
+            ending.fail(job, job.failure(rank, text, code="connection-failed"))
+            return
+
+
+def _vain(job: Job) -> None:
+    failure = leaving.waited_for_in_vain(job) if job.ending is None else None
+    if failure is not None:
+        ending.fail(job, failure)
+
+
+def _stalls(job: Job) -> None:
+    """Name those whose step stands still; those that only wait for others are not named while there are others."""
+    still = [
+        rank
+        for rank in job.live("worker")
+        if rank.connected and not rank.finished and job.now - rank.moved >= min(STALL_NOTICE, job.order.stall_timeout)
+    ]
+    if not still or job.ending is not None:
+        return
+    behind = min(rank.step for rank in still)
+    last = [rank for rank in still if rank.step == behind]
+    named = [each for each in last if not each.doing.startswith("sync")] or last
+    for rank in named:
+        job.say_once(("stall", (rank.member, rank.step)), _standstill(job, rank))
+    if any(job.now - rank.moved >= job.order.stall_timeout for rank in named):
+        gone = [f"{each.member} ended at step {each.step}" for each in job.of("worker") if each.ended or each.finished]
+        text = "; ".join([*(_standstill(job, rank) for rank in named), *gone])
+        _timed_out(job, named[0], f"{text}; timeouts.stall is {job.order.stall_timeout:.0f} s")
+
+
+def _standstill(job: Job, rank: Rank) -> str:
+    doing = rank.doing or "nothing that it told"
+    if job.now - rank.heard >= STALL_NOTICE:
+        doing += f", silent for {job.now - rank.heard:.0f} s"
+    return f"{job.where(rank)} is at step {rank.step} since {job.now - rank.moved:.0f} s: {doing}"

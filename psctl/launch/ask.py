@@ -1,0 +1,66 @@
+"""Asking a host by one of psctl's own small programs: the source travels along, the answer is JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from psctl import errors
+from psctl.remote.shell import Shell
+
+THERE, FILES, NET = "there", "there_files", "there_net"
+"""The programs, by the names of their modules in this room."""
+
+_DISK_FULL = 28
+
+
+@cache
+def source(program: str) -> str:
+    """Return the text of one of the programs."""
+    spec = importlib.util.find_spec(f"psctl.launch.{program}")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def words(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:
+    """Return the argv of a question. `-P` keeps the folder it runs in out of the import path."""
+    return [python, "-P", "-c", source(program), verb, json.dumps(question)]
+
+
+def ask(
+    shell: Shell,
+    python: str,
+    program: str,
+    verb: str,
+    question: dict[str, Any],
+    *,
+    stdin: bytes = b"",
+    timeout: float | None = 60,
+) -> Any:
+    """Ask a host and return its answer.
+
+    Args:
+        shell: the host.
+        python: an interpreter there, 3.11 or newer.
+        program, verb, question: which of the programs, which of its verbs, its argument.
+        stdin: data that the verb reads.
+        timeout: seconds.
+
+    Raises:
+        DiskFull: the host's disk refused.
+        CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
+    """
+    result = shell.run(words(python, program, verb, question), stdin=stdin, timeout=timeout, check=False)
+    if result.status == _DISK_FULL:
+        text = result.stderr.decode(errors="replace").strip()
+        raise errors.DiskFull(
+            f"{shell.name}: {text}", hint="free space there, or set runtime.workdir", where=shell.name
+        )
+    if result.status != 0:
+        tail = (result.stderr or result.stdout).decode(errors="replace")
+        raise errors.CommandFailed(shell.name, f"{python} ({program} {verb})", result.status, tail)
+    return json.loads(result.stdout)

@@ -1,0 +1,212 @@
+"""What psctl remembers on this machine: the clusters that `up` has seen, the current one, and a record a job.
+
+    $PSCTL_HOME/clusters/lab.json       a copy of the file and where it lay, so that a later command needs no file
+    $PSCTL_HOME/current                 the name of the cluster that `up` saw last
+    $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
+
+Two psctl at once are safe: a job's name is taken by making its folder, which only one of them can; every file is
+written under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+
+_JOB = re.compile(r"(?P<name>.+)-(?P<number>[0-9]+)")
+
+
+class KnownCluster(msgspec.Struct, frozen=True):
+    """A cluster file as `up` saw it. `text` is empty for the embedded local cluster."""
+
+    name: str
+    source: str  # absolute path of the file
+    text: str
+    time: float
+
+
+class HostRecord(msgspec.Struct, frozen=True):
+    """One host of a job: where its folder is and which process is its agent."""
+
+    name: str
+    workdir: str
+    job_dir: str
+    python: str
+    code: str  # folder that holds psctl's package there
+    pid: int = 0
+    started: str = ""  # start-time token of the agent; "" when it was not started
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """What this machine knows of a job it submitted."""
+
+    job: str
+    name: str
+    created: float
+    cluster: KnownCluster
+    hosts: list[HostRecord]  # the first is the head
+    job_file: str
+    job_source: str
+    job_folder: str
+    code_hash: str
+    checkpoints: str  # folder of this job's checkpoints on the head
+    state: str = "submitted"  # last one seen; done, failed and stopped are final
+    exit: int | None = None
+    step: int = 0
+    size: int | None = None  # bytes of gradients, once the run has decided its plan
+    ranks: list[dict[str, Any]] = []  # last known, once the job is over
+
+    @property
+    def head(self) -> HostRecord:
+        """The host whose agent runs the coordinator."""
+        return self.hosts[0]
+
+    @property
+    def over(self) -> bool:
+        """Whether the job was seen to end."""
+        return self.state in ("done", "failed", "stopped")
+
+
+def split_job(reference: str) -> tuple[str, int] | None:
+    """Split "digits-3" into its name and number; None when it is no such name."""
+    match = _JOB.fullmatch(reference)
+    return (match["name"], int(match["number"])) if match else None
+
+
+class Home:
+    """The folder of psctl's state on this machine.
+
+    Args:
+        root: the folder; it is made when something is first written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Home:
+        """Return the home that PSCTL_HOME names, else ~/.psctl."""
+        return cls(Path(environment.get("PSCTL_HOME") or "~/.psctl").expanduser().absolute())
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Be the only psctl of this home that starts a job: between looking for free slots and taking them."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "starting").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
+            yield
+
+    # ---- clusters ------------------------------------------------------------------------------------------------
+
+    def remember(self, cluster: KnownCluster) -> None:
+        """Keep a cluster and make it the current one."""
+        write_atomic(self.root / "clusters" / f"{cluster.name}.json", msgspec.json.encode(cluster))
+        write_atomic(self.root / "current", cluster.name.encode() + b"\n")
+
+    def forget(self, name: str) -> None:
+        """Forget a cluster, also as the current one."""
+        (self.root / "clusters" / f"{name}.json").unlink(missing_ok=True)
+        if self.current() == name:
+            (self.root / "current").unlink(missing_ok=True)
+
+    def current(self) -> str | None:
+        """Return the name of the current cluster."""
+        try:
+            return (self.root / "current").read_text().strip() or None
+        except FileNotFoundError:
+            return None
+
+    def clusters(self) -> list[str]:
+        """Return the names of all clusters that `up` has seen."""
+        return sorted(path.stem for path in (self.root / "clusters").glob("*.json"))
+
+    def cluster(self, name: str) -> KnownCluster:
+        """Return a cluster that `up` has seen.
+
+        Raises:
+            NoSuchCluster: it has seen none of that name; the user's fault.
+        """
+        try:
+            data = (self.root / "clusters" / f"{name}.json").read_bytes()
+        except (FileNotFoundError, OSError) as error:
+            known = ", ".join(self.clusters()) or "none yet"
+            raise errors.NoSuchCluster(
+                f'no cluster is named "{name}"; `psctl up` has seen: {known}',
+                hint=f"psctl up {name}.yaml, or give a path (it ends in .yaml or holds a slash)",
+                where=name,
+            ) from error
+        return msgspec.json.decode(data, type=KnownCluster)
+
+    # ---- jobs ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, name: str, above: int = 0) -> str:
+        """Reserve the next free job name "NAME-N"; N is above `above` and above every number used here."""
+        folder = self.root / "jobs"
+        folder.mkdir(parents=True, exist_ok=True)
+        used = [split[1] for path in folder.iterdir() if (split := split_job(path.name)) and split[0] == name]
+        number = max([above, *used]) + 1
+        while True:
+            try:
+                (folder / f"{name}-{number}").mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return f"{name}-{number}"
+
+    def release(self, job: str) -> None:
+        """Give a reserved name back after a submission that left nothing."""
+        shutil.rmtree(self.root / "jobs" / job, ignore_errors=True)
+
+    def save(self, record: JobRecord) -> None:
+        """Write a job's record."""
+        write_atomic(self.root / "jobs" / record.job / "record.json", msgspec.json.encode(record))
+
+    def jobs(self) -> list[JobRecord]:
+        """Return all records, oldest first."""
+        return sorted(self._records(), key=lambda record: (record.created, record.job))
+
+    def job(self, reference: str | None) -> JobRecord:
+        """Return the job that a reference means: "digits-3", "digits" (its newest), None (the newest of all).
+
+        Raises:
+            NoSuchJob: there is none; the user's fault.
+        """
+        records = self.jobs()
+        chosen = [r for r in records if reference in (None, r.job)] or [r for r in records if r.name == reference]
+        if chosen:
+            return chosen[-1]
+        if reference is None:
+            raise errors.NoSuchJob("no job was started from this machine yet", hint="psctl train JOB.yaml")
+        known = ", ".join(record.job for record in records[-5:]) or "none yet"
+        raise errors.NoSuchJob(f'no job is named "{reference}"; known: {known}', hint="psctl jobs", where=reference)
+
+    def _records(self) -> Iterator[JobRecord]:
+        for path in (self.root / "jobs").glob("*/record.json"):
+            try:
+                yield msgspec.json.decode(path.read_bytes(), type=JobRecord)
+            except FileNotFoundError:  # another psctl gave the name back meanwhile
+                continue
+            except msgspec.DecodeError as error:
+                raise errors.InvalidFile(
+                    f"{path}: the record is damaged: {error}", hint=f"remove {path.parent}", where=str(path)
+                ) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, readable by this user only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)

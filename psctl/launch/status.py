@@ -1,0 +1,116 @@
+"""What runs where: jobs, their ranks, and the hosts, as `status` and `jobs` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl.launch import calls
+from psctl.launch.clusters import Chosen, recall
+from psctl.launch.connecting import Connect
+from psctl.launch.converge import look_at_all
+from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.launch.stop import settle
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.words import HostName
+
+
+def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[dict[str, Any]]:
+    """Return `status.jobs` for these jobs; those that were not over are asked for on their heads, in parallel.
+
+    A job whose head is not reached keeps its last known state, and says why in `problem`.
+    """
+    open_jobs = [record for record in records if not record.over]
+    answers: dict[str, dict[str, Any]] = {}
+    problems: dict[str, str] = {}
+    for cluster, group in _by_cluster(open_jobs):
+        heads = sorted({record.head.name for record in group})
+        with connect(recall(home, cluster.cluster), heads) as fleet:
+            _ask_heads(fleet, group, answers, problems)
+    return [_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
+
+
+def host_rows(home: Home, chosen: Chosen, connect: Connect) -> list[dict[str, Any]]:
+    """Return `status.hosts` of a cluster: one look at each host."""
+    with connect(chosen, None) as fleet:
+        state = look_at_all(chosen, fleet)
+        rows = []
+        for host in chosen.spec.hosts:
+            error = state.failed.get(host.name)
+            site = state.sites.get(host.name)
+            problems = [finding.what for finding in site.facts.findings] if site else []
+            if error is not None:
+                problems.insert(0, error.message)
+            word = "unreachable" if site is None else "failed" if error else "busy" if site.jobs else "ready"
+            if word == "ready" and state.plans.get(host.name):
+                word = "not set up"
+            rows.append({
+                "name": host.name, "state": word, "cores": site.cores if site else None,
+                "gpus": len(site.facts.gpus) if site else None, "problems": problems, "labels": dict(host.labels),
+            })  # fmt: skip
+        return rows
+
+
+def _by_cluster(records: Iterable[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
+    groups: dict[tuple[str, str], list[JobRecord]] = {}
+    for record in records:
+        groups.setdefault((record.cluster.name, record.cluster.text), []).append(record)
+    return [(group[0], group) for group in groups.values()]
+
+
+def _ask_heads(
+    fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, dict[str, Any]], problems: dict[str, str]
+) -> None:
+    by_head: dict[str, list[JobRecord]] = {}
+    for record in group:
+        by_head.setdefault(record.head.name, []).append(record)
+
+    def look(name: HostName, shell: Shell) -> dict[str, dict[str, Any]]:
+        hosts: list[HostRecord] = [record.head for record in by_head[name]]
+        return calls.digests(shell, hosts)
+
+    for name, outcome in fleet.each(look, names=[HostName(name) for name in by_head]).items():
+        for record in by_head[name]:
+            if outcome.error is not None:
+                problems[record.job] = outcome.error.message
+            else:
+                answers[record.job] = outcome.value[record.head.job_dir]
+
+
+def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, problem: str | None) -> dict[str, Any]:
+    if digest is not None:
+        record = settle(home, record, digest)
+        if not record.over:
+            step = int((digest.get("progress") or {}).get("step", record.step))
+            ranks = [_moved(rank, step) for rank in digest["ranks"].values()] or _placed(digest)
+            record = msgspec.structs.replace(
+                record, state=str(digest.get("state") or "starting"), step=step, ranks=ranks
+            )
+    document: dict[str, Any] = {
+        "job": record.job, "state": record.state, "step": record.step, "started": record.created,
+        "ranks": [_rank(rank) for rank in record.ranks], "cluster": record.cluster.name, "exit": record.exit,
+    }  # fmt: skip
+    return {**document, "problem": problem} if problem else document
+
+
+def _moved(rank: dict[str, Any], step: int) -> dict[str, Any]:
+    """A worker's last state is older than the job's progress, which counts steps that every live worker has done."""
+    if rank["role"] != "worker" or rank["state"] not in ("running", "waiting"):
+        return rank
+    return {**rank, "step": max(int(rank.get("step") or 0), step)}
+
+
+def _placed(digest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ranks that have not said anything yet, from the `started` event."""
+    return [dict(role) for role in (digest.get("started") or {}).get("roles", [])]
+
+
+def _rank(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "role": event["role"], "rank": event["rank"], "host": event.get("host", ""), "pid": event.get("pid") or None,
+        "state": event.get("state", "starting"), "step": event.get("step", 0),
+        "last_error": event.get("last_error") or None,
+    }  # fmt: skip

@@ -1,0 +1,317 @@
+"""From a job file to running agents: the authority is made, certificates issued, orders sent, agents started.
+
+The head comes first, for its agent starts the coordinator, which binds a port and says which; all other hosts follow at
+once. Orders travel over standard input into 0600 files; the authority's key goes to the head's alone. Whatever fails on
+the way, what was started is ended and what was written is taken away again.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask, calls
+from psctl.launch.archive import Archive
+from psctl.launch.clusters import Chosen
+from psctl.launch.connecting import Connect
+from psctl.launch.converge import Converging, send_archive
+from psctl.launch.home import Home, HostRecord, JobRecord, split_job
+from psctl.launch.roster import Keys, Machine, Place, Resumed, Seats, agent_orders, job_order
+from psctl.launch.site import Site
+from psctl.orders import JobOrder
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Process, Shell
+from psctl.spec.job import OWN_VARIABLES, JobSpec
+from psctl.topology.addresses import Reach, choose_addresses
+from psctl.wire.authority import Pair, issue, make_authority
+from psctl.words import Address, HostName, Member
+
+PAYLOAD = 0.956
+"""Share of a NIC's nominal rate that is payload, at an MTU of 1500."""
+
+HELLO = 30.0
+"""Seconds until the head's agent must name the coordinator's address."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore)."""
+
+    job: JobSpec
+    text: str
+    source: str
+    folder: Path
+    environment: dict[str, str]
+    secrets: dict[str, str]
+    code: str
+    archive: Archive | None = None
+
+
+class Stage(msgspec.Struct):
+    """A cluster that was reached and looked at: what a submission needs."""
+
+    home: Home
+    chosen: Chosen
+    fleet: Fleet
+    state: Converging
+    connect: Connect
+
+    def host(self, job: str, name: str) -> HostRecord:
+        """Return where a job's things are on a host."""
+        workdir = self.state.sites[name].workdir
+        return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.state.python(name), self.state.code(name))
+
+
+def variables(
+    job: JobSpec, runtime: Mapping[str, str], given: Mapping[str, str | None], shell: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a job's processes: the cluster's, the job's, then those of --env.
+
+    Raises:
+        UsageError: one is to be taken from the user's shell and is not set there, or is psctl's own.
+    """
+    found = dict(runtime)
+    for name, value in {**job.env, **given}.items():
+        if name in OWN_VARIABLES:
+            raise errors.UsageError(f"--env {name}: psctl sets this variable itself", hint="leave it out")
+        if name in job.secrets:
+            raise errors.UsageError(
+                f"--env {name}: it stands under secrets, whose values are on no command line",
+                hint=f"export {name}=... in your shell, and leave --env {name} out",
+            )
+        found[name] = _from_shell(name, shell, "env") if value is None else value
+    return found
+
+
+def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
+    """Return the job's secrets, taken from the user's shell. UsageError when one is not set there."""
+    return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
+
+
+def machines_of(chosen: Chosen, sites: Mapping[str, Site]) -> dict[str, Machine]:
+    """Return the looked-at hosts as the roster wants them, each with the address that others reach it at.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+    """
+    hosts = {host.name: host for host in chosen.spec.hosts}
+    reaches = {
+        HostName(name): Reach(site.facts, hosts[name].internal_address, hosts[name].local)
+        for name, site in sites.items()
+    }
+    addresses = choose_addresses(reaches, chosen.spec.network.interface)
+    machines = {}
+    for name, site in sites.items():
+        at = addresses[HostName(name)]
+        nic = next((nic for nic in site.facts.nics if nic.name == at.interface), None)
+        busy: dict[str, int] = {}
+        for running in site.jobs:
+            busy[running.job] = busy.get(running.job, 0) + running.workers
+        machines[name] = Machine(
+            name=name, address=at.address, interface=at.interface, cores=site.facts.cores or site.cores,
+            gpus=len(site.facts.gpus), rate=(nic.speed or 0.0) * PAYLOAD if nic else 0.0, busy=busy,
+        )  # fmt: skip
+    return machines
+
+
+def submit(
+    stage: Stage, request: Request, seats: Seats, resume: Resumed | None, say: Callable[[str, str], None]
+) -> JobRecord:
+    """Start a job and return its record; when this returns, all agents were started.
+
+    Args:
+        stage: the cluster, made ready.
+        request: what is to run.
+        seats: who runs where.
+        resume: where it goes on from; the folder is the head's.
+        say: told of progress: host ("" for all), sentence.
+
+    Raises:
+        PsctlError: a host failed; nothing of the job is left anywhere.
+    """
+    _send_code(stage, request, seats, say)
+    name = stage.home.allocate(request.job.name, _highest(stage, request.job.name))
+    while True:
+        launch = _Launch(stage, request, seats, name, resume)
+        try:
+            if launch.claim_head():
+                break
+        except BaseException:
+            launch.undo()
+            raise
+        stage.home.release(name)
+        split = split_job(name)
+        assert split is not None
+        name = stage.home.allocate(request.job.name, split[1])
+    try:
+        return launch.run(say)
+    except BaseException:
+        launch.undo()
+        raise
+
+
+class _Launch:
+    """One attempt under one name."""
+
+    def __init__(self, stage: Stage, request: Request, seats: Seats, name: str, resume: Resumed | None) -> None:
+        self.stage, self.request, self.seats, self.name = stage, request, seats, name
+        self.hosts = {host.name: stage.host(name, host.name) for host in seats.hosts}
+        self.order: JobOrder = job_order(
+            name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
+            environment=request.environment, resume=resume,
+        )  # fmt: skip
+        self.now = time.time()
+        self.authority = make_authority(name, self.now)
+        self.started: dict[str, Process] = {}
+
+    @property
+    def head(self) -> str:
+        return self.seats.hosts[0].name
+
+    def claim_head(self) -> bool:
+        """Write the head's orders, and with them take the job's name there; False when it is taken."""
+        return self._begin(self.stage.fleet.shells[HostName(self.head)], 0, None)
+
+    def run(self, say: Callable[[str, str], None]) -> JobRecord:
+        """Start all agents; the head's orders are there."""
+        head = self.stage.fleet.shells[HostName(self.head)]
+        self._start(head)
+        record = self._record()
+        self.stage.home.save(record)
+        others = [HostName(host.name) for host in self.seats.hosts[1:]]
+        if others:
+            say(self.head, "waiting for the coordinator's address")
+            coordinator = self._coordinator(head)
+            index = {host.name: number for number, host in enumerate(self.seats.hosts)}
+
+            def place(name: HostName, shell: Shell) -> None:
+                self._begin(shell, index[name], coordinator)
+                self._start(shell)
+
+            say("", f"starting {_count(len(others), 'more agent')}")
+            for outcome in self.stage.fleet.each(place, names=others).values():
+                if outcome.error is not None:
+                    raise outcome.error
+        record = self._record()
+        self.stage.home.save(record)
+        return record
+
+    def undo(self) -> None:
+        """End what was started and remove what was written; a host that cannot be reached any more is left alone."""
+
+        def clean(name: HostName, shell: Shell) -> None:
+            host = self.hosts[name]
+            process = self.started.get(name)
+            if process is not None:
+                shell.signal(process, signal.SIGTERM)
+            question = {"folder": host.job_dir, "kill": True, "seconds": 10}
+            ask.ask(shell, host.python, ask.THERE, "sweep", question)
+            ask.ask(shell, host.python, ask.FILES, "discard", {"folder": host.job_dir})
+
+        done = self.stage.fleet.each(clean, names=[HostName(name) for name in self.hosts])
+        failed = [name for name, outcome in done.items() if outcome.error is not None]
+        if failed:  # an interrupt closes the connections that were at work
+            with self.stage.connect(self.stage.chosen, failed) as fleet:
+                fleet.each(clean, names=[name for name in failed if name in fleet.shells])
+        self.stage.home.release(self.name)
+
+    def _begin(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
+        host = self.hosts[shell.name]
+        pair = issue(self.authority, self.name, Member("agent", index), self.now)
+        place = Place(host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}")
+        keys = _keys(self.authority, pair, head=index == 0)
+        orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
+        question = {"folder": host.job_dir, "claim": index == 0}
+        answer = ask.ask(shell, host.python, ask.FILES, "begin", question, stdin=msgspec.json.encode(orders))
+        return not answer["taken"]
+
+    def _start(self, shell: Shell) -> None:
+        host = self.hosts[shell.name]
+        process = shell.start(
+            [host.python, "-m", "psctl.runtime.agent", f"{host.job_dir}/orders.json"],
+            log=f"{host.job_dir}/agent.log",
+            cwd=host.job_dir,
+            env={
+                **self.stage.chosen.spec.runtime.env,
+                "PYTHONPATH": host.code,
+                "PYTHONUNBUFFERED": "1",
+                "PSCTL_ORDERS": f"{host.job_dir}/orders.json",  # by which a sweep knows it from its first moment on
+            },
+        )
+        self.started[shell.name] = process
+
+    def _coordinator(self, shell: Shell) -> Address:
+        """Return where the coordinator listens, once it does."""
+        host = self._with_process(self.hosts[shell.name])
+        deadline = time.monotonic() + HELLO
+        while time.monotonic() < deadline:
+            answer = calls.call(shell, host, "hello")
+            found = (answer or {}).get("coordinator")
+            if found:
+                return msgspec.convert(found, Address)
+            if not shell.alive(self.started[shell.name]):
+                raise calls.why_gone(shell, host, self.name)
+            time.sleep(0.02)
+        raise errors.TimedOut(
+            f"{shell.name}: the agent of {self.name} named no coordinator within {HELLO:.0f} s",
+            hint=f"its log is {host.job_dir}/agent.log there",
+            where=shell.name,
+        )
+
+    def _with_process(self, host: HostRecord) -> HostRecord:
+        process = self.started.get(host.name)
+        return msgspec.structs.replace(host, pid=process.pid, started=process.started) if process else host
+
+    def _record(self) -> JobRecord:
+        request = self.request
+        hosts = [self._with_process(host) for host in self.hosts.values()]
+        return JobRecord(
+            job=self.name, name=request.job.name, created=self.now, cluster=self.stage.chosen.known, hosts=hosts,
+            job_file=request.text, job_source=request.source, job_folder=str(request.folder),
+            code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints",
+        )  # fmt: skip
+
+
+def _keys(authority: Pair, pair: Pair, *, head: bool) -> Keys:
+    return Keys(authority.certificate_pem, pair.certificate_pem, pair.key_pem, authority.key_pem if head else "")
+
+
+def _send_code(stage: Stage, request: Request, seats: Seats, say: Callable[[str, str], None]) -> None:
+    """Put the job's folder on every host that lacks it, in parallel."""
+    lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
+    archive = request.archive
+    if not lacking:
+        return
+    assert archive is not None, "a restore brings the archive that a host lacks"
+    say("", f"sending the job's folder ({_count(len(archive.files), 'file')}) to {_count(len(lacking), 'host')}")
+
+    def send(name: HostName, shell: Shell) -> None:
+        site = stage.state.sites[name]
+        send_archive(shell, site.executable, f"{site.workdir}/code", archive, keep=True)
+
+    for outcome in stage.fleet.each(send, names=lacking).values():
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _highest(stage: Stage, name: str) -> int:
+    """Return the highest number that a job of this name has on any host, whoever submitted it."""
+    splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
+    return max((split[1] for split in splits if split and split[0] == name), default=0)
+
+
+def _from_shell(name: str, shell: Mapping[str, str], key: str) -> str:
+    if name not in shell:
+        raise errors.UsageError(
+            f"{key}: {name} is to be taken from your shell, where it is not set",
+            hint=f"export {name}=..., or give it a value" if key == "env" else f"export {name}=...",
+        )
+    return shell[name]

@@ -1,0 +1,186 @@
+"""TCP streams: a vanished peer is an error within 5 s, and a window that the socket's buffer really holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import socket
+import sys
+import termios
+from pathlib import Path
+
+from psctl.errors import ConnectionFailed, PortTaken, UsageError
+from psctl.words import Address
+
+BUFFER = 4 << 20
+"""Bytes of receive buffer to ask for; the kernel doubles the number for its bookkeeping and reports the double."""
+SHARE = 4
+"""The window is this part of what the kernel reports: half of that is bookkeeping, half of the rest is safety."""
+RCVBUFFORCE = 33  # SO_RCVBUFFORCE, not in the socket module
+SILENCE = 5000
+"""Milliseconds without a sign of life after which a peer counts as gone."""
+THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
+RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
+RETRY = 1000
+"""Milliseconds between two attempts to send anew, at most. Left alone they double: 0.2, 0.6, 1.4, 3.0, 6.2 s, and a
+link that comes back after 3 s would find nobody trying before SILENCE is over."""
+BACKLOG = 256
+
+
+class TcpStream:
+    """A connected TCP socket.
+
+    Args:
+        connected: the socket, blocking.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.name = _text(connected.getpeername())
+        self.window = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SHARE
+
+    def send(self, data: memoryview) -> None:
+        self._socket.sendall(data)
+
+    def send_now(self, data: memoryview) -> bool:
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT) == len(data)
+        except BlockingIOError:
+            return False
+
+    def in_flight(self) -> int:
+        try:
+            return int.from_bytes(fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except (OSError, ValueError):  # closed
+            return 0
+
+    def receive_into(self, buffer: memoryview) -> int:
+        return self._socket.recv_into(buffer)
+
+    def limit(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):  # it may be gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TcpListener:
+    """A listening TCP socket."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+        host, port = listening.getsockname()[:2]
+        self.address = Address(host, port)
+
+    def accept(self) -> TcpStream:
+        connected, _ = self._socket.accept()
+        try:
+            connected.setblocking(True)
+            _quicken(connected)
+            return TcpStream(connected)
+        except BaseException:
+            connected.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes accept()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def connect(address: Address, timeout: float, congestion: str = "auto") -> TcpStream:
+    """Connect to `address` within `timeout` seconds.
+
+    Raises:
+        OSError: nobody listens there, no route, or no answer in time.
+        UsageError: the system refuses this congestion control.
+    """
+    made = socket.socket(_family(address.host), socket.SOCK_STREAM)
+    try:
+        _prepare(made, congestion)
+        _quicken(made)
+        made.settimeout(timeout)
+        made.connect((address.host, address.port))
+        made.settimeout(None)
+        return TcpStream(made)
+    except BaseException:
+        made.close()
+        raise
+
+
+def listen(host: str, ports: tuple[int, int] | None, congestion: str = "auto") -> TcpListener:
+    """Listen on `host` (numeric; never all addresses), on the first free port of the inclusive range, or on any.
+
+    Raises:
+        PortTaken: no port of the range is free.
+        ConnectionFailed: the address is not of this machine.
+        UsageError: the system refuses this congestion control.
+    """
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        made = socket.socket(_family(host), socket.SOCK_STREAM)
+        try:
+            _prepare(made, congestion)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((host, port))
+            made.listen(BACKLOG)
+            return TcpListener(made)
+        except OSError as error:
+            made.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise ConnectionFailed(f"cannot listen on {host} port {port}: {error.strerror}", where=host) from error
+        except BaseException:
+            made.close()
+            raise
+    raise PortTaken(
+        f"no free port on {host} in {first}-{last}: all {last - first + 1} are in use",
+        hint=f"see who holds them with `ss -ltnp`, or widen network.ports ({first}-{last})",
+        where=host,
+    )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _text(name: tuple[object, ...]) -> str:
+    return f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
+
+
+def _prepare(made: socket.socket, congestion: str) -> None:
+    """Set what must stand before the handshake of TCP (buffers fix its window scale) and passes on to accepted ones."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+    with contextlib.suppress(PermissionError):  # beyond net.core.rmem_max only with CAP_NET_ADMIN
+        made.setsockopt(socket.SOL_SOCKET, RCVBUFFORCE, BUFFER)
+    if congestion == "auto":
+        return
+    try:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    except OSError as error:
+        allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+        names = ", ".join(allowed.read_text().split()) if allowed.exists() else "unknown"
+        raise UsageError(
+            f"network.congestion: {congestion}: the system refuses it ({error.strerror}); it allows {names}",
+            hint="choose one of these or `auto`, or let an administrator allow it",
+        ) from error
+
+
+def _quicken(made: socket.socket) -> None:
+    """Small messages leave at once; a peer that vanishes without a word is noticed, idle or not."""
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, 1),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, 4),
+        (socket.TCP_USER_TIMEOUT, SILENCE),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((RTO_MAX_MS, RETRY), (THIN_LINEAR, 1)):
+        with contextlib.suppress(OSError):  # an older kernel: a cut of more than 3 s may end the connection
+            made.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,394 @@
+"""A made connection at work: one thread reads, one writes, and whoever sends only queues.
+
+Who does what. The reader thread owns all that arrives: it takes bytes in, calls the handler, and is the only one that
+ends things: it alone calls `lost`, as its last act. The writer thread owns all that leaves. They meet at the outbox,
+under one lock that is never held while anything blocks. `_writing` is held while a batch is sealed and sent, for the
+order of seals is the order of bytes. Whatever ends the connection (close, a fault, an error of the writer) shuts the
+stream down, which wakes both threads; the reader then joins the writer, gives the socket back and tells the handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
+from psctl.net.stream import Stream, why_gone
+from psctl.net.tls import Credentials
+from psctl.wire.connection import Codec, Connection, Credited, Ended, Event, Joined, Left, Named, Received
+from psctl.wire.messages import Bye
+from psctl.wire.outbox import Frame, Outbox, control
+from psctl.wire.sealing import Bytes
+from psctl.words import Member
+
+GOODBYE = 0.1
+"""Seconds that a goodbye waits for a batch that is being written."""
+ACKNOWLEDGED = 0.001
+"""Seconds between two looks at what the peer's system has acknowledged."""
+NOTHING = memoryview(b"")
+
+
+class Handler(Protocol):
+    """What a room does with its peers. All are called on the peer's reader thread; what they raise ends that peer."""
+
+    def joined(self, peer: Peer) -> None:
+        """The connection is made; before anything else."""
+
+    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+        """Return where the payload of `message` goes: a writable view of `size` bytes; None: a buffer lent."""
+
+    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+        """A message has arrived, whole. A payload that was lent may not be kept."""
+
+    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+        """The connection is over: exactly once, last, also after our own close."""
+
+
+class Peer:
+    """The process at the other end of a sealed connection. Made by `dial` and `Acceptor`."""
+
+    member: Member
+    on_written: Callable[[Any, int], None] | None = None
+    """Called on the writer thread with (message, bytes on the wire) once the network has taken all of a message."""
+
+    def __init__(
+        self, stream: Stream, credentials: Credentials, codec: Codec, handler: Handler, *, accepting: bool
+    ) -> None:
+        self.name = stream.name
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._stream, self._codec, self._handler = stream, codec, handler
+        self._connection = Connection(
+            credentials.accepting if accepting else credentials.dialling,
+            accepting=accepting,
+            job=credentials.job,
+            me=credentials.member,
+            codec=codec,
+            window=stream.window,
+            place=lambda message, size: handler.place(self, message, size),
+        )
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # for the writer: something may be written, or all is over
+        self._drained = threading.Condition(self._lock)  # for flush: nothing is queued or being written, or all is over
+        self._writing = threading.Lock()
+        self._outbox: Outbox | None = None
+        self._busy = False
+        self._closing: str | None = None
+        self._write_error: Exception | None = None
+        self._ended: ConnectionFailed | None = None
+        self._out = bytearray()
+        self._reader: threading.Thread | None = None
+        self._writer = threading.Thread(target=self._write, daemon=True)
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name})"
+
+    # ---- for everyone ----------------------------------------------------------------------------------------------
+
+    def send(self, message: Any, payload: Bytes | None = None, *, urgent: bool = False) -> bool:
+        """Queue a message; never blocks on the network, may be called by any thread.
+
+        Args:
+            message: one of the kinds that both ends agreed on.
+            payload: any contiguous buffer of at most MAX_PAYLOAD bytes. It is not copied: leave it untouched until the
+                receiver has acknowledged the message. An empty one arrives as None.
+            urgent: overtake what is queued and not urgent, at the boundary between messages.
+
+        Returns:
+            False when the connection is over and the message was dropped; the handler is told so by `lost`.
+
+        Raises:
+            ValueError: the message is too large; the caller's fault.
+        """
+        view = NOTHING if payload is None else memoryview(payload).cast("B")
+        header = self._codec.encode(message)
+        with self._lock:
+            assert self._outbox is not None, "a peer is given out once it has joined"
+            if self._closing is not None or self._ended is not None:
+                return False
+            self._outbox.add(message, header, view, urgent=urgent)
+            self._work.notify()
+        return True
+
+    def pending(self) -> int:
+        """Return the bytes that are queued and not handed to the network yet."""
+        with self._lock:
+            return self._outbox.pending if self._outbox else 0
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until the peer's system holds all that was queued: a close, or our own death, then loses nothing of it.
+
+        Raises:
+            TimedOut: it took longer than `timeout` seconds; names the peer.
+            ConnectionFailed: the connection ended first.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            outbox = self._outbox
+            assert outbox is not None, "a peer is given out once it has joined"
+            over = self._drained.wait_for(lambda: self._over() or not (outbox.pending or self._busy), timeout)
+            while over and not self._over() and self._stream.in_flight():
+                over = deadline is None or time.monotonic() < deadline
+                self._drained.wait(ACKNOWLEDGED)
+            left = outbox.pending + self._stream.in_flight()
+        if self._ended is not None:
+            raise self._ended
+        if self._closing is not None:
+            raise self._failure(f"closed: {self._closing}")
+        if not over:
+            raise TimedOut(f"{self.name}: {left} bytes were not taken within {timeout:g} s", where=self.name)
+
+    def close(self, reason: str = "") -> None:
+        """End the connection: say goodbye with `reason`, drop what is queued (see `flush`); `lost` follows.
+
+        May be called by any thread, also from the handler, and twice; it does not wait for the threads' end.
+        """
+        with self._lock:
+            if self._over():
+                return
+            self._closing = reason or "closed"
+            if self._outbox:
+                self._outbox.clear()
+            self._wake()
+        self._goodbye(self._closing)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until `lost` has returned and both threads have ended; False when that took longer than `timeout`."""
+        if self._reader is not None:
+            self._reader.join(timeout)
+        return self._reader is None or not self._reader.is_alive()
+
+    # ---- the handshake, by the thread that dialled or accepted -----------------------------------------------------
+
+    def settle(self, decide: Callable[[Member], str | None], patience: float) -> None:
+        """Shake hands: afterwards the connection is made, or ended with a reason.
+
+        Args:
+            decide: says why the member that the certificate names is not wanted; None: it is.
+            patience: seconds for all of it.
+
+        Raises:
+            ProtocolError: the peer is a stranger, not wanted, does not want us, or breaks the protocol.
+            PeerLost: it ended, or took too long.
+        """
+        deadline = time.monotonic() + patience
+        try:
+            joined = self._shake(decide, deadline)
+            self._stream.limit(None)
+            self._outbox = Outbox(joined.window)
+        except ConnectionFailed as error:
+            with contextlib.suppress(OSError):  # the last word (why, or TLS's alert) is worth an attempt
+                self._stream.limit(0.5)
+                self._send_handshake()
+            raise self._fail(type(error), error.message) from error
+        except OSError as error:
+            why = f"no handshake within {patience:g} s" if time.monotonic() >= deadline else why_gone(error)
+            raise self._fail(PeerLost, why) from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _shake(self, decide: Callable[[Member], str | None], deadline: float) -> Joined:
+        while True:
+            event = self._connection.next_event()
+            self._send_handshake_until(deadline)
+            match event:
+                case None:
+                    self._stream.limit(max(0.001, deadline - time.monotonic()))
+                    self._take_in()
+                case Named(member):
+                    self._decide(member, decide(member))
+                case Joined():
+                    return event
+                case Ended():
+                    raise PeerLost("it ended the connection during the handshake")
+                case _:
+                    raise AssertionError(f"{event} before the connection was made")
+
+    def _decide(self, member: Member, against: str | None) -> None:
+        self.member = member
+        self.name = f"{member} at {self._stream.name}"
+        if against is None:
+            self._connection.accept()
+            return
+        self._connection.refuse(against)
+        raise ProtocolError(f"refused: {against}")
+
+    def _send_handshake_until(self, deadline: float) -> None:
+        self._stream.limit(max(0.001, deadline - time.monotonic()))
+        try:
+            self._send_handshake()
+        except ConnectionError:
+            # The other end has gone. What it said before may still lie here (why it refused us); reading finds that.
+            self._connection.outgoing()
+
+    def _send_handshake(self) -> None:
+        if data := self._connection.outgoing():
+            self._stream.send(memoryview(data))
+
+    def _fail(self, kind: type[ConnectionFailed], reason: str) -> ConnectionFailed:
+        self.abandon()
+        return kind(f"{self.name}: {reason}", where=self.name)
+
+    def abandon(self) -> None:
+        """Give up a connection that is not made, from the thread that makes it."""
+        self._stream.shutdown()
+        self._stream.close()
+
+    # ---- the reader thread -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both threads of a settled connection."""
+        self._reader = threading.Thread(target=self.run, name=f"psctl reader {self.member}", daemon=True)
+        self._reader.start()
+
+    def run(self) -> None:
+        """Be the reader thread until the end."""
+        self._reader = threading.current_thread()
+        self._writer.name = f"psctl writer {self.member}"
+        self._writer.start()
+        try:
+            self._handler.joined(self)
+            error = self._read()
+        except ProtocolError as fault:
+            error = ProtocolError(f"{self.name}: {fault.message}", where=self.name)
+            self._goodbye(fault.message)
+        except OSError as fault:
+            error = self._failure(why_gone(fault))
+        except Exception as fault:  # noqa: BLE001  the handler's fault, whatever it is; told by lost(), never swallowed
+            error = self._failure(f"our handler failed: {type(fault).__name__}: {fault}")
+            error.__cause__ = fault
+            self._goodbye(error.message)
+        self._end(error)
+
+    def _read(self) -> ConnectionFailed:
+        """Hand on what arrives; return why nothing more does."""
+        connection, handler = self._connection, self._handler
+        quarter = max(1, self._stream.window // 4)
+        while True:
+            event: Event | None = connection.next_event()
+            if self._closing is not None:
+                return self._failure(self._closing)
+            if owed := connection.owed(quarter):
+                self._give(owed)
+            match event:
+                case None:
+                    self._take_in()
+                case Received(message, payload):
+                    handler.received(self, message, payload)
+                case Credited(count):
+                    self._take_credit(count)
+                case Left(reason):
+                    return PeerLost(f"{self.name} left: {reason}", where=self.name)
+                case Ended():
+                    return self._failure("connection reset")
+                case _:
+                    raise AssertionError(f"{event} in an open connection")
+
+    def _take_in(self) -> None:
+        count = self._stream.receive_into(self._connection.room())
+        self._connection.received(count)
+        self.bytes_received += count
+
+    def _give(self, owed: int) -> None:
+        with self._lock:
+            assert self._outbox is not None
+            self._outbox.owe(owed)
+            self._work.notify()
+
+    def _take_credit(self, count: int) -> None:
+        with self._lock:
+            assert self._outbox is not None
+            self._outbox.credit(count)
+            self._work.notify()
+
+    def _failure(self, why: str) -> ConnectionFailed:
+        """The error that tells why the connection is over, with what the writer knows better."""
+        if self._closing is not None:
+            return ConnectionFailed(f"{self.name}: closed here: {self._closing}", where=self.name)
+        if self._write_error is not None and not isinstance(self._write_error, ConnectionError):
+            if isinstance(self._write_error, OSError):
+                why = why_gone(self._write_error)
+            else:
+                why = f"our writer failed: {type(self._write_error).__name__}: {self._write_error}"
+        return PeerLost(f"{self.name}: {why}", where=self.name)
+
+    def _end(self, error: ConnectionFailed) -> None:
+        with self._lock:
+            self._ended = error
+            if self._outbox:
+                self._outbox.clear()
+            self._wake()
+        self._stream.shutdown()
+        self._writer.join()
+        self._stream.close()
+        self._handler.lost(self, error)
+
+    def _over(self) -> bool:
+        return self._closing is not None or self._ended is not None
+
+    def _wake(self) -> None:
+        self._work.notify_all()
+        self._drained.notify_all()
+
+    def _goodbye(self, reason: str) -> None:
+        """Say Bye if that is possible at once, then end the stream."""
+        if self._writing.acquire(timeout=GOODBYE):
+            try:
+                # An OSError here means that the peer is gone, which the reader finds out by itself.
+                with contextlib.suppress(OSError):
+                    self._stream.send_now(self._sealed([control(Bye(reason[:1000]))]))
+            finally:
+                self._writing.release()
+        self._stream.shutdown()
+
+    # ---- the writer thread -----------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        try:
+            while batch := self._next_batch():
+                with self._writing:
+                    if self._over():
+                        break
+                    data = self._sealed(batch)
+                    self._stream.send(data)
+                self._written(batch, len(data))
+        except Exception as error:  # noqa: BLE001  the reader tells it by lost(); a hook of the caller's may raise
+            self._write_error = error
+            self._stream.shutdown()
+
+    def _next_batch(self) -> list[Frame]:
+        """Wait for frames to write together; empty when all is over."""
+        with self._lock:
+            outbox = self._outbox
+            assert outbox is not None
+            self._busy = False
+            if not outbox.pending:
+                self._drained.notify_all()
+            while not self._over():
+                if frames := outbox.take():
+                    self._busy = True
+                    return frames
+                self._work.wait()
+        return []
+
+    def _sealed(self, frames: list[Frame]) -> memoryview:
+        """Seal frames one behind the other, so that one system call takes them all."""
+        size = sum(frame.size for frame in frames)
+        if len(self._out) < size:
+            self._out = bytearray(size)
+        out = memoryview(self._out)
+        end = 0
+        for frame in frames:
+            end += self._connection.seal(frame, out[end : end + frame.size])
+        return out[:end]
+
+    def _written(self, frames: list[Frame], size: int) -> None:
+        self.bytes_sent += size
+        if self.on_written is not None:
+            for frame in frames:
+                if frame.message is not None:
+                    self.on_written(frame.message, frame.bytes)

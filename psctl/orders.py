@@ -1,0 +1,76 @@
+"""What one agent is told at its start: written by launch/, sent over standard input, kept 0600, read by runtime/."""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.words import Address
+
+
+class HostOrder(msgspec.Struct, frozen=True):
+    """A host's part in the job."""
+
+    name: str
+    address: str  # numeric; listeners bind it, other hosts reach it
+    interface: str  # for GLOO_SOCKET_IFNAME; "" when unknown
+    cores: int
+    gpus: int
+    workers: int  # how many worker ranks sit here; ranks are given out in roster order
+    may_serve: bool  # servers may be placed here
+    rate: float = 0.0  # nominal payload bytes/s of the interface, one direction; 0: unknown
+
+
+class CheckpointOrder(msgspec.Struct, frozen=True):
+    """When and where to save."""
+
+    to: str | None
+    every_steps: int  # 0: not by steps
+    every_seconds: float  # 0: not by time
+    keep: int
+    keep_best: tuple[str, str] | None  # (metric, "min" | "max")
+    on_stop: bool
+    copies: int
+
+
+class JobOrder(msgspec.Struct, frozen=True):
+    """What the coordinator, agents and plan need to know of the job."""
+
+    name: str  # "digits-3"
+    argv: list[str]  # after the interpreter: ["train.py", "--epochs", "10"] or ["-m", "pkg.train", ...]
+    hosts: list[HostOrder]  # the first is the head
+    servers: int | None  # None: what the plan says
+    strategy: str
+    update: str
+    seed: int
+    size: int | None
+    start_timeout: float
+    stall_timeout: float
+    total_timeout: float | None
+    report_seconds: float
+    ports: tuple[int, int] | None  # inclusive range that listeners keep to
+    checkpoint: CheckpointOrder
+    resume: str | None  # folder of the checkpoint on the head host
+    resume_id: str | None  # "digits-3@500"
+    code_hash: str
+    job_file: str  # text of job.yaml, for the manifest
+    environment: dict[str, str]  # from the job file, secrets left out
+    congestion: str  # auto | reno | cubic | bbr
+
+
+class AgentOrders(msgspec.Struct, frozen=True):
+    """All that one agent needs. Secrets and keys are in here, so the file is 0600 and never printed."""
+
+    job: JobOrder
+    host: int  # index into job.hosts
+    python: str  # interpreter for workers and servers
+    paths: list[str]  # put first on PYTHONPATH: psctl's own archive, the dependencies' folder
+    workdir: str  # psctl's folder on this host
+    job_dir: str  # this job's folder on this host: logs, socket, event log
+    code_dir: str  # the job's own folder as it was sent; workers start in it
+    authority: str  # PEM of the job's certificate authority
+    certificate: str
+    key: str
+    coordinator: Address | None  # None on the head, whose agent starts it
+    authority_key: str  # PEM, head only ("" elsewhere): the coordinator's, nobody else's
+    secrets: dict[str, str]
+    grace: float  # seconds between TERM and KILL

@@ -1,0 +1,206 @@
+"""A shell on every host of a cluster: connected, and worked on, many at once; trouble on one is that one's alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from psctl.errors import PsctlError, TimedOut
+from psctl.remote.local import LocalShell
+from psctl.remote.shell import Shell
+from psctl.remote.target import Target, resolve
+from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.words import HostName
+
+T = TypeVar("T")
+
+AT_ONE_SSHD = 8
+"""Logins at once at one sshd: a jump host that serves all, say. OpenSSH begins to drop logins beyond ten."""
+
+
+class Outcome(Generic[T]):
+    """What came of one host: a value, or an error."""
+
+    def __init__(self, value: T | None = None, error: PsctlError | None = None) -> None:
+        self._value, self.error = value, error
+
+    @property
+    def ok(self) -> bool:
+        """Did it go well?"""
+        return self.error is None
+
+    @property
+    def value(self) -> T:
+        """The value; raises the error where there is one."""
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"Outcome({self._value!r})" if self.error is None else f"Outcome(error={self.error!r})"
+
+
+class _Gates:
+    """One gate a first sshd, through which few logins pass at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gates: dict[tuple[str, int], threading.Semaphore] = {}
+
+    def of(self, target: Target) -> threading.Semaphore:
+        first = (target.first.address, target.first.port)
+        with self._lock:
+            return self._gates.setdefault(first, threading.Semaphore(AT_ONE_SSHD))
+
+
+class Fleet:
+    """Shells by host name; `failed` says why a host has none. A context manager that closes them."""
+
+    def __init__(self, shells: dict[HostName, Shell], failed: dict[HostName, PsctlError], forks: int = 16) -> None:
+        self.shells, self.failed = shells, failed
+        self._forks = max(1, forks)
+
+    @classmethod
+    def connect(
+        cls,
+        cluster: ClusterSpec,
+        forks: int = 16,
+        timeout: float | None = None,
+        config: Path | None = None,
+        names: Iterable[HostName] | None = None,
+    ) -> Fleet:
+        """Reach the hosts, many at once.
+
+        Args:
+            cluster: whose hosts; one with the address `local` is this machine, without SSH.
+            forks: hosts at once; at most AT_ONE_SSHD of them log in through one jump host at a time.
+            timeout: seconds for each host, beside connect_timeout of each hop; None: no other limit.
+            config: another file than ~/.ssh/config.
+            names: these hosts only.
+
+        Returns:
+            A fleet with a shell or an error for each host; nothing is raised for a host that cannot be reached.
+        """
+        gates, chosen = _Gates(), None if names is None else set(names)
+        hosts = [host for host in cluster.hosts if chosen is None or host.name in chosen]
+        made: list[Shell] = []
+        given_up = threading.Event()
+
+        def reach(host: HostSpec) -> Shell:
+            shell = _reach(cluster, host, gates, config, timeout)
+            made.append(shell)
+            if given_up.is_set():
+                shell.close()
+            return shell
+
+        try:
+            outcomes = _together({HostName(host.name): (reach, (host,)) for host in hosts}, forks)
+        except BaseException:
+            given_up.set()
+            for shell in list(made):
+                shell.close()
+            raise
+        failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
+        return cls({name: outcome.value for name, outcome in outcomes.items() if outcome.ok}, failed, forks)
+
+    def each(
+        self, fn: Callable[[HostName, Shell], T], names: Iterable[HostName] | None = None
+    ) -> dict[HostName, Outcome[T]]:
+        """Do something on every host (or these), many at once.
+
+        Args:
+            fn: called with name and shell, on a thread of its own; a PsctlError that it raises is that host's outcome.
+            names: hosts to do it on; one that was not reached has its error as outcome.
+
+        Returns:
+            An outcome a host, in the order of the names. After Ctrl-C the connections of unfinished hosts are closed,
+            which ends what `run` was doing there.
+        """
+        order = [*self.shells, *self.failed] if names is None else list(names)
+        calls = {name: (fn, (name, self.shells[name])) for name in order if name in self.shells}
+
+        def stop(name: HostName) -> None:
+            self.shells[name].close()
+
+        done = _together(calls, self._forks, stop)
+        return {name: done[name] if name in done else Outcome(error=self.failed[name]) for name in order}
+
+    def close(self) -> None:
+        """Close all connections."""
+        _together({name: (shell.close, ()) for name, shell in self.shells.items()}, self._forks)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _reach(cluster: ClusterSpec, host: HostSpec, gates: _Gates, config: Path | None, timeout: float | None) -> Shell:
+    if host.local:
+        return LocalShell(host.name)
+    from psctl.remote.ssh import SshShell  # fabric takes 0.4 s to load, which a cluster of `local` need not pay
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    ssh = cluster.ssh
+    target = resolve(
+        host.name,
+        host.address,
+        user=host.user or ssh.user,
+        port=host.port or ssh.port,
+        identity_file=ssh.identity_file,
+        proxy_jump=ssh.proxy_jump,
+        policy=ssh.host_key_policy,
+        connect_timeout=ssh.connect_timeout,
+        config=config,
+    )
+    gate = gates.of(target)
+    if not gate.acquire(timeout=None if deadline is None else max(0.0, deadline - time.monotonic())):
+        raise TimedOut(
+            f"{host.name}: no turn to log in within {timeout:g} s", "allow more time: --timeout", where=host.name
+        )
+    try:
+        return SshShell.connect(target, deadline=deadline)
+    finally:
+        gate.release()
+
+
+def _together(
+    calls: Mapping[HostName, tuple[Callable[..., T], tuple[object, ...]]],
+    forks: int,
+    stop: Callable[[HostName], None] | None = None,
+) -> dict[HostName, Outcome[T]]:
+    """Make all calls, at most `forks` at once; a PsctlError is an outcome, anything else is ours and is raised."""
+    if not calls:
+        return {}
+    pool = ThreadPoolExecutor(max_workers=min(max(1, forks), len(calls)), thread_name_prefix="psctl-fleet")
+    futures: dict[HostName, Future[Outcome[T]]] = {}
+    try:
+        for name, (fn, arguments) in calls.items():
+            futures[name] = pool.submit(_outcome, fn, arguments)
+        # in short waits: a signal that another thread took is noticed too
+        while wait(futures.values(), timeout=0.5, return_when=FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in futures.values()):
+                break
+        for future in futures.values():
+            if future.done() and (error := future.exception()) is not None:
+                raise error
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for name, future in futures.items():
+            if stop is not None and future.running():
+                stop(name)
+        raise
+    pool.shutdown()
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _outcome(fn: Callable[..., T], arguments: tuple[object, ...]) -> Outcome[T]:
+    try:
+        return Outcome(fn(*arguments))
+    except PsctlError as error:
+        return Outcome(error=error)

@@ -1,0 +1,345 @@
+"""A shell on any POSIX host, given one thing: a way to start `sh` there with its three streams (local, over SSH).
+
+A command in progress is a `Pipe`. One thread may feed its input while another reads its output, so big streams both
+ways do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from psctl.errors import CommandFailed, DiskFull, PsctlError, TimedOut
+from psctl.remote import scripts
+from psctl.remote.shell import Process, Result, expand, printable
+
+_CHUNK = 1 << 18
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NO_ROOM = (b"No space left", b"Disk quota exceeded", b"File too large")
+_STALL = 300.0
+"""Seconds without a byte moved, after which a file transfer is given up: a disk there hangs."""
+
+_LINGER = 0.5
+"""Seconds to wait for the end of the output once a command has ended: a child of it may hold the output open."""
+
+
+class Pipe(Protocol):
+    """A command in progress on a host."""
+
+    def write(self, data: memoryview) -> int:
+        """Give it input; return how much it took, 0 when none for a while. BrokenPipeError: it reads no more."""
+
+    def end(self) -> None:
+        """Close its input."""
+
+    def read(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """Return new output and error output, both empty when none came in `timeout` seconds; None at their end."""
+
+    def status(self) -> int | None:
+        """Return its exit status once it is known."""
+
+    def close(self) -> None:
+        """Let go of it; when it is under GUARD, it ends."""
+
+
+class _Opening:
+    """Drops what came before the line that begins with this call's word, and takes the process number from it."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word.encode()
+        self.pid: int | None = None
+        self._seen = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of `data` belongs to the command."""
+        if self.pid is not None or not data:
+            return data
+        self._seen += data
+        found = re.search(re.escape(self.word) + rb" (\d+)\n", self._seen)
+        if found is None:
+            self._seen = self._seen[-(1 << 16) :]
+            return b""
+        self.pid = int(found.group(1))
+        rest, self._seen = self._seen[found.end() :], b""
+        return rest
+
+
+class _Feeder:
+    """Feeds a command's input from a thread of its own; what goes wrong at the source is kept for the caller."""
+
+    def __init__(self, pipe: Pipe, chunks: Iterable[bytes], then_end: bool) -> None:
+        self._pipe, self._chunks, self._then_end = pipe, chunks, then_end
+        self._stop = threading.Event()
+        self.error: OSError | PsctlError | None = None
+        self.moved = 0
+        self._thread = threading.Thread(target=self._work, daemon=True, name="psctl-input")
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            for chunk in self._chunks:
+                view = memoryview(chunk)
+                while view and not self._stop.is_set():
+                    taken = self._pipe.write(view)
+                    self.moved += taken
+                    view = view[taken:]
+                if self._stop.is_set():
+                    return
+        except BrokenPipeError:
+            return  # it does not read its input to the end: its exit status says whether that is wrong
+        except (OSError, PsctlError) as error:
+            self.error = error
+        if self._then_end:
+            self._pipe.end()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(5)
+
+
+class PosixShell:
+    """The shell protocol on top of `_open`; see psctl.remote.shell for what each method promises."""
+
+    name: str
+    home: str
+
+    def _open(self, argv: Sequence[str]) -> Pipe:
+        raise AssertionError("a subclass says how a command is started")
+
+    def close(self) -> None:
+        """End the connection."""
+
+    def _sh(self, script: str, *arguments: str) -> tuple[Pipe, _Opening]:
+        word = "psctl-" + secrets.token_hex(8)
+        return self._open(["sh", "-c", script, "psctl", word, *arguments]), _Opening(word)
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, check: bool = True) -> Result:
+        shown = printable(argv)
+        pipe, opening = self._sh(scripts.GUARD, str(len(stdin)), *argv)
+        out: list[bytes] = []
+        try:
+            status, errors = self._pump(pipe, opening, [stdin] if stdin else [], out.append, timeout, shown, end=False)
+        except BaseException:
+            self._end_guarded(pipe, opening.pid)
+            raise
+        finally:
+            pipe.close()
+        result = Result(status, b"".join(out), errors)
+        if check and status != 0:
+            tail = (result.stderr.strip() or result.stdout).decode("utf-8", "replace")
+            raise CommandFailed(self.name, shown, status, tail[-4000:])
+        return result
+
+    def _end_guarded(self, pipe: Pipe, pid: int | None) -> None:
+        """End a command under GUARD and see that it is gone, also when it never read its input."""
+        pipe.end()
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            try:
+                if pipe.status() is not None or pipe.read(0.05) is None:
+                    return
+            except PsctlError:
+                return  # the connection is gone: the host's sshd closes the input, which ends the command
+        if pid is not None:
+            self._script(scripts.KILL_GROUP, str(pid), shown="kill")
+
+    def _pump(
+        self,
+        pipe: Pipe,
+        opening: _Opening,
+        source: Iterable[bytes],
+        sink: Callable[[bytes], object],
+        timeout: float | None,
+        shown: str,
+        end: bool,
+    ) -> tuple[int, bytes]:
+        """Feed input, take output, until the command has ended; return its exit status and error output."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        feeder = _Feeder(pipe, source, end)
+        errors: list[bytes] = []
+        ended: float | None = None
+        active, moved = time.monotonic(), 0
+        try:
+            while True:
+                got = pipe.read(_LINGER if deadline is None else max(0.0, min(_LINGER, deadline - time.monotonic())))
+                if got is not None:
+                    if rest := opening.feed(got[0]):
+                        sink(rest)
+                    errors.append(got[1])
+                status = pipe.status()
+                now = time.monotonic()
+                if status is not None:
+                    ended = now if ended is None or (got and any(got)) else ended
+                    if got is None or now - ended >= _LINGER:
+                        break
+                if feeder.error is not None:
+                    raise feeder.error
+                if deadline is not None and now >= deadline:
+                    raise TimedOut(
+                        f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
+                    )
+                if got is None:
+                    time.sleep(0.005)  # its streams are closed, its exit status is on the way
+                if (got and any(got)) or feeder.moved != moved:
+                    active, moved = now, feeder.moved
+                elif deadline is None and end and now - active > _STALL:
+                    raise TimedOut(f"{self.name}: {shown}: nothing moved for {_STALL:g} s", where=self.name)
+        finally:
+            feeder.stop()
+        return status, b"".join(errors)
+
+    def _script(
+        self,
+        script: str,
+        *arguments: str,
+        shown: str,
+        source: Iterable[bytes] = (),
+        sink: Callable[[bytes], object] | None = None,
+        timeout: float | None = 60,
+    ) -> bytes:
+        """Run one of psctl's own scripts; return its output unless a sink takes it."""
+        out: list[bytes] = []
+        pipe, opening = self._sh(script, *arguments)
+        try:
+            status, errors = self._pump(pipe, opening, source, sink or out.append, timeout, shown, end=True)
+        finally:
+            pipe.close()
+        if status != 0:
+            if any(sign in errors for sign in _NO_ROOM):
+                reason = errors.decode("utf-8", "replace").strip().splitlines()[-1]
+                hint = "make room there, or put workdir: on another disk"
+                raise DiskFull(f"{self.name}: {shown}: {reason}", hint, where=self.name)
+            raise CommandFailed(self.name, shown, status, errors.decode("utf-8", "replace"))
+        return b"".join(out)
+
+    def put(self, data: bytes | Path, path: str, mode: int = 0o644) -> None:
+        target = expand(path, self.home)
+        shown = f"write {target}"
+        if isinstance(data, Path):
+            size, source = data.stat().st_size, _chunks_of(data)
+        else:
+            size, source = len(data), iter([data] if data else [])
+        self._script(scripts.PUT, target, f"{mode:o}", str(size), shown=shown, source=source, timeout=None)
+
+    def fetch(self, path: str, to: Path) -> None:
+        target = expand(path, self.home)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        beside = to.with_name(f"{to.name}.psctl-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with beside.open("wb") as file:
+                taker = _Sized(file.write)
+                self._script(scripts.FETCH, target, shown=f"read {target}", sink=taker.take, timeout=None)
+            if taker.size is None or taker.got < taker.size:
+                raise CommandFailed(self.name, f"read {target}", 1, f"{taker.got} of {taker.size} bytes came")
+            beside.replace(to)
+        except OSError as error:
+            raise DiskFull(f"cannot write {to}: {error.strerror}", "make room here", where=str(to)) from error
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
+        exports = []
+        for key, value in env.items():
+            if not _NAME.match(key) or "\0" in value:
+                raise ValueError(f"not an environment variable: {key!r}")
+            exports.append(f"export {key}={shlex.quote(value)}\n")
+        places = expand(log, self.home), expand(cwd, self.home)
+        text = "".join(exports).encode("utf-8", "surrogateescape")
+        out = self._script(
+            scripts.START, *places, scripts.BORN, *argv, shown=f"start {printable(argv)}", source=[text] if text else []
+        )
+        pid, _, started = out.decode().strip().partition(" ")
+        return Process(int(pid), started)
+
+    def alive(self, process: Process) -> bool:
+        return self._yes(scripts.ALIVE, process)
+
+    def signal(self, process: Process, number: int) -> bool:
+        return self._yes(scripts.SIGNAL, process, str(number))
+
+    def _yes(self, script: str, process: Process, *more: str) -> bool:
+        if not process.started or process.pid <= 1:
+            return False
+        out = self._script(script, str(process.pid), process.started, *more, shown=f"look at process {process.pid}")
+        return out.strip() == b"yes"
+
+    def tail(self, path: str, offset: int = 0) -> PosixTail:
+        if offset < 0:
+            raise ValueError("an offset counts from 0")
+        inner = ["sh", "-c", scripts.TAIL, "psctl-tail", expand(path, self.home), str(offset)]
+        return PosixTail(*self._sh(scripts.GUARD, "0", *inner))
+
+
+class PosixTail:
+    """A reader there that ends when its channel does."""
+
+    def __init__(self, pipe: Pipe, opening: _Opening) -> None:
+        self._pipe, self._opening = pipe, opening
+        self._closed = threading.Event()
+
+    def read(self, timeout: float | None = None) -> bytes | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._closed.is_set():
+            left = _LINGER if deadline is None else max(0.0, min(_LINGER, deadline - time.monotonic()))
+            try:
+                got = self._pipe.read(left)
+            except PsctlError:
+                if self._closed.is_set():
+                    return None
+                raise
+            if got is None:
+                return None
+            if data := self._opening.feed(got[0]):
+                return data
+            if deadline is not None and time.monotonic() >= deadline:
+                return b""
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pipe.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (data := self.read()) is not None:
+            yield data
+
+    def __enter__(self) -> PosixTail:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Sized:
+    """Takes a stream that begins with its size on a line, and counts the rest."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write, self._head = write, b""
+        self.size: int | None = None
+        self.got = 0
+
+    def take(self, data: bytes) -> None:
+        if self.size is None:
+            head, newline, data = (self._head + data).partition(b"\n")
+            if not newline:
+                self._head = head
+                return
+            self.size = int(head)
+        self.got += len(data)
+        self._write(data)
+
+
+def _chunks_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk

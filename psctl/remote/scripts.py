@@ -1,0 +1,81 @@
+"""The few POSIX sh scripts that a host runs for psctl; constants, foreign text reaches them as arguments or input only.
+
+Each is one line (a login shell may be csh, which knows no newline in quotes) and first prints a word that was drawn
+for this call and its process number: what a talkative ~/.bashrc printed before that line is dropped.
+
+GUARD is why nothing stays behind. It runs a command with `n` bytes of the channel's input, and beside it a watcher
+that reads what follows: nothing, until the channel ends, whoever ended it and however (a deadline, Ctrl-C, psctl
+killed with -9, the network). Then the watcher kills the process group, which is the shell's own: sshd starts each
+command in a session of its own, and so does the local shell.
+"""
+
+from __future__ import annotations
+
+_HELLO = 'printf "%s %s\\n" "$1" "$$"; shift; '
+
+_WATCH = '(cat <&3; kill -s KILL -- "-$$") >/dev/null 2>&1 & '
+
+GUARD = (
+    _HELLO + 'n=$1; shift; exec 3<&0 </dev/null; if [ "$n" -eq 0 ]; then ' + _WATCH + '(exec "$@" 3<&-); '
+    'else { head -c "$n" <&3; ' + _WATCH + '} | (exec "$@" 3<&-); fi'
+)
+"""Arguments: word, number of bytes of input, command... `exec`, for else sh would take `echo` as its own word."""
+
+KILL_GROUP = _HELLO + 'kill -s KILL -- "-$1" 2>/dev/null; exit 0'
+"""Arguments: word, process group."""
+
+PUT = (
+    _HELLO + 'export LC_ALL=C; p=$1 m=$2 n=$3; if [ -d "$p" ]; then echo "$p: is a folder" >&2; exit 1; fi; '
+    'mkdir -p -- "$(dirname -- "$p")" || exit 1; t="$p.psctl-$$"; umask 077; '
+    'cat >"$t" || { rm -f -- "$t"; exit 1; }; g=$(wc -c <"$t"); '
+    'if [ "$g" -ne "$n" ]; then rm -f -- "$t"; echo "$g of $n bytes came" >&2; exit 75; fi; '
+    'chmod -- "$m" "$t" && mv -f -- "$t" "$p" || { rm -f -- "$t"; exit 1; }'
+)
+"""Arguments: word, path, mode in octal, size. Input: the content. A short one (the sender died) leaves nothing."""
+
+FETCH = _HELLO + 'export LC_ALL=C; n=$(wc -c <"$1") || exit 1; n=$((n)); printf "%s\\n" "$n"; exec cat -- "$1"'
+"""Arguments: word, path. Output: the size, a newline, the content."""
+
+_STARTED = (
+    "started() { if [ -e /proc/self/stat ]; then { read -r b </proc/sys/kernel/random/boot_id && "
+    'read -r l <"/proc/$1/stat"; } 2>/dev/null || return 1; set -- ${l##*) }; case $1 in Z|X) return 1;; esac; '
+    'shift 19; printf %s "$b:$1"; else set -- $(LC_ALL=C ps -o lstart= -p "$1"); '
+    '[ $# -gt 0 ] && printf %s "$*"; fi; }; '
+)
+"""When a process started: boot and clock ticks since, from /proc; without one, ps's date. Fails when it is gone.
+
+The name in /proc/PID/stat may hold anything, so the fields are counted from behind its last parenthesis."""
+
+_BORN = (
+    _STARTED + 'printf "%s %s\\n" "$$" "$(started $$)" >&3; eval "$PSCTL_START_ENV"; unset PSCTL_START_ENV; '
+    'exec "$@" 3>&-'
+)
+
+START = (
+    _HELLO + "PSCTL_START_ENV=$(cat); export PSCTL_START_ENV; l=$1 c=$2 i=$3; shift 3; "
+    'mkdir -p -- "$(dirname -- "$l")" && : >>"$l" && cd -- "$c" || exit 1; '
+    'command -v setsid >/dev/null || { echo "setsid (util-linux) is missing" >&2; exit 1; }; '
+    'if setsid -f true 2>/dev/null; then r=$(setsid -f sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null); '
+    'else r=$(setsid sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null &); fi; printf "%s\\n" "$r"'
+)
+"""Arguments: word, log, folder, BORN, command... Input: `export K=quoted` lines, which no process list shows.
+
+`setsid -f` and not `&`: a shell without job control starts `&` with SIGINT ignored for good."""
+
+BORN = _BORN
+
+ALIVE = _HELLO + _STARTED + 'if [ "$(started "$1")" = "$2" ]; then echo yes; else echo no; fi'
+"""Arguments: word, pid, start time. Output: yes or no."""
+
+SIGNAL = (
+    _HELLO
+    + _STARTED
+    + 'if [ "$(started "$1")" = "$2" ] && kill "-$3" "$1" 2>/dev/null; then echo yes; else echo no; fi'
+)
+"""Arguments: word, pid, start time, signal number. Output: yes or no."""
+
+TAIL = (
+    'until [ -e "$1" ] && [ "$(wc -c <"$1")" -ge "$2" ]; do sleep 0.1 2>/dev/null || sleep 1; done; '
+    'exec tail -c "+$(($2 + 1))" -f -- "$1"'
+)
+"""Arguments: path, offset. Run under GUARD."""

@@ -1,0 +1,141 @@
+"""Logging in with keys: files and the agent, in OpenSSH's order; never a question, for many hosts cannot all ask.
+
+Order: the agent's keys that a named identity file speaks of, the file itself when the agent lacks it, then (unless
+IdentitiesOnly) the agent's other keys. OpenSSH puts the agent's others before the files; here a named file comes
+first, because sshd hangs up after six keys and a full agent would hide the one that was meant.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+from paramiko.agent import AgentKey, AgentSSH
+
+from psctl.errors import AuthFailed
+from psctl.remote.target import Endpoint
+
+
+class _Agent(AgentSSH):  # type: ignore[misc]
+    """The agent behind a socket path (paramiko's own knows only SSH_AUTH_SOCK)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(10)
+            connection.connect(path)
+            self._connect(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self._close()
+
+
+class KeyLogin:
+    """What paramiko calls an authentication strategy: it is handed a verified transport and logs in.
+
+    Args:
+        host: name for messages.
+        endpoint: whose user and keys.
+    """
+
+    def __init__(self, host: str, endpoint: Endpoint) -> None:
+        self._host, self._endpoint = host, endpoint
+        self._tried: list[str] = []
+        self._passed: list[str] = []
+
+    def authenticate(self, transport: paramiko.Transport) -> list[str]:
+        """Log in with the first key that is taken.
+
+        Raises:
+            AuthFailed: none was, with what was tried.
+        """
+        agent = self._reach_agent()
+        allowed = "publickey"
+        try:
+            for label, key in self._keys(agent):
+                self._tried.append(label)
+                try:
+                    if not transport.auth_publickey(self._endpoint.user, key) and transport.is_authenticated():
+                        return self._tried
+                    allowed = "a second factor"
+                except paramiko.BadAuthenticationType as error:
+                    allowed = ", ".join(error.allowed_types)
+                    break
+                except paramiko.AuthenticationException:
+                    continue
+                except paramiko.SSHException as error:
+                    raise self._failed(f"; then sshd hung up ({error})") from error
+        finally:
+            if agent is not None:
+                agent.close()
+        raise self._failed(f"; sshd there takes: {allowed}" if allowed != "publickey" else "")
+
+    def _failed(self, end: str) -> AuthFailed:
+        user, address = self._endpoint.user, self._endpoint.address
+        tried = ", ".join(self._tried) or "nothing, for no usable key was found"
+        passed = f" (not used: {', '.join(self._passed)})" if self._passed else ""
+        port = f" -p {self._endpoint.port}" if self._endpoint.port != 22 else ""
+        return AuthFailed(
+            f"{self._host}: {user}@{address} was not let in; tried {tried}{passed}{end}",
+            f"psctl logs in with keys only: `ssh-copy-id{port} {user}@{address}`, or name another identity_file",
+            where=self._host,
+        )
+
+    def _reach_agent(self) -> _Agent | None:
+        if not self._endpoint.agent:
+            return None
+        try:
+            return _Agent(self._endpoint.agent)
+        except (OSError, paramiko.SSHException) as error:
+            self._passed.append(f"agent {self._endpoint.agent}: {error}")
+            return None
+
+    def _keys(self, agent: _Agent | None) -> Iterator[tuple[str, paramiko.PKey]]:
+        held: list[AgentKey] = list(agent.get_keys()) if agent else []
+        given: set[bytes] = set()
+        for file in self._endpoint.identity_files:
+            public = _public_blob(file)
+            in_agent = [key for key in held if key.asbytes() == public]
+            for key in in_agent:
+                given.add(key.asbytes())
+                yield f"agent key {file}", key
+            if not in_agent and (loaded := self._load(file)) is not None:
+                given.add(loaded.asbytes())
+                yield f"key {file}", loaded
+        if not self._endpoint.identities_only:
+            for key in held:
+                if key.asbytes() not in given:
+                    yield f"agent key {key.comment or key.get_name()}", key
+
+    def _load(self, file: str) -> paramiko.PKey | None:
+        if not os.path.exists(file):
+            return None  # ssh names keys that nobody has; a missing one is not worth a word
+        try:
+            key = paramiko.PKey.from_path(file)
+            for certificate in self._endpoint.certificate_files:
+                if Path(certificate).name.startswith(Path(file).name) and os.path.exists(certificate):
+                    key.load_certificate(certificate)
+        except TypeError:  # cryptography's word for "needs a passphrase"
+            self._passed.append(f"{file}: has a passphrase, `ssh-add` it to an agent")
+        except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+            self._passed.append(f"{file}: {error}")
+        else:
+            return key
+        return None
+
+
+def _public_blob(file: str) -> bytes | None:
+    """Return the public half from FILE.pub, so that a key locked by a passphrase can be found in the agent."""
+    try:
+        text = Path(file + ".pub").read_text().split()
+        return base64.b64decode(text[1])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,247 @@
+"""One SSH connection, or a chain of them: fabric's, over a socket that we bring, with its host key checked.
+
+Fabric accepts any key, also from jump hosts; here paramiko is given no keys of its own, so that it asks our policy
+about every one. Each target has its own chain, for a gateway that several threads share fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fabric
+import paramiko
+
+from psctl.errors import HostUnreachable, PsctlError
+from psctl.remote.ssh_auth import KeyLogin
+from psctl.remote.ssh_keys import HostKeyCheck
+from psctl.remote.target import Endpoint, Target
+
+SILENCE = 12.0
+"""Seconds without a byte from a host, after which it counts as vanished; it is asked for one every PULSE seconds."""
+
+PULSE = 4.0
+WINDOW = 1 << 24
+"""Bytes in flight on a channel to us: 16 MiB keeps a 1 Gbit/s link of 100 ms full."""
+
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_INET = (socket.AF_INET, socket.AF_INET6)
+
+
+class Dropped(Exception):
+    """sshd hung up before or while keys were exchanged: too many logins at once, perhaps."""
+
+
+class _Heard:
+    """A socket that knows when it last brought something. It stands for a TCP socket or a jump host's channel."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._quick = hasattr(socket, "TCP_QUICKACK") and isinstance(inner, socket.socket) and inner.family in _INET
+        self.last = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._inner.recv(size)
+        self.last = time.monotonic()
+        if self._quick:
+            # sshd writes small packets under Nagle's rule: without this each waits 40 ms for our acknowledgement
+            self._inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
+
+    def close(self) -> None:
+        """Close it; paramiko's own thread does so too, when the jump host's connection may be gone already."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Brought(fabric.Connection):  # type: ignore[misc]
+    """Fabric's connection over a socket that `bring` returns, in place of fabric's own gateways."""
+
+    def __init__(self, bring: Callable[[], _Heard], **options: Any) -> None:
+        super().__init__(gateway="psctl", **options)  # anything true: fabric then asks open_gateway
+        self._set(_bring=bring)  # fabric keeps its attributes in a configuration; _set goes around it
+
+    def open_gateway(self) -> _Heard:
+        return self._bring()  # type: ignore[no-any-return]
+
+
+class Hop:
+    """One SSH connection of a chain."""
+
+    def __init__(self, host: str, endpoint: Endpoint, policy: str, timeout: float, via: Hop | None) -> None:
+        self._check = HostKeyCheck(host, endpoint, policy, jumped=via is not None)
+        self._endpoint, self._timeout, self._via = endpoint, timeout, via
+        self.heard: _Heard | None = None
+        self._fabric = _Brought(
+            self._socket,
+            host=endpoint.address,
+            user=endpoint.user,
+            port=endpoint.port,
+            # no /etc/fabric.*, no ~/.ssh/config: everything is in `endpoint`
+            config=fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+            forward_agent=False,
+            connect_timeout=math.ceil(timeout),
+            connect_kwargs={
+                "transport_factory": self._transport,
+                "auth_strategy": KeyLogin(host, endpoint),
+                "banner_timeout": timeout,
+                "auth_timeout": max(timeout, 10.0),
+                "channel_timeout": timeout,
+            },
+        )
+        # paramiko is given no known keys, so that it asks this policy about every one
+        self._fabric.client.set_missing_host_key_policy(self._check)
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        """Paramiko's end of it, once it is open."""
+        return self._fabric.transport
+
+    def open(self) -> None:
+        """Connect, check the host key, log in."""
+        self._fabric.open()
+
+    def _socket(self) -> _Heard:
+        if self._via is not None:
+            inner = self._via.transport.open_channel(
+                "direct-tcpip", (self._endpoint.address, self._endpoint.port), ("127.0.0.1", 0), timeout=self._timeout,
+                window_size=WINDOW,
+            )  # fmt: skip
+        elif self._endpoint.proxy_command:
+            inner = _proxy(self._endpoint.proxy_command)
+        else:
+            inner = _dial(self._endpoint, self._timeout)
+        self.heard = _Heard(inner)
+        return self.heard
+
+    def _transport(self, sock: _Heard, disabled_algorithms: object = None) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, default_window_size=WINDOW)
+        transport.handshake_timeout = self._timeout
+        options = transport.get_security_options()
+        options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
+        options.key_types = self._check.preferred(tuple(options.key_types))
+        return transport
+
+    def keep_alive(self) -> None:
+        """Ask for a sign of life after PULSE quiet seconds (paramiko's own request wants no answer)."""
+
+        def ask() -> None:
+            request = paramiko.Message()
+            request.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
+            request.add_string("keepalive@openssh.com")
+            request.add_boolean(True)
+            self.transport._send_user_message(request)
+
+        self.transport.packetizer.set_keepalive(PULSE, ask)
+
+    def drop(self) -> None:
+        """End the connection, whatever it is doing."""
+        if self.heard is not None:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                self.heard.shutdown(socket.SHUT_RDWR)
+        self._fabric.client.close()
+        if self.heard is not None:
+            self.heard.close()
+
+
+def _dial(endpoint: Endpoint, timeout: float) -> socket.socket:
+    families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+    family = families.get(endpoint.family, socket.AF_UNSPEC)
+    failure: OSError = OSError(f"no address for {endpoint.address}")
+    for kind, _, protocol, _, address in socket.getaddrinfo(
+        endpoint.address, endpoint.port, family, socket.SOCK_STREAM
+    ):
+        opened = socket.socket(kind, socket.SOCK_STREAM, protocol)
+        try:
+            opened.settimeout(timeout)
+            opened.connect(address)
+        except OSError as error:
+            opened.close()
+            failure = error
+            continue
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
+        return opened
+    raise failure
+
+
+def _proxy(command: str) -> socket.socket:
+    """Run the user's ProxyCommand with one end of a socket pair as its input and output."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # the user's own line of ~/.ssh/config, which ssh too hands to a shell; it ends when its socket does
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    threading.Thread(target=process.wait, daemon=True, name="psctl-proxy-command").start()
+    return ours
+
+
+def open_chain(target: Target) -> list[Hop]:
+    """Open each jump host over the one before, the host last."""
+    hops: list[Hop] = []
+    try:
+        for endpoint in (*target.jumps, target.host):
+            hop = Hop(target.name, endpoint, target.policy, target.connect_timeout, hops[-1] if hops else None)
+            hops.append(hop)
+            _open_hop(target, endpoint, hop)
+    except BaseException:
+        for hop in reversed(hops):
+            hop.drop()
+        raise
+    return hops
+
+
+def _open_hop(target: Target, endpoint: Endpoint, hop: Hop) -> None:
+    began = time.monotonic()
+    at = f"{endpoint.address} port {endpoint.port}"
+    jumping = f"jump host {at}" if endpoint is not target.host else at
+
+    def unreachable(why: str, hint: str) -> HostUnreachable:
+        return HostUnreachable(f"{target.name}: {jumping}: {why}", hint, where=target.name)
+
+    try:
+        hop.open()
+    except PsctlError:
+        raise
+    except socket.gaierror as error:
+        raise unreachable(
+            f"no such name ({error.strerror})", "correct the address, or add it to DNS or ~/.ssh/config"
+        ) from error
+    except paramiko.ChannelException as error:
+        raise unreachable(
+            f"the jump host cannot reach it ({error.text})", "is the host up, and may the jump host connect to it?"
+        ) from error
+    except ConnectionRefusedError as error:
+        raise unreachable("connection refused", "does sshd run there, and on that port?") from error
+    except (ConnectionResetError, EOFError) as error:
+        raise Dropped(str(error) or "end of stream") from error
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise unreachable(
+                f"no answer in {target.connect_timeout:g} s", "is the host up, and the address right?"
+            ) from error
+        raise unreachable(error.strerror or str(error), "is the host up, and the address right?") from error
+    except paramiko.SSHException as error:
+        if "banner" in str(error) or isinstance(error.__cause__, EOFError | ConnectionResetError):
+            if time.monotonic() - began >= target.connect_timeout:
+                raise unreachable(
+                    f"no SSH answer in {target.connect_timeout:g} s", "does sshd listen there?"
+                ) from error
+            raise Dropped(str(error)) from error
+        if time.monotonic() - began >= target.connect_timeout:
+            raise unreachable(f"no SSH answer in {target.connect_timeout:g} s", "does sshd listen there?") from error
+        if "Negotiation failed" in str(error) or "No existing session" in str(error):
+            raise Dropped(str(error)) from error
+        raise unreachable(f"no SSH session: {error}", "try `ssh -v` to that host") from error

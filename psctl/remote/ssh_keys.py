@@ -1,0 +1,106 @@
+"""Host keys: no login, on a jump host or a target, before the key that it shows was found in known_hosts."""
+
+from __future__ import annotations
+
+import paramiko
+
+from psctl.errors import HostKeyChanged, HostKeyUnknown, PsctlError
+from psctl.remote import known_hosts
+from psctl.remote.known_hosts import Verdict
+from psctl.remote.target import Endpoint
+
+_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+
+
+class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    """Judges every host key: paramiko is given no known keys of its own, so it asks here each time.
+
+    Args:
+        host: the cluster's name of the host, for messages.
+        endpoint: which sshd, and which known_hosts files count for it.
+        policy: strict, or accept-new (a host of which no key is known is added to the first file).
+        jumped: it is reached through a jump host, so ssh-keyscan cannot see it.
+    """
+
+    def __init__(self, host: str, endpoint: Endpoint, policy: str, jumped: bool) -> None:
+        self._host, self._endpoint, self._policy, self._jumped = host, endpoint, policy, jumped
+        self._names = known_hosts.entry_names(endpoint.address, endpoint.port, endpoint.alias)
+
+    def _lines(self) -> list[known_hosts.Line]:
+        return known_hosts.read([*self._endpoint.user_known_hosts, *self._endpoint.global_known_hosts])
+
+    def preferred(self, offered: tuple[str, ...]) -> tuple[str, ...]:
+        """Order host key algorithms so that the types already known come first, as OpenSSH does.
+
+        Otherwise a host known by its ed25519 key that also has an RSA one could look changed.
+        """
+        known = [name for kind in known_hosts.known_kinds(self._lines(), self._names)
+                 for name in _ALGORITHMS.get(kind, (kind,)) if name in offered]  # fmt: skip
+        return (*dict.fromkeys(known), *(name for name in offered if name not in known))
+
+    def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
+        """Return when the key is known (or was just added); raise otherwise."""
+        blob = key.asbytes()
+        judgement = known_hosts.judge(self._lines(), self._names, blob)
+        if judgement.verdict is Verdict.KNOWN:
+            return
+        if judgement.verdict is Verdict.UNKNOWN:
+            if self._policy != "accept-new" or not self._endpoint.user_known_hosts:
+                raise self._unknown(blob)
+            self._accept(blob)
+            return
+        raise self._changed(blob, judgement)
+
+    def _accept(self, blob: bytes) -> None:
+        file = self._endpoint.user_known_hosts[0]
+        try:
+            known_hosts.add(file, self._names[0], blob, self._endpoint.hash_known_hosts)
+        except OSError as error:
+            raise HostKeyUnknown(
+                f"{self._host}: its host key cannot be added to {file}: {error.strerror}",
+                "make the file writable",
+                where=self._host,
+            ) from error
+        # another psctl may have been faster: what stands in the file now counts
+        if known_hosts.judge(self._lines(), self._names, blob).verdict is not Verdict.KNOWN:
+            raise self._unknown(blob)
+
+    def _who(self) -> str:
+        given, address, port = self._endpoint.given, self._endpoint.address, self._endpoint.port
+        at = address if port == 22 else f"{address} port {port}"
+        return at if given == self._host or given == address else f"{given} ({at})"
+
+    def _unknown(self, blob: bytes) -> PsctlError:
+        kind, shown = known_hosts.kind_of(blob), known_hosts.fingerprint(blob)
+        file = self._endpoint.user_known_hosts[0] if self._endpoint.user_known_hosts else "~/.ssh/known_hosts"
+        port = "" if self._endpoint.port == 22 else f" -p {self._endpoint.port}"
+        scan = (
+            "" if self._jumped else f" or run `ssh-keyscan{port} -t {_short(kind)} {self._endpoint.address} >> {file}`"
+        )
+        return HostKeyUnknown(
+            f"{self._host}: the host key of {self._who()} is not in known_hosts: {kind} {shown}",
+            f"compare that fingerprint with the host's own, then log in once with `ssh {self._endpoint.given}`{scan}; "
+            "or set host_key_policy: accept-new",
+            where=self._host,
+        )
+
+    def _changed(self, blob: bytes, judgement: known_hosts.Judgement) -> PsctlError:
+        kind, shown, line = known_hosts.kind_of(blob), known_hosts.fingerprint(blob), judgement.line
+        assert line is not None
+        place = f"{line.file}:{line.number}"
+        if judgement.verdict is Verdict.REVOKED:
+            return HostKeyChanged(
+                f"{self._host}: the host key of {self._who()} ({kind} {shown}) is marked @revoked at {place}",
+                "do not log in there before its administrator says why",
+                where=self._host,
+            )
+        return HostKeyChanged(
+            f"{self._host}: {self._who()} shows the key {kind} {shown}, but {place} has "
+            f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or someone stands in between",
+            f"ask who runs the host; if the new key is right: `ssh-keygen -f {line.file} -R '{self._names[0]}'`",
+            where=self._host,
+        )
+
+
+def _short(kind: str) -> str:
+    return {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa" if kind.startswith("ecdsa") else kind)

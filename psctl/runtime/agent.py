@@ -1,0 +1,400 @@
+"""The agent: one a job a host. It starts, watches and ends the job's processes there, and dies with the job.
+
+    python -m psctl.runtime.agent ORDERS.json
+
+The process that is started is the keeper (keeper.py); the agent is its child. Threads only listen (link, ear, logs,
+store, keeper's pipe) and put what they hear into one queue; all that is done is done on the main thread, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from psctl.checkpoint import files
+from psctl.errors import PsctlError
+from psctl.job import messages
+from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started, StartProcess, StopWanted
+from psctl.net.peer import Credentials
+from psctl.orders import AgentOrders
+from psctl.runtime import agent_start, keeper, lifeline
+from psctl.runtime.agent_copies import Copies
+from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
+from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
+from psctl.runtime.agent_socket import Ear, Refused, Request
+from psctl.runtime.agent_start import COORDINATOR, Files
+from psctl.runtime.logs import Pump, Secrets
+from psctl.runtime.processes import Child, Processes
+from psctl.words import Address, Member
+
+SAMPLE_EVERY = 3.0
+"""Seconds between two looks at how busy the host is."""
+
+LEAVE = 5.0
+"""Seconds beyond the grace that an agent waits for others before it leaves by itself."""
+
+
+class ChildEnded(msgspec.Struct, frozen=True):
+    """A child, or an orphan that fell to us, has ended."""
+
+
+class Terminated(msgspec.Struct, frozen=True):
+    """We got SIGTERM."""
+
+
+class KeeperGone(msgspec.Struct, frozen=True):
+    """Our keeper has died."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """psctl wants the job to stop."""
+
+    stop: StopWanted
+
+
+class Agent:
+    """An agent's life.
+
+    Args:
+        orders: all that it was told.
+        lifeline_end: what its children hold on to.
+    """
+
+    def __init__(self, orders: AgentOrders, lifeline_end: int) -> None:
+        self.orders = orders
+        self.host = orders.job.hosts[orders.host]
+        self.files = Files(orders)
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._secrets = Secrets(orders.secrets.values())
+        self._processes = Processes(lifeline_end)
+        self._members: dict[Child, Member] = {}
+        self._pump = Pump(self._secrets, self._pass_on, self._say)
+        self._coordinator: Address | None = orders.coordinator
+        self._head = Head(orders, self.files, self._processes, self._queue.put)
+        self._wanted: StopWanted | None = None  # a stop that nobody could be told yet
+        self._stopping = ""
+        self._kill_at: float | None = None
+        self._leave_at: float | None = None
+        self._failure: tuple[Failure, int] | None = None  # what to write if the coordinator could not
+        self._abandoned = False  # the coordinator is gone
+        self._left = False
+        credentials = Credentials(
+            orders.job.name, Member("agent", orders.host), orders.authority, orders.certificate, orders.key
+        )
+        register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
+        copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
+        self._copies = copies
+        self._link = Link(credentials, register, orders.job.congestion, self._queue.put, copies)
+
+    # ---- the main thread -------------------------------------------------------------------------------------------
+
+    def run(self, keeper_pipe: int) -> int:
+        """Live until the job is over; return the exit status."""
+        self._listen(keeper_pipe)
+        try:
+            if self._coordinator is None:
+                self._head.start()
+            else:
+                self._link.start(self._coordinator)
+        except (PsctlError, OSError) as error:
+            self._end_by_error(error)
+        sample_at = time.monotonic()
+        while not self._left:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._queue.get(timeout=self._patience(sample_at)))
+            now = time.monotonic()
+            if now >= sample_at:
+                sample_at = now + SAMPLE_EVERY
+                self._sample()
+            self._deadlines(now)
+        self._leave()
+        return 0
+
+    def _listen(self, keeper_pipe: int) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
+        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(Terminated()))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        lifeline.reap_descendants()
+        Ear(self.files.job_dir, self.files.private, self._answer)
+        _on_thread("keeper", lambda: self._watch_keeper(keeper_pipe))
+
+    def _watch_keeper(self, pipe: int) -> None:
+        os.read(pipe, 1)  # nothing is ever written; it returns at the end
+        self._queue.put(KeeperGone())
+
+    def _patience(self, sample_at: float) -> float:
+        deadlines = [sample_at, *filter(None, [self._kill_at, self._leave_at])]
+        return max(0.0, min(deadlines) - time.monotonic())
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case ChildEnded():
+                for child in self._processes.ended():
+                    self._child_ended(child)
+            case CoordinatorAt(address=address):
+                self._coordinator = address
+                self._link.start(address)
+            case LinkUp() if self._wanted is not None:
+                self._link.send(self._wanted)
+            case Heard(message=message):
+                self._heard(message)
+            case LinkGone(reason=reason):
+                self._coordinator_lost(reason)
+            case StoreWanted() if not self._stopping:
+                self._head.start_store()
+            case Asked(stop=stop):
+                self._stop_wanted(stop)
+            case Terminated():
+                self._stop_wanted(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
+                self._stop_processes(self.orders.grace, "SIGTERM")
+                self._leave_at = time.monotonic() + self.orders.grace + LEAVE
+            case KeeperGone():
+                self._say("the keeper of this agent is gone; everything here ends")
+                self._blame("psctl's keeper on the head died", 1)
+                self._left = True
+
+    def _deadlines(self, now: float) -> None:
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._processes.end_all(but=self._head.coordinator)
+            self._queue.put(ChildEnded())
+        if self._leave_at is not None and now >= self._leave_at:
+            self._blame(f"the job did not end in time after {self._stopping or 'its end was wanted'}", 1)
+            self._left = True
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    def _start(self, start: StartProcess) -> None:
+        member = start.member
+        try:
+            assert self._coordinator is not None, "who orders processes is known"
+            agent_start.write_orders(self.orders, start, self._coordinator, self.files)
+            child = self._spawn(start)
+        except OSError as error:
+            text = f"{member} could not be started: {error.strerror or error} ({error.filename or self.orders.python})"
+            failure = Failure(str(member), self.host.name, 127, time.time(), 0, text, [], [])
+            self._link.send(Exited(member, 127, failure))
+            return
+        self._members[child] = member
+        self._link.send(Started(member, child.pid))
+
+    def _spawn(self, start: StartProcess) -> Child:
+        environment = agent_start.environment_of(self.orders, start.environment, self.files, start.member)
+        cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
+        readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
+        try:
+            return self._processes.start(
+                str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd, *writers
+            )
+        finally:
+            for writer in writers:
+                os.close(writer)
+            for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
+                self._pump.add(start.member, stream, reader, self.files.log(start.member, stream))
+
+    def _child_ended(self, child: Child) -> None:
+        status = child.status if child.status is not None else 0
+        if child is self._head.coordinator:
+            self._coordinator_ended(status)
+            return
+        if child is self._head.store_host:
+            self._say(f"the process that holds torch's store ended with status {status}")
+            return
+        member = self._members.pop(child)
+        tail = self._pump.drain(member)
+        failure = None
+        if status:
+            failure = agent_start.account(self.files, member, self.host.name, status, tail, self._secrets)
+        self._link.send(Exited(member, status, failure))
+        self._processes.end_family(child)
+        self._pump.close(member)
+        self.files.orders(member).unlink(missing_ok=True)
+        self._leave_if_alone()
+
+    def _stop_processes(self, grace: float, reason: str) -> None:
+        """TERM, and KILL when the grace is over; the coordinator is not among them."""
+        self._stopping = self._stopping or reason
+        if grace <= 0:
+            self._kill_at = time.monotonic()
+            return
+        at = time.monotonic() + grace
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        self._processes.signal_all(signal.SIGTERM, but=self._head.coordinator)
+
+    # ---- the coordinator -------------------------------------------------------------------------------------------
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case messages.StartProcess() if not self._stopping:
+                self._start(message)
+            case messages.StartProcess():
+                failure = Failure(str(message.member), self.host.name, -15, time.time(), 0, "not started", [], [])
+                self._link.send(Exited(message.member, -int(signal.SIGTERM), failure))
+            case messages.StopProcesses(grace=grace, reason=reason):
+                self._stop_processes(grace, reason)
+            case messages.Finish(status=status):
+                self._say(f"the job is over: {status}")
+                self._link.finish()
+                self._processes.end_all(but=self._head.coordinator)
+                if self._head.coordinator is None:
+                    self._left = True
+                else:
+                    self._leave_at = time.monotonic() + LEAVE
+            case _:
+                self._say(f"the coordinator sent a {type(message).__name__}, which is not for an agent")
+
+    def _coordinator_ended(self, status: int) -> None:
+        if status:
+            tail = self._head.tail()
+            failure = agent_start.account(self.files, COORDINATOR, self.host.name, status, tail, self._secrets)
+            failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
+            self._failure = failure, failure.exit if failure.code else 1
+            self._say(failure.exception)
+        self._processes.end_all()
+        self._left = True
+
+    def _coordinator_lost(self, reason: str) -> None:
+        """The coordinator cannot be reached any more: the job is over here; its end is the head's to write."""
+        self._say(f"the coordinator is lost: {reason}")
+        self._blame(f"psctl's coordinator was lost: {reason}", 1)
+        self._stop_processes(self.orders.grace, "the coordinator is lost")
+        self._leave_at = time.monotonic() + self.orders.grace + 1
+        self._abandoned = True
+        self._leave_if_alone()
+
+    def _leave_if_alone(self) -> None:
+        """Nobody will tell us to leave any more: do so when the last process has ended."""
+        if self._abandoned and all(child is self._head.coordinator for child in self._processes.running):
+            self._left = True
+
+    def _stop_wanted(self, stop: StopWanted) -> None:
+        if not self._link.send(stop):
+            self._wanted = stop
+        if stop.force:
+            self._stopping = self._stopping or f"a forced stop by {stop.by}"
+            self._leave_at = time.monotonic() + self.orders.grace + LEAVE
+
+    def _blame(self, text: str, exit_code: int) -> None:
+        if self._failure is None:
+            failure = Failure(str(COORDINATOR), self.host.name, 1, time.time(), 0, text, [], [])
+            self._failure = failure, exit_code
+
+    def _end_by_error(self, error: PsctlError | OSError) -> None:
+        self._say(str(error))
+        self._blame(str(error), getattr(error, "exit", 1))
+        if isinstance(error, PsctlError) and self._failure is not None:
+            failure = msgspec.structs.replace(self._failure[0], code=error.code, exit=error.exit, hint=error.hint)
+            self._failure = failure, error.exit
+        self._left = True
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        self._processes.end_all()
+        self._link.close(1.0)
+        self._copies.discard()
+        if self.orders.host == 0:
+            self._blame("psctl's agent on the head ended before the job did", 1)
+            assert self._failure is not None
+            keeper.write_finished(self.files.job_dir, self.orders.job.name, *self._failure)
+        keeper.clean(self.files.job_dir)
+
+    # ---- other threads ---------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        """Answer psctl, on the ear's thread."""
+        match request.command:
+            case "hello":
+                return self._hello()
+            case "state":
+                processes = [
+                    {"role": member.role, "rank": member.rank, "pid": child.pid}
+                    for child, member in list(self._members.items())
+                ]
+                return {**self._hello(), "processes": processes, "stopping": self._stopping}
+            case "stop":
+                try:
+                    stop = msgspec.convert(
+                        {"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop
+                    )
+                except msgspec.ValidationError as error:
+                    raise Refused(str(error)) from error
+                self._queue.put(Asked(StopWanted(stop.save, stop.force, stop.by)))
+                return {"accepted": True}
+            case _:
+                raise Refused(f"no such command: {request.command}")
+
+    def _hello(self) -> dict[str, Any]:
+        mine = psutil.Process(os.getppid())
+        address, master = self._coordinator, self._head.master
+        return {
+            "job": self.orders.job.name,
+            "host": self.host.name,
+            "pid": mine.pid,
+            "started": mine.create_time(),
+            "coordinator": msgspec.to_builtins(address) if address else None,
+            "master": msgspec.to_builtins(master) if master else None,
+        }
+
+    def _pass_on(self, lines: Lines) -> None:
+        self._link.send(lines)
+
+    def _sample(self) -> None:
+        self._link.send(Sample(self.host.name, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100))
+
+    def _say(self, text: str) -> None:
+        print(
+            f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _Stop(msgspec.Struct):
+    save: bool
+    force: bool
+    by: str
+
+
+def _on_thread(name: str, work: Callable[[], Any]) -> None:
+    threading.Thread(target=work, name=f"psctl {name}", daemon=True).start()
+
+
+def _end(orders: AgentOrders, status: int) -> None:
+    """The keeper's last act: the agent has ended, in order or not."""
+    job_dir = Path(orders.job_dir)
+    if orders.host == 0:
+        why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        text = f"psctl's agent on the head died: {why}"
+        failure = Failure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
+        keeper.write_finished(job_dir, orders.job.name, failure)
+    files.sweep(Path(orders.workdir) / "checkpoints" / orders.job.name)  # who wrote them may have been killed
+    keeper.clean(job_dir)
+
+
+def main(path: str) -> int:
+    """Be the keeper, and in its child the agent, of the orders in `path`."""
+    orders = msgspec.json.decode(Path(path).read_bytes(), type=AgentOrders)
+    Files(orders).make()
+    keeper.write_pid(Path(orders.job_dir))
+
+    def live(_keeper: int, pipe: int, lifeline_end: int) -> int:
+        return Agent(orders, lifeline_end).run(pipe)
+
+    return keeper.keep(live, lambda status: _end(orders, status))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,174 @@
+"""What of a worker goes into a checkpoint, and how it comes back: names for tensors, JSON for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from psctl.errors import CheckpointIncomplete, UsageError
+from psctl.runtime.swap import plain_class
+from psctl.runtime.trees import pack, unpack
+from psctl.store.fit import SCALARS
+from psctl.words import TensorSlice
+
+
+class Parts:
+    """The parts of a script's training state that psctl was given.
+
+    Args:
+        model: prepared or not.
+        optimizer, scheduler: what `prepare` was given, or None.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, without waiting for their values."""
+        return dict(plain_class(self.model).named_parameters(self.model))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return those that have gradients, by name, without waiting."""
+        return {name: one for name, one in self.parameters().items() if one.requires_grad}
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return all buffers by name, those that no checkpoint holds too."""
+        return dict(self.model.named_buffers())
+
+    def saved_buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers that belong into a checkpoint (torch calls them persistent)."""
+        found = {}
+        for place, module in self.model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    found[f"{place}.{name}" if place else name] = buffer
+        return found
+
+    def values(self, on_servers: bool) -> dict[str, torch.Tensor]:
+        """Return the tensors that this side saves; what servers hold is theirs to save."""
+        found: dict[str, torch.Tensor] = {
+            f"param/{name}": one for name, one in self.parameters().items() if not (on_servers and one.requires_grad)
+        }
+        found |= {f"buffer/{name}": one for name, one in self.saved_buffers().items()}
+        return found
+
+    # ---- optimizer and scheduler ----
+
+    def optimizer_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the optimizer's state: plain values by parameter name, tensors as optim/NAME/KEY."""
+        plain: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        if self.optimizer is None:
+            return plain, tensors
+        names = {id(one): name for name, one in self.parameters().items()}
+        for parameter, state in self.optimizer.state.items():
+            name = names.get(id(parameter))
+            if name is None:
+                continue
+            packed, found = pack(state, f"optim/{name}")
+            plain[name] = {key: value for key, value in packed.items() if not _is_tensor(value)}
+            tensors.update(found)
+        return plain, tensors
+
+    def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give the optimizer its state back; `tensors` are those under optim/."""
+        if self.optimizer is None:
+            return
+        places = {id(one): place for place, one in enumerate(self._held())}
+        state: dict[int, dict[str, Any]] = {}
+        for name, parameter in self.parameters().items():
+            if id(parameter) not in places:
+                continue
+            found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
+            for path, tensor in tensors.items():
+                key = path.removeprefix(f"optim/{name}/")
+                if key != path and "/" not in key and key not in found:
+                    found[key] = tensor.reshape(()) if key in SCALARS else tensor
+            if found:
+                state[places[id(parameter)]] = found
+        held = self.optimizer.state_dict()
+        held["state"] = state
+        self.optimizer.load_state_dict(held)
+
+    def _held(self) -> list[nn.Parameter]:
+        assert self.optimizer is not None, "asked for its parameters"
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the numbers of the optimizer's groups (lr, betas ...), schedulers' own among them."""
+        if self.optimizer is None:
+            return []
+        return [
+            pack({key: _number(value) for key, value in group.items() if key != "params"}, "groups", drop=True)[0]
+            for group in self.optimizer.param_groups
+        ]
+
+    def load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Set the groups' numbers.
+
+        Raises:
+            UsageError: the optimizer has another number of groups than the checkpoint's.
+        """
+        if self.optimizer is None or not groups:
+            return
+        if len(groups) != len(self.optimizer.param_groups):
+            raise UsageError(
+                f"the checkpoint's optimizer has {len(groups)} groups, this one {len(self.optimizer.param_groups)}",
+                "make the optimizer as the job that saved it did, or start anew with --resume never",
+            )
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in unpack(dict(saved), {}).items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = value
+
+    def scheduler_state(self) -> Any:
+        """Return the scheduler's state as JSON values; what is not a plain value stays out."""
+        return pack(self.scheduler.state_dict(), "scheduler", drop=True)[0] if self.scheduler is not None else None
+
+    def load_scheduler(self, saved: Any) -> None:
+        """Give the scheduler its state back."""
+        if self.scheduler is not None and saved is not None:
+            self.scheduler.load_state_dict(unpack(saved, {}))
+
+    def load_values(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+        """Write tensors into the parameters and buffers of these names (param/..., buffer/...)."""
+        own: dict[str, torch.Tensor] = {f"param/{name}": one for name, one in self.parameters().items()}
+        own |= {f"buffer/{name}": one for name, one in self.buffers().items()}
+        with torch.no_grad():
+            for name in names:
+                here, there = tuple(own[name].shape), tuple(tensors[name].shape)
+                if here != there:
+                    raise CheckpointIncomplete(
+                        f"{name} has the shape {there} there, {here} in this model",
+                        "use the job file and code that the checkpoint's manifest names",
+                    )
+                own[name].copy_(tensors[name])
+
+
+def wanted(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:
+    """Return the checkpoint's slices of these names.
+
+    Raises:
+        CheckpointIncomplete: some are not there; names the first.
+    """
+    there = {each.name: each for each in tensors}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise CheckpointIncomplete(
+            f"checkpoint {checkpoint} has no {missing[0]}" + (f" (and {len(missing) - 1} more)" if missing[1:] else ""),
+            "use the job file and code that the checkpoint's manifest names",
+        )
+    return [there[name] for name in names]
+
+
+def _is_tensor(packed: Any) -> bool:
+    return isinstance(packed, dict) and set(packed) == {"$tensor"}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,0 +1,181 @@
+"""The coordinator's shell: it keeps the mind (job/coordinator.py) in touch with the world.
+
+    python -m psctl.runtime.coordinator        orders: the file that PSCTL_ORDERS names
+
+What happens comes in through one queue; the mind answers with instructions; they are carried out here, on the main
+thread, in order. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from psctl.checkpoint import files
+from psctl.errors import PsctlError
+from psctl.job.coordinator import Mind
+from psctl.job.instructions import (
+    Append,
+    Close,
+    Commit,
+    Copy,
+    Discard,
+    Happening,
+    Heard,
+    Instruction,
+    MakePlan,
+    MakeShards,
+    PlanMade,
+    ShardsMade,
+    Start,
+    Tell,
+    Tick,
+)
+from psctl.job.messages import AnyMessage, Finish, Resume, StartProcess, StopWanted
+from psctl.net.peer import Acceptor, Credentials
+from psctl.plan.choose import choose
+from psctl.runtime.coordinator_desk import Desk
+from psctl.runtime.coordinator_log import EventLog
+from psctl.runtime.keeper import EVENTS
+from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders
+from psctl.runtime.saver import Saver
+from psctl.store.shards import assign, cut
+from psctl.wire.authority import Pair, issue
+from psctl.words import Member
+
+TICK = 0.1
+"""Seconds between two looks at the time: a third of the shortest deadline (failures.SETTLE)."""
+
+ME = Member("coordinator", 0)
+
+
+class Coordinator:
+    """One job's coordinator.
+
+    Args:
+        orders: all that it was told.
+
+    Raises:
+        PsctlError: the port range is full, or the checkpoint to resume from is damaged.
+    """
+
+    def __init__(self, orders: CoordinatorOrders) -> None:
+        self._orders = orders
+        order = orders.order
+        self._authority = Pair(orders.authority, orders.authority_key)
+        self._queue: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._log = EventLog(Path(orders.job_dir) / EVENTS)
+        root = Path(orders.workdir) / "checkpoints"
+        self._saver = Saver(root, order, self._queue.put)
+        resume = Path(order.resume) if order.resume else None
+        self._desk = Desk(self._queue.put, self._saver, resume)
+        now = time.monotonic()
+        self._mind = Mind(
+            order, orders.master, orders.grace, _resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
+        )
+        pair = self._issue(ME)
+        credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem)
+        head = order.hosts[0]
+        self._acceptor = Acceptor(
+            head.address, order.ports, credentials, AnyMessage, self._desk, self._allow, order.congestion
+        )
+        self._open = True
+
+    def run(self) -> None:
+        """Coordinate until the job is over."""
+        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(Heard(ME, StopWanted(False, False, "SIGTERM"))))
+        self._carry_out(self._mind.start(time.monotonic()))
+        with os.fdopen(self._orders.report, "wb") as report:
+            report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
+        tick_at = time.monotonic() + TICK
+        while self._open:
+            happening: Happening = Tick()
+            with contextlib.suppress(queue.Empty):
+                happening = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
+            self._carry_out(self._mind.handle(happening, time.monotonic()))
+            if self._open and time.monotonic() >= tick_at:
+                tick_at = time.monotonic() + TICK
+                self._carry_out(self._mind.handle(Tick(), time.monotonic()))
+                self._log.flush()
+        self._acceptor.close()
+        self._log.close()
+        self._desk.close(2.0)
+
+    def _allow(self, member: Member) -> str | None:
+        return self._mind.expects(member) or None
+
+    def _issue(self, member: Member) -> Pair:
+        return issue(self._authority, self._orders.order.name, member, time.time())
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Append(event=event):
+                self._log.append(event)
+            case Tell(member=member, message=message):
+                self._desk.tell(member, message)
+            case Start():
+                self._start(instruction)
+            case MakePlan():
+                self._queue.put(self._plan(instruction))
+            case MakeShards(layout=layout, servers=servers):
+                shards = cut(layout, servers)
+                self._queue.put(ShardsMade(shards, assign(shards, servers)))
+            case Commit():
+                self._saver.commit(instruction)
+            case Discard(step=step):
+                self._saver.discard(step)
+            case Copy(step=step, agent=agent):
+                self._saver.copy(step, self._desk.peer(agent))
+            case Close(status=status):
+                for host in range(len(self._orders.order.hosts)):
+                    self._desk.tell(Member("agent", host), Finish(status))
+                self._open = False
+
+    def _start(self, start: Start) -> None:
+        pair = self._issue(start.member)
+        order = StartProcess(
+            start.member,
+            start.local_rank,
+            start.environment,
+            self._orders.authority,
+            pair.certificate_pem,
+            pair.key_pem,
+        )
+        self._desk.tell(Member("agent", start.host), order)
+
+    def _plan(self, wanted: MakePlan) -> PlanMade:
+        try:
+            plan = choose(self._orders.order, None, wanted.layout, decided=True)
+        except PsctlError as error:
+            return PlanMade("", "", [], None, error.message)
+        return PlanMade(plan.chosen, plan.update, plan.servers, plan.event(time.time()))
+
+
+def _resumed(name: str | None, folder: Path | None) -> Resume | None:
+    if folder is None:
+        return None
+    manifest = files.open_checkpoint(folder)
+    state = files.read_state(folder, manifest)
+    return Resume(name or manifest.id, manifest.step, state, files.whole(manifest))
+
+
+def main() -> int:
+    """Coordinate the job that this process's orders name."""
+    orders = msgspec.json.decode(Path(os.environ[ENVIRONMENT]).read_bytes(), type=CoordinatorOrders)
+    Coordinator(orders).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

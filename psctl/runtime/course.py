@@ -1,0 +1,235 @@
+"""The course of a run: its steps, its place in the data, and the points of rest where a checkpoint is taken.
+
+    batch -> forward, backward -> optimizer.step() -> scheduler, report -> next batch
+                                  the step ends                            point of rest
+
+Just before a step ends it is decided whether it will be saved and whether the run stops after it: by `every`, by the
+coordinator (cuts.py), or because the last batch of the last epoch was handed out. State is captured at the point of
+rest after it, when the scheduler has stepped too: where the loop asks for its loader's next batch; at the end of an
+epoch, where it asks for the next epoch; with a loader of one's own, in `run.report`. If a loop passes none of these
+before the next step ends, the rest is taken there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from psctl.job.messages import Resume, Welcome
+from psctl.runtime.checkpoints import Parts
+from psctl.runtime.cuts import Verdict
+from psctl.runtime.loader import Loader
+from psctl.runtime.position import Position, position_of
+from psctl.runtime.reseed import reseed
+from psctl.runtime.starting import Seat
+from psctl.runtime.tracked import Tracked
+from psctl.runtime.way import Share, Way
+
+SAVE_PATIENCE = 300.0
+"""Seconds to wait at the end until the last checkpoint is whole on disk."""
+
+
+class Course:
+    """Counts steps and epochs, and saves.
+
+    Args:
+        seat: the run's place in its job.
+        welcome: what the coordinator said of the job.
+        share: told of every batch.
+        tracked: what else belongs into a checkpoint.
+    """
+
+    def __init__(self, seat: Seat, welcome: Welcome, share: Share, tracked: Tracked) -> None:
+        self.rank, self.world, self.seed = seat.me.rank, welcome.world, welcome.seed
+        self.step = 0
+        self.epoch = 0
+        self.examples = 0.0
+        """Examples that this rank trained on."""
+        self.in_step = False
+        """A batch was drawn, or a gradient computed, that no step has used yet."""
+        self._seat, self._share, self._tracked = seat, share, tracked
+        self._every = welcome.every_steps
+        self._parts: Parts | None = None
+        self._way: Way | None = None
+        self._rested = self._saved = 0
+        self._sent: int | None = None  # the last step that this rank sent its part of
+        self._verdict = Verdict()
+        self._begin = Position()
+        self._resuming = False  # the first pass over the saved loader begins where it was
+        self._loops = 0
+        self._last_epoch: int | None = None  # of the loop of epochs that is going on
+        self._loaders = 0
+        self._drawn_from: Loader | None = None
+        self._feeding: Loader | None = None
+        self._draws = 0
+
+    # ---- the start ----
+
+    def resume(self, resume: Resume) -> None:
+        """Go on after the step that a checkpoint holds."""
+        self.step = self._rested = self._saved = resume.step
+        self._begin = position_of(resume.state)
+        self.epoch = self._begin.epoch
+        self._resuming = True
+
+    def begin(self, parts: Parts, way: Way) -> None:
+        """Take the model on: it has its start values."""
+        self._parts, self._way = parts, way
+        self._reseed()
+
+    def new_loader(self) -> int:
+        """Return the next loader's number."""
+        self._loaders += 1
+        return self._loaders - 1
+
+    # ---- steps ----
+
+    def end_step(self, act: Callable[[bool], Any]) -> Any:
+        """End a step. `act` is told whether the step is saved, and does it."""
+        self.rest()
+        step = self.step + 1
+        verdict = self._seat.ending(step)
+        save = verdict.save or (self._every > 0 and step % self._every == 0) or self._is_last()
+        self._verdict = Verdict(save, verdict.stop)
+        result = act(save)
+        self.step = step
+        self._seat.ended(step)
+        self.examples += self._share.mine
+        self._share.sent()
+        self._feeding = self._drawn_from
+        self.in_step = False
+        self._draws = 0
+        self._reseed()
+        return result
+
+    def _is_last(self) -> bool:
+        feeding = self._drawn_from
+        return self._last_epoch == self.epoch and feeding is not None and feeding.complete
+
+    def _reseed(self) -> None:
+        reseed(self.seed, "clock", self.step, self._draws, self.rank)
+
+    # ---- epochs and batches ----
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs of one loop, from where the run goes on."""
+        loop, self._loops = self._loops, self._loops + 1
+        resumed = self._begin.loop
+        first = 0 if loop > resumed else self._begin.epoch if loop == resumed else count
+        self._last_epoch = count - 1
+        self.epoch = min(first, max(0, count - 1))  # when nothing is left to train, it is the last one
+        try:
+            for epoch in range(first, count):
+                self.epoch = epoch
+                yield epoch
+                self.rest(Position(loop, epoch + 1, self._number(), 0))
+        finally:
+            self._last_epoch = None
+
+    def epoch_of(self, loader: Loader) -> tuple[int, int]:
+        """Return the epoch of a new pass over a loader and the clock to begin at."""
+        at = self._begin
+        inside = self._last_epoch is not None
+        epoch = self.epoch if inside else at.epoch + loader.passes
+        if self._resuming and loader.index == at.loader and epoch == at.epoch:
+            self._resuming = False
+            return epoch, at.clock
+        return epoch, 0
+
+    def wanted(self, loader: Loader) -> None:
+        """The loop asks for a loader's next batch."""
+        if loader is self._feeding and not loader.complete:
+            self.rest()
+
+    def drawn(self, loader: Loader, mine: int, together: int) -> None:
+        """A loader hands out a batch."""
+        self._drawn_from = loader
+        self._share.drawn(loader, mine, together)
+        self.in_step = True
+        self._reseed()  # fetching may have used random numbers
+        self._draws += 1
+
+    def exhausted(self, loader: Loader) -> None:
+        """A pass over a loader has ended; the epoch too, where the script does not count epochs with run.epochs."""
+        loader.passes += 1
+        if loader is self._feeding:
+            self.in_step = False
+            if self._last_epoch is None:
+                self.epoch = self._begin.epoch + loader.passes
+                self.rest(Position(max(0, self._loops - 1), self.epoch, loader.index, 0))
+
+    def reported(self) -> None:
+        """The script reported; without a loader of psctl's that is the point of rest."""
+        if self._feeding is None and not self.in_step:
+            self.rest()
+
+    # ---- rest ----
+
+    def rest(self, position: Position | None = None) -> None:
+        """Do what was decided for the last step, once.
+
+        Raises:
+            SystemExit: the run was asked to stop here; status 0.
+        """
+        if self.step == self._rested:
+            return
+        self._rested = self.step
+        if self._verdict.save:
+            self._save(position or self._here())
+        if self._verdict.stop:
+            self._stop()
+
+    def last_rest(self) -> None:
+        """The script has ended: take the rest that is due, and save the last step if nothing did."""
+        if self._way is None:
+            return
+        self.rest()
+        if not self._seat.keeps or self.step == self._saved or self._verdict.stop:
+            return
+        if self.rank == 0:
+            self._way.save_late(self.step)
+            self._save(self._here())
+
+    def await_saved(self) -> None:
+        """Wait until the last checkpoint that was sent is whole on disk (rank 0)."""
+        if self._sent is not None:
+            problem = self._seat.saved(self._sent, SAVE_PATIENCE)
+            if problem is None:
+                problem = f"no word of it in {SAVE_PATIENCE:.0f} s"
+            if problem:
+                print(f"psctl: the checkpoint of step {self._sent} is not whole: {problem}", file=sys.stderr)
+
+    def _stop(self) -> None:
+        assert self._way is not None, "steps were made"
+        self._way.wait()
+        self._feeding = None
+        raise SystemExit(0)
+
+    def _here(self) -> Position:
+        feeding = self._feeding
+        loop = max(0, self._loops - 1)
+        return Position(loop, self.epoch, self._number(), feeding.clock if feeding is not None else 0)
+
+    def _number(self) -> int:
+        return self._feeding.index if self._feeding is not None else -1
+
+    def _save(self, position: Position) -> None:
+        """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count."""
+        self._saved = self.step
+        if self.rank != 0 or not self._seat.keeps:
+            return
+        assert self._parts is not None, "steps were made"
+        assert self._way is not None, "steps were made"
+        parts, on_servers = self._parts, self._way.update == "server"
+        plain, tensors = ({}, {}) if on_servers else parts.optimizer_state()
+        tracked, more = self._tracked.state()
+        tensors = parts.values(on_servers) | tensors | more
+        copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
+        state = {
+            "step": self.step, "seed": self.seed, "world": self.world, "strategy": self._way.name,
+            "loop": position.loop, "epoch": position.epoch, "loader": position.loader, "clock": position.clock,
+            "groups": parts.groups(), "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
+        }  # fmt: skip
+        self._seat.send_checkpoint(self.step, state, copies)
+        self._sent = self.step

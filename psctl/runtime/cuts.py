@@ -1,0 +1,80 @@
+"""One common step to cut at (a checkpoint by time, a polite stop), agreed on without stopping anyone.
+
+    coordinator                 every worker
+    Propose(ticket)   ------>   answers at once, from its network thread
+                      <------   Position(ticket, p)      p: the step in progress
+    CutAt(ticket, m)  ------>   m = max(p) + 1
+
+A worker that has answered p ends step p freely, for m > p; it does not end step p + 1 before it has heard CutAt. So
+every worker knows of the cut before step m ends, wherever it stood. The wait is short: all answers come from network
+threads, whatever their main threads do.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from psctl.errors import TimedOut
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is to be done when a step has ended."""
+
+    save: bool = False
+    stop: bool = False
+
+
+class Cuts:
+    """One worker's side of the agreement; `position` and `heard` are the network thread's, the rest is the main one's.
+
+    Args:
+        finished: steps that were finished before this run began.
+        patience: seconds to wait for a CutAt that was promised.
+    """
+
+    def __init__(self, finished: int, patience: float = 60.0) -> None:
+        self._changed = threading.Condition()
+        self._finished = finished
+        self._decided = finished  # the last step whose end was decided
+        self._patience = patience
+        self._open: dict[int, int] = {}  # ticket -> position answered
+        self._cuts: dict[int, Verdict] = {}
+
+    def position(self, ticket: int) -> int:
+        """Return the step in progress, the answer to Propose(ticket)."""
+        with self._changed:
+            here = max(self._finished + 1, self._decided)
+            self._open[ticket] = here
+            return here
+
+    def heard(self, ticket: int, step: int, verdict: Verdict) -> None:
+        """Take in a CutAt."""
+        with self._changed:
+            self._open.pop(ticket, None)
+            before = self._cuts.get(step, Verdict())
+            self._cuts[step] = Verdict(before.save or verdict.save, before.stop or verdict.stop)
+            self._changed.notify_all()
+
+    def ending(self, step: int) -> Verdict:
+        """Say what is to be done after `step`, which is about to end; waits for a CutAt that may name it.
+
+        Raises:
+            TimedOut: the coordinator proposed a cut and never said where.
+        """
+        with self._changed:
+            free = self._changed.wait_for(lambda: all(step <= at for at in self._open.values()), self._patience)
+            if not free:
+                raise TimedOut(
+                    f"the coordinator asked for a common step and did not name it in {self._patience:.0f} s",
+                    "its log on the head host says what it was doing",
+                )
+            self._decided = step
+            due = [self._cuts.pop(at) for at in sorted(self._cuts) if at <= step]
+            return Verdict(any(each.save for each in due), any(each.stop for each in due))
+
+    def ended(self, step: int) -> None:
+        """Note that `step` has ended."""
+        with self._changed:
+            self._finished = step

@@ -1,0 +1,198 @@
+"""What processes print: one thread takes it all, keeps a file a stream, and passes lines on.
+
+The processes write into pipes, so that secrets are struck out before anything reaches a disk. A disk that is full must
+not stop the job: what cannot be written is counted, said once, and training goes on. What is passed on is limited to
+RATE lines a second a process; what is left out is counted and stands in the file.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from psctl.job.messages import Lines
+from psctl.words import Member
+
+RATE = 200
+"""Lines a second of one process that are passed on, on average; twice as many at once."""
+
+TAIL = 20
+"""Last lines of a stream that are kept for the account of a failure."""
+
+LONGEST = 64 << 10
+"""Bytes without a line's end that are taken as a line."""
+
+ROUND = 0.5
+"""Seconds for which a process that prints more than its share is told together: lines, then how many are left out."""
+
+BUSY = 32 << 10
+"""Bytes at once that tell of a process which prints more than a person reads: it is not kept waiting for its pipe."""
+
+SHOWN = 4096
+"""Characters of a line that are passed on."""
+
+HIDDEN = b"***"
+"""What stands in place of a secret."""
+
+
+class Secrets:
+    """The values that must not be seen. Very short ones are left alone: they would strike out everything."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self._values = sorted((value.encode() for value in values if len(value) >= 4), key=len, reverse=True)
+
+    def strike(self, data: bytes) -> bytes:
+        """Return `data` without any secret."""
+        for value in self._values:
+            data = data.replace(value, HIDDEN)
+        return data
+
+    def strike_text(self, text: str) -> str:
+        """Return `text` without any secret."""
+        return self.strike(text.encode("utf-8", "replace")).decode("utf-8", "replace") if self._values else text
+
+
+class _Stream:
+    """One stream of one process."""
+
+    def __init__(self, member: Member, name: str, source: int, path: Path) -> None:
+        self.member, self.name, self.source = member, name, source
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.rest = b""
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        self.lines: list[str] = []
+        self.dropped = 0
+        self.allowed, self.since = 2.0 * RATE, time.monotonic()
+        self.unwritten = 0
+        self.open = True
+
+
+class Pump:
+    """Takes in the output of all processes of a host.
+
+    Args:
+        secrets: what is struck out.
+        deliver: called with lines that are passed on, on the pump's thread or a caller's of `drain`.
+        trouble: called with a sentence when a log cannot be written, once a stream.
+    """
+
+    def __init__(self, secrets: Secrets, deliver: Callable[[Lines], None], trouble: Callable[[str], None]) -> None:
+        self._secrets, self._deliver, self._trouble = secrets, deliver, trouble
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[_Stream] = []
+        self._thread = threading.Thread(target=self._run, name="psctl logs", daemon=True)
+        self._thread.start()
+
+    def add(self, member: Member, name: str, source: int, path: Path) -> None:
+        """Take in a pipe, whose reading end is handed over, and keep it in the file `path`.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        os.set_blocking(source, False)
+        stream = _Stream(member, name, source, path)
+        with self._lock:
+            self._streams.append(stream)
+            self._selector.register(source, selectors.EVENT_READ, stream)
+
+    def drain(self, member: Member) -> list[str]:
+        """A process has ended: take all that it wrote, pass it on, and return its last lines (of stderr, if any)."""
+        with self._lock:
+            mine = [stream for stream in self._streams if stream.member == member]
+            for stream in mine:
+                self._read(stream)
+                self._pass_on(stream)
+            tails = {stream.name: list(stream.tail) for stream in mine}
+        return tails.get("stderr") or tails.get("stdout") or []
+
+    def close(self, member: Member) -> None:
+        """All processes that could write there are gone: give the pipes and files back."""
+        with self._lock:
+            for stream in [stream for stream in self._streams if stream.member == member]:
+                self._read(stream)
+                self._end(stream)
+                self._pass_on(stream)
+                os.close(stream.file)
+                self._streams.remove(stream)
+
+    def _run(self) -> None:
+        while True:
+            ready = self._selector.select(0.2)
+            taken = 0
+            with self._lock:
+                for key, _ in ready:
+                    if key.data.open:
+                        taken += self._read(key.data)
+                for stream in self._streams:
+                    if stream.lines or time.monotonic() - stream.since >= ROUND:
+                        self._pass_on(stream)
+            if 0 < taken < BUSY:
+                time.sleep(0.02)  # let lines gather, so that a chatty process does not cost a message a line
+
+    def _read(self, stream: _Stream) -> int:
+        """Take what is there, within reason; return how many bytes it was."""
+        taken = 0
+        while stream.open and taken < 1 << 20:  # so that one process does not keep the others waiting
+            try:
+                data = os.read(stream.source, 1 << 16)
+            except BlockingIOError:
+                break
+            taken += len(data)
+            if not data:
+                self._end(stream)
+                break
+            *lines, stream.rest = (stream.rest + data).split(b"\n")
+            if len(stream.rest) > LONGEST:
+                lines.append(stream.rest)
+                stream.rest = b""
+            self._take(stream, lines)
+        return taken
+
+    def _end(self, stream: _Stream) -> None:
+        if stream.open:
+            stream.open = False
+            self._selector.unregister(stream.source)
+            os.close(stream.source)
+            if stream.rest:
+                self._take(stream, [stream.rest])
+                stream.rest = b""
+
+    def _take(self, stream: _Stream, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        lines = [self._secrets.strike(line) for line in lines]
+        self._write(stream, b"\n".join(lines) + b"\n", len(lines))
+        now = time.monotonic()
+        if now - stream.since >= ROUND:
+            stream.allowed = min(2.0 * RATE, stream.allowed + (now - stream.since) * RATE)
+            stream.since = now
+        shown = min(int(stream.allowed), len(lines))
+        stream.allowed -= shown
+        stream.lines.extend(_text(line) for line in lines[:shown])
+        stream.dropped += len(lines) - shown
+        stream.tail.extend(_text(line) for line in lines[-TAIL:])
+
+    def _write(self, stream: _Stream, data: bytes, lines: int) -> None:
+        try:
+            os.write(stream.file, data)
+        except OSError as error:
+            if not stream.unwritten:
+                self._trouble(f"the log of {stream.member} ({stream.name}) cannot be written: {error.strerror}")
+            stream.unwritten += lines
+
+    def _pass_on(self, stream: _Stream) -> None:
+        if stream.lines or stream.dropped:
+            message = Lines(stream.member, stream.name, stream.lines, stream.dropped)
+            stream.lines, stream.dropped = [], 0
+            self._deliver(message)
+
+
+def _text(line: bytes) -> str:
+    """Return a line as people see it: what stands behind its last carriage return."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:SHOWN].decode("utf-8", "replace")

@@ -1,0 +1,192 @@
+"""Strategy `native`: the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs).
+
+What torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
+instead of by 1/N; `with run.accumulate(): loss.backward()` holds although the forward ran outside (DDP's no_sync must
+hold both); whatever of the model was called counts, not only its `forward`; and a parameter without a gradient on any
+rank keeps none, without a walk through the graph at each forward (DDP's find_unused_parameters, whose cost one cannot
+know to need). The user's module stays itself: only hooks on its parameters.
+
+Buckets hold gradients of one type and device, last layers first, and are all-reduced in one fixed order on every rank
+while backward runs. The last bucket also carries one element a parameter that says who had a gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from psctl.errors import JobFailed
+from psctl.words import Layout
+
+FIRST_BUCKET = 1 << 20
+"""Bytes; small, so that the first bytes leave early."""
+
+BUCKET = 25 << 20
+"""Bytes; as DDP's default: large enough that a ring's latency does not count."""
+
+
+class Group:
+    """The engine's process group that psctl alone uses.
+
+    Args:
+        device: where the model's parameters are; decides between NCCL and Gloo.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self._ours = not dist.is_initialized()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if self._ours:
+            dist.init_process_group(self.backend)
+        self.group: Any = dist.new_group(backend=self.backend)
+        self.world = dist.get_world_size(self.group)
+
+    def same_everywhere(self, layout: Layout, device: torch.device) -> None:
+        """Compare the layouts of all ranks.
+
+        Raises:
+            JobFailed: some rank's model or optimizer differs from rank 0's; names the rank. The script's fault.
+        """
+        digest = hashlib.sha256(msgspec.json.encode(layout)).digest()
+        mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+        every = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(every, mine, group=self.group)
+        other = [rank for rank, each in enumerate(every) if not torch.equal(each, every[0])]
+        if other:
+            raise JobFailed(
+                f"rank {other[0]} was given another model or optimizer than rank 0 (names, shapes, types or groups)",
+                "every rank must build the same model before run.prepare",
+            )
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these tensors with rank 0's."""
+        with torch.no_grad():
+            for tensor in tensors:
+                whole = tensor.detach()
+                buffer = whole if whole.is_contiguous() else whole.contiguous()
+                dist.broadcast(buffer, src=0, group=self.group)
+                if buffer is not whole:
+                    whole.copy_(buffer)
+
+    def close(self) -> None:
+        """Give the group back, and the default group where nobody else made it."""
+        if dist.is_initialized():
+            dist.destroy_process_group(None if self._ours else self.group)
+
+
+class AllReduce:
+    """A reducer over the engine's all-reduce.
+
+    Args:
+        group: who takes part.
+        parameters: the trainable ones, in the model's order.
+    """
+
+    doing = "compute"
+
+    def __init__(self, group: Group, parameters: Sequence[nn.Parameter]) -> None:
+        self._group, self._parameters = group, parameters
+        self.buckets: list[list[int]] = buckets(parameters)
+        self.bytes_moved = 0
+        self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
+        self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
+        self._next = 0
+        self._works: list[Any] = []
+
+    def send(self, bucket: int, weight: float) -> None:
+        self._waiting[bucket] = weight
+        while self._next in self._waiting:
+            self._reduce(self._next, self._waiting.pop(self._next))
+            self._next += 1
+
+    def finish(self) -> None:
+        assert self._next == len(self.buckets), "every bucket was sent"
+        for work in self._works:
+            work.wait()
+        there = self._there().tolist()
+        for bucket, flat in zip(self.buckets, self._flat, strict=True):
+            for place, part in self._split(bucket, flat):
+                if there[place] > 0:
+                    self._write(self._parameters[place], part)
+        self._works.clear()
+        self._next = 0
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        if not failed:  # the engine's goodbye waits for ranks that may be gone
+            self._group.close()
+
+    def _make(self, index: int) -> torch.Tensor:
+        first = self._parameters[self.buckets[index][0]]
+        size = sum(self._parameters[place].numel() for place in self.buckets[index])
+        more = len(self._parameters) if index == len(self.buckets) - 1 else 0
+        return torch.zeros(size + more, dtype=first.dtype, device=first.device)
+
+    def _there(self) -> torch.Tensor:
+        return self._flat[-1][-len(self._parameters) :]
+
+    def _split(self, bucket: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        found, start = [], 0
+        for place in bucket:
+            size = self._parameters[place].numel()
+            found.append((place, flat.narrow(0, start, size)))
+            start += size
+        return found
+
+    def _reduce(self, index: int, weight: float) -> None:
+        flat = self._flat[index]
+        with torch.no_grad():
+            for place, part in self._split(self.buckets[index], flat):
+                gradient = self._parameters[place].grad
+                if gradient is None:
+                    part.zero_()
+                else:
+                    part.copy_(gradient.reshape(-1))
+            if weight != 1.0:
+                flat.mul_(weight)
+            if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
+                marks = [float(parameter.grad is not None) for parameter in self._parameters]
+                self._there().copy_(torch.tensor(marks))
+        self.bytes_moved += 2 * flat.numel() * flat.element_size() * (self._group.world - 1) // self._group.world
+        self._works.append(dist.all_reduce(flat, group=self._group.group, async_op=True))
+
+    def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(total.view(parameter.shape)).div_(self._group.world)
+
+
+def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:
+    """Put parameters into buckets of one type and device, last parameters first.
+
+    Args:
+        parameters: in the model's order.
+        first: bytes of the first bucket to leave.
+        size: bytes of the others; a larger parameter has a bucket of its own.
+    """
+    done: list[list[int]] = []
+    open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for place in reversed(range(len(parameters))):
+        parameter = parameters[place]
+        kind = (parameter.dtype, parameter.device)
+        open_buckets.setdefault(kind, []).append(place)
+        filled[kind] = filled.get(kind, 0) + parameter.numel() * parameter.element_size()
+        if filled[kind] >= (size if done else first):
+            done.append(open_buckets.pop(kind))
+            del filled[kind]
+    return done + list(open_buckets.values())
+
+
+def local_device() -> torch.device:
+    """Return the device that is this process's: its GPU by local rank, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")

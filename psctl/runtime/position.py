@@ -1,0 +1,26 @@
+"""Where a run is in its data, as a checkpoint holds it: which loop, which epoch, which clock of which loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Position(msgspec.Struct, frozen=True):
+    """The next batch to train on.
+
+    `loop` counts the calls of run.epochs; `loader` counts those of run.loader (-1: a loader of the script's own, whose
+    place in the epoch nobody knows); `clock` counts the loader's batches of the epoch.
+    """
+
+    loop: int = 0
+    epoch: int = 0
+    loader: int = -1
+    clock: int = 0
+
+
+def position_of(state: Mapping[str, Any]) -> Position:
+    """Read the position out of a checkpoint's state."""
+    return Position(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))

@@ -1,0 +1,379 @@
+"""What a training script holds: `run = psctl.init()` and everything it then asks of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from psctl.clock import Clock
+from psctl.errors import NotInThisVersion, UsageError
+from psctl.job.messages import Beat, Decision, Report, Resume
+from psctl.runtime.checkpoints import Parts, wanted
+from psctl.runtime.course import Course
+from psctl.runtime.gradients import Watch
+from psctl.runtime.layouts import check_given, describe
+from psctl.runtime.loader import Loader
+from psctl.runtime.lone import Lines
+from psctl.runtime.native import local_device
+from psctl.runtime.optimizing import replace_step
+from psctl.runtime.pulse import Pulse
+from psctl.runtime.pushing import Client
+from psctl.runtime.reports import Reports
+from psctl.runtime.reseed import reseed
+from psctl.runtime.starting import Seat, Tools, start
+from psctl.runtime.swap import swap
+from psctl.runtime.trace import Trace
+from psctl.runtime.tracked import Tracked
+from psctl.runtime.way import Share, Way
+
+
+class Run:
+    """One worker's part in a training job; `psctl.init()` returns it.
+
+        run = psctl.init()
+        model, optimizer, scheduler = run.prepare(Net(), optimizer, scheduler)
+        loader = run.loader(dataset, batch_size=64)
+        for epoch in run.epochs(10):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                run.report(loss=loss)
+
+    The same script runs under `psctl train` with every strategy, under torchrun, and alone (`python train.py`).
+
+    Random numbers: `psctl.init` seeds python's, numpy's and torch's generators from the job's `seed`, equally on every
+    rank, so that all build the same model; every step then seeds them from (seed, step, rank). A `torch.manual_seed` of
+    your own holds until the next step begins.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        connect: Callable[[Decision], Client],
+        clock: Clock,
+        *,
+        trace: Trace | None = None,
+        lines: Lines | None = None,
+    ) -> None:
+        self._seat, self._connect, self._clock, self._trace, self._lines = seat, connect, clock, trace, lines
+        self._welcome = welcome = seat.join()
+        self._share = Share(welcome.world)
+        self._tracked = Tracked()
+        self._reports = Reports()
+        self._course = Course(seat, welcome, self._share, self._tracked)
+        self._way: Way | None = None
+        self._stepless: Watch | None = None
+        self._strategy = ""
+        self._resumed: str | None = None
+        self._told = (clock.now(), 0.0, 0.0, 0)  # when, examples, sync seconds, bytes: as of the last report
+        self._over = False
+        reseed(welcome.seed, "init")
+        if welcome.resume is not None:
+            self._go_on_from(welcome.resume)
+        self._pulse = Pulse(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
+
+    # ---- who and where ----
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0; as RANK in the environment."""
+        return self._course.rank
+
+    @property
+    def world(self) -> int:
+        """The number of workers; as WORLD_SIZE in the environment, 1 alone."""
+        return self._course.world
+
+    @property
+    def device(self) -> torch.device:
+        """The device to put model and batches on: this process's GPU (by LOCAL_RANK), or the CPU."""
+        return local_device()
+
+    @property
+    def strategy(self) -> str:
+        """How gradients are synchronised: "ps", "native" or "alone"; "" before `prepare`, which decides it."""
+        return self._strategy
+
+    @property
+    def step(self) -> int:
+        """Finished steps of the job, those before a resume included. A step ends in `optimizer.step()`."""
+        return self._course.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is going on, from 0."""
+        return self._course.epoch
+
+    @property
+    def resumed(self) -> str | None:
+        """The checkpoint that the job went on from ("digits-3@500"), or None."""
+        return self._resumed
+
+    # ---- the model ----
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None) -> Any:
+        """Take the model, its optimizer and its scheduler into the job; returns as many as were given.
+
+        The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
+        one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers), or the checkpoint's when
+        the job goes on from one; the scheduler and the optimizer then are where they were, too.
+
+        Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
+        (`run.device`), frozen parameters frozen, and values of your own loaded.
+
+        What people get wrong: under `update: server` (see the `plan` event) gradients leave during backward and new
+        values come back from the servers. So clip with `run.clip_grad_norm`, not torch's; keep several backwards of one
+        step under `run.accumulate()`; and expect new values only where the model is called, in `state_dict()` and
+        `parameters()` of the model, and after `run.wait()`, not in a tensor that you hold. `optimizer.state` stays
+        empty here: it is on the servers.
+
+        Args:
+            model: the module to train. Several modules: put them into one nn.ModuleList or nn.ModuleDict.
+            optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
+                backward outside `run.accumulate()`.
+            scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
+
+        Returns:
+            model; or (model, optimizer); or (model, optimizer, scheduler).
+
+        Raises:
+            UsageError: what was given cannot be trained so; the script's fault, the message has the cure.
+        """
+        if self._way is not None:
+            raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
+        check_given(model, optimizer, scheduler)
+        parts = Parts(model, optimizer, scheduler)
+        decision = self._seat.prepare(describe(model, optimizer), tuple(parts.buffers()))
+        if decision.resume is not None and self._resumed is None:
+            self._go_on_from(decision.resume)
+        tools = Tools(self._seat, self.world, self._connect, self._share, self._clock, self._trace)
+        way = start(parts, decision, tools)
+        self._strategy = decision.strategy
+        swap(model, way)
+        if optimizer is not None:
+            replace_step(optimizer, self._step)
+        else:
+            self._step_by_backward(parts)
+        self._way = way
+        self._seat.begin(self.step)
+        self._told = (self._clock.now(), 0.0, way.sync_seconds, way.bytes_moved)
+        self._course.begin(parts, way)
+        given = (model, optimizer, scheduler)
+        count = 3 if scheduler is not None else 2 if optimizer is not None else 1
+        return given[:count] if count > 1 else model
+
+    def track(self, **things: Any) -> None:
+        """Make things part of every checkpoint: `run.track(ema=ema, best=best)`.
+
+        Each has `state_dict()` and `load_state_dict(state)`; the state may be tensors, numbers, text, None, and lists,
+        tuples and dicts of them. Rank 0's is saved. When the job goes on from a checkpoint, each gets its saved state
+        here (or in `prepare`, if that comes later), on every rank.
+
+        Raises:
+            UsageError: a name is taken, or a state holds something else; the script's fault.
+        """
+        for key, thing in things.items():
+            self._tracked.add(key, thing)
+
+    # ---- data ----
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        per_worker: bool = False,
+    ) -> Loader:
+        """Return an iterable of this rank's batches: every example once an epoch over all ranks.
+
+        Which examples a step takes depends on the job's seed, the epoch and the step alone; ranks share them evenly in
+        rank order, and their gradients are weighted by examples. So N workers train as one does, and a job that goes on
+        from a checkpoint continues with the very next batch, whatever its number of workers. Random transforms of the
+        dataset are seeded for each batch, also with `num_workers`.
+
+        It is for the batches that steps are made of. Validate with a plain torch DataLoader.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`.
+            batch_size: examples that one step consumes over *all* ranks. (torchrun's scripts give what one rank
+                consumes: that is `per_worker=True`, and the run then depends on the number of workers.)
+            shuffle: take the examples in another order each epoch.
+            num_workers: loader processes of this rank; 0: fetch in the training process.
+            collate_fn: makes a batch of a list of examples; default: torch's.
+            per_worker: `batch_size` is for each rank.
+
+        Raises:
+            UsageError: the dataset has no positions (an IterableDataset), or somebody would have no example; the
+                script's fault.
+        """
+        return Loader(
+            self._course, self._course.new_loader(), dataset, batch_size,
+            shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
+        )  # fmt: skip
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs to train, 0 .. count-1; from where the job went on after a resume.
+
+        A job that goes on from its last step yields none, and the script's tail runs with the restored model. With a
+        DataLoader of your own, a resumed job repeats the epoch that it was in.
+        """
+        return self._course.epochs(count)
+
+    # ---- within a step ----
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Let gradients add up without being sent: `with run.accumulate(): loss.backward()`.
+
+        All but the last backward of a step go in here; the last one, outside, sends their sum. Divide the losses
+        yourself, as ever.
+        """
+        with ExitStack() as both:
+            both.enter_context(self._prepared("run.accumulate").accumulate())
+            if self._stepless is not None:
+                both.enter_context(self._stepless.paused())
+            yield
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale the joint gradient down to a 2-norm of at most `max_norm`; returns the norm that it had.
+
+        The norm is over all trainable parameters and all ranks: the same on every rank. Every rank must call it, after
+        the last backward of a step and before `optimizer.step()`. Under servers the scaling happens there; `.grad`
+        keeps this rank's own gradient.
+
+        Args:
+            max_norm: more than 0; in the gradient's unit.
+        """
+        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+
+    def wait(self) -> None:
+        """Return when every parameter holds the newest values.
+
+        Needed only where parameters are read without calling the model, its `state_dict()` or its `parameters()`:
+        after `optimizer.step()`, through a tensor that you hold (`weight = model.fc.weight`).
+        """
+        self._prepared("run.wait").wait()
+
+    def report(self, **numbers: Any) -> None:
+        """Report numbers of this step: `run.report(loss=loss, accuracy=0.93)`.
+
+        They become the job's metrics: for each step and name, the mean over the ranks that reported it, weighted by
+        their examples. Between a backward and its `optimizer.step()` they belong to the step in progress; after it, and
+        outside of the loop (an evaluation at the end), to the last step. Cheap: values on a GPU are read later.
+
+        Args:
+            numbers: numbers, or tensors of one element.
+
+        Raises:
+            UsageError: a value is no number; the script's fault.
+            SystemExit: the job was asked to stop and has saved; only where the loop does not use `run.loader`.
+        """
+        step = self.step + 1 if self._course.in_step else self.step
+        self._reports.add(step, self.epoch, float(self._share.mine or 1), numbers)
+        self._course.reported()
+
+    def store(self) -> NoReturn:
+        """The (key, value) store itself: not in this version.
+
+        Raises:
+            NotInThisVersion: always; says why.
+        """
+        why = ""
+        if not self._seat.keeps:
+            how = "under torchrun" if self.world > 1 or self._strategy == "native" else "alone"
+            why = f"and {how} there are no servers to hold a store: start the script with psctl train, strategy: ps"
+        raise NotInThisVersion("run.store()", why)
+
+    # ---- the end ----
+
+    def finish(self, failed: str = "") -> None:
+        """End the run: the last checkpoint, the last report, goodbye. Python calls it when the script ends.
+
+        Args:
+            failed: why the script did not reach its end; nothing is saved then.
+        """
+        if self._over:
+            return
+        self._over = True
+        if not failed:
+            self._course.last_rest()
+        if self._pulse is not None:
+            self._pulse.end()
+        if not failed:
+            self._tell()
+            self._course.await_saved()
+            self._seat.finished(self.step)
+        if self._lines is not None and not failed and self._way is not None:
+            self._lines.end(self.step, self._reports.line())
+        if self._trace is not None:
+            self._trace.flush()
+        if self._way is not None:
+            self._way.close(failed or "done", failed=bool(failed))
+        self._seat.close(failed or "done")
+
+    def step_reached(self) -> int | None:
+        """Return the last step that was finished, as `run.step` and progress count; None before `prepare`."""
+        return self.step if self._way is not None else None
+
+    # ---- inside ----
+
+    def _prepared(self, what: str) -> Way:
+        if self._way is None:
+            raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
+        return self._way
+
+    def _step(self, original: Callable[[], Any]) -> Any:
+        way = self._prepared("optimizer.step()")
+        result = self._course.end_step(lambda save: way.step(original, save))
+        if self._lines is not None:
+            self._lines.step(self.step, self.epoch, self._share.mine, self._reports.line)
+        return result
+
+    def _step_by_backward(self, parts: Parts) -> None:
+        trainable = parts.trainable()
+        self._stepless = Watch(
+            list(trainable), list(trainable.values()), [],
+            ready=lambda _: None, ended=self._stepped, per_backward=True,
+        )  # fmt: skip
+
+    def _stepped(self) -> None:
+        assert self._stepless is not None, "its hooks call this"
+        if self._stepless.outstanding:
+            self._stepless.outstanding = False
+            self._step(lambda: None)
+
+    def _go_on_from(self, resume: Resume) -> None:
+        self._resumed = resume.checkpoint
+        self._course.resume(resume)
+        names = [each.name for each in resume.tensors if each.name.startswith("track/")]
+        slices = wanted(resume.tensors, names, resume.checkpoint)
+        self._tracked.resume(resume.state.get("tracked") or {}, dict(zip(names, self._seat.load(slices), strict=True)))
+
+    def _beat(self) -> None:
+        doing = self._way.doing if self._way is not None else "start"
+        self._seat.send(Beat(self.step, doing), urgent=True)
+
+    def _tell(self) -> None:
+        """Send what happened since the last report."""
+        if self._way is None or not self._seat.keeps:
+            return
+        when, examples, synced, moved = self._told
+        now = (self._clock.now(), self._course.examples, self._way.sync_seconds, self._way.bytes_moved)
+        self._told = now
+        waited = now[2] - synced
+        self._seat.send(
+            Report(
+                self.step, self.epoch, self._reports.take(), now[1] - examples,
+                max(0.0, now[0] - when - waited), waited, now[3] - moved,
+            )
+        )  # fmt: skip

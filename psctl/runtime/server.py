@@ -1,0 +1,290 @@
+"""`python -m psctl.runtime.server`: one server process, from its orders to its end.
+
+It listens, joins the coordinator, says where it listens, learns from the decision which shards are its own, loads them
+from the checkpoint when the job goes on from one, and serves workers (server_desk.py) until it is told to leave or the
+coordinator is lost. Its parts of checkpoints are streamed to the coordinator by a thread of their own, at the pace at
+which the network takes them, while training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError, UsageError
+from psctl.job.messages import (
+    AnyMessage,
+    Beat,
+    Decision,
+    Join,
+    Leave,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    Ready,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+    Welcome,
+)
+from psctl.net.peer import Acceptor, Credentials, Peer, dial
+from psctl.runtime import lifeline
+from psctl.runtime.orders import ProcessOrders, read_orders
+from psctl.runtime.server_desk import Desk
+from psctl.store.fit import scalars, warm_up
+from psctl.store.messages import PART, Kinds
+from psctl.store.pieces import torch_dtype
+from psctl.store.server import Save, ServerMind
+from psctl.store.shard import Terms
+from psctl.store.snapshot import Loading, Wanted, by_parameter, wanted_slices
+from psctl.words import Address, Layout, Member, TensorSlice
+
+BEAT = 1.0
+"""Seconds between two signs of life to the coordinator."""
+
+QUEUED = 8 << 20
+"""Bytes of a checkpoint part that may wait for the network at once, so that beats and answers are not held up."""
+
+
+class Coordinator(Protocol):
+    """What the server needs of its connection to the coordinator; psctl.net.peer.Peer has it."""
+
+    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
+    def flush(self, timeout: float | None = None) -> None: ...
+
+
+class Server:
+    """One server of a job, and the handler of its connection to the coordinator.
+
+    Args:
+        me: which server this is.
+    """
+
+    def __init__(self, me: Member) -> None:
+        self.me = me
+        self.desk = Desk(self._save_later)
+        self.mind: ServerMind | None = None
+        self._changed = threading.Condition()
+        self._coordinator: Coordinator | None = None
+        self._world = 0
+        self._decision: Decision | None = None
+        self._ending: str | None = None
+        self._failed = False
+        self._loadings: list[tuple[int, int, Loading]] = []  # for each wanted slice: shard, index in it, where
+        self._load_end: LoadEnd | None = None
+        self._saves: queue.SimpleQueue[Save] = queue.SimpleQueue()
+
+    # ---- the main thread -----------------------------------------------------------------------------------------
+
+    def run(self, coordinator: Coordinator, address: Address) -> int:
+        """Take part in the job to its end.
+
+        Args:
+            coordinator: the connection to it; this object is its handler.
+            address: where workers reach this server.
+
+        Returns:
+            The exit status: 0 when told to leave, 1 when the coordinator was lost or a checkpoint could not be read.
+        """
+        self._coordinator = coordinator
+        coordinator.send(Join(os.getpid()))
+        coordinator.send(Ready(address))
+        warm_up()  # while the workers' scripts load, and not when they wait for start values
+        decision = self._wait_for(lambda: self._decision if self._world else None)
+        if decision is not None:
+            threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
+            try:
+                self._serve(decision)
+            except PsctlError as error:
+                self._end(f"{self.me}: {error.message}", failed=True)
+        self.desk.close(self._ending or "")
+        if self._failed:
+            print(f"psctl: {self.me} ends: {self._ending}", file=sys.stderr, flush=True)
+        return 1 if self._failed else 0
+
+    def _serve(self, decision: Decision) -> None:
+        if decision.layout.scalars != scalars():  # torch asks its default dtype when it makes an optimizer's numbers
+            torch.set_default_dtype(torch_dtype(decision.layout.scalars))
+        base = decision.resume.step if decision.resume else 0
+        terms = Terms(decision.layout, self._world, decision.update, base)
+        restored = decision.resume is not None and decision.update == "server"
+        wanted: dict[int, list[Wanted]] = {}
+        mind = self.mind = self.desk.open(
+            lambda guard: ServerMind(terms, decision.shards, decision.owners, self.me.rank, guard, restored=restored)
+        )
+        if restored and decision.resume is not None:
+            saved = by_parameter(decision.resume.tensors)
+            _check_shapes(decision.layout, saved, decision.resume.checkpoint)
+            wanted = {index: wanted_slices(decision.layout, shard.held, saved) for index, shard in mind.shards.items()}
+            self._load(mind, wanted, decision.resume.checkpoint)
+        self._wait_for(lambda: None)
+
+    def _load(self, mind: ServerMind, wanted: dict[int, list[Wanted]], checkpoint: str) -> None:
+        """Ask for the slices, wait until they are here, hand them to the mind."""
+        loadings = {index: Loading(slices) for index, slices in wanted.items()}
+        self._loadings = [(shard, at, loadings[shard]) for shard, slices in wanted.items() for at in range(len(slices))]
+        slices = [want.slice for found in wanted.values() for want in found]
+        assert self._coordinator is not None
+        self._coordinator.send(LoadWanted(0, slices))
+        end = self._wait_for(lambda: self._load_end)
+        if end is None:
+            return
+        if end.problem:
+            raise CheckpointCorrupt(f"{checkpoint}: {end.problem}", where=checkpoint)
+        self._loadings = []
+        self.desk.follow(mind.loaded(loadings))
+
+    def _wait_for(self, found: Callable[[], Any]) -> Any:
+        """Return what `found` finds, sending beats while it is None; None when the server is to end."""
+        with self._changed:
+            while self._ending is None:
+                value = found()
+                if value is not None:
+                    return value
+                self._changed.wait(BEAT)
+                if self._coordinator is not None and self._ending is None:
+                    self._coordinator.send(Beat(self._step(), self._doing()), urgent=True)
+        return None
+
+    def _step(self) -> int:
+        return self.mind.version if self.mind is not None else 0
+
+    def _doing(self) -> str:
+        if self.mind is None:
+            return "waiting for the plan"
+        return "loading" if self._loadings else "serving"
+
+    def _end(self, reason: str, *, failed: bool) -> None:
+        with self._changed:
+            if self._ending is None:
+                self._ending, self._failed = reason, failed
+            self._changed.notify_all()
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save_later(self, save: Save) -> None:
+        self._saves.put(save)
+
+    def _stream_saves(self) -> None:
+        while True:
+            save = self._saves.get()
+            assert self._coordinator is not None
+            try:
+                stream_save(self._coordinator, save)
+            except ConnectionFailed as error:
+                self._end(error.message, failed=True)
+                return
+
+    # ---- the handler: the coordinator connection's reader thread -------------------------------------------------
+
+    def joined(self, peer: Peer) -> None:
+        """Nothing to do: `run` speaks first."""
+
+    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+        """Loaded bytes go straight to where they are wanted."""
+        if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
+            return None
+        _, at, loading = self._loadings[message.index]
+        whole = loading.place(at)
+        if message.offset < 0 or message.offset + size > len(whole):
+            return None
+        return whole[message.offset : message.offset + size]
+
+    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+        """Take in what the coordinator says."""
+        with self._changed:
+            match message:
+                case Welcome():
+                    self._world = message.world
+                case Decision():
+                    self._decision = message
+                case LoadEnd():
+                    self._load_end = message
+                case Leave():
+                    self._end(f"told to leave: {message.reason}", failed=False)
+                case _:
+                    pass  # LoadPart stands where `place` said; the rest is for workers
+            self._changed.notify_all()
+
+    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+        """Without a coordinator nobody would say when to stop."""
+        self._end(f"the coordinator is lost: {error.message}", failed=True)
+
+
+def stream_save(coordinator: Coordinator, save: Save) -> None:
+    """Send one server's part of a checkpoint, at the pace at which the network takes it.
+
+    Raises:
+        ConnectionFailed: the coordinator is gone.
+    """
+    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied]))
+    queued = 0
+    for index, copied in enumerate(save.copied):
+        for offset in range(0, len(copied.data), PART):
+            part = copied.data[offset : offset + PART]
+            coordinator.send(SavePart(save.step, index, offset), part)
+            queued += len(part)
+            if queued >= QUEUED:
+                coordinator.flush()
+                queued = 0
+    coordinator.send(SaveEnd(save.step))
+
+
+def _check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint: str) -> None:
+    """Raise when the checkpoint is of another model; the user's fault."""
+    hint = "resume with the model that the checkpoint was made with"
+    for info in layout.parameters:
+        if not info.trainable:
+            continue
+        found = [tensor for tensor in saved.get(info.name, ()) if tensor.name == f"param/{info.name}"]
+        if not found:
+            raise UsageError(f"{checkpoint} holds no parameter {info.name}, which the model has", hint)
+        if found[0].shape != info.shape:
+            raise UsageError(
+                f"{checkpoint}: {info.name} has shape {found[0].shape}, the model's has {info.shape}", hint
+            )
+
+
+def serve(orders: ProcessOrders) -> int:
+    """Be the server that the orders name; return the exit status."""
+    who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key)
+    server = Server(orders.member)
+    acceptor = Acceptor(orders.bind, orders.ports, who, Kinds, server.desk, _workers_only, orders.congestion)
+    try:
+        coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
+        status = server.run(coordinator, acceptor.address)
+        coordinator.close("the server ends")
+        coordinator.join(5.0)
+        return status
+    finally:
+        acceptor.close()
+
+
+def _workers_only(member: Member) -> str | None:
+    return None if member.role == "worker" else f"a server speaks to workers, not to {member}"
+
+
+def main() -> int:
+    """Run one server; its orders stand in the file that PSCTL_ORDERS names."""
+    lifeline.arm()
+    orders = read_orders()
+    if orders is None:
+        print("psctl: a server is started by psctl's agent, not by hand", file=sys.stderr)
+        return 2
+    # Reader threads are the parallelism: one sums while the next receives. More threads a sum would fight over cores.
+    torch.set_num_threads(1)
+    try:
+        return serve(orders)
+    except PsctlError as error:
+        print(f"psctl: {orders.member}: {error.message}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""A worker's connection to its job's coordinator: what one asks of the other, with the waiting in one place.
+
+The network thread takes messages in and answers at once what must be answered at once (Propose). The main thread waits
+here for what it needs, each wait on one condition; a lost coordinator ends the process, for without it nobody would say
+when to stop. The coordinator owns the deadlines of the waits for other workers (timeouts.start, timeouts.stall).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch
+
+from psctl.errors import ConnectionFailed, JobFailed, PsctlError
+from psctl.job import messages as say
+from psctl.runtime.cuts import Cuts, Verdict
+from psctl.store.pieces import bytes_view, torch_dtype
+from psctl.words import Layout, Member, TensorSlice
+
+PART = 512 * 1024
+"""Bytes of one part of a tensor that travels to or from the coordinator."""
+
+T = TypeVar("T")
+
+_steps: list[Callable[[], int | None]] = []
+"""How to ask the process's run for its step; filled by psctl.init, read by the bootstrap when the script fails."""
+
+
+def step_reached() -> int | None:
+    """Return the last step that this process's run finished; None before `prepare` or without a run."""
+    return _steps[0]() if _steps else None
+
+
+def answer_for_process(ask: Callable[[], int | None]) -> None:
+    """Let `step_reached` ask this run."""
+    _steps[:] = [ask]
+
+
+class Peer(Protocol):
+    """What a session needs of a connection; psctl.net.peer.Peer has it."""
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
+    def flush(self, timeout: float) -> Any: ...
+    def close(self, reason: str = "") -> None: ...
+    def join(self, timeout: float | None = None) -> bool: ...
+
+
+def leave_process(reason: str) -> NoReturn:
+    """End this process at once, from whatever thread: the job is over for it."""
+    print(f"psctl: this worker ends: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class Session:
+    """One worker's part in a job. It is the connection's handler: net calls joined, place, received and lost.
+
+    Args:
+        me: this worker, as its certificate names it.
+        leave: ends the process with a reason; called from the network thread.
+    """
+
+    keeps = True
+    """There is somebody who keeps checkpoints and collects reports."""
+
+    def __init__(self, me: Member, leave: Callable[[str], Any] = leave_process) -> None:
+        self.me = me
+        self._leave = leave
+        self._changed = threading.Condition()
+        self._peer: Peer | None = None
+        self._closing = False
+        self._welcome: say.Welcome | None = None
+        self._decision: say.Decision | None = None
+        self._go = False
+        self._cuts: Cuts | None = None
+        self._early: list[say.Propose] = []
+        self._saved: dict[int, str] = {}
+        self._lost: ConnectionFailed | None = None
+        self._loading: list[torch.Tensor] = []
+        self._ticket = 0
+        self._loaded: dict[int, str] = {}
+        self._starting: list[torch.Tensor] = []
+        self._start_slices: list[TensorSlice] = []
+        self._started = False
+
+    # ---- the handler: network thread ----
+
+    def joined(self, peer: Any) -> None:
+        """The connection is made."""
+        with self._changed:
+            self._peer = peer
+
+    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+        """Say where a part of a tensor goes: straight into the tensor."""
+        if isinstance(message, say.LoadPart | say.StartPart):
+            where = self._loading if isinstance(message, say.LoadPart) else self._starting
+            if message.index < len(where):
+                view = bytes_view(where[message.index])
+                if 0 <= message.offset <= message.offset + size <= len(view):
+                    return view[message.offset : message.offset + size]
+        return None
+
+    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+        """Take in one message."""
+        with self._changed:
+            match message:
+                case say.Welcome():
+                    self._welcome = message
+                case say.Decision():
+                    self._decision = message
+                case say.Go():
+                    self._go = True
+                case say.Propose():
+                    self._answer(message)
+                case say.CutAt():
+                    assert self._cuts is not None, "a cut before any step"
+                    self._cuts.heard(message.ticket, message.step, Verdict(message.save, message.stop))
+                case say.Saved():
+                    self._saved[message.step] = message.problem
+                case say.LoadEnd():
+                    self._loaded[message.ticket] = message.problem
+                case say.StartBegin():
+                    self._start_slices = message.slices
+                    self._starting = [empty(each) for each in message.slices]
+                case say.StartEnd():
+                    self._started = True
+                case say.Leave():
+                    self._closing = True
+                    self._leave(message.reason)
+                case _:
+                    pass  # parts of tensors: `place` has put them where they belong
+            self._changed.notify_all()
+
+    def lost(self, peer: Any, error: ConnectionFailed) -> None:
+        """The connection ended."""
+        with self._changed:
+            self._lost = error
+            self._changed.notify_all()
+            if self._closing:
+                return
+        self._leave(f"the connection to the coordinator is lost: {error}")
+
+    def _answer(self, propose: say.Propose) -> None:
+        if self._cuts is None:
+            self._early.append(propose)
+            return
+        self.send(say.Position(propose.ticket, self._cuts.position(propose.ticket)), urgent=True)
+
+    # ---- the worker: main thread ----
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
+        """Send one message; never waits for the network. After the coordinator is gone, messages go nowhere."""
+        if self._peer is not None and self._lost is None:
+            try:
+                self._peer.send(message, payload, urgent=urgent)
+            except ConnectionFailed:
+                if not self._closing:
+                    raise
+
+    def join(self) -> say.Welcome:
+        """Take part in the job; returns what the coordinator says of it."""
+        self.send(say.Join(os.getpid()))
+        return self._wait(lambda: self._welcome)
+
+    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> say.Decision:
+        """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
+        self.send(say.Prepare(layout, buffers))
+        return self._wait(lambda: self._decision)
+
+    def begin(self, step: int) -> None:
+        """Say that this worker has its start values, and wait until all have. `step` steps were done before."""
+        with self._changed:
+            self._cuts = Cuts(step)
+            early, self._early = self._early, []
+            for propose in early:
+                self._answer(propose)
+        self.send(say.Ready())
+        self._wait(lambda: self._go or None)
+
+    def ending(self, step: int) -> Verdict:
+        """Ask what is to be done after `step`; called just before it ends."""
+        assert self._cuts is not None, "begin() comes first"
+        return self._cuts.ending(step)
+
+    def ended(self, step: int) -> None:
+        """Note the end of a step."""
+        assert self._cuts is not None, "begin() comes first"
+        self._cuts.ended(step)
+
+    def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
+        """Return these whole tensors of the checkpoint that the job goes on from.
+
+        Raises:
+            JobFailed: the head host could not read them.
+        """
+        with self._changed:
+            self._ticket += 1
+            ticket = self._ticket
+            self._loading = [empty(each) for each in slices]
+        if slices:
+            self.send(say.LoadWanted(ticket, list(slices)))
+            problem = self._wait(lambda: self._loaded.get(ticket))
+            if problem:
+                raise JobFailed(f"the checkpoint could not be read: {problem}", "psctl checkpoint verify tells more")
+        flat, self._loading = self._loading, []
+        return [tensor.reshape(each.shape) for tensor, each in zip(flat, slices, strict=True)]
+
+    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Send start values to all other workers (rank 0)."""
+        copies = {name: flat_copy(tensor) for name, tensor in tensors.items()}
+        self.send(say.StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
+        for index, flat in enumerate(copies.values()):
+            for offset, part in parts(flat):
+                self.send(say.StartPart(index, offset), part)
+        self.send(say.StartEnd())
+
+    def take_start(self) -> dict[str, torch.Tensor]:
+        """Return rank 0's start values by name (other ranks)."""
+        self._wait(lambda: self._started or None)
+        flat, self._starting = self._starting, []
+        return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
+
+    def send_checkpoint(self, step: int, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Send this worker's part of a checkpoint; the tensors are contiguous copies that nobody changes any more.
+
+        Args:
+            step: the step that it belongs to.
+            state: what is not a tensor, as JSON values.
+            tensors: by name; on the CPU.
+        """
+        self.send(say.SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
+        for index, tensor in enumerate(tensors.values()):
+            for offset, part in parts(tensor.reshape(-1)):
+                self.send(say.SavePart(step, index, offset), part)
+        self.send(say.SaveEnd(step))
+
+    def saved(self, step: int, timeout: float) -> str | None:
+        """Wait until the checkpoint of `step` is whole; returns its problem ("" when none), None after `timeout` s."""
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._saved or self._lost is not None, timeout)
+            return self._saved.get(step)
+
+    def finished(self, step: int) -> None:
+        """Tell the coordinator that the script has reached its end."""
+        self.send(say.Finished(step))
+
+    def close(self, reason: str) -> None:
+        """Hang up; what was sent before still arrives."""
+        with self._changed:
+            self._closing = True
+            peer = self._peer
+        if peer is not None and self._lost is None:
+            try:
+                peer.flush(10.0)
+            except PsctlError as error:
+                print(f"psctl: while hanging up: {error}", file=sys.stderr)
+            peer.close(reason)
+            peer.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
+
+    def _wait(self, look: Callable[[], T | None]) -> T:
+        """Wait until `look` returns something; the coordinator owns the deadline and its loss ends the wait."""
+        with self._changed:
+            while (found := look()) is None:
+                if self._lost is not None:
+                    raise self._lost
+                self._changed.wait(1.0)
+            return found
+
+
+def empty(of: TensorSlice) -> torch.Tensor:
+    """Return flat memory for a slice."""
+    return torch.empty(of.stop - of.start, dtype=torch_dtype(of.dtype))
+
+
+def whole_slice(name: str, tensor: torch.Tensor) -> TensorSlice:
+    """Return the slice that is all of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSlice(name, dtype, tuple(tensor.shape), 0, tensor.numel())
+
+
+def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU, flat, that shares nothing with the tensor."""
+    return tensor.detach().to("cpu", copy=True).reshape(-1).contiguous()
+
+
+def parts(flat: torch.Tensor) -> list[tuple[int, memoryview]]:
+    """Return a flat tensor's bytes in parts, each with its offset."""
+    view = bytes_view(flat)
+    return [(offset, view[offset : offset + PART]) for offset in range(0, len(view), PART)]

@@ -1,0 +1,151 @@
+"""From the coordinator's decision to a way to synchronise, with every value in place: rank 0's, or the checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from psctl.clock import Clock
+from psctl.errors import NotInThisVersion, UsageError
+from psctl.job.messages import Decision, Resume, Welcome
+from psctl.runtime.checkpoints import Parts, wanted
+from psctl.runtime.cuts import Verdict
+from psctl.runtime.joint import Joint
+from psctl.runtime.native import AllReduce, Group
+from psctl.runtime.pushing import Client, Flat, ServerSum
+from psctl.runtime.served import Served
+from psctl.runtime.trace import Trace
+from psctl.runtime.way import Alone, Share, Way
+from psctl.words import Layout, Member, TensorSlice
+
+
+class Seat(Protocol):
+    """A run's place in its job; session.Session has one, lone.Lone stands in where there is no job."""
+
+    me: Member
+    keeps: bool
+
+    def join(self) -> Welcome: ...
+    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> Decision: ...
+    def begin(self, step: int) -> None: ...
+    def ending(self, step: int) -> Verdict: ...
+    def ended(self, step: int) -> None: ...
+    def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
+    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
+    def take_start(self) -> dict[str, torch.Tensor]: ...
+    def send_checkpoint(self, step: int, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None: ...
+    def saved(self, step: int, timeout: float) -> str | None: ...
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
+    def finished(self, step: int) -> None: ...
+    def close(self, reason: str) -> None: ...
+
+
+class Tools:
+    """What a way is built with.
+
+    Args:
+        seat: the run's.
+        world: number of workers.
+        connect: makes the parameter client that a decision asks for.
+        share: tells this rank's weight.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        world: int,
+        connect: Callable[[Decision], Client],
+        share: Share,
+        clock: Clock,
+        trace: Trace | None,
+    ) -> None:
+        self.seat, self.world, self.connect = seat, world, connect
+        self.share, self.clock, self.trace = share, clock, trace
+
+
+def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
+    """Bring the start values and return the way that was decided.
+
+    Raises:
+        PsctlError: the decision cannot be carried out with this script; the message has the cures.
+    """
+    if decision.resume is not None:
+        on_servers = decision.strategy == "ps" and decision.update == "server"
+        restore(parts, decision.resume, tools.seat, on_servers=on_servers)
+    if decision.strategy == "alone" or (decision.strategy == "native" and tools.world == 1):
+        return Alone(list(parts.trainable().values()), decision.strategy)
+    if decision.strategy == "native":
+        return _native(parts, decision, tools)
+    if decision.strategy == "ps":
+        return _ps(parts, decision, tools)
+    raise NotInThisVersion(f"strategy {decision.strategy}")
+
+
+def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool) -> None:
+    """Load from the checkpoint what this worker holds itself.
+
+    Args:
+        on_servers: servers load the trainable parameters and the optimizer's state themselves.
+    """
+    names = list(parts.values(on_servers))
+    if not on_servers:
+        names += [each.name for each in resume.tensors if each.name.startswith("optim/")]
+    slices = wanted(resume.tensors, names, resume.checkpoint)
+    tensors = dict(zip(names, seat.load(slices), strict=True))
+    parts.load_values(tensors, [name for name in names if not name.startswith("optim/")])
+    if not on_servers:
+        found = {name: tensor for name, tensor in tensors.items() if name.startswith("optim/")}
+        parts.load_optimizer(resume.state.get("optimizer") or {}, found)
+    parts.load_groups(resume.state.get("groups") or [])
+    parts.load_scheduler(resume.state.get("scheduler"))
+
+
+def _native(parts: Parts, decision: Decision, tools: Tools) -> Way:
+    trainable = parts.trainable()
+    parameters = list(trainable.values())
+    group = Group(parameters[0].device)
+    if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
+        group.same_everywhere(decision.layout, parameters[0].device)
+    group.spread([*parts.parameters().values(), *parts.buffers().values()])
+    return Joint(
+        "native", list(trainable), parameters, AllReduce(group, parameters), tools.share, tools.clock, tools.trace
+    )
+
+
+def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
+    trainable = parts.trainable()
+    names, parameters = list(trainable), list(trainable.values())
+    served = decision.update == "server"
+    if served and (parts.optimizer is None or not decision.layout.optimizer):
+        what = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
+        raise UsageError(
+            f"update: server was asked for, but {what} was given, which servers cannot step piece by piece",
+            "set `update: auto` or `update: worker` under sync: in the job file",
+        )
+    flat = Flat(decision.layout, decision.shards, parameters)
+    client = tools.connect(decision)
+    _start_values(parts, decision, tools, client, flat)
+    if not served:
+        return Joint("ps", names, parameters, ServerSum(client, flat), tools.share, tools.clock, tools.trace)
+    assert parts.optimizer is not None, "checked above"
+    return Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace)
+
+
+def _start_values(parts: Parts, decision: Decision, tools: Tools, client: Client, flat: Flat) -> None:
+    """Give every rank rank 0's values: trainable ones through the servers, the rest through the coordinator."""
+    first = tools.seat.me.rank == 0
+    from_checkpoint = decision.resume is not None
+    own = first and not (from_checkpoint and decision.update == "server")
+    client.start(flat.values() if own else None)
+    if not own:
+        flat.write(client.landing, range(len(flat.parameters)))
+    if from_checkpoint or tools.world == 1:
+        return
+    if first:
+        rest = parts.values(on_servers=True) | {f"buffer/{name}": one for name, one in parts.buffers().items()}
+        tools.seat.give_start(rest)
+    else:
+        values = tools.seat.take_start()
+        parts.load_values(values, list(values))

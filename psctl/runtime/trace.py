@@ -1,0 +1,44 @@
+"""A record of when gradients were computed and when their bytes left: JSON lines in the file that PSCTL_TRACE names."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+from psctl.clock import Clock, SystemClock
+
+ENVIRONMENT = "PSCTL_TRACE"
+
+
+class Trace:
+    """Collects events and writes them out a step at a time, so that tracing does not change what it measures.
+
+    Each line is {"time": seconds of a clock that only goes forward, "rank": 0, "event": name, ...}.
+    """
+
+    def __init__(self, path: str, clock: Clock | None = None, rank: int = 0) -> None:
+        self._path, self._rank = path, rank
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Note that `event` happened now; safe from every thread."""
+        with self._lock:
+            self._events.append({"time": self._clock.now(), "rank": self._rank, "event": event, **fields})
+
+    def flush(self) -> None:
+        """Write what was noted."""
+        with self._lock:
+            events, self._events = self._events, []
+        if events:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def from_environment(rank: int) -> Trace | None:
+    """Return the trace that PSCTL_TRACE asks for ("{rank}" in it becomes this rank), or None."""
+    path = os.environ.get(ENVIRONMENT)
+    return Trace(path.replace("{rank}", str(rank)), rank=rank) if path else None

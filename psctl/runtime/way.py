@@ -1,0 +1,135 @@
+"""How a worker's gradients become joint: the seam between a run and the ways to synchronise; the way of one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Share:
+    """How much of the examples behind the gradients is this rank's: the weight of what it sends.
+
+    Batches drawn since the last time gradients were sent count; with a loader of one's own, ranks count equally.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._source: object = None
+        self._mine = self._all = 0
+        self._sent = False
+
+    @property
+    def mine(self) -> int:
+        """This rank's examples since gradients were last sent; 0 when unknown."""
+        return self._mine
+
+    def drawn(self, source: object, mine: int, together: int) -> None:
+        """Note a batch of `mine` examples, of `together` over all ranks, from the loader `source`."""
+        if self._sent or source is not self._source:
+            self._mine = self._all = 0
+        self._source, self._sent = source, False
+        self._mine += mine
+        self._all += together
+
+    def sent(self) -> None:
+        """Note that the gradients of these batches were sent; the next batch counts anew."""
+        self._sent = True
+
+    def weight(self) -> float:
+        """Return this rank's examples times world over everyone's; exactly 1.0 when shares are equal or unknown."""
+        if self._all == 0 or self._mine * self._world == self._all:
+            return 1.0
+        return self._mine * self._world / self._all
+
+
+class Way(Protocol):
+    """One way to synchronise, bound to a model."""
+
+    @property
+    def name(self) -> str:
+        """The strategy's name."""
+
+    @property
+    def update(self) -> str:
+        """Where the optimizer steps: "server" or "worker"."""
+
+    @property
+    def frozen(self) -> str:
+        """Why the model's values may not be written from outside ("" when they may)."""
+
+    @property
+    def sync_seconds(self) -> float:
+        """Seconds waited for others so far."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes sent and received so far."""
+
+    @property
+    def doing(self) -> str:
+        """What this worker is at, for people."""
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients add up without being sent."""
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the joint gradient; returns its norm."""
+
+    def step(self, original: Callable[[], Any], save: bool) -> Any:
+        """End the clock: let the optimizer step. `original` is the user's optimizer's own step."""
+
+    def wait(self) -> None:
+        """Return when every value is the newest."""
+
+    def detached(self) -> AbstractContextManager[None]:
+        """Take psctl's hooks off the model's modules for a while."""
+
+    def save_late(self, step: int) -> None:
+        """Have those who hold state besides the workers save `step`, the last one, which is done (rank 0 asks)."""
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        """Let go of everything; `failed`: without waiting for others, who may be gone."""
+
+
+class Alone:
+    """One worker has nothing to synchronise.
+
+    Args:
+        parameters: the trainable ones.
+        name: the strategy's name for people.
+    """
+
+    update = "worker"
+    frozen = ""
+    sync_seconds = 0.0
+    bytes_moved = 0
+    doing = "compute"
+
+    def __init__(self, parameters: Sequence[nn.Parameter], name: str = "alone") -> None:
+        self.name = name
+        self._parameters = parameters
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def step(self, original: Callable[[], Any], save: bool) -> Any:
+        return original()
+
+    def wait(self) -> None:
+        return
+
+    def detached(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save_late(self, step: int) -> None:
+        return
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        return

@@ -1,0 +1,262 @@
+"""cluster.yaml: which hosts there are, how they are reached, over which network they train and with which Python."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+import msgspec
+
+from psctl.errors import InvalidFile
+from psctl.spec import hosts as host_lists
+from psctl.spec import yaml
+from psctl.spec.decode import Decoder
+from psctl.spec.fields import (
+    Brief,
+    Internal,
+    KeyOf,
+    Notation,
+    Section,
+    choice,
+    doc,
+    duration,
+    rate,
+    text,
+    whole,
+)
+
+LOCAL = "local"
+"""The address that stands for this machine, reached without SSH."""
+
+VARIABLE = KeyOf(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letters, digits and _)")
+"""Names of environment variables."""
+
+_ADDRESS = msgspec.structs.replace(
+    text("a host name or an address", host_lists.ADDRESS),
+    schema={"type": "string", "minLength": 1},  # here it may be a range still
+)
+_WORD = text("one word without blanks", r"[^\s-]\S*")
+_PATH = text("a path", r"(?!-).+")
+
+
+class SshSpec(Section, frozen=True):
+    """How hosts are reached. What is null comes from ~/.ssh/config, as `ssh -G HOST` resolves it."""
+
+    user: Annotated[str | None, _WORD, doc("Name to log in with.")] = None
+    port: Annotated[int | None, whole(1, 65535), doc("Port that sshd listens on.")] = None
+    identity_file: Annotated[str | None, _PATH, doc("Private key to log in with; ~ is your home.")] = None
+    proxy_jump: Annotated[str | None, _WORD, doc("Jump host or hosts, as ssh -J takes them: user@host:port,...")] = None
+    host_key_policy: Annotated[
+        Literal["strict", "accept-new"],
+        choice("strict", "accept-new"),
+        doc("strict: a host whose key is not in known_hosts is refused. accept-new: an unknown key is stored."),
+    ] = "strict"
+    connect_timeout: Annotated[
+        float, duration(3600, 0.1), doc("Longest wait for a host's sshd to answer, in seconds.")
+    ] = 10.0
+
+
+def _ports() -> Notation:
+    def parse(scalar: yaml.Scalar) -> tuple[int, int]:
+        first, dash, last = scalar.text.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal() and len(scalar.text) < 12):
+            raise ValueError
+        if not 1024 <= int(first) <= int(last) <= 65535:
+            raise ValueError(f"expected a rising range within 1024..65535, got {scalar.say()}")
+        return int(first), int(last)
+
+    return Notation("a range of ports such as 29400-29499", parse, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"})
+
+
+class NetworkSpec(Section, frozen=True):
+    """The network that gradients travel over."""
+
+    interface: Annotated[
+        str, _WORD, doc("Interface to bind on every host; auto: the one that psctl reached it on.")
+    ] = "auto"
+    ports: Annotated[
+        tuple[int, int] | None, _ports(), doc("Range (first-last) that every listener keeps to; null: any free port.")
+    ] = None
+    congestion: Annotated[
+        Literal["auto", "reno", "cubic", "bbr"],
+        choice("auto", "reno", "cubic", "bbr"),
+        doc("TCP congestion control of data connections."),
+    ] = "auto"
+
+
+class RuntimeSpec(Section, frozen=True):
+    """Python and its packages on the hosts."""
+
+    python: Annotated[str, _PATH, doc("Interpreter on the host: a name on its PATH, or a path.")] = "python3"
+    environment: Annotated[
+        Literal["existing", "managed"],
+        choice("existing", "managed"),
+        doc("managed: psctl makes a venv under workdir. existing: nothing in your Python is changed."),
+    ] = "managed"
+    workdir: Annotated[str, _PATH, doc("Folder on the host that holds all that psctl keeps there.")] = "~/.psctl/host"
+    torch: Annotated[
+        str,
+        text("auto, none or a version such as 2.5.1", r"auto|none|[0-9][A-Za-z0-9.+!_-]*"),
+        doc(
+            "Which torch to install: auto (this machine's version), a version, or none; existing: where it is missing. "
+            "`index:` or `wheelhouse:` decides the build (CPU, CUDA)."
+        ),
+    ] = "auto"
+    requirements: Annotated[
+        tuple[str, ...],
+        text("a package such as numpy>=1.26", r"[A-Za-z0-9].*"),
+        doc("managed only: further packages, as pip takes them."),
+    ] = ()
+    wheelhouse: Annotated[
+        str | None, _PATH, doc("Folder of wheels on this machine to install from; no index is asked.")
+    ] = None
+    index: Annotated[
+        str | None,
+        text("the URL of a package index", r"(https?|file)://\S+"),
+        doc(
+            "Package index to install from, which decides torch's build; null: the one that pip on the host is set to."
+        ),
+    ] = None
+    env: Annotated[dict[str, str], VARIABLE, text(), doc("Variables of every process that psctl starts there.")] = (
+        msgspec.field(default_factory=dict)
+    )
+
+
+class HostSpec(Section, frozen=True):
+    """One machine."""
+
+    address: Annotated[
+        str,
+        _ADDRESS,
+        doc("Name, address or alias in ~/.ssh/config; local: this machine, without SSH. A range makes several hosts."),
+    ]
+    name: Annotated[
+        str, text("a name of letters, digits, . _ - (no blank)", host_lists.ADDRESS), doc("What psctl calls it.")
+    ] = ""
+    user: Annotated[str | None, _WORD, doc("Name to log in with, in place of ssh.user.")] = None
+    port: Annotated[int | None, whole(1, 65535), doc("Port of its sshd, in place of ssh.port.")] = None
+    internal_address: Annotated[
+        str | None, text("an IP address", r"[0-9A-Fa-f.:]+"), doc("Address that the other hosts reach it at.")
+    ] = None
+    slots: Annotated[int | None, whole(1, 4096), doc("Workers that it takes; null: one a GPU, else one.")] = None
+    roles: Annotated[
+        tuple[str, ...], choice("worker", "server"), doc("What may run there: worker, server or both.")
+    ] = ("worker", "server")
+    labels: Annotated[
+        dict[str, str], KeyOf(r"[^\s=]+", "a label's name without blanks"), text(), doc("Free words, such as rack: r1.")
+    ] = msgspec.field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Is it this machine, reached without SSH?"""
+        return self.address == LOCAL
+
+
+class LinkSpec(Section, frozen=True):
+    """A link between two hosts or groups of hosts that no probe can know."""
+
+    between: Annotated[tuple[str, ...], text("a host's name or a label's value"), doc("The two ends.")]
+    bandwidth: Annotated[float, rate(), doc("Payload bytes per second in each direction.")]
+    latency: Annotated[float, duration(60), doc("Seconds one way.")] = 0.0
+
+
+class ClusterSpec(Section, frozen=True):
+    """A cluster: its hosts and how to use them."""
+
+    name: Annotated[
+        str,
+        text(
+            "a name of letters, digits, . _ - that does not end in .yaml",
+            r"(?!.*\.ya?ml$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+        ),
+        doc("What the cluster is called; `up` remembers it."),
+    ]
+    hosts: Annotated[
+        tuple[HostSpec, ...],
+        Brief("a name, an address, or a range such as node[02-16]"),
+        doc("The machines; the first that takes part in a job is its head."),
+    ]
+    version: Annotated[int, whole(1, 1), doc("Version of this file's format.")] = 1
+    ssh: Annotated[SshSpec, doc("How hosts are reached; what is left out comes from ~/.ssh/config.")] = SshSpec()
+    network: Annotated[NetworkSpec, doc("The network that gradients travel over.")] = NetworkSpec()
+    runtime: Annotated[RuntimeSpec, doc("Python and its packages on the hosts.")] = RuntimeSpec()
+    links: Annotated[
+        tuple[LinkSpec, ...],
+        Notation("[]", lambda scalar: scalar.text, {}, only=((),)),
+        doc("Links that no probe can know; none can be given in this version."),
+    ] = ()
+    source: Annotated[str, Internal()] = ""
+
+    def host(self, name: str) -> HostSpec | None:
+        """Return the host of this name, or None."""
+        return next((host for host in self.hosts if host.name == name), None)
+
+
+def load_cluster(text: str, source: str) -> ClusterSpec:
+    """Read a cluster file.
+
+    Args:
+        text: what the file holds.
+        source: its name, for messages.
+
+    Raises:
+        InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
+        NotInThisVersion: a key or value that is promised and not built yet.
+    """
+    node = yaml.parse(text, source)
+    if isinstance(node, yaml.Mapping) and (hosts := node.get("hosts")) is not None:
+        node = node.put("hosts", host_lists.spread(hosts), hosts.where)
+    decoder = Decoder()
+    spec = decoder.make(node, ClusterSpec)
+    _check_hosts(spec, decoder, node)
+    if spec.runtime.environment == "existing" and spec.runtime.requirements:
+        message = "nothing is added to an existing environment but what psctl itself needs"
+        raise decoder.refuse("runtime.requirements", message, "install them there yourself, or environment: managed")
+    if spec.runtime.wheelhouse is not None and spec.runtime.index is not None:
+        raise decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
+    decoder.refuse_unbuilt()
+    return ClusterSpec(
+        name=spec.name, hosts=spec.hosts, ssh=spec.ssh, network=spec.network, runtime=spec.runtime, source=source
+    )
+
+
+def local_cluster(cores: int | None = None) -> ClusterSpec:
+    """Return the embedded cluster `local`: this machine, no SSH, its own Python.
+
+    Args:
+        cores: slots that it has; None: the cores that this process may use.
+    """
+    if cores is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    here = HostSpec(address=LOCAL, name=LOCAL, slots=cores)
+    return ClusterSpec(
+        name=LOCAL, hosts=(here,), runtime=RuntimeSpec(environment="existing"), source="the embedded local cluster"
+    )
+
+
+def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml.Node) -> None:
+    """Refuse what is well written and makes no sense together."""
+    if not spec.hosts:
+        raise decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
+    listed = node.get("hosts") if isinstance(node, yaml.Mapping) else None
+    entries = listed.items if isinstance(listed, yaml.Sequence) else ()
+    seen: dict[str, str] = {}
+    for host, entry in zip(spec.hosts, entries, strict=True):
+        if host.name in seen:
+            where = _name_place(entry)
+            message = f'{entry.path}.name: "{host.name}" stands here twice, first at {seen[host.name]}'
+            raise InvalidFile(message, "give each host a name of its own", where)
+        seen[host.name] = _name_place(entry)
+        if not host.roles:
+            raise InvalidFile(f"{entry.path}.roles: a host without a role", "worker, server or both", entry.where)
+        if host.local and (host.user or host.port):
+            key = "user" if host.user else "port"
+            raise InvalidFile(f"{entry.path}.{key}: `local` is reached without SSH", "leave it out", entry.where)
+    if sum(host.local for host in spec.hosts) > 1:
+        raise decoder.refuse("hosts", "this machine (address: local) stands here twice", "keep one")
+
+
+def _name_place(entry: yaml.Node) -> str:
+    name = entry.get("name") if isinstance(entry, yaml.Mapping) else None
+    return name.where if name is not None else entry.where

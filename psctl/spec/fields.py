@@ -1,0 +1,174 @@
+"""How a field of a file is written: the notations from which both the loader and the JSON Schema are made.
+
+A field of a section is declared once: `port: Annotated[int | None, whole(1, 65535), doc("Port of sshd.")] = None`.
+The type is what the program gets, the notation reads the text, the doc is for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from psctl import units
+from psctl.spec.nearest import did_you_mean
+from psctl.spec.yaml import Scalar
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every group of keys in a file. `later` names keys that are promised and not in this version."""
+
+    @classmethod
+    def later(cls) -> tuple[str, ...]:
+        """Return the keys that are promised to users and not in this version."""
+        return ()
+
+
+class Notation(msgspec.Struct, frozen=True):
+    """How one scalar is written.
+
+    `says` completes "expected ..."; `parse` returns the value or raises ValueError, whose text (when it has one)
+    replaces `says`; `schema` is its JSON Schema; `only` holds the values that this version has built (None: all).
+    """
+
+    says: str
+    parse: Callable[[Scalar], Any]
+    schema: dict[str, Any]
+    only: tuple[Any, ...] | None = None
+
+
+class Doc(msgspec.Struct, frozen=True):
+    """What a field means, for people: one sentence."""
+
+    text: str
+
+
+class KeyOf(msgspec.Struct, frozen=True):
+    """What keys of a free mapping look like."""
+
+    pattern: str
+    says: str
+
+    def matches(self, key: str) -> bool:
+        """Is this a valid key?"""
+        return re.fullmatch(self.pattern, key) is not None
+
+
+class Brief(msgspec.Struct, frozen=True):
+    """Items may also be written as one word: `hosts: [node-a]`."""
+
+    says: str
+
+
+class Internal(msgspec.Struct, frozen=True):
+    """The field is set by the loader and is no key of the file."""
+
+
+def doc(text: str) -> Doc:
+    """Describe a field."""
+    return Doc(text)
+
+
+def text(says: str = "text", pattern: str = "", longest: int = 4096) -> Notation:
+    """Any scalar as it is written; with `pattern`, all of it must match."""
+    compiled = re.compile(pattern) if pattern else None
+
+    def parse(scalar: Scalar) -> str:
+        if scalar.null or len(scalar.text) > longest or "\0" in scalar.text:
+            raise ValueError
+        if compiled and not compiled.fullmatch(scalar.text):
+            raise ValueError
+        return scalar.text
+
+    schema: dict[str, Any] = {"type": ["string", "number", "boolean"] if not pattern else "string"}
+    return Notation(says, parse, schema | ({"pattern": f"^({pattern})$"} if pattern else {}))
+
+
+def whole(low: int, high: int | None = None, only: tuple[int, ...] | None = None, also: str = "") -> Notation:
+    """A whole number within low..high; `also` is one word that may stand in its place."""
+    limits = f"{low}..{high}" if high is not None else f"a whole number, at least {low}"
+    limits = str(low) if low == high else limits
+    schema: dict[str, Any] = {"type": "integer", "minimum": low} | ({"maximum": high} if high is not None else {})
+
+    def parse(scalar: Scalar) -> int | str:
+        if also and scalar.text == also:
+            return also
+        if scalar.quoted or not re.fullmatch(r"[+-]?[0-9]{1,20}", scalar.text):
+            raise ValueError
+        number = int(scalar.text)
+        if number < low or (high is not None and number > high):
+            raise ValueError
+        return number
+
+    if also:
+        schema = {"anyOf": [{"const": also}, schema]}
+    return Notation(f"{also} or {limits}" if also else limits, parse, schema, only)
+
+
+def real(low: float, high: float) -> Notation:
+    """A number above `low`, at most `high`."""
+
+    def parse(scalar: Scalar) -> float:
+        if scalar.quoted or not re.fullmatch(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]{1,3})?", scalar.text):
+            raise ValueError
+        number = float(scalar.text)
+        if not low < number <= high:
+            raise ValueError
+        return number
+
+    return Notation(
+        f"a number above {low:g}, at most {high:g}", parse, {"type": "number", "exclusiveMinimum": low, "maximum": high}
+    )
+
+
+def truth(only: tuple[bool, ...] | None = None) -> Notation:
+    """True or false; YAML's older yes, no, on and off are read too."""
+    values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+    def parse(scalar: Scalar) -> bool:
+        if scalar.quoted or scalar.text.lower() not in values:
+            raise ValueError
+        return values[scalar.text.lower()]
+
+    return Notation("true or false", parse, {"type": "boolean"}, only)
+
+
+def choice(*names: str, only: tuple[str, ...] | None = None) -> Notation:
+    """One of a few words; an unknown one is answered with the nearest."""
+
+    def parse(scalar: Scalar) -> str:
+        if scalar.text not in names:
+            near = did_you_mean(scalar.text, names)
+            raise ValueError(f"unknown value {scalar.say()}{near}; expected {' | '.join(names)}")
+        return scalar.text
+
+    return Notation(" | ".join(names), parse, {"enum": list(names)}, only)
+
+
+def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:
+    """A duration with its unit; the value is seconds, at least `shortest`."""
+
+    def parse(scalar: Scalar) -> float:
+        seconds = units.parse_duration(scalar.text)
+        if not shortest <= seconds <= longest:
+            low, high = units.format_seconds(shortest), units.format_seconds(longest)
+            raise ValueError(f"expected a duration of {low} to {high}, got {scalar.say()}")
+        return seconds
+
+    schema = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)? ?(d|h|ms|m|s|us|µs|ns) ?)+$"}
+    return Notation("a duration such as 30s or 1h30m", parse, schema)
+
+
+def size() -> Notation:
+    """A size; the value is bytes."""
+    pattern = r"^[0-9]+(\.[0-9]+)? ?([kKMGTP]i?)?B$"
+    schema = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": pattern}]}
+    return Notation("a size such as 160MB", lambda scalar: units.parse_size(scalar.text), schema)
+
+
+def rate() -> Notation:
+    """A rate; the value is bytes per second."""
+    schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?[kKMGT]?i?(B/s|bit/s|bps)$"}
+    return Notation("a rate such as 25 Gbit/s", lambda scalar: units.parse_rate(scalar.text), schema)

@@ -1,0 +1,315 @@
+"""job.yaml: which script runs, with how many workers and servers, how gradients are synchronised, when it is saved."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from psctl import units, words
+from psctl.errors import UsageError
+from psctl.spec import yaml
+from psctl.spec.cluster import VARIABLE
+from psctl.spec.decode import Decoder
+from psctl.spec.fields import (
+    Internal,
+    Notation,
+    Section,
+    choice,
+    doc,
+    duration,
+    real,
+    size,
+    text,
+    truth,
+    whole,
+)
+
+AUTO = "auto"
+Auto = Literal["auto"]
+
+NAME = r"(?!.*-[0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""A job's name; psctl numbers its runs NAME-1, NAME-2 ..., so a name of that form is refused."""
+
+OWN_VARIABLES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST", "PSCTL_ORDERS",
+})  # fmt: skip
+"""Variables that psctl sets for each process; a job file cannot."""
+
+_PATH = text("a path", r"(?!-).+")
+
+
+class PerHost(Section, frozen=True):
+    """So many on every host."""
+
+    per_host: Annotated[int, whole(1, 4096), doc("How many on every host.")]
+
+
+class Ssp(Section, frozen=True):
+    """Stale synchronous: the fastest worker is at most so many clocks ahead of the slowest."""
+
+    ssp: Annotated[int, whole(0, 1_000_000), doc("Clocks that the fastest may be ahead of the slowest.")]
+
+
+class TopK(Section, frozen=True):
+    """Send only the largest elements of a gradient."""
+
+    topk: Annotated[float, real(0, 1), doc("Share of the elements that is sent.")]
+
+
+class SyncSpec(Section, frozen=True):
+    """How gradients are synchronised."""
+
+    strategy: Annotated[
+        str,
+        choice(AUTO, *words.STRATEGIES, only=(AUTO, *words.BUILT_STRATEGIES)),
+        doc("Way to synchronise; auto: what the plan predicts to be fastest."),
+    ] = AUTO
+    consistency: Annotated[
+        Literal["bsp", "asp"] | Ssp,
+        choice("bsp", "asp", only=("bsp",)),
+        doc("bsp: all workers step together. asp: nobody waits. {ssp: N}: at most N clocks apart."),
+    ] = "bsp"
+    update: Annotated[
+        Literal["auto", "server", "worker"],
+        choice(AUTO, "server", "worker"),
+        doc("Where the optimizer steps; auto: on the servers where they can."),
+    ] = "auto"
+    period: Annotated[int, whole(1, only=(1,)), doc("Local steps between two synchronisations.")] = 1
+    compression: Annotated[
+        Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
+        choice("none", "bf16", "fp16", "int8", "onebit", only=("none",)),
+        doc("How gradients are made smaller on their way."),
+    ] = "none"
+    batchnorm: Annotated[
+        Literal["local", "sync"],
+        choice("local", "sync", only=("local",)),
+        doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
+    ] = "local"
+    size: Annotated[int | None, size(), doc("Bytes of gradients, for planning before the run.")] = None
+
+    @classmethod
+    def later(cls) -> tuple[str, ...]:
+        """Return the keys that are promised to users and not in this version."""
+        return ("filters",)
+
+
+class KeepBest(Section, frozen=True):
+    """Which checkpoint is the best, and is kept whatever its age."""
+
+    metric: Annotated[str, text("the name of a reported number"), doc("A number that the script reports.")] = "loss"
+    mode: Annotated[
+        Literal["min", "max"], choice("min", "max"), doc("min: the smallest is best. max: the largest.")
+    ] = "min"
+
+
+class Every(msgspec.Struct, frozen=True):
+    """A checkpoint every so many steps, or every so many seconds; the other one is 0."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+def _every() -> Notation:
+    def parse(scalar: yaml.Scalar) -> Every:
+        match = re.fullmatch(r"([0-9]{1,12}) ?steps?", scalar.text)
+        if match is None and not re.search("[a-zµ]", scalar.text):
+            raise ValueError
+        every = Every(steps=int(match[1])) if match else Every(seconds=units.parse_duration(scalar.text))
+        if every.steps < 1 and every.seconds < 1:
+            raise ValueError("expected at least 1 step or 1s")
+        return every
+
+    return Notation('"500 steps" or a duration such as 10m', parse, {"type": "string"})
+
+
+class CheckpointSpec(Section, frozen=True):
+    """When the job is saved, where to, and what is kept."""
+
+    to: Annotated[
+        str | None, _PATH, doc("Folder (on the head host) or URL; null: workdir of the head, copied to another host.")
+    ] = None
+    every: Annotated[Every | None, _every(), doc("Interval: 500 steps, or a duration; null: never.")] = Every(steps=500)
+    keep: Annotated[int, whole(1, 100_000), doc("Newest checkpoints that are kept.")] = 3
+    keep_best: Annotated[KeepBest | None, doc("The best checkpoint is kept beside the newest; null: none.")] = (
+        KeepBest()
+    )
+    on_stop: Annotated[bool, truth(), doc("Save when the job is stopped politely.")] = True
+    copies: Annotated[int, whole(0, 16, only=(0, 1)), doc("Further hosts that hold a copy of every checkpoint.")] = 1
+
+
+class RestartSpec(Section, frozen=True):
+    """What may be lost before the job has failed."""
+
+    max: Annotated[int, whole(0, 1000, only=(0,)), doc("Losses that the job survives.")] = 0
+
+    @classmethod
+    def later(cls) -> tuple[str, ...]:
+        """Return the keys that are promised to users and not in this version."""
+        return ("on_worker_loss",)
+
+
+class TimeoutSpec(Section, frozen=True):
+    """Longest waits, in seconds."""
+
+    start: Annotated[float, duration(86400, 1), doc("From the start until every process has joined.")] = 120.0
+    stall: Annotated[float, duration(30 * 86400, 1), doc("Without a step, after which the job is ended.")] = 300.0
+    total: Annotated[float | None, duration(3660 * 86400, 1), doc("For the whole job; null: no limit.")] = None
+
+
+class MetricsSpec(Section, frozen=True):
+    """What is recorded of the run."""
+
+    interval: Annotated[float, duration(3600, 0.1), doc("Time between two progress events.")] = 1.0
+    tensorboard: Annotated[bool, truth(only=(False,)), doc("Write the metrics for TensorBoard too.")] = False
+
+
+class JobSpec(Section, frozen=True):
+    """A job: what runs, on how many workers and servers, and how."""
+
+    name: Annotated[
+        str,
+        text("a name of letters, digits, . _ - that does not end in -digits", NAME),
+        doc("Job's name; its runs are NAME-1, NAME-2 ..."),
+    ]
+    version: Annotated[int, whole(1, 1), doc("Version of this file's format.")] = 1
+    script: Annotated[str | None, _PATH, doc("Script to run, relative to workdir; or give module.")] = None
+    module: Annotated[
+        str | None,
+        text("a module such as pkg.train", r"[^\W\d]\w*(\.[^\W\d]\w*)*"),
+        doc("Module to run, in place of script."),
+    ] = None
+    args: Annotated[tuple[str, ...], text(), doc("Arguments of the script.")] = ()
+    workdir: Annotated[str, _PATH, doc("Folder sent to every host, relative to this file.")] = "."
+    exclude: Annotated[
+        tuple[str, ...], text("a pattern as in .gitignore"), doc("What of it is not sent, besides .gitignore's.")
+    ] = ()
+    cluster: Annotated[str | None, _PATH, doc("Cluster file or name; null: the current one.")] = None
+    workers: Annotated[
+        Auto | int | PerHost,
+        whole(1, 65536, also=AUTO),
+        doc("auto: one a GPU, else one a host (local: 2); N; {per_host: N}."),
+    ] = "auto"
+    servers: Annotated[
+        Auto | int | PerHost,
+        whole(0, 65536, also=AUTO),
+        doc("auto: what the plan says; N; {per_host: N}. For ps only."),
+    ] = "auto"
+    seed: Annotated[int, whole(0, 2**32 - 1), doc("Seed of python, numpy and torch on every worker.")] = 0
+    sync: Annotated[SyncSpec, doc("How gradients are synchronised.")] = SyncSpec()
+    replicas: Annotated[
+        Auto | int, whole(0, 64, also=AUTO, only=(AUTO, 0)), doc("Copies of every shard beyond the first.")
+    ] = "auto"
+    checkpoint: Annotated[CheckpointSpec, doc("When the job is saved, where to, and what is kept.")] = CheckpointSpec()
+    restart: Annotated[RestartSpec, doc("What may be lost before the job has failed.")] = RestartSpec()
+    timeouts: Annotated[TimeoutSpec, doc("Longest waits.")] = TimeoutSpec()
+    env: Annotated[
+        dict[str, str | None],
+        VARIABLE,
+        text(),
+        doc("Variables of every worker; without a value: taken from your shell."),
+    ] = msgspec.field(default_factory=dict)
+    secrets: Annotated[
+        tuple[str, ...],
+        text(VARIABLE.says, VARIABLE.pattern),
+        doc("Variables taken from your shell and kept out of sight."),
+    ] = ()
+    metrics: Annotated[MetricsSpec, doc("What is recorded of the run.")] = MetricsSpec()
+    source: Annotated[str, Internal()] = ""
+
+
+def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read a job file.
+
+    Args:
+        text: what the file holds.
+        source: its name, for messages.
+        overrides: `key=value` of --set, such as "sync.strategy=ps"; they replace what the file says, unchecked yet.
+
+    Raises:
+        InvalidFile: malformed or contradictory; the user's fault, with file:line:column, or the --set to blame.
+        NotInThisVersion: a key or value that is promised and not built yet.
+        UsageError: an override that is no key=value.
+    """
+    node = yaml.parse(text, source)
+    for override in overrides:
+        node = _override(node, override)
+    decoder = Decoder()
+    spec = decoder.make(node, JobSpec)
+    for path, message, hint in _contradictions(spec):
+        raise decoder.refuse(path, message, hint)
+    decoder.refuse_unbuilt()
+    values: dict[str, Any] = {name: getattr(spec, name) for name in JobSpec.__struct_fields__}
+    return JobSpec(**(values | {"source": source}))
+
+
+def _override(node: yaml.Node, override: str) -> yaml.Node:
+    """Return the file with one key replaced or added; keys on the way are made."""
+    key, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
+        raise UsageError(
+            f"--set {override}: expected key=value",
+            "such as --set sync.strategy=ps; every key: psctl validate --schema",
+        )
+    where = f"--set {override}"
+    return _put(node, key.strip().split("."), yaml.parse_value(value, where), where)
+
+
+def _put(node: yaml.Node | None, path: list[str], value: yaml.Node, where: str) -> yaml.Node:
+    if not path:
+        return value
+    below = node if isinstance(node, yaml.Mapping) else yaml.Mapping((), where)
+    return below.put(path[0], _put(below.get(path[0]), path[1:], value, where), where)
+
+
+def _contradictions(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """What is well written and makes no sense together: (path, message, hint)."""
+    yield from _what_runs(spec)
+    yield from _what_strategies_can(spec)
+    for name in spec.env:
+        if name in OWN_VARIABLES:
+            yield f"env.{name}", "psctl sets this variable itself", "leave it out"
+        if name in spec.secrets:
+            yield f"env.{name}", "stands under secrets too", "keep it under secrets alone"
+
+
+def _what_runs(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    if spec.script is None and spec.module is None:
+        yield "script", "missing", "write script: train.py, or module: pkg.train"
+    if spec.script is not None and spec.module is not None:
+        yield "module", f"script: {spec.script} is given too", "keep one of script and module"
+    if spec.script is not None:
+        plain = posixpath.normpath(spec.script)
+        if plain.startswith(("/", "~", "../")) or plain in (".", ".."):
+            yield (
+                "script",
+                f"{spec.script} is not inside workdir, which is what hosts get",
+                "write it relative to workdir",
+            )
+
+
+def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """The table of CLI.md, which strategy can do what."""
+    sync, strategy = spec.sync, spec.sync.strategy
+    if strategy == "ps" and spec.servers == 0:
+        yield "servers", "0, and strategy: ps needs one at least", "servers: auto, or another strategy"
+    if spec.servers == 0 and isinstance(spec.replicas, int) and spec.replicas > 0:
+        yield "replicas", f"{spec.replicas}, and there are no servers to hold them", "replicas: auto"
+    if strategy in ("ps", AUTO):
+        return
+    cure = "use strategy: ps, or auto"
+    if sync.consistency != "bsp":
+        mode = f"{{ssp: {sync.consistency.ssp}}}" if isinstance(sync.consistency, Ssp) else sync.consistency
+        yield "sync.consistency", f"{mode} does not go with strategy: {strategy}, which is bsp", cure
+    if sync.update == "server":
+        yield "sync.update", f"server does not go with strategy: {strategy}, which has no servers", cure
+    if sync.compression not in ("none", "bf16", "fp16"):
+        kind = "topk" if isinstance(sync.compression, TopK) else sync.compression
+        yield "sync.compression", f"{kind} does not go with strategy: {strategy} (none, bf16, fp16 do)", cure
+    if isinstance(spec.replicas, int) and spec.replicas > 0:
+        yield "replicas", f"{spec.replicas} does not go with strategy: {strategy}, which has no servers", cure

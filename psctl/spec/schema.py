@@ -1,0 +1,79 @@
+"""JSON Schemas of cluster.yaml and job.yaml, made from the very fields that the loader reads; editors complete by them.
+
+They hold what this version accepts: a key or value that is promised and not built yet is left out, as the loader
+refuses it. A schema cannot say what makes no sense together; the loader does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from typing import Any
+
+from psctl.spec.cluster import ClusterSpec
+from psctl.spec.decode import Field, fields_of, members, section_in
+from psctl.spec.fields import Brief, KeyOf, Notation, Section
+from psctl.spec.job import JobSpec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def cluster_schema() -> dict[str, Any]:
+    """Return the JSON Schema of cluster.yaml."""
+    return {"$schema": DIALECT, "title": "psctl cluster file"} | section_schema(ClusterSpec)
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of job.yaml; exactly one of script and module is required."""
+    one_of = [{"required": ["script"]}, {"required": ["module"]}]
+    return {"$schema": DIALECT, "title": "psctl job file"} | section_schema(JobSpec) | {"oneOf": one_of}
+
+
+def section_schema(section: type[Section]) -> dict[str, Any]:
+    """Return the schema of one group of keys."""
+    declared = fields_of(section)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": inspect.cleandoc(section.__doc__ or "").partition("\n")[0],
+        "properties": {field.name: _field(field) for field in declared},
+        "additionalProperties": False,
+    }
+    required = [field.name for field in declared if field.required]
+    return schema | ({"required": required} if required else {})
+
+
+def _field(field: Field) -> dict[str, Any]:
+    return {"description": field.text} | _kind(field.kind, field)
+
+
+def _kind(kind: Any, field: Field) -> dict[str, Any]:
+    """The schema of a type whose scalars are written as the field's notation says."""
+    notation: Notation | None = field.note(Notation)
+    origin = typing.get_origin(kind)
+    if origin is tuple and notation is not None and notation.only == ((),):
+        return {"type": "array", "maxItems": 0}
+    if origin is tuple and field.kind is kind and typing.get_args(kind)[-1] is Ellipsis:
+        return {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
+    if origin is dict:
+        keys: KeyOf | None = field.note(KeyOf)
+        names = {"propertyNames": {"pattern": f"^({keys.pattern})$"}} if keys else {}
+        return {"type": "object", "additionalProperties": _kind(typing.get_args(kind)[1], field)} | names
+    written = _scalar(notation) if notation is not None else {"anyOf": []}
+    choices = list(written["anyOf"]) if list(written) == ["anyOf"] else [written]
+    section = section_in(kind)
+    if section is not None and (notation is None or notation.only is None):
+        choices.append(section_schema(section))
+    if types.NoneType in members(kind):
+        choices.append({"type": "null"})
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def _items(kind: Any, field: Field) -> dict[str, Any]:
+    brief: Brief | None = field.note(Brief)
+    inner = _kind(kind, field)
+    return {"anyOf": [{"type": "string", "description": brief.says}, inner]} if brief else inner
+
+
+def _scalar(notation: Notation) -> dict[str, Any]:
+    return {"enum": list(notation.only)} if notation.only is not None else dict(notation.schema)

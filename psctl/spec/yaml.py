@@ -1,0 +1,206 @@
+"""YAML's only door: text in, nodes out, each with the place where it stands.
+
+Scalars stay text (with a note whether they were quoted): the field that takes a scalar says what it is, so
+`torch: 2.10` is not 2.1, `NCCL_IB_DISABLE: on` is "on" and `- 08` is no octal number. Tags are refused, so nothing can
+be built but these three kinds of node. Aliases share a node and are never copied; size and depth are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import yaml
+
+from psctl.errors import InvalidFile
+
+LARGEST = 512 * 1024
+"""Characters of one file; a thousand hosts with all their keys are 150,000."""
+DEEPEST = 20
+"""Levels of nesting; the deepest promised key stands at level 4."""
+
+NULLS = ("", "~", "null", "Null", "NULL")
+
+
+class Scalar(msgspec.Struct, frozen=True):
+    """A text, number, truth value or null, as written.
+
+    `where` is file:line:column; `path`, when not empty, is the path to name in messages.
+    """
+
+    text: str
+    quoted: bool
+    where: str
+    path: str = ""
+
+    @property
+    def null(self) -> bool:
+        """Is it YAML's null?"""
+        return not self.quoted and self.text in NULLS
+
+    def say(self) -> str:
+        """Return it as an error message shows it."""
+        short = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return "null" if self.null else f'"{short}"' if self.quoted or " " in short else short
+
+
+class Sequence(msgspec.Struct, frozen=True):
+    """A list."""
+
+    items: tuple[Node, ...]
+    where: str
+    path: str = ""
+
+    def say(self) -> str:
+        """Return it as an error message shows it."""
+        return "a list"
+
+
+class Mapping(msgspec.Struct, frozen=True):
+    """Keys with values; keys are unique."""
+
+    entries: tuple[Entry, ...]
+    where: str
+    path: str = ""
+
+    def get(self, key: str) -> Node | None:
+        """Return the value of `key`, or None when it is not there."""
+        return next((entry.value for entry in self.entries if entry.key == key), None)
+
+    def put(self, key: str, value: Node, where: str) -> Mapping:
+        """Return a mapping in which `key` has this value; it stays in its place, or comes last."""
+        entry = Entry(key, where, value)
+        if self.get(key) is None:
+            return Mapping((*self.entries, entry), self.where, self.path)
+        entries = tuple(entry if old.key == key else old for old in self.entries)
+        return Mapping(entries, self.where, self.path)
+
+    def say(self) -> str:
+        """Return it as an error message shows it."""
+        return "keys with values"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of a mapping, where the key stands, and its value."""
+
+    key: str
+    where: str
+    value: Node
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def parse(text: str, source: str) -> Node:
+    """Read one YAML document.
+
+    Args:
+        text: what the file holds.
+        source: the file's name, for `where`.
+
+    Raises:
+        InvalidFile: no YAML, more than one document, a duplicate key, a tag, or too large.
+    """
+    return _Reader(text, lambda mark: f"{source}:{mark.line + 1}:{mark.column + 1}", source).document()
+
+
+def parse_value(text: str, where: str) -> Node:
+    """Read one value that stands outside a file (`--set key=VALUE`); every node's place is `where`."""
+    return _Reader(text, lambda mark: where, where).document()
+
+
+class _Reader:
+    """Events of PyYAML's parser in, nodes out."""
+
+    def __init__(self, text: str, place: Callable[[Any], str], source: str) -> None:
+        self._place = place
+        self._source = source
+        self._anchors: dict[str, Node] = {}
+        if len(text) > LARGEST:
+            raise InvalidFile(
+                f"{len(text):,} characters; at most {LARGEST:,} are read", "is it the right file?", source
+            )
+        self._events = self._read(text)
+
+    def document(self) -> Node:
+        """Return the one document; an empty one is a null."""
+        next(self._events)  # the stream's start
+        first = next(self._events)
+        if isinstance(first, yaml.StreamEndEvent):
+            return Scalar("", False, self._place(first.start_mark))
+        root = self._node(next(self._events), 0, "")
+        next(self._events)  # the document's end
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise InvalidFile("a second document begins here", "write one a file", self._place(after.start_mark))
+        return root
+
+    def _read(self, text: str) -> Iterator[Any]:
+        try:
+            yield from yaml.parse(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            what = ", ".join(part for part in (error.context, error.problem) if part)
+            hint = "check indentation and quotes here"
+            if "'\\t'" in what:
+                hint = "a tab cannot indent YAML, write spaces"
+            elif "got '['" in what:
+                hint = 'inside [ ] a range of hosts needs quotes: ["node[01-04]", other]'
+            raise InvalidFile(f"not YAML: {what}", hint, self._place(mark) if mark else self._source) from None
+        except yaml.YAMLError as error:
+            raise InvalidFile(
+                f"not YAML: {str(error).splitlines()[0]}", "is it the right file?", self._source
+            ) from None
+
+    def _node(self, event: Any, depth: int, path: str) -> Node:
+        where = self._place(event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise InvalidFile(
+                    f"{path}: *{event.anchor} has no anchor before this place",
+                    "quote a value that begins with *",
+                    where,
+                )
+            return self._anchors[event.anchor]
+        if event.tag is not None:
+            raise InvalidFile(
+                f"{path}: the tag {event.tag} is refused, only plain values are read", "leave it out", where
+            )
+        if depth > DEEPEST:
+            raise InvalidFile(f"{path[:40]}: nested deeper than {DEEPEST} levels", "is it the right file?", where)
+        node = self._made(event, where, depth, path)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _made(self, event: Any, where: str, depth: int, path: str) -> Node:
+        if isinstance(event, yaml.ScalarEvent):
+            return Scalar(event.value, event.style is not None, where)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Sequence(tuple(self._items(depth, path)), where)
+        return Mapping(tuple(self._entries(depth, path)), where)
+
+    def _items(self, depth: int, path: str) -> Iterator[Node]:
+        index = 0
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            yield self._node(event, depth + 1, f"{path}[{index}]")
+            index += 1
+
+    def _entries(self, depth: int, path: str) -> Iterator[Entry]:
+        seen: dict[str, str] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            where = self._place(event.start_mark)
+            key = self._node(event, depth + 1, path)
+            if not isinstance(key, Scalar):
+                raise InvalidFile(f"{path}: a key must be a word, not {key.say()}", "write it as key: value", where)
+            below = join(path, key.text)
+            if key.text in seen:
+                raise InvalidFile(f"{below}: duplicate key, first at {seen[key.text]}", "keep one of them", where)
+            seen[key.text] = where
+            yield Entry(key.text, where, self._node(next(self._events), depth + 1, below))
+
+
+def join(path: str, key: str) -> str:
+    """Return the path of `key` below `path`: "sync", "size" -> "sync.size"."""
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,151 @@
+"""Cut the flat spaces into shards, and say which server holds which shard. No torch: the coordinator does this.
+
+All trainable parameters of one dtype lie one after the other, in the model's order, in one flat space [0, N). A shard
+is a range of it: small parameters share one, a large one is cut. A shard is also a bucket: it is pushed when all
+gradients in it are ready, so shards are cut small enough that the first leaves long before backward ends, and large
+enough that the cost of a message does not count.
+
+Inside a parameter cuts fall on multiples of ALIGN elements counted from its first: torch's vector loops then meet their
+scalar tail at the same element as on the uncut parameter, and results are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from psctl.words import Layout, Range, Shard
+
+ALIGN = 64
+"""Elements; twice the widest vector step of torch's kernels (AVX-512, two vectors of 16 floats)."""
+
+LARGEST = 4 << 20
+"""Bytes; as BytePS found, parts of 4 MB keep both directions busy."""
+
+SMALLEST = 64 << 10
+"""Bytes; below this the message costs more than its bytes."""
+
+SHARDS_A_SERVER = 8
+"""So that the balance is within an eighth of a server, and the first push leaves early."""
+
+_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+def bytes_of(dtype: str) -> int:
+    """Return how many bytes one element takes; raises KeyError on a dtype that cannot have gradients."""
+    return _BYTES[dtype]
+
+
+def offsets(layout: Layout) -> list[int | None]:
+    """Return where each parameter starts in its dtype's flat space; None for frozen ones, which have no place there."""
+    ends: dict[str, int] = {}
+    starts: list[int | None] = []
+    for parameter in layout.parameters:
+        if not parameter.trainable:
+            starts.append(None)
+            continue
+        start = ends.get(parameter.dtype, 0)
+        starts.append(start)
+        ends[parameter.dtype] = start + parameter.size
+    return starts
+
+
+def spaces(layout: Layout) -> dict[str, int]:
+    """Return the number of elements of each dtype's flat space."""
+    sizes: dict[str, int] = {}
+    for parameter in layout.parameters:
+        if parameter.trainable:
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.size
+    return sizes
+
+
+def cut(layout: Layout, servers: int, target_bytes: int | None = None) -> list[Shard]:
+    """Cut the layout's flat spaces into shards of about `target_bytes`.
+
+    Args:
+        layout: what is synchronised.
+        servers: how many servers will hold them.
+        target_bytes: None: chosen so that shards outnumber servers several times, within SMALLEST and LARGEST.
+
+    Returns:
+        Shards in the model's order of their first parameter; together they hold every element exactly once.
+    """
+    if target_bytes is None:
+        total = sum(count * bytes_of(dtype) for dtype, count in spaces(layout).items())
+        target_bytes = min(LARGEST, max(SMALLEST, total // (max(1, servers) * SHARDS_A_SERVER)))
+    ordered: list[tuple[int, int, str, Range]] = []  # (first parameter, start, dtype, range)
+    for dtype in spaces(layout):
+        ordered += _cut_space(layout, dtype, max(1, target_bytes // bytes_of(dtype)))
+    ordered.sort()
+    return [Shard(index, dtype, where) for index, (_, _, dtype, where) in enumerate(ordered)]
+
+
+def _cut_space(layout: Layout, dtype: str, target: int) -> list[tuple[int, int, str, Range]]:
+    """Cut one dtype's space into ranges of about `target` elements."""
+    found: list[tuple[int, int, str, Range]] = []
+    start = end = 0  # the shard being filled
+    first: int | None = None
+    for index, parameter in enumerate(layout.parameters):
+        if not parameter.trainable or parameter.dtype != dtype:
+            continue
+        if end > start and end - start + parameter.size > target:  # it would overflow: close, begin anew
+            found.append((first or 0, start, dtype, Range(start, end)))
+            start, first = end, None
+        first = index if first is None else first
+        for part in _parts(parameter.size, target):
+            if end > start and end - start + part > target:
+                found.append((first, start, dtype, Range(start, end)))
+                start, first = end, index
+            end += part
+    found.append((first or 0, start, dtype, Range(start, end)))
+    return found
+
+
+def _parts(size: int, target: int) -> list[int]:
+    """Return the lengths that a parameter is cut into: equal ones, rounded up to ALIGN, the last one shorter."""
+    if size <= target:
+        return [size]
+    length = math.ceil(math.ceil(size / math.ceil(size / target)) / ALIGN) * ALIGN
+    return [min(length, size - at) for at in range(0, size, length)]
+
+
+def assign(shards: Sequence[Shard], servers: int, before: Sequence[int] | None = None) -> list[int]:
+    """Return which server holds each shard: loads in bytes differ by at most the largest shard, few shards move.
+
+    Args:
+        shards: what there is to hold.
+        servers: server ranks are 0 .. servers-1.
+        before: who held each shard until now; None when nobody did. A shard moves only if its server is gone or the
+            balance asks for it.
+    """
+    assert servers > 0, "shards need a server"
+    weight = [len(shard.range) * bytes_of(shard.dtype) for shard in shards]
+    kept = [owner if owner < servers else -1 for owner in before] if before is not None else [-1] * len(shards)
+    load = [0] * servers
+    for shard, owner in enumerate(kept):
+        if owner >= 0:
+            load[owner] += weight[shard]
+    for shard in sorted((s for s, owner in enumerate(kept) if owner < 0), key=lambda s: (-weight[s], s)):
+        kept[shard] = min(range(servers), key=lambda server: (load[server], server))
+        load[kept[shard]] += weight[shard]
+    _level(kept, load, weight)
+    return kept
+
+
+def _level(owners: list[int], load: list[int], weight: list[int]) -> None:
+    """Move shards from the fullest server to the emptiest until their loads differ by at most the largest shard."""
+    largest = max(weight, default=0)
+    while True:
+        full = max(range(len(load)), key=lambda server: (load[server], -server))
+        empty = min(range(len(load)), key=lambda server: (load[server], server))
+        gap = load[full] - load[empty]
+        if gap <= largest:
+            return
+        # Half the gap is the best single move. The gap is above the largest shard, so each move narrows it.
+        movable = [shard for shard, owner in enumerate(owners) if owner == full and weight[shard] > 0]
+        shard = min(movable, key=lambda s: (abs(2 * weight[s] - gap), s))
+        owners[shard] = empty
+        load[full] -= weight[shard]
+        load[empty] += weight[shard]

@@ -1,0 +1,130 @@
+"""Which address and interface of each host the other hosts should use.
+
+In this order: `internal_address:`; `network.interface:`; loopback where all hosts share one machine's network; the
+interface that psctl's own SSH connection came in at. A host without such a connection (this machine, or one behind a
+tunnel) takes the interface that shares a subnet with the others, else the one of the default route, else any that is
+up. Loopback and the bridges of containers are never taken between machines.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from psctl.errors import HostUnreachable, InvalidFile
+from psctl.topology.facts import HostFacts, Nic
+from psctl.words import HostName
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """One host of the job: its facts, and what the cluster file says of it."""
+
+    facts: HostFacts
+    internal_address: str | None = None
+    local: bool = False  # this machine: no SSH connection says where it was reached
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Where a host listens and is reached; `interface` "" when unknown, `reason` is for people."""
+
+    address: str
+    interface: str
+    reason: str
+
+
+def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict[HostName, Chosen]:
+    """Return each host's address and interface for the others to use.
+
+    Args:
+        hosts: every host that takes part.
+        interface: `network.interface` of the cluster file.
+
+    Raises:
+        InvalidFile: a host lacks the interface that the cluster file names.
+        HostUnreachable: a host has no address that another could use.
+    """
+    together = _one_machine(hosts.values())
+    chosen: dict[HostName, Chosen] = {}
+    for name, host in hosts.items():
+        told = _told(name, host, interface)
+        found = told or (_loopback(host) if together else _connected(host))
+        if found is not None:
+            chosen[name] = found
+    anchors = [one.address for one in chosen.values()]
+    for name, host in hosts.items():
+        if name not in chosen:
+            chosen[name] = _derived(name, host, anchors)
+    return {name: chosen[name] for name in hosts}
+
+
+def _told(name: HostName, host: Reach, interface: str) -> Chosen | None:
+    """What the cluster file says itself."""
+    if host.internal_address is not None:
+        nic = _holding(host.facts, host.internal_address)
+        return Chosen(host.internal_address, nic.name if nic else "", "internal_address in the cluster file")
+    if interface == "auto":
+        return None
+    nic = next((nic for nic in host.facts.nics if nic.name == interface), None)
+    if nic is None or not nic.addresses:
+        has = ", ".join(nic.name for nic in host.facts.nics if nic.addresses) or "none with an address"
+        what = "has no address" if nic else "does not exist"
+        hint = f"it has: {has}; name one of them, or write interface: auto"
+        raise InvalidFile(f"network.interface: {interface} {what} on {name}", hint, name)
+    return Chosen(_bare(nic.addresses[0]), nic.name, "network.interface in the cluster file")
+
+
+def _one_machine(hosts: Collection[Reach]) -> bool:
+    """Do all hosts share a kernel and its network? (A network namespace shares the first alone.)"""
+    seen = {(host.facts.boot, frozenset(a for nic in host.facts.nics for a in nic.addresses)) for host in hosts}
+    return len(seen) == 1 and (all(boot for boot, _ in seen) or len(hosts) == 1)
+
+
+def _loopback(host: Reach) -> Chosen:
+    address = host.facts.connected
+    if host.local or not address or not ipaddress.ip_address(address).is_loopback:
+        address = "127.0.0.1"
+    return Chosen(address, "lo", "all processes are on one machine")
+
+
+def _connected(host: Reach) -> Chosen | None:
+    """The interface that SSH came in at; None where that tells nothing of the way between hosts."""
+    address = host.facts.connected
+    if host.local or not address or ipaddress.ip_address(address).is_loopback:
+        return None
+    nic = _holding(host.facts, address)
+    if nic is None:
+        return Chosen(address, "", "psctl reaches it at this address")
+    if ipaddress.ip_address(address).version == 6:
+        address = _bare(nic.addresses[0])  # IPv4 first: what every engine speaks
+    return Chosen(address, nic.name, "psctl reaches it on this interface")
+
+
+def _derived(name: HostName, host: Reach, anchors: list[str]) -> Chosen:
+    """An address of a host whose SSH connection tells nothing."""
+    usable = [nic for nic in host.facts.nics if nic.up and nic.addresses and nic.kind in ("physical", "virtual")]
+    for nic in usable:
+        for text in nic.addresses:
+            if any(ipaddress.ip_address(anchor) in ipaddress.ip_interface(text).network for anchor in anchors):
+                return Chosen(_bare(text), nic.name, "it shares a subnet with the other hosts")
+    usable.sort(key=lambda nic: (nic.name != host.facts.default_interface, nic.kind != "physical"))
+    if not usable:
+        message = f"{name}: no interface that another host could reach"
+        raise HostUnreachable(message, "give the host an internal_address: in the cluster file", name)
+    nic = usable[0]
+    why = "its default route" if nic.name == host.facts.default_interface else "its first interface that is up"
+    return Chosen(_bare(nic.addresses[0]), nic.name, why)
+
+
+def _holding(facts: HostFacts, address: str) -> Nic | None:
+    """The interface that has this address; 127.0.0.2 is on loopback, which lists 127.0.0.1/8 alone."""
+    wanted = ipaddress.ip_address(address)
+    for nic in facts.nics:
+        if any(ipaddress.ip_interface(text).ip == wanted for text in nic.addresses):
+            return nic
+    return next((nic for nic in facts.nics if nic.kind == "loopback"), None) if wanted.is_loopback else None
+
+
+def _bare(text: str) -> str:
+    return text.partition("/")[0]

@@ -1,0 +1,94 @@
+"""Consoles for stdout and stderr: colours and boxes for people at a terminal, plain lines for everything else.
+
+A console that is no terminal cuts and wraps nothing, for its lines go to files, grep and other programs. Markup and
+emoji codes are off everywhere: `[rank0]` in a user's log stays `[rank0]`. What decides about colour: --no-color,
+NO_COLOR, PSCTL_NO_COLOR and TERM=dumb; FORCE_COLOR and CI variables do not turn colour on in a pipe.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from psctl.view.text import BLOCKS, PLAIN_BLOCKS, one_line, sanitize
+
+
+def make_console(stream: IO[str], *, no_color: bool = False, environment: Mapping[str, str] | None = None) -> Console:
+    """Return the console of a stream.
+
+    Args:
+        stream: sys.stdout or sys.stderr. What its encoding cannot show becomes `?`.
+        no_color: --no-color was given.
+        environment: for tests; else the process's.
+    """
+    found = os.environ if environment is None else environment
+    dumb = found.get("TERM", "").lower() in ("dumb", "unknown")
+    terminal = stream.isatty() and not dumb
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    plain = no_color or bool(found.get("NO_COLOR")) or bool(found.get("PSCTL_NO_COLOR"))
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        force_interactive=terminal,
+        color_system="auto" if terminal and not plain else None,
+        no_color=plain,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=not terminal,
+    )
+
+
+def is_live(console: Console) -> bool:
+    """Can a picture be redrawn on it?"""
+    return console.is_terminal
+
+
+def say(console: Console, *lines: str | Text, style: str = "") -> None:
+    """Print lines, none of them cut or wrapped by us; to a pipe they go as they are, tabs and all."""
+    for line in lines:
+        text = Text(line, style=style) if isinstance(line, str) else line
+        if console.is_terminal:
+            console.print(text, soft_wrap=True)
+        else:
+            console.file.write(text.plain + "\n")
+    console.file.flush()
+
+
+class Glyphs:
+    """The signs for what a console's encoding can show."""
+
+    def __init__(self, console: Console) -> None:
+        fancy = console.encoding.lower().startswith("utf")
+        self.blocks = BLOCKS if fancy else PLAIN_BLOCKS
+        self.done, self.failed, self.stopped = ("✓", "✗", "■") if fancy else ("+", "x", "-")
+        self.bar, self.line, self.dot = ("│", "─", "·") if fancy else ("|", "-", "-")
+        self.full, self.light = ("█", "░") if fancy else ("#", ".")
+
+
+ROLE_STYLES: Mapping[str, str] = {"worker": "cyan", "server": "magenta", "coordinator": "yellow", "agent": "blue"}
+
+STATE_STYLES: Mapping[str, str] = {
+    "running": "green", "done": "green", "ok": "green", "unchanged": "green", "created": "cyan", "updated": "cyan",
+    "waiting": "yellow", "starting": "yellow", "placing": "yellow", "submitted": "yellow", "stopping": "yellow",
+    "stopped": "yellow", "failed": "bold red", "lost": "bold red", "unreachable": "bold red",
+}  # fmt: skip
+
+
+def state_text(state: str) -> Text:
+    """Return a state in its colour."""
+    return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def rank_lines(rank: str, host: str, text: str, glyphs: Glyphs) -> list[Text]:
+    """Return what a process printed, made harmless, each line behind who and where: `worker/3 node-b │ text`."""
+    rank = one_line(rank)
+    style = ROLE_STYLES.get(rank.partition("/")[0], "")
+    prefix = f"{rank} {host} {glyphs.bar}" if host else f"{rank} {glyphs.bar}"
+    return [Text.assemble((prefix, style), " ", line) for line in sanitize(text).split("\n")]

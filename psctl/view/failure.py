@@ -1,0 +1,150 @@
+"""How a job ended, for people: the one box of a failed job, the few lines of a done or stopped one; and any error."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.text import Text
+
+from psctl import errors
+from psctl.job.events import CheckpointWritten, Finished
+from psctl.units import format_bytes, format_seconds
+from psctl.view.console import Glyphs, say
+from psctl.view.folding import spans
+from psctl.view.text import number, one_line, sanitize
+
+TAIL = 12
+"""Lines of a process's standard error that the box shows at most."""
+
+
+def draw_end(
+    console: Console, job: str, finished: Finished, checkpoint: CheckpointWritten | None = None, logs: str = ""
+) -> None:
+    """Say how a job ended; the most important line comes last.
+
+    Args:
+        console: of stderr.
+        finished: the job's last event.
+        checkpoint: the last one written, if any.
+        logs: the folder that holds the log files here; "" when they are on the hosts.
+    """
+    if finished.status == "failed":
+        _draw_failure(console, job, finished, checkpoint, logs)
+    else:
+        say(console, *_calm_end(console, job, finished, checkpoint, logs))
+
+
+def _calm_end(
+    console: Console, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
+) -> Iterator[Text]:
+    glyphs = Glyphs(console)
+    done = finished.status == "done"
+    yield _field("logs", f"psctl logs {job}" + (f"   in {logs}" if logs else ""))
+    if checkpoint is not None:
+        written = f"{job}@{checkpoint.step} ({format_bytes(checkpoint.bytes)})"
+        yield _field("last checkpoint", written + (f" in {one_line(checkpoint.path)}" if checkpoint.path else ""))
+        if not done:
+            yield _field("continue", f"psctl checkpoint restore {job}@{checkpoint.step}")
+    elif not done:
+        yield _field("last checkpoint", "none was written")
+    sign, style = (glyphs.done, "bold green") if done else (glyphs.stopped, "bold yellow")
+    word = f"{job} {'done' if done else 'stopped'}: "
+    line = Text.assemble((f"{sign} {word}", style), f"{finished.steps:,} steps in {format_seconds(finished.seconds)}")
+    for name, value in finished.metrics.items():
+        line.append(f", {one_line(name)} {number(value)}")
+    yield line
+
+
+def _field(label: str, text: str) -> Text:
+    return Text.assemble("  ", (f"{label + ':':<17}", "dim"), text)
+
+
+def _draw_failure(
+    console: Console, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
+) -> None:
+    lines = list(failure_lines(Glyphs(console), job, finished, checkpoint, logs))
+    if console.is_terminal:
+        parts = [_hanging(line) for line in lines]
+        console.print(Panel(Group(*parts), box=box.HORIZONTALS, border_style="red", padding=0, expand=True))
+    else:
+        say(console, *lines)
+
+
+def _hanging(line: Text) -> Padding:
+    """Return a line whose wrapped rest stays below its first word."""
+    count = len(line.plain) - len(line.plain.lstrip(" "))
+    rest = line[count:] if count else line
+    rest.overflow = "fold"
+    return Padding(rest, (0, 0, 0, count))
+
+
+def failure_lines(
+    glyphs: Glyphs, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
+) -> Iterator[Text]:
+    """Yield the lines of the box: who failed where and why, what ended with it, what was saved, what to do next."""
+    failure = finished.failure or {}
+    step = int(failure.get("step") or finished.steps or 0)
+    where = f" at step {step:,}" if step else ""
+    after = f" after {format_seconds(finished.seconds)}" if finished.seconds else ""
+    yield Text.assemble((f"{glyphs.failed} {job} failed{where}{after}", "bold red"), who(failure))
+    yield Text(f"  {one_line(str(failure.get('exception') or 'no reason is known'))}", style="bold")
+    frames = _texts(failure.get("frames"))
+    for frame in frames:
+        yield Text(f"    {one_line(frame)}")
+    if not frames:
+        tail = [line for text in _texts(failure.get("tail")) for line in sanitize(text).splitlines()]
+        for line in tail[-TAIL:]:
+            yield Text.assemble(f"    {glyphs.bar} ", (line.rstrip(), "dim"))
+    if failure.get("hint"):
+        yield _field("what to do", one_line(str(failure["hint"])))
+    stopped = _texts(failure.get("stopped"))
+    if stopped:
+        yield _field("stopped with it", spans([one_line(name) for name in stopped]))
+    saved = failure.get("checkpoint") or (f"{job}@{checkpoint.step}" if checkpoint else None)
+    yield _field("last checkpoint", f"{one_line(str(saved))} (verified)" if saved else "none was written")
+    if logs:
+        yield _field("log files", logs)
+    yield _field("log", one_line(str(failure.get("log") or f"psctl logs {job}")))
+    resume = failure.get("resume") or (f"psctl checkpoint restore {saved}" if saved else None)
+    if resume:
+        yield _field("resume", one_line(str(resume)))
+
+
+def who(failure: Mapping[str, Any]) -> str:
+    """Return ": worker/3 on node-b exited with 1", or "" when nobody is known."""
+    if not failure.get("role"):
+        return ""
+    text = f": {one_line(str(failure['role']))}/{failure.get('rank', 0)}"
+    if failure.get("host"):
+        text += f" on {one_line(str(failure['host']))}"
+    status = failure.get("status")
+    if isinstance(status, int) and status < 0:
+        return f"{text} was ended by {signal_name(-status)}"
+    return f"{text} exited with {status}" if status else text
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9."""
+    return signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [str(entry) for entry in value] if isinstance(value, list | tuple) else []
+
+
+def draw_error(console: Console, error: errors.PsctlError) -> None:
+    """Say what went wrong in one line, and in a second one what to do."""
+    where = one_line(error.where)
+    message = one_line(error.message)
+    known = f"{where}: " if where and where not in message else ""
+    say(console, Text.assemble(("error: ", "bold red"), f"{known}{message}"))
+    if error.hint:
+        say(console, Text.assemble(("  hint: ", "dim"), one_line(error.hint)))

@@ -1,0 +1,89 @@
+"""Many ranks in few rows: those in trouble stay single, the others are grouped by role and state. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psctl.view.state import LiveState, RankState
+
+_ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
+_ROLES = ("worker", "server", "coordinator", "agent")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table of ranks; `rank` and `steps` may stand for many."""
+
+    rank: str
+    host: str
+    state: str
+    steps: tuple[int, int]
+    rate: float
+    pid: int
+    error: str
+
+
+def fold(state: LiveState, rows: int) -> list[Row]:
+    """Return at most `rows` rows (at least one): each rank one, as long as they fit."""
+    ranks = sorted(state.ranks.values(), key=lambda r: (_place(_ROLES, r.role), r.role, r.rank))
+    if len(ranks) <= rows:
+        return [_single(state, rank) for rank in ranks]
+    trouble = [rank for rank in ranks if rank.state in ("failed", "lost")]
+    groups: dict[tuple[str, str], list[RankState]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.role, rank.state), []).append(rank)
+    if len(groups) + len(trouble) <= rows:
+        singles = trouble
+        groups = {key: found for key, found in groups.items() if key[1] not in ("failed", "lost")}
+    else:
+        singles = []
+    order = sorted(groups.items(), key=lambda item: (_place(_ROLES, item[0][0]), _place(_ORDER, item[0][1])))
+    shown = [_single(state, rank) for rank in singles] + [_group(state, found) for _, found in order]
+    return shown[: max(1, rows)]
+
+
+def _place(order: tuple[str, ...], word: str) -> int:
+    return order.index(word) if word in order else len(order)
+
+
+def _single(state: LiveState, rank: RankState) -> Row:
+    step = state.step_of(rank)
+    return Row(rank.name, rank.host, rank.state, (step, step), state.rate_of(rank), rank.pid, rank.last_error)
+
+
+def _group(state: LiveState, ranks: list[RankState]) -> Row:
+    if len(ranks) == 1:
+        return _single(state, ranks[0])
+    steps = [state.step_of(rank) for rank in ranks]
+    hosts = {rank.host for rank in ranks}
+    slowest = min(ranks, key=state.step_of)
+    behind = f"slowest {slowest.name} on {slowest.host}" if min(steps) < max(steps) else ""
+    errors = [f"{rank.name}: {rank.last_error}" for rank in ranks if rank.last_error]
+    return Row(
+        rank=f"{len(ranks)} {ranks[0].role}s",
+        host=f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts)),
+        state=ranks[0].state,
+        steps=(min(steps), max(steps)),
+        rate=sum(state.rate_of(rank) for rank in ranks) / len(ranks),
+        pid=0,
+        error=(errors or [behind])[0],
+    )
+
+
+def spans(members: list[str]) -> str:
+    """Return names as ranges: worker/0-5, server/1."""
+    ranks: dict[str, set[int]] = {}
+    others = []
+    for member in members:
+        role, _, rank = member.partition("/")
+        if rank.isdecimal():
+            ranks.setdefault(role, set()).add(int(rank))
+        else:
+            others.append(member)
+    texts = []
+    for role, found in ranks.items():
+        starts = sorted(rank for rank in found if rank - 1 not in found)
+        stops = sorted(rank for rank in found if rank + 1 not in found)
+        for start, stop in zip(starts, stops, strict=True):
+            texts.append(f"{role}/{start}" if start == stop else f"{role}/{start}-{stop}")
+    return ", ".join(texts + others)

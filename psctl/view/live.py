@@ -1,0 +1,128 @@
+"""The live screen: a picture of the job that is redrawn in place, with what ranks print scrolling above it.
+
+One thread draws, a few times a second; whoever follows the job only hands events over and never waits for the terminal.
+Lines that came between two drawings are printed as one; of a flood the newest are shown and the rest counted, for the
+log files on the hosts have them all.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType, Segment
+from rich.text import Text
+
+from psctl.clock import Clock, SystemClock
+from psctl.job import events as kinds
+from psctl.view.console import Glyphs, rank_lines
+from psctl.view.picture import picture
+from psctl.view.plain import PlainLog
+from psctl.view.state import LiveState
+
+PERIOD = 0.25
+"""Seconds between two drawings."""
+
+BURST = 400
+"""Lines shown at most between two drawings."""
+
+
+def follower(console: Console, hint: str = "") -> LiveScreen | PlainLog:
+    """Return what shows a job on this console: a live screen at a terminal, else plain lines."""
+    return LiveScreen(console, hint) if console.is_terminal else PlainLog(console, hint)
+
+
+class LiveScreen:
+    """Draws a job on a terminal from `enter` to `exit`; then its last picture is gone and the lines above it stay.
+
+    Args:
+        console: of stderr, a terminal.
+        hint: the line at the bottom: what keys do.
+        clock: for tests.
+    """
+
+    def __init__(self, console: Console, hint: str = "", clock: Clock | None = None) -> None:
+        self.state = LiveState()
+        self._console = console
+        self._hint = hint
+        self._clock = clock or SystemClock()
+        self._glyphs = Glyphs(console)
+        self._lock = threading.Lock()
+        self._lines: deque[Text] = deque(maxlen=BURST)
+        self._dropped = 0
+        self._came = self._clock.now()
+        self._drawn: tuple[int, list[int]] = (0, [])  # the terminal's width and each line's, when last drawn
+        self._ended = threading.Event()
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._thread = threading.Thread(target=self._run, name="psctl-live-screen", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.draw()
+        self._live.stop()
+
+    def event(self, event: kinds.AnyEvent) -> None:
+        """Take in one event."""
+        with self._lock:
+            self.state.apply(event)
+            self._came = self._clock.now()
+            if isinstance(event, kinds.Log):
+                lines = rank_lines(event.rank, self.state.host_of(event.rank), event.text, self._glyphs)
+                self._dropped += max(0, len(self._lines) + len(lines) - BURST)
+                self._lines.extend(lines)
+
+    def hint(self, text: str) -> None:
+        """Change the line at the bottom."""
+        with self._lock:
+            self._hint = text
+
+    def _run(self) -> None:
+        while not self._ended.wait(PERIOD):
+            self.draw()
+
+    def draw(self) -> None:
+        """Print the new lines and draw the picture anew, for the terminal's size of now."""
+        width, height = self._console.size
+        with self._lock:
+            lines, dropped = list(self._lines), self._dropped
+            self._lines.clear()
+            self._dropped = 0
+            age = self._clock.now() - self._came
+            drawing = picture(self.state, width, height, age, self._hint, self._glyphs)
+        self._take_back(width)
+        self._live.update(drawing)
+        rows = self._console.render_lines(drawing, self._console.options.update(width=width), pad=False)
+        self._drawn = width, [Segment.get_line_length(row) for row in rows]
+        if dropped:
+            self._console.print(Text(f"… {dropped:,} lines left out here (psctl logs has them)", style="dim"))
+        if lines:
+            self._console.print(Text("\n").join(lines), soft_wrap=True)
+        self._live.refresh()
+
+    def _take_back(self, width: int) -> None:
+        """Erase a picture that a terminal has wrapped because it became narrower, and stand where its end was."""
+        before, lengths = self._drawn
+        if width >= before or not lengths:
+            return
+        wrapped = sum(max(1, math.ceil(length / width)) for length in lengths)
+        erase = Control((ControlType.CURSOR_UP, wrapped - 1), ControlType.CARRIAGE_RETURN)
+        self._console.control(erase)
+        for _ in range(wrapped - 1):
+            self._console.control(Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_DOWN, 1)))
+        self._console.control(Control((ControlType.CURSOR_UP, wrapped - len(lengths))))

@@ -1,0 +1,171 @@
+"""The live picture of a job as one drawing that fits a given width and height. Pure but for rich's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from psctl.units import format_bytes, format_count, format_rate, format_seconds
+from psctl.view.console import ROLE_STYLES, STATE_STYLES, Glyphs, state_text
+from psctl.view.folding import Row, fold
+from psctl.view.state import ERROR, WARNING, Happening, LiveState
+from psctl.view.text import clock_time, number, one_line, sparkline, split, wrap
+
+_SEVERITY_STYLES = {ERROR: "bold red", WARNING: "yellow"}
+_LABEL = 12  # columns of the labels at the left
+_RULE = (
+    60  # columns of the rule on top: what is no wider than a terminal's new width is not reflowed when it is resized
+)
+
+
+def picture(state: LiveState, width: int, height: int, age: float, hint: str, glyphs: Glyphs) -> Group:
+    """Return the drawing.
+
+    Args:
+        state: what is known.
+        width, height: of the terminal, in cells.
+        age: seconds since the newest event came here.
+        hint: the line at the bottom: what keys do.
+    """
+    top = list(_top(state, width, age, glyphs))
+    news = state.news(max(1, min(5, height // 6)))
+    bottom = [line for happening in news for line in _happening(happening, width)]
+    bottom += [Text(line, style="dim") for line in wrap(hint, width, 2) if hint]
+    free = height - 1 - len(top) - len(bottom) - 4  # the rule, blank lines and the table's head
+    parts: list[RenderableType] = [Text(glyphs.line * min(width, _RULE), style="dim", no_wrap=True), *top]
+    if state.ranks and free > 0:
+        parts += [Text(""), ranks_table(fold(state, free), width), Text("")]
+    return Group(*parts, *bottom)
+
+
+def _top(state: LiveState, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:
+    yield _header(state, width, age)
+    progress = state.progress
+    if progress is None:
+        yield _line("step", _waiting(state))
+    else:
+        yield _line("step", _speed(state, width - _LABEL, glyphs))
+        if progress.metrics:
+            yield _metrics(state, width, glyphs)
+        yield _times(state, width, glyphs)
+    yield _line("checkpoint", _checkpoint(state, age))
+
+
+def _line(label: str, body: str | Text) -> Text:
+    line = Text(f"{label:<{_LABEL}}", style="dim", no_wrap=True, overflow="ellipsis")
+    return line.append_text(body) if isinstance(body, Text) else line.append(body, style="not dim")
+
+
+def _header(state: LiveState, width: int, age: float) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(state.job or "job", style="bold").append("  ").append_text(state_text(state.state))
+    elapsed = state.latest - state.started + age
+    if elapsed == elapsed:
+        line.append(f"  {format_seconds(float(int(elapsed)))}")
+    if state.plan is not None:
+        line.append(f"  {one_line(state.plan.chosen)}", style="cyan")
+    if state.hosts and width >= 60:
+        line.append(f"  on {state.hosts[0] if len(state.hosts) == 1 else f'{len(state.hosts)} hosts'}", style="dim")
+    return line
+
+
+def _waiting(state: LiveState) -> str:
+    if not state.ranks:
+        return "waiting for the hosts"
+    up = sum(rank.state != "starting" for rank in state.ranks.values())
+    if up < len(state.ranks):
+        return f"starting: {up} of {len(state.ranks)} processes run"
+    return "waiting for the first report"
+
+
+def _speed(state: LiveState, width: int, glyphs: Glyphs) -> str:
+    progress = state.progress
+    assert progress is not None
+    parts = [f"{progress.step:,}", f"epoch {progress.epoch}"]
+    if progress.examples_per_second:
+        parts.append(f"{format_count(progress.examples_per_second)} examples/s")
+    if state.rate:
+        parts.append(f"{format_count(state.rate)} steps/s")
+    if progress.bytes_per_second:
+        parts.append(format_rate(progress.bytes_per_second))
+    between = f" {glyphs.dot} "
+    while len(parts) > 1 and len(between.join(parts)) > width:
+        parts.pop()
+    return between.join(parts)
+
+
+def _metrics(state: LiveState, width: int, glyphs: Glyphs) -> Text:
+    assert state.progress is not None
+    metrics = state.progress.metrics
+    others = [f"{name} {number(value)}" for name, value in metrics.items() if name != state.metric]
+    body = Text(number(metrics.get(state.metric)), style="bold")
+    rest = "  ".join(others)
+    room = max(8, min(40, width - _LABEL - 10 - min(len(rest), 30)))
+    curve = sparkline(state.curve(), room, glyphs.blocks)
+    body.append(f"  {curve}", style="not bold green")
+    if rest:
+        body.append(f"  {rest}", style="not bold")
+    return _line(f"{state.metric:.{_LABEL - 1}}", body)
+
+
+def _times(state: LiveState, width: int, glyphs: Glyphs) -> Text:
+    progress = state.progress
+    assert progress is not None
+    compute, sync = progress.compute_seconds, progress.sync_seconds
+    cells = max(6, min(30, width - _LABEL - 40))
+    left, right = split(cells, compute, sync)
+    body = Text(style="not dim")
+    body.append(glyphs.full * left, style="blue")
+    body.append(glyphs.light * right, style="yellow")
+    body.append("  compute ").append(format_seconds(compute), style="blue")
+    body.append(", sync ").append(format_seconds(sync), style="yellow")
+    return _line("a step", body)
+
+
+def _checkpoint(state: LiveState, age: float) -> str:
+    written = state.checkpoint
+    if written is None:
+        return "none yet"
+    ago = format_seconds(float(int(max(0.0, state.latest - written.time + age))))
+    return f"step {written.step:,}, {ago} ago, {format_bytes(written.bytes)} in {format_seconds(written.seconds)}"
+
+
+def ranks_table(rows: list[Row], width: int) -> Table:
+    """Return the table of ranks; narrow terminals get fewer columns."""
+    errors = any(row.error for row in rows)
+    pids = width >= 80 and any(row.pid for row in rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
+    table.add_column("rank", no_wrap=True, min_width=9)
+    table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
+    table.add_column("state", no_wrap=True)
+    table.add_column("step", no_wrap=True, justify="right")
+    table.add_column("steps/s", no_wrap=True, justify="right")
+    if pids:
+        table.add_column("pid", no_wrap=True, justify="right")
+    if errors:
+        table.add_column("note", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        low, high = row.steps
+        cells: list[RenderableType] = [
+            Text(row.rank, style=ROLE_STYLES.get(row.rank.partition("/")[0], "")),
+            Text(row.host),
+            Text(row.state, style=STATE_STYLES.get(row.state, "")),
+            Text(f"{low:,}" if low == high else f"{low:,}-{high:,}") if high else Text("-"),
+            Text(format_count(row.rate) if row.rate else "-"),
+        ]
+        cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
+        cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []
+        table.add_row(*cells)
+    return table
+
+
+def _happening(happening: Happening, width: int) -> list[Text]:
+    style = _SEVERITY_STYLES.get(happening.severity, "")
+    times = f" (x{happening.count})" if happening.count > 1 else ""
+    moment = f"{clock_time(happening.time)} "
+    first, *rest = wrap(happening.text + times, width - len(moment), 2)
+    indent = " " * len(moment)
+    return [Text.assemble((moment, "dim"), (first, style)), *(Text(indent + line, style=style) for line in rest)]

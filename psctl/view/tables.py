@@ -1,0 +1,304 @@
+"""Results as tables: boxes at a terminal, tab-separated rows elsewhere. Each takes the document that `-o json` prints.
+
+Rows carry what is in the document and nothing else. Everything in a cell is made harmless, for much of it was said by
+other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from psctl.units import format_bytes, format_rate, format_seconds
+from psctl.view.console import STATE_STYLES, Glyphs, say
+from psctl.view.text import date_time, number, one_line
+
+Document = Mapping[str, Any]
+LAST = 20
+"""Cells that the last column of a table needs at least; with less room rows become blocks."""
+
+Cell = str | tuple[str, str]
+"""Text, or text and its style."""
+
+
+def draw_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str] = ()
+) -> None:
+    """Draw a table.
+
+    Args:
+        heads: names of the columns; the last one may wrap.
+        rows: cells, as many as heads.
+        right: heads of the columns that hold numbers.
+    """
+    plain = [[_plain(cell) for cell in row] for row in rows]
+    if not console.is_terminal:
+        say(console, "\t".join(heads), *("\t".join(text for text, _ in row) for row in plain))
+        return
+    widths = [max(cell_len(head), *(cell_len(row[i][0]) for row in plain), 1) for i, head in enumerate(heads)]
+    if sum(widths[:-1]) + min(widths[-1], LAST) + 2 * len(heads) + 1 > console.width:
+        _draw_records(console, heads, plain)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for head in heads[:-1]:
+        table.add_column(head, justify="right" if head in right else "left", no_wrap=True)
+    table.add_column(heads[-1], justify="right" if heads[-1] in right else "left", overflow="fold")
+    for row in plain:
+        table.add_row(*(Text(text, style=style) for text, style in row))
+    console.print(table)
+
+
+def _draw_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> None:
+    """Draw what is too wide for the terminal as one block a row, so that nothing is cut."""
+    width = max(map(len, heads))
+    for (name, style), *rest in rows:
+        console.print(Text(name, style=style or "bold"), soft_wrap=True)
+        for head, (text, cell_style) in zip(heads[1:], rest, strict=True):
+            console.print(Text.assemble((f"  {head:<{width}}  ", "dim"), (text, cell_style)), soft_wrap=True)
+
+
+def _plain(cell: Cell) -> tuple[str, str]:
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return one_line(text), style
+
+
+def _state(state: object) -> Cell:
+    return str(state), STATE_STYLES.get(str(state), "")
+
+
+def _text(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def draw_up(console: Console, document: Document) -> None:
+    """Draw the result of `up`: what was done on each host."""
+    rows: list[list[Cell]] = []
+    for host in document["hosts"]:
+        error = host.get("error")
+        what = _message(error) if error else "; ".join(host.get("actions", [])) or "nothing to do"
+        rows.append([host["name"], _state(host["state"]), (what, "red" if error else "")])
+    draw_table(console, ("host", "state", "actions"), rows)
+
+
+def _message(error: object) -> str:
+    """Return the words of an error, however it stands in a document: text, or {"message", "hint"}."""
+    if not isinstance(error, Mapping):
+        return str(error)
+    inner = error.get("error", error)
+    hint = inner.get("hint")
+    return f"{inner.get('message')}" + (f" ({hint})" if hint else "")
+
+
+def draw_doctor(console: Console, document: Document) -> None:
+    """Draw the result of `doctor`: every check of every host; at a terminal what is right is one line a host."""
+    glyphs = Glyphs(console)
+    rows: list[list[Cell]] = []
+    for host in document["hosts"]:
+        right = [check for check in host["checks"] if check["ok"]]
+        if console.is_terminal and right:
+            words = ", ".join(f"{check['check']} {_text(check['detail'])}" for check in right)
+            rows.append(
+                [host["name"], (glyphs.done, "green"), f"{len(right)} check{'s' if len(right) > 1 else ''}", words]
+            )
+            right = []
+        for check in [*right, *(check for check in host["checks"] if not check["ok"])]:
+            sign: Cell = (
+                ("ok", "green") if check["ok"] else (glyphs.failed if console.is_terminal else "failed", "bold red")
+            )
+            cure = f" -> {check['cure']}" if check.get("cure") and not check["ok"] else ""
+            rows.append([host["name"], sign, check["check"], f"{_text(check['detail'])}{cure}"])
+    draw_table(
+        console, ("host", "", "check", "detail") if console.is_terminal else ("host", "ok", "check", "detail"), rows
+    )
+
+
+def draw_status(console: Console, document: Document) -> None:
+    """Draw the result of `status`: jobs, the ranks of each, and the hosts."""
+    draw_jobs(console, document)
+    heads = ("rank", "host", "state", "step", "pid", "last error")
+    ranks = {str(job["job"]): [_rank(rank) for rank in job.get("ranks", [])] for job in document["jobs"]}
+    if console.is_terminal:
+        for job, rows in ranks.items():
+            if rows:
+                say(console, Text(one_line(job), style="bold"))
+                draw_table(console, heads, rows, right=("step", "pid"))
+    elif any(ranks.values()):
+        draw_table(console, ("job", *heads), [[job, *row] for job, rows in ranks.items() for row in rows])
+    hosts: list[list[Cell]] = [
+        [
+            host["name"], _state(host["state"]), _text(host["cores"]), _text(host["gpus"]), _labels(host),
+            "; ".join(host["problems"]) or "-",
+        ]
+        for host in document.get("hosts", [])
+    ]  # fmt: skip
+    if hosts:
+        draw_table(console, ("host", "state", "cores", "gpus", "labels", "problems"), hosts, right=("cores", "gpus"))
+
+
+def _labels(host: Document) -> str:
+    """Return a host's labels of the cluster file: "rack=r1 room=2"."""
+    return " ".join(f"{name}={value}" for name, value in (host.get("labels") or {}).items()) or "-"
+
+
+def _rank(rank: Document) -> list[Cell]:
+    name = f"{rank['role']}/{rank['rank']}"
+    error: Cell = (_text(rank.get("last_error")), "red")
+    return [name, _text(rank["host"]), _state(rank["state"]), _text(rank["step"]), _text(rank["pid"]), error]
+
+
+def draw_jobs(console: Console, document: Document) -> None:
+    """Draw the result of `jobs`: one row a job, its ranks counted."""
+    if not document["jobs"]:
+        say(console, "no jobs")
+        return
+    rows: list[list[Cell]] = []
+    for job in document["jobs"]:
+        ranks = job.get("ranks", [])
+        hosts = sorted({str(rank["host"]) for rank in ranks})
+        counts = {role: sum(rank["role"] == role for rank in ranks) for role in ("worker", "server")}
+        rows.append(
+            [
+                job["job"], _state(job["state"]), _text(job["step"]),
+                date_time(job["started"]) if job.get("started") else "-",
+                str(counts["worker"]), str(counts["server"]),
+                " ".join(hosts) if len(hosts) < 3 or not console.is_terminal else f"{len(hosts)} hosts",
+            ]
+        )  # fmt: skip
+    heads = ("job", "state", "step", "started", "workers", "servers", "hosts")
+    draw_table(console, heads, rows, right=("step", "workers", "servers"))
+
+
+def draw_checkpoints(console: Console, document: Document) -> None:
+    """Draw the result of `checkpoint list` (and of `verify`, which adds what it found)."""
+    if not document["checkpoints"]:
+        say(console, "no checkpoints")
+        return
+    rows: list[list[Cell]] = []
+    for entry in document["checkpoints"]:
+        metrics = " ".join(f"{name}={number(value)}" for name, value in (entry.get("metrics") or {}).items())
+        whole: Cell = ("complete", "green") if entry["complete"] else ("torn", "bold red")
+        if "verified" in entry:
+            whole = ("verified", "green") if entry["verified"] else ("damaged", "bold red")
+        notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or metrics or "-"
+        written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest tells no time
+        rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, notes])
+    draw_table(console, ("checkpoint", "written", "size", "state", "metrics"), rows, right=("size",))
+
+
+def draw_fields(console: Console, fields: Mapping[str, object]) -> None:
+    """Draw names and values (`checkpoint show`, `up --dry-run`'s head ...), one a line."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        label = f"{name:<{width}}  " if console.is_terminal else f"{name}\t"
+        say(console, Text.assemble((label, "dim"), one_line(_text(value))))
+
+
+def draw_topo(console: Console, document: Document) -> None:
+    """Draw the hosts of `topo`: cores, memory, GPUs, NICs, and what was found amiss."""
+    rows: list[list[Cell]] = []
+    for host in document["hosts"]:
+        devices = host.get("devices", [])
+        memory = host.get("memory")
+        rows.append(
+            [
+                host["name"], _text(host.get("cores")), format_bytes(memory) if memory else "-", _labels(host),
+                "; ".join(_device(d) for d in devices if d["kind"] == "gpu") or "none",
+                "; ".join(_device(d) for d in devices if d["kind"] == "nic") or "none",
+                (_problems(host.get("problems", [])), "yellow"),
+            ]
+        )  # fmt: skip
+    draw_table(
+        console, ("host", "cores", "memory", "labels", "gpus", "nics", "problems"), rows, right=("cores", "memory")
+    )
+    strategy = document.get("strategy")
+    if strategy:
+        name, reason = one_line(strategy["name"]), one_line(strategy["reason"])
+        say(console, Text.assemble("strategy: ", (name, "bold"), f", {reason}"))
+
+
+def _problems(problems: Sequence[object]) -> str:
+    """Return what is amiss on a host in one line; each is text, or what and its cure."""
+    words = [
+        f"{p.get('what')}" + (f" -> {p['cure']}" if p.get("cure") else "") if isinstance(p, Mapping) else str(p)
+        for p in problems
+    ]
+    return "; ".join(words) or "-"
+
+
+def _device(device: Document) -> str:
+    more = [str(device["name"])] if device.get("name") else []
+    more += [str(address) for address in device.get("addresses") or []]
+    if device.get("memory"):
+        more.append(format_bytes(device["memory"]))
+    if device.get("bandwidth"):
+        more.append(format_rate(device["bandwidth"]))
+    return f"{device['id']}" + (f" ({', '.join(more)})" if more else "")
+
+
+def draw_plan(console: Console, document: Document) -> None:
+    """Draw the result of `plan`: every candidate, best first; the choice and its reason last."""
+    rows: list[list[Cell]] = []
+    for entry in document["candidates"]:
+        chosen = entry["strategy"] == document["chosen"]
+        per_rank, steps = entry.get("bytes_per_rank"), entry.get("steps")
+        why = entry["bottleneck"] if entry["feasible"] else entry["why_not"]
+        rows.append(
+            [
+                (entry["strategy"], "bold green" if chosen else "" if entry["feasible"] else "dim"),
+                format_seconds(entry["seconds"]) if entry["seconds"] is not None else "-",
+                _text(steps), format_bytes(per_rank) if per_rank is not None else "-",
+                (_text(why), "" if entry["feasible"] else "dim"),
+            ]
+        )  # fmt: skip
+    heads = ("strategy", "predicted", "steps", "bytes/rank", "bottleneck, or why not")
+    draw_table(console, heads, rows, right=("predicted", "steps", "bytes/rank"))
+    size = f"{format_bytes(document['size'])} of gradients" if document.get("size") else "gradients of unknown size"
+    decided = "decided" if document.get("decided") else "before the run"
+    winners = [
+        [format_bytes(each["size"]), each["chosen"], format_seconds(each["seconds"]) if each["seconds"] else "-"]
+        for each in document.get("winners", [])
+    ]
+    if winners:
+        draw_table(console, ("gradients", "fastest", "predicted"), winners, right=("gradients", "predicted"))
+    head = f"{size}, {document['world']} ranks, {decided}: "
+    say(
+        console,
+        Text.assemble(head, (one_line(str(document["chosen"])), "bold green"), f", {one_line(document['reason'])}"),
+    )
+
+
+def draw_dry_run(console: Console, document: Document) -> None:
+    """Draw the result of `train --dry-run`: processes, hosts, ports, files, plan. Nothing was touched.
+
+    Args:
+        document: `{"job", "processes": [{"role", "rank", "host"}], "hosts": [{"name", "address", "interface",
+            "actions"}], "ports", "files": [{"path", "bytes"}], "plan"}`; what is absent is not drawn.
+    """
+    say(console, Text(f"{one_line(document['job'])}: nothing was started", style="bold"))
+    processes: list[list[Cell]] = [
+        [f"{p['role']}/{p['rank']}", _text(p["host"])] for p in document.get("processes", [])
+    ]
+    if processes:
+        draw_table(console, ("process", "host"), processes)
+    hosts: list[list[Cell]] = [
+        [
+            host["name"], _text(host.get("address")), _text(host.get("interface")),
+            "; ".join(host.get("actions", [])) or "nothing to do",
+        ]
+        for host in document.get("hosts", [])
+    ]  # fmt: skip
+    if hosts:
+        draw_table(console, ("host", "address", "interface", "actions"), hosts)
+    files = document.get("files", [])
+    if files:
+        draw_table(console, ("file", "size"), [[f["path"], format_bytes(f["bytes"])] for f in files], right=("size",))
+    if document.get("ports"):
+        draw_fields(console, {"ports": document["ports"]})
+    if document.get("plan"):
+        draw_plan(console, document["plan"])

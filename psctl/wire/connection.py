@@ -1,0 +1,384 @@
+"""One connection without its socket: bytes in, events out; one class for both ends.
+
+Use: receive into `room()`, say how much with `received`, then take `next_event()` until it returns None (more bytes are
+needed). Until Joined, send what `outgoing()` returns after every call; afterwards frames are written with `seal`.
+Reading and sealing touch nothing in common, so one thread may do each.
+A ProtocolError ends the connection; nothing is delivered after it.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from psctl.errors import ProtocolError
+from psctl.wire.authority import read_identity
+from psctl.wire.buffer import ReceiveBuffer
+from psctl.wire.frames import (
+    CONTROL,
+    COST,
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    MESSAGE,
+    PREFIX,
+    open_header,
+    open_payload,
+    read_prefix,
+    write_frame,
+)
+from psctl.wire.messages import PROTOCOL, Bye, Credit, Keys, Long, Refused
+from psctl.wire.outbox import SMALLEST_WINDOW, Frame
+from psctl.wire.sealing import KEY, REKEY, Bytes, Cipher, derive
+from psctl.wire.states import Ours, State, Theirs, after
+from psctl.wire.tls import MAX_RECORD, Records
+from psctl.words import Member
+
+STRANGER = 64 << 10
+"""Bytes that an end may send before it has shown who it is."""
+HALF_ID = 16
+
+
+class Codec:
+    """Encoder and decoder of the application's messages.
+
+    Args:
+        kinds: a msgspec tagged union; what is not of it is refused.
+    """
+
+    def __init__(self, kinds: Any) -> None:
+        self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+        self.decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(kinds).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The peer's certificate is verified and names this member; answer with `accept` or `refuse`."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The connection is made. `window`: bytes that the peer can hold unread."""
+
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of the application; a payload that was not placed is lent until the next call."""
+
+    message: Any
+    payload: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """The peer has read so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The peer said goodbye."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The stream ended without a goodbye; `cut` when it ended inside a frame or record."""
+
+    cut: bool
+
+
+Event = Named | Joined | Received | Credited | Left | Ended
+Place = Callable[[Any, int], memoryview | None]
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A long message that is arriving in pieces."""
+
+    header: int
+    payload: int
+    head: bytearray
+    message: Any = None
+    into: memoryview | None = None
+    filled: int = 0
+
+
+class Connection:
+    """Both directions of one connection.
+
+    Args:
+        context: TLS context of this end (net/ makes it); it verifies the peer against the job's authority.
+        accepting: the other end dialled.
+        job: name of the job.
+        me: who this end is, as its certificate says.
+        codec: the application's messages.
+        window: bytes that this end's socket holds unread, for sure.
+        place: says where the payload of a message goes: a writable view of exactly its size, or None: a buffer lent
+            until the next event.
+        rekey: seals until the next key; both ends must agree.
+        random: source of fresh random bytes.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        accepting: bool,
+        job: str,
+        me: Member,
+        codec: Codec,
+        window: int,
+        place: Place,
+        rekey: int = REKEY,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.state = State.HANDSHAKE
+        self._tls = Records(context, accepting=accepting)
+        self._job, self._me, self._codec, self._window, self._place, self._rekey = job, me, codec, window, place, rekey
+        self._random, self._accepting = random, accepting
+        self._peer: Member | None = None
+        self._buffer = ReceiveBuffer()
+        self._strange = 0
+        self._needed = MAX_RECORD
+        self._finished = False
+        self._read = 0
+        self._long: Assembly | None = None
+        self._lent = bytearray()
+
+    # ---- bytes in ------------------------------------------------------------------------------------------------
+
+    def room(self) -> memoryview:
+        """Return where to receive the next bytes; to be called when `next_event` returned None."""
+        return self._buffer.room(max(self._needed, len(self._buffer) + 1))
+
+    def received(self, count: int) -> None:
+        """Note that `count` bytes were received into `room()`; 0: the stream has ended."""
+        self._buffer.wrote(count)
+        self._finished = self._finished or count == 0
+
+    def receive(self, data: Bytes) -> None:
+        """Take in bytes that lie elsewhere (a copy; `room` and `received` do without)."""
+        rest = memoryview(data)
+        while rest:
+            room = self.room()
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            self.received(count)
+            rest = rest[count:]
+
+    def next_event(self) -> Event | None:
+        """Return what happened next, or None when more bytes (or a decision) are needed.
+
+        Raises:
+            ProtocolError: the peer sent what the protocol does not allow.
+            Exception: what `place` raised; our own side's fault.
+        """
+        try:
+            event = self._step()
+            if event is None and self._finished and self.state not in (State.ENDED, State.NAMED):
+                self._go(Theirs.END)
+                return Ended(cut=len(self._buffer) > 0)
+        except ProtocolError:
+            self._go(Theirs.FAULT)
+            raise
+        return event
+
+    def _step(self) -> Event | None:
+        while True:
+            if self.state is State.HANDSHAKE:
+                return self._handshake()
+            if self.state is State.KEYING:
+                return self._read_keys()
+            if self.state is not State.OPEN or not self._whole_frame():
+                return None
+            if (event := self._read_frame()) is not None:  # None: a piece of something longer
+                return event
+
+    def _go(self, step: Ours | Theirs) -> None:
+        self.state = after(self.state, step)
+
+    # ---- the handshake -------------------------------------------------------------------------------------------
+
+    def outgoing(self) -> bytes:
+        """Return the TLS bytes to send now; empty once frames flow."""
+        return self._tls.outgoing()
+
+    def _next_record(self) -> bool:
+        """Hand one TLS record over; only whole ones, so that what lies behind the last stays here."""
+        size = self._tls.take(self._buffer.data)
+        self._needed = MAX_RECORD
+        self._buffer.skip(size)
+        self._strange += size
+        if self._strange > STRANGER:
+            raise ProtocolError(f"it sent more than {STRANGER} bytes before it had shown who it is")
+        return size > 0
+
+    def _handshake(self) -> Named | None:
+        while not self._tls.handshake():
+            if not self._next_record():
+                return None
+        job, member = read_identity(self._tls.certificate())
+        if job != self._job:
+            raise ProtocolError(f"it belongs to job {job}, not to {self._job}")
+        self._peer = member
+        self._go(Theirs.VERIFIED)
+        return Named(member)
+
+    def accept(self) -> None:
+        """The named member is wanted: send our keys."""
+        assert self._peer is not None, "nobody was named yet"
+        self._go(Ours.ACCEPT)
+        half = self._random(HALF_ID)
+        self._ours = Keys(PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window)
+        self._tls.write(msgspec.msgpack.encode(self._ours))
+
+    def refuse(self, reason: str) -> None:
+        """The named member is not wanted: tell it why, and end."""
+        self._go(Ours.REFUSE)
+        self._tls.write(msgspec.msgpack.encode(Refused(reason[:1000])))
+
+    def _read_keys(self) -> Joined | None:
+        while (data := self._tls.read()) is None:
+            if not self._next_record():
+                return None
+        try:
+            theirs = msgspec.msgpack.decode(data, type=Keys | Refused)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"it sent no keys: {error}") from error
+        if isinstance(theirs, Refused):
+            self._go(Theirs.REFUSED)
+            raise ProtocolError(f"it refused us: {theirs.reason}")
+        self._check_keys(theirs)
+        halves = (theirs.connection, self._ours.connection)
+        identity = b"".join(halves if self._accepting else reversed(halves))  # the dialler's half first
+        self._opening = Cipher(derive(theirs.key, self._job, theirs.sender, self._me, identity), self._rekey)
+        self._sealing = Cipher(derive(self._ours.key, self._job, self._me, theirs.sender, identity), self._rekey)
+        self._go(Theirs.KEYS)
+        self._needed = PREFIX.size
+        return Joined(theirs.window)
+
+    def _check_keys(self, theirs: Keys) -> None:
+        if theirs.protocol != PROTOCOL:
+            raise ProtocolError(f"it speaks protocol {theirs.protocol}, not {PROTOCOL}")
+        if (theirs.job, theirs.sender, theirs.receiver) != (self._job, self._peer, self._me):
+            raise ProtocolError(f"its keys are for {theirs.sender} to {theirs.receiver} of {theirs.job}")
+        fresh = theirs.key != self._ours.key and theirs.connection != self._ours.connection
+        if len(theirs.key) != KEY or len(theirs.connection) != HALF_ID or not fresh:
+            raise ProtocolError("its keys have the wrong length or are ours")
+        if theirs.window < SMALLEST_WINDOW:
+            raise ProtocolError(f"it can hold only {theirs.window} bytes unread")
+
+    # ---- frames in -----------------------------------------------------------------------------------------------
+
+    def owed(self, least: int) -> int:
+        """Return how much credit the peer is to be given for what was read; 0 below `least`, and then it adds up."""
+        if self._read < least:
+            return 0
+        owed, self._read = self._read, 0
+        return owed
+
+    def _whole_frame(self) -> bool:
+        """Is a whole frame there? What is missing is noted for `room`."""
+        have = len(self._buffer)
+        if have >= PREFIX.size:
+            self._prefix = read_prefix(self._buffer.data)
+            self._needed = self._prefix.size
+        else:
+            self._needed = PREFIX.size
+        return have >= self._needed
+
+    def _read_frame(self) -> Event | None:
+        prefix, frame = self._prefix, self._buffer.data[: self._prefix.size]
+        self._needed = PREFIX.size
+        header = open_header(self._opening, prefix, frame)
+        self._buffer.skip(prefix.size)  # the bytes stay where they are until the next `room`
+        self._go(Theirs.FRAME)
+        if prefix.kind == CONTROL:
+            return self._control(header)
+        self._read += prefix.size + COST
+        if prefix.kind == MESSAGE:
+            message = self._decode(header)
+            if not prefix.payload:
+                return Received(message, None)
+            into = self._placed(message, prefix.payload)
+            open_payload(self._opening, prefix, frame, into)
+            return Received(message, into)
+        return self._piece(prefix.payload, lambda into: open_payload(self._opening, prefix, frame, into))
+
+    def _decode(self, header: Bytes) -> Any:
+        try:
+            return self._codec.decode(header)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProtocolError(f"it sent a message of no kind known here: {error}") from error
+
+    def _placed(self, message: Any, size: int) -> memoryview:
+        view = self._place(message, size)
+        if view is None:
+            if len(self._lent) < size:
+                self._lent = bytearray(size)
+            return memoryview(self._lent)[:size]
+        view = view.cast("B")
+        assert view.nbytes == size, f"place() gave {view.nbytes} bytes for a payload of {size}"
+        return view
+
+    def _control(self, header: Bytes) -> Event | None:
+        try:
+            said = msgspec.msgpack.decode(header, type=Credit | Bye | Long)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"it sent a frame of no kind known here: {error}") from error
+        if isinstance(said, Credit):
+            return Credited(said.bytes)
+        if isinstance(said, Bye):
+            self._go(Theirs.BYE)
+            return Left(said.reason)
+        if self._long is not None:
+            raise ProtocolError("it began a long message inside another")
+        if not (0 < said.header <= MAX_HEADER and 0 <= said.payload <= MAX_PAYLOAD):
+            raise ProtocolError(f"it announced {said.header} bytes of header and {said.payload} of payload")
+        self._long = Assembly(said.header, said.payload, bytearray())
+        return None
+
+    def _piece(self, size: int, open_into: Callable[[memoryview], None]) -> Received | None:
+        """Add a piece to the long message; memory grows with what has really arrived."""
+        long = self._long
+        if long is None:
+            raise ProtocolError("it sent a piece of no message")
+        if (missing := long.header - len(long.head)) > 0:
+            if size > missing:
+                raise ProtocolError("it sent a piece that is longer than what is missing")
+            piece = bytearray(size)
+            open_into(memoryview(piece))
+            long.head += piece
+            if size < missing:
+                return None
+            long.message = self._decode(long.head)
+            if long.payload:
+                long.into = self._placed(long.message, long.payload)
+                return None
+        else:
+            assert long.into is not None
+            if size > long.payload - long.filled:
+                raise ProtocolError("it sent a piece that is longer than what is missing")
+            open_into(long.into[long.filled : long.filled + size])
+            long.filled += size
+            if long.filled < long.payload:
+                return None
+        self._long = None
+        return Received(long.message, long.into)
+
+    # ---- frames out ----------------------------------------------------------------------------------------------
+
+    def seal(self, frame: Frame, out: memoryview) -> int:
+        """Write the next frame into the start of `out`, which has room for it; return its size in bytes."""
+        return write_frame(self._sealing, frame.kind, frame.header, frame.payload, out)

@@ -1,0 +1,163 @@
+"""What waits to be written: urgent before bulk, order among equals kept, never more than the receiver can hold.
+
+Theory of credits. The receiver states a window: bytes that its socket's buffer holds even if nobody reads. Every frame
+of the application takes its size (and COST) from it; the receiver gives back what it has read, a quarter of the window
+at a time. So what is in flight always fits the receiver's kernel, which acknowledges it even while the process stands
+still, and TCP's own timeout means what it should: the other machine is gone.
+No frame is larger than half a window (a longer message goes in pieces), and frames of the connection itself cost
+nothing (they are few: one Credit for each quarter of a window that was read). Hence two ends that both wait for credit
+at a frame's boundary can always still send each other credit: no deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from psctl.errors import ProtocolError
+from psctl.wire.frames import (
+    CONTROL,
+    COST,
+    FRAME_HEADER,
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    MESSAGE,
+    PIECE,
+    PREFIX,
+    frame_size,
+)
+from psctl.wire.messages import Bye, Credit, Long
+from psctl.wire.sealing import TAG, Bytes
+
+BATCH = 64 << 10
+"""Small frames are written together up to about so many bytes."""
+SMALLEST_WINDOW = 16 << 10
+NOTHING = memoryview(b"")
+
+
+class Frame(NamedTuple):
+    """One frame to be sealed. `message` is set on the last frame of a message, with its size as a whole."""
+
+    kind: int
+    header: Bytes
+    payload: memoryview
+    message: Any = None
+    bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return frame_size(len(self.header), len(self.payload))
+
+    @property
+    def cost(self) -> int:
+        """What it takes of the receiver's window."""
+        return 0 if self.kind == CONTROL else self.size + COST
+
+
+def control(message: Credit | Bye | Long) -> Frame:
+    """Return a message of the connection as a frame."""
+    return Frame(CONTROL, msgspec.msgpack.encode(message), NOTHING)
+
+
+class Outbox:
+    """The frames of one connection that are not written yet.
+
+    Args:
+        window: what the other end said in its Keys.
+    """
+
+    def __init__(self, window: int) -> None:
+        assert window >= SMALLEST_WINDOW, "a window this small is refused at the handshake"
+        self._window = self._credit = window
+        self._frame = window // 2 - COST - PREFIX.size - 2 * TAG
+        self._queues: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
+        self._middle: deque[Frame] | None = None
+        self._owed = 0
+        self.pending = 0
+
+    def add(self, message: Any, header: bytes, payload: memoryview, *, urgent: bool) -> None:
+        """Queue one message.
+
+        Raises:
+            ValueError: header or payload is larger than a message may have; the caller's fault.
+        """
+        if len(payload) > MAX_PAYLOAD or len(header) > MAX_HEADER:
+            raise ValueError(
+                f"{type(message).__name__}: {len(header)} bytes of header (limit {MAX_HEADER}) and {len(payload)} of"
+                f" payload (limit {MAX_PAYLOAD}) are too many for one message: cut it"
+            )
+        queue = self._queues[0 if urgent else 1]
+        if len(header) <= FRAME_HEADER and len(header) + len(payload) <= self._frame:
+            frame = Frame(MESSAGE, header, payload, message, frame_size(len(header), len(payload)))
+            queue.append(frame)
+            self.pending += frame.size
+        else:
+            for frame in self._pieces(message, header, payload):
+                queue.append(frame)
+                self.pending += frame.size
+
+    def _pieces(self, message: Any, header: bytes, payload: memoryview) -> Iterator[Frame]:
+        announcement = control(Long(len(header), len(payload)))
+        yield announcement
+        total, left = announcement.size, len(header) + len(payload)
+        for part in (memoryview(header), payload):
+            for start in range(0, len(part), self._step):
+                piece = Frame(PIECE, b"", part[start : start + self._step])
+                total, left = total + piece.size, left - len(piece.payload)
+                yield piece if left else piece._replace(message=message, bytes=total)
+
+    @property
+    def _step(self) -> int:
+        return min(self._frame, MAX_PAYLOAD)
+
+    def credit(self, count: int) -> None:
+        """The receiver has read `count` bytes.
+
+        Raises:
+            ProtocolError: that is more than was in flight.
+        """
+        self._credit += count
+        if count <= 0 or self._credit > self._window:
+            raise ProtocolError(f"it gave credit for {count} bytes, more than it can have read")
+
+    def owe(self, count: int) -> None:
+        """We have read `count` bytes: tell the other end before anything else."""
+        self._owed += count
+
+    def ready(self) -> bool:
+        """Is there anything that may be written now?"""
+        if self._owed:
+            return True
+        queue = self._next()
+        return bool(queue) and queue[0].cost <= self._credit
+
+    def _next(self) -> deque[Frame]:
+        # The pieces of a message stay together, so nothing overtakes between them.
+        if self._middle:
+            return self._middle
+        return self._queues[0] or self._queues[1]
+
+    def take(self) -> list[Frame]:
+        """Return the frames to write now, together; empty when nothing is ready."""
+        frames, size = [], 0
+        if self._owed:
+            frames.append(control(Credit(self._owed)))
+            self._owed = 0
+        while size < BATCH and (queue := self._next()) and queue[0].cost <= self._credit:
+            frame = queue.popleft()
+            self._middle = queue if frame.message is None else None
+            self._credit -= frame.cost
+            self.pending -= frame.size
+            size += frame.size
+            frames.append(frame)
+        return frames
+
+    def clear(self) -> None:
+        """Drop all that is queued."""
+        for queue in self._queues:
+            queue.clear()
+        self._middle, self._owed, self.pending = None, 0, 0

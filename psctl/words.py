@@ -1,0 +1,128 @@
+"""The few frozen values that all rooms share."""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+import msgspec
+
+HostName = NewType("HostName", str)
+"""The `name:` of a host in the cluster file; unique there."""
+
+Role = Literal["coordinator", "agent", "server", "worker"]
+
+STRATEGIES = (
+    "native", "root", "cpu", "sharded", "one-shot", "chain", "pipelined-chain", "ring", "bidirectional-ring",
+    "multi-ring", "tree", "pipelined-tree", "double-tree", "packed-trees", "recursive-doubling", "halving-doubling",
+    "hierarchical", "ps",
+)  # fmt: skip
+"""Every name of a way to synchronise, as promised to users."""
+
+BUILT_STRATEGIES = ("ps", "native")
+"""Those that this version can run."""
+
+
+class Range(msgspec.Struct, frozen=True, order=True):
+    """A half-open range [start, stop)."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def meet(self, other: Range) -> Range:
+        """Return the part that both ranges hold; empty when they are apart."""
+        start = max(self.start, other.start)
+        return Range(start, max(start, min(self.stop, other.stop)))
+
+    def shift(self, offset: int) -> Range:
+        """Return the range moved by `offset`."""
+        return Range(self.start + offset, self.stop + offset)
+
+
+class Member(msgspec.Struct, frozen=True, order=True):
+    """One process of a job: its role, its rank within the role, and which start of it this is.
+
+    The rank of an agent is its host's place in the roster. Incarnations count from 0; a message of an older one is
+    refused.
+    """
+
+    role: Role
+    rank: int
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}/{self.rank}"
+
+
+class Address(msgspec.Struct, frozen=True, order=True):
+    """Where a listener can be reached: a numeric IP address and a port that is bound."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ParameterInfo(msgspec.Struct, frozen=True):
+    """One parameter of the model, as every rank must have it.
+
+    `group` is the index of the optimizer's group that holds it, -1 when none does. A frozen parameter
+    (`trainable` false) has no gradient and no place in the flat spaces.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # torch's name without "torch.": float32, bfloat16 ...
+    group: int
+    trainable: bool = True
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+
+Number = float | int | bool | str | None | list[float]
+"""What an optimizer's group may hold beside its parameters: lr, betas, momentum, flags."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What is synchronised: parameters in the model's order, and the optimizer that steps them.
+
+    `groups` holds, for each optimizer group, its numbers and flags verbatim (lr, betas, foreach ...).
+    `optimizer` is the class's name in torch.optim when that class is fit for servers, else "". `scalars` is the dtype
+    in which torch keeps an optimizer's one-a-parameter numbers (`step`, `mu_product`): float64 where that is the
+    script's default dtype, else float32.
+    """
+
+    parameters: tuple[ParameterInfo, ...]
+    optimizer: str
+    groups: tuple[dict[str, Number], ...]
+    scalars: str = "float32"
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A half-open range of the flat space of one dtype; `index` counts over all spaces, in the model's order."""
+
+    index: int
+    dtype: str
+    range: Range
+
+
+class TensorSlice(msgspec.Struct, frozen=True):
+    """Elements [start, stop) of a tensor laid flat, by its name in a checkpoint.
+
+    Names: `param/NAME`, `optim/NAME/KEY`, `buffer/NAME`, `track/KEY/NAME`. `shape` is the whole tensor's.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int

@@ -1,0 +1,229 @@
+"""Reading: any range of any tensor, every damage named, the newest good one found."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from psctl import errors
+from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.disk import checksum
+from psctl.checkpoint.files import listing, newest_verified, open_checkpoint, read, verify, whole
+from psctl.words import TensorSlice
+
+
+@pytest.mark.parametrize("chunk", [4, 8, 20, 1 << 19])
+def test_any_range_is_assembled_from_any_slices(chunk, save, tmp_path):
+    folder, manifest = save(tmp_path)
+    for start, stop in itertools.combinations_with_replacement(range(13), 2):
+        parts = list(read(folder, manifest, TensorSlice("param/w", "float32", (3, 4), start, stop), chunk))
+        assert b"".join(data for _, data in parts) == bytes(range(start * 4, stop * 4))
+        assert all(len(data) <= chunk for _, data in parts)
+        ends = list(itertools.accumulate(len(data) for _, data in parts))
+        assert [offset for offset, _ in parts] == [0, *ends][: len(parts)]
+
+
+def test_a_scalar_that_two_servers_sent_is_read_once(save, tmp_path):
+    folder, manifest = save(tmp_path)
+    scalar = TensorSlice("optim/w/step", "float32", (), 0, 1)
+    assert list(read(folder, manifest, scalar)) == [(0, b"\x00\x00\x80\x3f")]
+    assert [tensor.name for tensor in whole(manifest)].count("optim/w/step") == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (TensorSlice("param/v", "float32", (3, 4), 0, 12), "digits-3@500 has no tensor param/v"),
+        (TensorSlice("param/w", "float32", (4, 4), 0, 16), r"param/w is float32 \[3, 4\] in digits-3@500, float32 \[4"),
+        (TensorSlice("param/w", "float64", (3, 4), 0, 12), "float64 .* is wanted"),
+        (TensorSlice("param/w", "float32", (3, 4), 0, 13), r"no elements \[0:13\]"),
+    ],
+)
+def test_a_tensor_that_was_not_saved_so_is_named(save, tmp_path, wanted, text):
+    folder, manifest = save(tmp_path)
+    with pytest.raises(errors.UsageError, match=text):
+        list(read(folder, manifest, wanted))
+
+
+def flipped(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_every_single_flipped_byte_is_noticed(save, tmp_path):
+    folder, _ = save(tmp_path)
+    copy = tmp_path / "copy"
+    for name in sorted(path.name for path in folder.iterdir()):
+        size = (folder / name).stat().st_size
+        for place in range(0, size, 1 if size < 600 else 7):
+            shutil.copytree(folder, copy)
+            flipped(copy / name, place)
+            assert verify(copy), f"byte {place} of {name}"
+            shutil.rmtree(copy)
+
+
+def test_the_tensor_whose_bytes_were_changed_is_named(save, tmp_path):
+    folder, manifest = save(tmp_path)
+    file = next(f for f in manifest.files if f.name == "server-1.safetensors")
+    piece = next(s for s in file.slices if s.name == "param/w")
+    flipped(folder / file.name, piece.offset + 3)
+    assert verify(folder) == ["server-1.safetensors: bytes of param/w[5:12] were changed"]
+
+
+def test_changed_headers_and_states_are_named(save, tmp_path):
+    folder, _ = save(tmp_path)
+    flipped(folder / "server-0.safetensors", 30)
+    flipped(folder / "state.json", 3)
+    assert verify(folder) == [
+        "state.json: its bytes were changed",
+        "server-0.safetensors: bytes of header were changed",
+    ]
+
+
+def test_a_huge_header_length_takes_no_memory(save, tmp_path):
+    folder, _ = save(tmp_path)
+    path = folder / "server-0.safetensors"
+    path.write_bytes(struct.pack("<Q", 1 << 62) + path.read_bytes()[8:])
+    assert verify(folder) == ["server-0.safetensors: bytes of header were changed"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "text"),
+    [
+        (lambda f: (f / "manifest.json").unlink(), errors.CheckpointIncomplete, "it has no manifest.json"),
+        (
+            lambda f: (f / "server-0.safetensors").unlink(),
+            errors.CheckpointIncomplete,
+            "server-0.safetensors is missing",
+        ),
+        (lambda f: (f / "state.json").unlink(), errors.CheckpointIncomplete, "state.json is missing"),
+        (
+            lambda f: (f / "worker-0.safetensors").write_bytes((f / "worker-0.safetensors").read_bytes()[:-1]),
+            errors.CheckpointIncomplete,
+            "worker-0.safetensors ends at byte",
+        ),
+        (
+            lambda f: (f / "worker-0.safetensors").write_bytes((f / "worker-0.safetensors").read_bytes() + b"x"),
+            errors.CheckpointCorrupt,
+            "worker-0.safetensors has .* bytes, it had",
+        ),
+        (lambda f: flipped(f / "manifest.json", 200), errors.CheckpointCorrupt, "manifest.json is damaged"),
+        (lambda f: (f / "manifest.json").write_bytes(b""), errors.CheckpointCorrupt, "manifest.json is damaged"),
+        (lambda f: (f / "manifest.json").write_bytes(b"\x80\xff" * 99), errors.CheckpointCorrupt, "is damaged"),
+    ],
+    ids=["no-manifest", "no-tensors", "no-state", "short", "long", "flipped", "empty", "garbage"],
+)
+def test_damage_is_seen_when_it_is_opened(save, tmp_path, damage, kind, text):
+    folder, _ = save(tmp_path)
+    damage(folder)
+    with pytest.raises(kind, match=text):
+        open_checkpoint(folder)
+    assert verify(folder)
+
+
+def test_a_file_that_is_not_part_of_it_is_named(save, tmp_path):
+    folder, _ = save(tmp_path)
+    (folder / "notes.txt").write_text("mine")
+    assert verify(folder) == ["notes.txt is not part of it"]
+    open_checkpoint(folder)
+
+
+def test_a_link_in_place_of_a_file_does_not_count(save, tmp_path):
+    folder, _ = save(tmp_path)
+    (folder / "state.json").rename(tmp_path / "elsewhere")
+    (folder / "state.json").symlink_to(tmp_path / "elsewhere")
+    assert "state.json is missing" in verify(folder)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    """Write a manifest that contradicts itself but has a right checksum, as a hostile or faulty writer would."""
+    manifest = open_checkpoint(folder)
+    (folder / "manifest.json").write_bytes(manifests.encode(msgspec.structs.replace(manifest, **changes)))
+
+
+def with_first_slice(folder: Path, **changes: object) -> None:
+    manifest = open_checkpoint(folder)
+    first = manifest.files[0]
+    piece = msgspec.structs.replace(first.slices[0], **changes)
+    rewrite(folder, files=(msgspec.structs.replace(first, slices=(piece, *first.slices[1:])), *manifest.files[1:]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"offset": 1 << 60}, "lies at byte"),
+        ({"size": 1 << 60}, "cannot have"),
+        ({"stop": 99}, "is no part of shape"),
+        ({"dtype": "float31"}, "unknown dtype"),
+        ({"stop": 4, "size": 16}, "lies at byte|are missing|end at byte"),
+    ],
+)
+def test_lying_numbers_in_a_manifest_are_refused(save, tmp_path, changes, text):
+    folder, _ = save(tmp_path)
+    with_first_slice(folder, **changes)
+    with pytest.raises(errors.CheckpointCorrupt, match=text):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "server-1.safetensors", ".x"])
+def test_file_names_that_lead_elsewhere_are_refused(save, tmp_path, name):
+    folder, manifest = save(tmp_path)
+    rewrite(folder, files=(msgspec.structs.replace(manifest.files[0], name=name), *manifest.files[1:]))
+    with pytest.raises(errors.CheckpointCorrupt, match="cannot be one of a checkpoint"):
+        open_checkpoint(folder)
+
+
+def test_a_later_format_is_refused_as_such(save, tmp_path):
+    folder, _ = save(tmp_path)
+    rewrite(folder, format=2)
+    with pytest.raises(errors.VersionMismatch, match="written in format 2, this psctl reads format 1"):
+        open_checkpoint(folder)
+
+
+def test_a_manifest_without_fields_is_damaged_not_a_crash(tmp_path):
+    rest = b' "format": 1}\n'
+    data = b'{"checksum":"' + checksum(rest).encode() + b'",\n' + rest
+    with pytest.raises(errors.CheckpointCorrupt, match="missing required field"):
+        manifests.decode(data, "somewhere")
+
+
+def test_the_listing_shows_whole_and_torn_ones_and_no_temporary_ones(save, tmp_path):
+    save(tmp_path, step=100)
+    folder, _ = save(tmp_path, step=200)
+    (folder / "state.json").unlink()
+    (tmp_path / "digits-3" / "0000000300.host.1.partial").mkdir()
+    (tmp_path / "digits-3" / "stray").mkdir()
+    first, second = listing(tmp_path, "digits-3")
+    assert (first.step, first.problem, second.step, second.problem) == (100, "", 200, "state.json is missing")
+    assert first.document() == {
+        "id": "digits-3@100", "job": "digits-3", "step": 100, "time": 1700000000.5, "bytes": first.bytes,
+        "complete": True, "metrics": {"loss": 0.25},
+    }  # fmt: skip
+    assert second.document()["complete"] is False
+    assert listing(tmp_path) == [first, second]
+    assert listing(tmp_path, "other-1") == []
+    assert listing(tmp_path / "nowhere") == []
+
+
+def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(save, tmp_path):
+    save(tmp_path, step=100)
+    second, manifest = save(tmp_path, step=200)
+    flipped(second / "server-0.safetensors", manifest.files[0].size - 1)
+    third, _ = save(tmp_path, step=300)
+    (third / "manifest.json").unlink()
+    newest = newest_verified(tmp_path, "digits-3")
+    assert newest.manifest is not None
+    assert newest.manifest.step == 100
+    assert newest.folder == tmp_path / "digits-3" / "0000000100"
+    assert newest.skipped[0].startswith("digits-3@300 skipped: it has no manifest.json")
+    assert newest.skipped[1].startswith("digits-3@200 skipped: server-0.safetensors: bytes of")
+
+
+def test_a_job_without_checkpoints_is_no_error(tmp_path):
+    assert newest_verified(tmp_path, "digits-1").folder is None

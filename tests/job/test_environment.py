@@ -1,0 +1,35 @@
+"""What a worker finds in its environment beyond torchrun's variables."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.job.environment import worker_environment
+from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.words import Address
+
+HOST = HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True)
+ORDER = JobOrder(
+    name="digits-3", argv=["train.py"], hosts=[HOST], servers=None, strategy="auto", update="auto", seed=0, size=None,
+    start_timeout=120.0, stall_timeout=300.0, total_timeout=None, report_seconds=1.0, ports=None,
+    checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
+    job_file="", environment={}, congestion="auto",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "spins"),
+    [
+        (ORDER, "1000"),
+        (replace(ORDER, strategy="ps"), "1000"),
+        (replace(ORDER, strategy="native"), None),
+        (replace(ORDER, hosts=[replace(HOST, may_serve=False)]), None),
+        (replace(ORDER, environment={"OMP_WAIT_POLICY": "active"}), None),
+        (replace(ORDER, environment={"GOMP_SPINCOUNT": "7"}), "7"),
+    ],
+)
+def test_openmps_threads_sleep_soon_where_a_server_may_share_their_cores(order: JobOrder, spins: str | None) -> None:
+    found = worker_environment(order, 0, Address("10.0.0.1", 29500))
+    assert found.get("GOMP_SPINCOUNT") == spins
+    assert found["OMP_NUM_THREADS"] == "4"

@@ -1,0 +1,137 @@
+"""Checkpoints found, proved, brought here and carried to another host, through the tool that runs there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from psctl import errors
+from psctl.checkpoint.files import Writer, verify
+from psctl.launch import checkpoints
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
+from psctl.remote.fleet import Fleet
+from psctl.remote.local import LocalShell
+from psctl.words import HostName, TensorSlice
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOB_FILE = "name: digits\nscript: train.py\ncheckpoint: {keep_best: {metric: accuracy, mode: max}}\n"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[LocalShell]:
+    opened = LocalShell("here", str(tmp_path))
+    yield opened
+    opened.close()
+
+
+def record(workdir: Path) -> JobRecord:
+    host = HostRecord("here", str(workdir), str(workdir / "jobs/digits-1/here"), sys.executable, str(ROOT))
+    return JobRecord(
+        job="digits-1", name="digits", created=0.0, cluster=KnownCluster("lab", "", "", 0.0), hosts=[host],
+        job_file=JOB_FILE, job_source="job.yaml", job_folder="/", code_hash="c0de",
+        checkpoints=str(workdir / "checkpoints"),
+    )  # fmt: skip
+
+
+def save(workdir: Path, step: int, accuracy: float) -> Path:
+    folder = workdir / "checkpoints" / "digits-1" / f"{step:010d}"
+    writer = Writer(folder, "digits-1", step)
+    writer.begin("worker/0", [TensorSlice("param/w", "float32", (4,), 0, 4)])
+    writer.part("worker/0", 0, 0, bytes(range(16)))
+    writer.end("worker/0")
+    writer.commit(
+        time=100.0 + step, world=2, servers=1, epoch=1, strategy="ps", update="server", seed=0, code_hash="c0de",
+        metrics={"accuracy": accuracy}, job_file=JOB_FILE, state={"step": step},
+    )  # fmt: skip
+    return folder
+
+
+def test_a_checkpoint_is_found_by_step_latest_and_best(shell: LocalShell, tmp_path: Path) -> None:
+    job = record(tmp_path)
+    for step, accuracy in ((10, 0.9), (20, 0.8), (30, 0.7)):
+        save(tmp_path, step, accuracy)
+    assert checkpoints.locate(shell, job, "20").id == "digits-1@20"
+    assert checkpoints.locate(shell, job, "latest").step == 30
+    assert checkpoints.locate(shell, job, "best").step == 10
+    with pytest.raises(errors.NoSuchCheckpoint, match="there are steps: 10, 20, 30"):
+        checkpoints.locate(shell, job, "7")
+    assert [row["step"] for row in checkpoints.prune(shell, job, 1)] == [20]
+
+
+def test_a_damaged_one_is_named_and_passed_over(shell: LocalShell, tmp_path: Path) -> None:
+    job = record(tmp_path)
+    save(tmp_path, 10, 0.9)
+    folder = save(tmp_path, 20, 0.8)
+    victim = next(folder.glob("*.safetensors"))
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(errors.CheckpointCorrupt, match=victim.name):
+        checkpoints.verify(shell, checkpoints.locate(shell, job, "20"))
+    assert victim.name in checkpoints.examine(shell, job, "20")["problems"][0]
+    told: list[str] = []
+    found = checkpoints.newest(shell, job, told.append)
+    assert found is not None
+    assert found.step == 10
+    assert "digits-1@20 skipped" in told[0]
+    (folder / "manifest.json").unlink()
+    with pytest.raises(errors.CheckpointIncomplete):
+        checkpoints.locate(shell, job, "20")
+
+
+def test_it_is_brought_here_whole(shell: LocalShell, tmp_path: Path) -> None:
+    save(tmp_path / "w", 10, 0.9)
+    found = checkpoints.locate(shell, record(tmp_path / "w"), "10")
+    target = checkpoints.pull(shell, found, tmp_path / "mine")
+    assert target == tmp_path / "mine" / "digits-1@10"
+    assert verify(target) == []
+    with pytest.raises(errors.UsageError, match="there already"):
+        checkpoints.pull(shell, found, tmp_path / "mine")
+    out = tmp_path / "model.safetensors"
+    assert checkpoints.export(shell, found, out) == out.stat().st_size
+    assert [path.name for path in (tmp_path / "w/checkpoints/digits-1").iterdir()] == ["0000000010"]
+
+
+def test_it_is_carried_to_a_host_that_lacks_it_and_a_good_copy_there_is_used(shell: LocalShell, tmp_path: Path) -> None:
+    save(tmp_path / "old", 10, 0.9)
+    found = checkpoints.locate(shell, record(tmp_path / "old"), "10")
+    other = record(tmp_path / "new").head
+    root = str(tmp_path / "new" / "checkpoints")
+    folder = checkpoints.bring(shell, found, shell, other, root)
+    assert folder == f"{root}/digits-1/0000000010"
+    assert verify(Path(folder)) == []
+    before = Path(folder).stat().st_ino
+    assert checkpoints.bring(shell, found, shell, other, root) == folder
+    assert Path(folder).stat().st_ino == before
+
+
+def test_a_copy_on_another_host_stands_in_for_a_head_that_is_gone_or_damaged(tmp_path: Path) -> None:
+    head, other = record(tmp_path / "head"), record(tmp_path / "other")
+    job = msgspec.structs.replace(
+        head, hosts=[head.head, msgspec.structs.replace(other.head, name="other")], cluster=KnownCluster("x", "", "", 0)
+    )
+    good = save(tmp_path / "other", 10, 0.9)
+    reached = {"here": True}
+
+    def connect(chosen: Chosen, names: Sequence[str] | None) -> Fleet:
+        shells = {HostName(name): LocalShell(name, str(tmp_path)) for name in names or () if reached.get(name, True)}
+        gone = errors.HostUnreachable("here: no route", where="here")
+        return Fleet(dict(shells), {HostName(name): gone for name in names or () if name not in shells})
+
+    home = Home(tmp_path)
+    assert checkpoints.find(home, job, "latest", connect).host.name == "other"
+    torn = save(tmp_path / "head", 10, 0.9)
+    assert checkpoints.find(home, job, "10", connect).host.name == "here"
+    victim = next(torn.glob("*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    assert checkpoints.find(home, job, "10", connect).host.name == "other"
+    reached["here"] = False
+    assert checkpoints.find(home, job, "10", connect).brief["folder"] == str(good)
+    (good / "manifest.json").unlink()
+    with pytest.raises(errors.HostUnreachable, match="no route"):
+        checkpoints.find(home, job, "10", connect)

@@ -1,0 +1,156 @@
+"""The small programs that hosts are asked with, run as a host runs them: by a Python of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psctl import errors
+from psctl.job.events import Finished, Log, Progress, Started, State, to_line
+from psctl.launch import ask
+from psctl.launch.archive import pack_folder
+from psctl.remote.local import LocalShell
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[LocalShell]:
+    (tmp_path / "home").mkdir()
+    opened = LocalShell("here", str(tmp_path / "home"))
+    yield opened
+    opened.close()
+
+
+def there(shell: LocalShell, verb: str, question: dict[str, Any], program: str = ask.THERE, stdin: bytes = b"") -> Any:
+    return ask.ask(shell, sys.executable, program, verb, question, stdin=stdin)
+
+
+def started_of(pid: int) -> str:
+    return "boot:" + Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_an_archive_is_unpacked_once_and_proved(shell: LocalShell, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text("print()")
+    archive = pack_folder(tmp_path / "job")
+    question = {"folder": str(tmp_path / "code"), "hash": archive.hash, "keep": True}
+    assert there(shell, "unpack", question, ask.FILES, archive.data)["new"] is True
+    assert there(shell, "unpack", question, ask.FILES, archive.data)["new"] is False
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == [archive.hash, f"{archive.hash}.tar.gz"]
+    assert (tmp_path / "code" / archive.hash / "train.py").read_text() == "print()"
+    wrong = {**question, "hash": hashlib.sha256(b"").hexdigest()[:40]}
+    with pytest.raises(errors.CommandFailed, match="expected"):
+        there(shell, "unpack", wrong, ask.FILES, archive.data)
+
+
+def test_orders_are_for_their_owner_alone_and_a_taken_name_is_told(shell: LocalShell, tmp_path: Path) -> None:
+    question = {"folder": str(tmp_path / "jobs" / "digits-1" / "a"), "claim": True}
+    assert there(shell, "begin", question, ask.FILES, b'{"key": 1}') == {"taken": False}
+    orders = tmp_path / "jobs" / "digits-1" / "a" / "orders.json"
+    assert orders.read_bytes() == b'{"key": 1}'
+    assert orders.stat().st_mode & 0o777 == 0o600
+    assert there(shell, "begin", question, ask.FILES, b"{}") == {"taken": True}
+    there(shell, "discard", question, ask.FILES)
+    assert not (tmp_path / "jobs" / "digits-1").exists()
+
+
+def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    log = [
+        Started(time=1.0, job="digits-1", hosts=["a"], roles=[]),
+        State(time=1.5, role="job", rank=0, host="a", state="running"),
+        State(time=2.0, role="worker", rank=1, host="a", state="running", pid=77),
+        Log(time=2.0, rank="worker/1", stream="stdout", text='a line with "event":"finished" in it'),
+        Progress(
+            time=3.0, step=40, epoch=1, metrics={}, examples_per_second=1.0, bytes_per_second=1.0, sync_seconds=0.1,
+            compute_seconds=0.1, staleness=0,
+        ),
+    ]  # fmt: skip
+    (folder / "events.jsonl").write_bytes(b"".join(map(to_line, log)) + b'{"event":"finis')
+    mine = {"folder": str(folder), "pid": os.getpid(), "started": started_of(os.getpid())}
+    found = there(shell, "digest", {"jobs": [mine]})[str(folder)]
+    assert (found["alive"], found["state"], found["progress"]["step"]) == (True, "running", 40)
+    assert found["ranks"]["worker/1"]["pid"] == 77
+    assert "finished" not in found
+    with (folder / "events.jsonl").open("wb") as file:
+        file.write(to_line(Finished(time=4.0, status="done", exit=0, steps=40, seconds=3.0, metrics={})))
+    gone = there(shell, "digest", {"jobs": [{**mine, "started": "boot:1"}]})[str(folder)]
+    assert (gone["alive"], gone["finished"]["steps"]) == (False, 40)
+
+
+def test_only_what_belongs_to_the_job_is_swept(shell: LocalShell, tmp_path: Path) -> None:
+    sleeper = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    folder = tmp_path / "jobs" / "digits-1" / "a"
+    environment = {**os.environ, "PSCTL_ORDERS": f"{folder}/private/worker-0.json"}
+    with (
+        subprocess.Popen(sleeper, env=environment, stdout=subprocess.PIPE, start_new_session=True) as ours,
+        subprocess.Popen(
+            sleeper, env={**environment, "PSCTL_ORDERS": f"{folder}0/private/x"}, stdout=subprocess.PIPE
+        ) as other,
+    ):
+        for process in (ours, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        (folder / "private").mkdir(parents=True)
+        for name in ("private/worker-0.json", "orders.json", "agent.pid", "events.jsonl"):
+            (folder / name).write_text("secret")
+        left = there(shell, "sweep", {"folder": str(folder), "seconds": 0})["left"]
+        assert [each["pid"] for each in left] == [ours.pid]
+        subprocess_end = there(shell, "sweep", {"folder": str(folder), "kill": True, "seconds": 5})
+        assert subprocess_end["left"] == [] or ours.wait(5) == -signal.SIGKILL
+        assert ours.wait(5) == -signal.SIGKILL
+        there(shell, "sweep", {"folder": str(folder), "kill": True, "seconds": 5})
+        assert [path.name for path in folder.iterdir()] == ["events.jsonl"], "keys and secrets are gone, the log is not"
+        assert other.poll() is None
+        other.kill()
+
+
+def test_logs_are_read_by_role_tail_and_pattern(shell: LocalShell, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "worker-0.stdout.log").write_text("one\ntwo\nthree\n")
+    (logs / "worker-1.stdout.log").write_bytes(b"one \xff\n")
+    (logs / "server-0.stderr.log").write_text("one\n")
+
+    def read(prefixes: list[str], tail: int | None = None, grep: str | None = None) -> list[list[str]]:
+        question = {"folder": str(tmp_path), "prefixes": prefixes, "tail": tail, "grep": grep}
+        result = shell.run(ask.words(sys.executable, ask.THERE, "logs", question))
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    assert read(["worker-0."], tail=2) == [["worker-0.stdout.log", "two"], ["worker-0.stdout.log", "three"]]
+    assert read(["worker-"], grep="^one") == [["worker-0.stdout.log", "one"], ["worker-1.stdout.log", "one �"]]
+    assert read(["worker-0."], tail=0) == []
+    assert len(read([""])) == 5
+
+
+def test_probing_tells_versions_without_importing_and_names_that_are_taken(shell: LocalShell, tmp_path: Path) -> None:
+    (tmp_path / "w" / "jobs" / "digits-4").mkdir(parents=True)
+    (tmp_path / "w" / "checkpoints" / "digits-9").mkdir(parents=True)
+    (tmp_path / "w" / "code" / "abc").mkdir(parents=True)
+    question = {"workdir": str(tmp_path / "w"), "codes": ["abc", "def"], "modules": ["msgspec", "no_such_module"]}
+    found = there(shell, "probe", question)
+    assert found["codes"] == {"abc": True, "def": False}
+    assert found["names"] == ["digits-4", "digits-9"]
+    assert found["modules"]["no_such_module"] is None
+    assert found["modules"]["msgspec"][0].isdigit()
+    assert found["jobs"] == []
+    assert found["ready"] is None
+
+
+def test_what_up_made_is_removed_and_the_rest_stays_unless_all_is_asked(shell: LocalShell, tmp_path: Path) -> None:
+    for name in ("code/x", "envs/y", "jobs/digits-1", "checkpoints/digits-1"):
+        (tmp_path / "w" / name).mkdir(parents=True)
+    (tmp_path / "w" / "ready.json").write_text("{}")
+    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": False}, ask.FILES)
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["checkpoints", "jobs"]
+    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": True}, ask.FILES)
+    assert not (tmp_path / "w").exists()

@@ -1,0 +1,231 @@
+"""Who may connect and who may not: every refusal has a reason, ends that connection alone, and costs little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import time
+from typing import Any
+
+import pytest
+
+from psctl.errors import PeerLost, ProtocolError
+from psctl.net.peer import Credentials
+from psctl.net.tls import make_context
+from psctl.words import Address, Member
+
+
+def works(pair: Any, acceptor: Any, note: Any) -> None:
+    """The acceptor still takes in those who belong."""
+    peer = pair.dial(acceptor)
+    pair.worker.next("joined")
+    theirs, _ = pair.server.next("joined")
+    peer.send(note("hello"))
+    pair.server.next("received")
+    peer.close("done")
+    pair.worker.next("lost")
+    pair.server.next("lost")
+    assert theirs.join(10)
+
+
+def test_a_member_of_another_job_is_refused(pair: Any, other_job: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    stranger = other_job.credentials(Member("worker", 0))
+    with pytest.raises(ProtocolError, match=r"server/0 at .*certificate is not of this job's authority"):
+        pair.dial(acceptor, stranger)
+    trusting = Credentials(
+        "digits-1", stranger.member, pair.job.authority.certificate_pem, stranger.certificate, stranger.key
+    )
+    with pytest.raises(ProtocolError, match=r"server/0 at .*it refused our certificate or our TLS"):
+        pair.dial(acceptor, trusting)
+    told = [pair.refused.get(timeout=10), pair.refused.get(timeout=10)]
+    assert any("certificate is not of this job's authority" in reason for reason in told), told
+    works(pair, acceptor, note)
+
+
+def test_one_authority_with_two_jobs_still_tells_them_apart(pair: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    pair.job.name = "digits-2"
+    try:
+        stranger = pair.job.credentials(Member("worker", 0))
+    finally:
+        pair.job.name = "digits-1"
+    with pytest.raises(ProtocolError, match="it belongs to job digits-1, not to digits-2"):
+        pair.dial(acceptor, stranger)
+    works(pair, acceptor, note)
+
+
+def test_a_member_that_is_not_wanted_is_told_why(pair: Any, note: Any) -> None:
+    newest = {"worker/3": 2}
+
+    def allow(member: Member) -> str | None:
+        if member.incarnation < newest.get(str(member), 0):
+            return f"incarnation {member.incarnation} of {member} is older than {newest[str(member)]}"
+        return None
+
+    acceptor = pair.accept(allow=allow)
+    with pytest.raises(ProtocolError, match="it refused us: incarnation 1 of worker/3 is older than 2"):
+        pair.dial(acceptor, pair.job.credentials(Member("worker", 3, 1)))
+    assert "refused: incarnation 1 of worker/3 is older than 2" in pair.refused.get(timeout=10)
+    pair.dial(acceptor, pair.job.credentials(Member("worker", 3, 2)))
+    pair.worker.next("joined")
+    assert pair.server.next("joined")[0].member == Member("worker", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("expect", "reason"),
+    [
+        (Member("server", 1), "expected server/1, found server/0"),
+        (Member("server", 0, 4), "expected incarnation 4 of server/0, found 0"),
+        ("coordinator", "expected a coordinator, found server/0"),
+    ],
+)
+def test_one_who_is_not_who_was_dialled_is_refused(pair: Any, expect: Any, reason: str) -> None:
+    acceptor = pair.accept()
+    with pytest.raises(ProtocolError, match=reason):
+        pair.dial(acceptor, expect=expect)
+    assert f"it refused us: {reason}" in pair.refused.get(timeout=10)
+
+
+def test_a_role_may_be_expected(pair: Any) -> None:
+    assert pair.dial(pair.accept(), expect="server").member == Member("server", 0)
+    pair.worker.next("joined")
+    pair.server.next("joined")
+
+
+def test_nobody_there_is_named(pair: Any) -> None:
+    acceptor = pair.accept()
+    acceptor.close()
+    with pytest.raises(PeerLost, match=r"server/0 at .*: Connection refused"):
+        pair.dial(acceptor)
+
+
+def raw(pair: Any, address: Address) -> Any:
+    """A stream of a stranger."""
+    from psctl.net import tcp
+
+    return pair.network.connect(address) if pair.kind == "memory" else tcp.connect(address, 5)
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(1000),
+    "a huge record": b"\x16\x03\x01\xff\xff" + bytes(1000),
+    "a record of nonsense": b"\x16\x03\x01\x00\x10" + bytes(16),
+    "noise": bytes(range(255, 0, -1)) * 300,
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
+    acceptor = pair.accept()
+    stranger = raw(pair, acceptor.address)
+    stranger.send(memoryview(garbage))
+    reason = pair.refused.get(timeout=10)
+    assert "it does not speak TLS" in reason or "the TLS handshake failed" in reason
+    stranger.close()
+    works(pair, acceptor, note)
+
+
+def test_one_who_never_stops_its_handshake_is_cut_off(memory_pair: Any, note: Any) -> None:
+    acceptor = memory_pair.accept()
+    stranger = raw(memory_pair, acceptor.address)
+    record = b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff" + bytes((1 << 14) - 4)  # one of four parts of a ClientHello
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        for _ in range(10_000):
+            stranger.send(memoryview(record))
+    reason = memory_pair.refused.get(timeout=10)
+    assert "TLS handshake failed" in reason or "before it had shown who it is" in reason
+    works(memory_pair, acceptor, note)
+
+
+def test_one_without_a_certificate_is_refused(memory_pair: Any, note: Any) -> None:
+    acceptor = memory_pair.accept()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=memory_pair.job.authority.certificate_pem)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing)
+    stranger = raw(memory_pair, acceptor.address)
+    buffer = memoryview(bytearray(1 << 16))
+    with pytest.raises(ssl.SSLWantReadError):
+        session.do_handshake()
+    stranger.send(memoryview(outgoing.read()))
+    incoming.write(buffer[: stranger.receive_into(buffer)])
+    session.do_handshake()
+    stranger.send(memoryview(outgoing.read()))
+    assert "it showed no certificate" in memory_pair.refused.get(timeout=10)
+    stranger.close()
+    works(memory_pair, acceptor, note)
+
+
+def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: Any) -> None:
+    acceptor = pair.accept(patience=0.3)
+    silent, dripping = raw(pair, acceptor.address), raw(pair, acceptor.address)
+    begin = time.monotonic()
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        while time.monotonic() < begin + 5:
+            dripping.send(memoryview(b"\x16"))
+            dripping.limit(0.02)
+            try:
+                dripping.receive_into(memoryview(bytearray(1)))
+            except TimeoutError:
+                continue
+            raise ConnectionError("the acceptor has ended it")
+    assert time.monotonic() - begin < 4
+    told = [pair.refused.get(timeout=10), pair.refused.get(timeout=10)]
+    assert any("no handshake within 0.3 s" in reason for reason in told), told
+    for stranger in (silent, dripping):
+        stranger.close()
+
+
+def test_many_slow_strangers_do_not_lock_out_members(memory_pair: Any, note: Any) -> None:
+    acceptor = memory_pair.accept(half_open=4)
+    strangers = [raw(memory_pair, acceptor.address) for _ in range(8)]
+    begin = time.monotonic()
+    works(memory_pair, acceptor, note)
+    assert time.monotonic() - begin < 4.5, "the oldest strangers made room before their deadline"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_closing_the_acceptor_ends_half_open_connections_and_leaves_peers_alone(pair: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    mine = pair.dial(acceptor)
+    pair.worker.next("joined")
+    pair.server.next("joined")
+    stranger = raw(pair, acceptor.address)
+    stranger.send(memoryview(b"\x16\x03"))
+    acceptor.close()
+    stranger.limit(5)
+    with contextlib.suppress(ConnectionResetError):  # closed with our bytes unread
+        assert stranger.receive_into(memoryview(bytearray(1))) == 0
+    mine.send(note("still here"))
+    assert pair.server.next("received")[1][0].text == "still here"
+    stranger.close()
+
+
+def test_keys_touch_no_disk_and_no_descriptor_stays(job: Any) -> None:
+    before = os.listdir("/proc/self/fd")
+    mine = job.credentials(Member("worker", 0))
+    context = make_context(mine.authority, mine.certificate, mine.key, accepting=True)
+    assert context.num_tickets == 0
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert "PRIVATE" not in repr(mine)
+    assert "PRIVATE" not in repr(job.authority)
+
+
+def test_an_allow_that_raises_is_told_and_harms_nobody_else(memory_pair: Any, note: Any) -> None:
+    def allow(member: Member) -> str | None:
+        if member.rank == 9:
+            raise KeyError("rank 9")
+        return None
+
+    acceptor = memory_pair.accept(allow=allow)
+    with pytest.raises(PeerLost, match="server/0 at"):
+        memory_pair.dial(acceptor, memory_pair.job.credentials(Member("worker", 9)))
+    assert "our allow() failed: KeyError: 'rank 9'" in memory_pair.refused.get(timeout=10)
+    works(memory_pair, acceptor, note)

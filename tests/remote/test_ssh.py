@@ -1,0 +1,500 @@
+"""Over SSH: no login before a host key is known, on any hop; errors that say what is wrong; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psctl.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, HostUnreachable, UsageError
+from psctl.remote import known_hosts, scripts
+from psctl.remote.ssh import SshShell
+from psctl.remote.target import Target, resolve
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def login(target: Target) -> str:
+    """Log in, say who answers, leave."""
+    shell = SshShell.connect(target)
+    try:
+        return shell.run(["printenv", "SSH_CONNECTION"]).stdout.decode().split()[2]
+    finally:
+        shell.close()
+
+
+def key(conftest_lab: Any, name: str, kind: str = "ed25519") -> Path:
+    path = conftest_lab.folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+# ---- host keys ----
+
+
+def test_a_host_that_is_known_is_let_talk(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    assert login(lab.target(server)) == "127.0.0.2"
+
+
+def test_an_unknown_host_is_refused_with_its_fingerprint_and_the_cure(lab: Any) -> None:
+    server = lab.sshd()
+    with pytest.raises(HostKeyUnknown) as caught:
+        login(lab.target(server))
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(server.host_keys["ed25519"])], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    assert shown in caught.value.message
+    assert f"ssh-keyscan -p {server.port} -t ed25519 127.0.0.2 >> {lab.known_hosts}" in caught.value.hint
+    assert caught.value.where == "node-a"
+    assert lab.known_hosts.read_text() == ""
+
+
+def test_a_changed_key_is_refused_naming_file_and_line(lab: Any) -> None:
+    server = lab.sshd()
+    lab.known_hosts.write_text("# a comment\n\n" + server.known_line(key=key(lab, "other")))
+    for policy in ("strict", "accept-new"):
+        with pytest.raises(HostKeyChanged, match=f"{lab.known_hosts}:3 has ssh-ed25519") as caught:
+            login(lab.target(server, policy=policy))
+    assert "ssh-keygen -f" in caught.value.hint
+
+
+def test_a_key_of_a_type_not_yet_known_does_not_pass_for_a_new_host(lab: Any) -> None:
+    server = lab.sshd(kinds=("rsa",))
+    lab.known_hosts.write_text(server.known_line(key=key(lab, "other")))
+    with pytest.raises(HostKeyChanged):
+        login(lab.target(server, policy="accept-new"))
+
+
+@pytest.mark.parametrize("known", ["ed25519", "ecdsa", "rsa"])
+def test_the_type_that_is_known_is_asked_for(lab: Any, known: str) -> None:
+    server = lab.sshd(kinds=("ed25519", "ecdsa", "rsa"))
+    lab.known_hosts.write_text(server.known_line(known))
+    assert login(lab.target(server)) == "127.0.0.2"
+
+
+def test_accept_new_adds_the_key_once_and_holds_it_to_that(lab: Any) -> None:
+    server = lab.sshd()
+    lab.known_hosts.write_text("other ssh-ed25519 AAAA")  # no newline at its end
+    lab.known_hosts.chmod(0o600)
+    for _ in range(2):
+        assert login(lab.target(server, policy="accept-new")) == "127.0.0.2"
+    assert lab.known_hosts.read_text() == "other ssh-ed25519 AAAA\n" + server.known_line()
+    assert login(lab.target(server)) == "127.0.0.2"
+
+
+def test_accept_new_makes_a_private_file(lab: Any) -> None:
+    server = lab.sshd()
+    lab.known_hosts = lab.folder / "fresh" / "known_hosts"
+    lab.configure("")
+    login(lab.target(server, policy="accept-new"))
+    assert (lab.known_hosts.stat().st_mode & 0o777, lab.known_hosts.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_accept_new_of_many_threads_writes_one_line(lab: Any) -> None:
+    server = lab.sshd()
+    target = lab.target(server, policy="accept-new")
+    threads = [threading.Thread(target=login, args=(target,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lab.known_hosts.read_text() == server.known_line()
+
+
+def test_hashed_names_are_read_and_written(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(lab.known_hosts)], check=True, capture_output=True)
+    assert "127.0.0.2" not in lab.known_hosts.read_text()
+    assert login(lab.target(server)) == "127.0.0.2"
+    lab.known_hosts.write_text("")
+    lab.configure("HashKnownHosts yes")
+    login(lab.target(server, policy="accept-new"))
+    assert lab.known_hosts.read_text().startswith("|1|")
+    found = subprocess.run(
+        ["ssh-keygen", "-F", f"[127.0.0.2]:{server.port}", "-f", str(lab.known_hosts)], capture_output=True, check=False
+    )
+    assert found.returncode == 0, "ssh finds what psctl wrote"
+
+
+def test_an_alias_and_a_revoked_key(lab: Any) -> None:
+    server = lab.sshd()
+    lab.configure("Host 127.0.0.2\n  HostKeyAlias storage")
+    public = server.known_line().split(" ", 1)[1]
+    lab.known_hosts.write_text(f"@cert-authority * {public}not base64 at all\nstorage {public}")
+    assert login(lab.target(server)) == "127.0.0.2"
+    lab.known_hosts.write_text(f"storage {public}@revoked * {public}")
+    with pytest.raises(HostKeyChanged, match="@revoked"):
+        login(lab.target(server, policy="accept-new"))
+
+
+def test_an_authoritys_line_does_not_make_a_host_known(lab: Any) -> None:
+    server = lab.sshd()
+    lab.known_hosts.write_text("@cert-authority * " + server.known_line().split(" ", 1)[1])
+    with pytest.raises(HostKeyUnknown):
+        login(lab.target(server))
+
+
+# ---- jump hosts ----
+
+
+@pytest.fixture
+def pair(lab: Any) -> tuple[Any, Any]:
+    """A jump host and a target, on the same address with other ports: fabric would take them for one."""
+    jump, server = lab.sshd("127.0.0.3"), lab.sshd("127.0.0.3")
+    lab.configure(f"Host bastion\n  HostName 127.0.0.3\n  Port {jump.port}\n")
+    return jump, server
+
+
+def test_right_keys_on_both_hops_pass(lab: Any, pair: tuple[Any, Any]) -> None:
+    jump, server = pair
+    lab.know(jump, server)
+    log = jump.folder / "sshd.log"
+    assert login(lab.target(server, proxy_jump="bastion")) == "127.0.0.3"
+    assert "Accepted publickey" in log.read_text(), "it went through the jump host"
+    assert login(lab.target(server, proxy_jump=f"127.0.0.3:{jump.port}")) == "127.0.0.3"
+
+
+def test_a_wrong_key_on_the_jump_host_is_refused(lab: Any, pair: tuple[Any, Any]) -> None:
+    jump, server = pair
+    wrong = jump.known_line(key=key(lab, "other"))
+    lab.known_hosts.write_text(wrong + server.known_line())
+    with pytest.raises(HostKeyChanged, match="node-a: bastion "):
+        login(lab.target(server, proxy_jump="bastion"))
+    assert "Accepted" not in (jump.folder / "sshd.log").read_text()
+
+
+def test_an_unknown_jump_host_is_refused(lab: Any, pair: tuple[Any, Any]) -> None:
+    jump, server = pair
+    lab.know(server)
+    with pytest.raises(HostKeyUnknown, match="bastion"):
+        login(lab.target(server, proxy_jump="bastion"))
+    assert "Accepted" not in (jump.folder / "sshd.log").read_text()
+
+
+def test_a_wrong_key_behind_the_jump_host_is_refused(lab: Any, pair: tuple[Any, Any]) -> None:
+    jump, server = pair
+    lab.known_hosts.write_text(jump.known_line() + server.known_line(key=key(lab, "other")))
+    with pytest.raises(HostKeyChanged):
+        login(lab.target(server, proxy_jump="bastion"))
+    assert "Accepted" not in (server.folder / "sshd.log").read_text()
+
+
+def test_a_chain_of_jumps_and_an_included_file(lab: Any) -> None:
+    first, second, server = lab.sshd("127.0.0.4"), lab.sshd("127.0.0.5"), lab.sshd("127.0.0.6")
+    lab.know(first, second, server)
+    (lab.folder / "more.conf").write_text(
+        f"Host first\n  HostName 127.0.0.4\n  Port {first.port}\n"
+        f"Host second\n  HostName 127.0.0.5\n  Port {second.port}\n  ProxyJump first\n"
+        f"Host last\n  HostName 127.0.0.6\n  Port {server.port}\n  ProxyJump second\n"
+    )
+    lab.configure(f"Include {lab.folder}/more.conf")
+    target = resolve("node-a", "last", config=lab.config)
+    assert [jump.address for jump in target.jumps] == ["127.0.0.4", "127.0.0.5"]
+    assert login(target) == "127.0.0.6"
+
+
+def test_a_proxy_command_is_used(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    relay = lab.folder / "relay.py"
+    relay.write_text(
+        "import os, select, socket, sys\n"
+        "peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "while True:\n"
+        "    for ready in select.select([0, peer], [], [])[0]:\n"
+        "        data = os.read(0, 65536) if ready == 0 else peer.recv(65536)\n"
+        "        if not data:\n"
+        "            sys.exit()\n"
+        "        peer.sendall(data) if ready == 0 else os.write(1, data)\n"
+    )
+    lab.configure(
+        f"Host behind\n  HostName 127.0.0.2\n  Port {server.port}\n  ProxyCommand {sys.executable} {relay} %h %p"
+    )
+    assert login(resolve("node-a", "behind", config=lab.config)) == "127.0.0.2"
+
+
+def test_what_the_jump_host_cannot_reach_is_said(lab: Any, pair: tuple[Any, Any]) -> None:
+    jump, server = pair
+    lab.know(jump, server)
+    target = lab.target(server, proxy_jump="bastion")
+    server.stop()
+    lab.servers.remove(server)
+    with pytest.raises(HostUnreachable, match="the jump host cannot reach it"):
+        login(target)
+
+
+def test_a_jump_host_through_itself_is_a_mistake_but_one_of_the_cluster_is_reached_directly(lab: Any) -> None:
+    lab.configure("Host bastion\n  HostName 127.0.0.9\nHost *\n  ProxyJump bastion")
+    with pytest.raises(UsageError, match="through itself"):
+        resolve("node-a", "node-a", config=lab.config)
+    lab.configure("Host bastion\n  HostName 127.0.0.9")
+    assert resolve("b", "bastion", proxy_jump="bastion", config=lab.config).jumps == ()
+
+
+# ---- logging in ----
+
+
+def test_a_login_that_fails_says_what_was_tried(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    other = key(lab, "id_other")
+    with pytest.raises(AuthFailed) as caught:
+        login(lab.target(server, identity_file=str(other)))
+    assert f"tried key {other}" in caught.value.message
+    assert "ssh-copy-id" in caught.value.hint
+
+
+def test_without_any_key_that_is_said(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    locked = lab.folder / "id_locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(locked)], check=True)
+    with pytest.raises(AuthFailed, match=r"no usable key was found.*has a passphrase"):
+        login(lab.target(server, identity_file=str(locked)))
+
+
+@pytest.fixture
+def agent(lab: Any) -> Iterator[str]:
+    path = str(lab.folder / "agent")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 5
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+def test_the_agent_is_asked(lab: Any, agent: str) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    for _ in range(7):  # more than sshd's MaxAuthTries, and all wrong
+        wrong = key(lab, f"wrong{_}")
+        subprocess.run(
+            ["ssh-add", "-q", str(wrong)], check=True, env={**os.environ, "SSH_AUTH_SOCK": agent}, capture_output=True
+        )
+    subprocess.run(
+        ["ssh-add", "-q", str(lab.login)], check=True, env={**os.environ, "SSH_AUTH_SOCK": agent}, capture_output=True
+    )
+    lab.login.unlink()  # its public half stays: the agent has the key
+    lab.configure(f"IdentityAgent {agent}")
+    assert login(lab.target(server)) == "127.0.0.2"
+
+
+# ---- unreachable ----
+
+
+def test_a_refused_connection_an_unknown_name_and_silence_are_told_apart(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    with socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        with pytest.raises(HostUnreachable, match="connection refused"):
+            login(lab.target(server, port=free.getsockname()[1]))
+    with pytest.raises(HostUnreachable, match="no such name"):
+        login(lab.target(server, address="no-such-host.invalid"))
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.2", 0))
+        mute.listen()
+        began = time.monotonic()
+        with pytest.raises(HostUnreachable, match="no SSH answer in 1 s"):
+            login(lab.target(server, port=mute.getsockname()[1], connect_timeout=1.0))
+        assert time.monotonic() - began < 5
+
+
+def test_an_sshd_that_hangs_up_is_tried_again_then_named(lab: Any) -> None:
+    server = lab.sshd()
+    waits: list[float] = []
+    with socket.socket() as rude:
+        rude.bind(("127.0.0.2", 0))
+        rude.listen()
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    rude.accept()[0].close()
+                except OSError:
+                    return
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(HostUnreachable, match="hung up before a login, 6 times") as caught:
+            SshShell.connect(lab.target(server, port=rude.getsockname()[1]), sleep=waits.append)
+        rude.shutdown(socket.SHUT_RDWR)
+    assert "MaxStartups" in caught.value.hint
+    assert len(waits) == 5
+
+
+def test_many_logins_at_once_get_past_a_small_max_startups(lab: Any) -> None:
+    server = lab.sshd(extra="MaxStartups 2:50:4")
+    # the first value counts: the fixture's own comes before
+    text = (server.folder / "sshd_config").read_text().replace("MaxStartups 100\n", "")
+    server.stop()
+    (server.folder / "sshd_config").write_text(text)
+    server.log = (server.folder / "sshd.log").open("ab")
+    server.start()
+    lab.know(server)
+    target, found = lab.target(server), []
+    threads = [threading.Thread(target=lambda: found.append(login(target))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["127.0.0.2"] * 8
+
+
+def test_a_connection_that_breaks_is_an_error_at_once(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    shell = SshShell.connect(lab.target(server))
+    sshd = int(shell.run(["sh", "-c", "ps -o ppid= -p $PPID || echo $PPID"]).stdout.split()[-1])
+    threading.Timer(0.3, os.kill, (sshd, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(HostUnreachable, match=r"node-a: the connection to 127\.0\.0\.2 broke"):
+        shell.run(["sleep", "60"])
+    assert time.monotonic() - began < 5
+    shell.close()
+
+
+# ---- nothing is left behind, nothing is said behind our back ----
+
+
+@pytest.mark.parametrize("what", ["run", "tail", "fed"])
+def test_a_client_that_is_killed_leaves_nothing_there(
+    lab: Any, what: str, tmp_path: Path, gone_soon: Callable[[int], bool]
+) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    log = tmp_path / "log"
+    log.write_bytes(b"x")
+    do = {
+        "run": "shell.run(['sh', '-c', script])",
+        "fed": "shell.run(['sh', '-c', 'cat >/dev/null; ' + script], stdin=b'x')",
+        "tail": "tail = shell.tail(log); tail.read(); open(pids, 'w').write('ready'); tail.read()",
+    }[what]
+    code = (
+        "import sys, getpass\nfrom pathlib import Path\nfrom psctl.remote.ssh import SshShell\n"
+        "from psctl.remote.target import resolve\n"
+        "port, config, log, pids = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]\n"
+        "script = f'echo $$ >{pids}; sleep 300 & echo $! >>{pids}; wait'\n"
+        "shell = SshShell.connect(resolve('node-a', '127.0.0.2', port=port, config=config))\n" + do
+    )
+    pids = tmp_path / "pids"
+    client = subprocess.Popen(
+        [sys.executable, "-c", code, str(server.port), str(lab.config), str(log), str(pids)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    deadline = time.monotonic() + 20
+    while not (pids.exists() and len(pids.read_text().split()) == (1 if what == "tail" else 2)):
+        assert time.monotonic() < deadline
+        assert client.poll() is None
+        time.sleep(0.02)
+    if what == "tail":
+        found = _with_word(str(log), but=client.pid)
+        assert found, "a reader runs"
+    else:
+        found = [int(pid) for pid in pids.read_text().split()]
+    client.kill()
+    client.wait()
+    assert all(gone_soon(pid) for pid in found)
+
+
+def _with_word(word: str, but: int) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal() and int(entry) != but:
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if word.encode() in words:
+                found.append(int(entry))
+    return found
+
+
+def test_a_put_that_is_cut_off_leaves_no_file(lab: Any, tmp_path: Path) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    (tmp_path / "there").mkdir()
+    shell = SshShell.connect(lab.target(server))
+
+    shell.put(b"old", f"{tmp_path}/there/file")
+    pipe, _ = shell._sh(scripts.PUT, f"{tmp_path}/there/file", "644", "1000000")
+    pipe.write(memoryview(b"half"))
+    deadline = time.monotonic() + 5
+    while len(os.listdir(tmp_path / "there")) != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    shell.close()
+    while os.listdir(tmp_path / "there") != ["file"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (tmp_path / "there/file").read_bytes() == b"old"
+
+
+def test_a_talkative_login_shell_does_not_disturb(lab: Any, tmp_path: Path) -> None:
+    rc = tmp_path / "rc"
+    rc.write_text("echo welcome to the lab; echo psctl-0000000000000000 17; echo and to stderr >&2\n")
+    server = lab.sshd(extra=f'SetEnv BASH_ENV={rc} ENV={rc}\nForceCommand . {rc}; eval "$SSH_ORIGINAL_COMMAND"')
+    lab.know(server)
+    shell = SshShell.connect(lab.target(server))
+    try:
+        assert shell.run(["echo", "clean"]).stdout == b"clean\n"
+        shell.put(b"content", f"{tmp_path}/file")
+        shell.fetch(f"{tmp_path}/file", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == b"content"
+    finally:
+        shell.close()
+
+
+def test_paramiko_says_nothing_on_standard_error(lab: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    server = lab.sshd()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom psctl.errors import HostUnreachable\n"
+        "from psctl.remote.ssh import SshShell\nfrom psctl.remote.target import resolve\n"
+        "import socket, threading\nrude = socket.create_server(('127.0.0.2', 0))\n"
+        "threading.Thread(target=lambda: [rude.accept()[0].close() for _ in range(9)], daemon=True).start()\n"
+        "try:\n    SshShell.connect(resolve('a', '127.0.0.2', port=rude.getsockname()[1], config=Path(sys.argv[1])), "
+        "sleep=lambda s: None)\nexcept HostUnreachable:\n    print('as it should')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(lab.config)], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("as it should\n", "")
+    assert server.process.poll() is None
+
+
+def test_a_put_of_tens_of_megabytes_is_fast(lab: Any, tmp_path: Path) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    (tmp_path / "big").write_bytes(os.urandom(1 << 20) * 40)
+    shell = SshShell.connect(lab.target(server))
+    try:
+        began = time.monotonic()
+        shell.put(tmp_path / "big", f"{tmp_path}/there")
+        shell.fetch(f"{tmp_path}/there", tmp_path / "back")
+        seconds = time.monotonic() - began
+    finally:
+        shell.close()
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "big").read_bytes()
+    assert seconds < 8, "42 MB each way; about 0.6 s on an idle machine"
+
+
+def test_known_hosts_helpers_agree_with_ssh_keygen(lab: Any) -> None:
+    server = lab.sshd()
+    lab.know(server)
+    line = known_hosts.read([str(lab.known_hosts)])[0]
+    assert (line.kind, known_hosts.kind_of(line.blob)) == ("ssh-ed25519", "ssh-ed25519")

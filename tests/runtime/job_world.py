@@ -1,0 +1,322 @@
+"""A whole job in one process: runs in threads, real sessions, clients and servers, and a coordinator played here.
+
+The coordinator does by the shortest way what the messages promise: it compares, decides, relays, keeps checkpoints in
+memory, serves them, and finds one common step to cut at.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from functools import cache
+
+import torch
+
+from psctl.clock import SystemClock
+from psctl.job import messages as say
+from psctl.net.memory import MemoryNetwork
+from psctl.net.peer import Credentials
+from psctl.runtime.client import ParameterClient
+from psctl.runtime.run import Run
+from psctl.runtime.server import Server
+from psctl.runtime.session import Session
+from psctl.store.messages import Kinds
+from psctl.store.shards import assign, cut
+from psctl.wire.authority import issue, make_authority
+from psctl.words import Member, TensorSlice
+
+WAIT = 20.0
+
+
+@cache
+def authority():
+    return make_authority("job-1", time.time())
+
+
+@cache
+def credentials(member: Member) -> Credentials:
+    pair = issue(authority(), "job-1", member, time.time())
+    return Credentials("job-1", member, authority().certificate_pem, pair.certificate_pem, pair.key_pem)
+
+
+class Wire:
+    """Brings messages to one handler on a thread of its own, as a network would."""
+
+    def __init__(self, handler) -> None:
+        self.handler = handler
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def bring(self, message, payload=None) -> None:
+        self._queue.put((message, payload))
+
+    def end(self) -> None:
+        self._queue.put(None)
+        self._thread.join(WAIT)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            message, payload = item
+            if payload is not None:
+                place = self.handler.place(None, message, len(payload))
+                if place is not None:
+                    place[:] = payload
+            self.handler.received(None, message, payload)
+
+
+class Link:
+    """One member's connection to the coordinator."""
+
+    def __init__(self, job: Job, member: Member) -> None:
+        self.job, self.member = job, member
+
+    def send(self, message, payload=None, *, urgent=False) -> None:
+        self.job.received(self.member, message, bytes(payload) if payload is not None else None)
+
+    def flush(self, timeout=None) -> None:
+        pass
+
+    def close(self, reason="") -> None:
+        pass
+
+    def join(self, timeout=None) -> bool:
+        return True
+
+
+class Saved:
+    """A checkpoint in memory: rank 0's state, and whole tensors by name."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.state = step, {}
+        self.tensors: dict[str, tuple[TensorSlice, bytearray]] = {}
+        self.ended: set[Member] = set()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        of, data = self.tensors[name]
+        return torch.frombuffer(bytearray(data), dtype=getattr(torch, of.dtype)).reshape(of.shape)
+
+    def resume(self) -> say.Resume:
+        return say.Resume(f"job-1@{self.step}", self.step, self.state, [of for of, _ in self.tensors.values()])
+
+
+class Job:
+    """A job; `run(script)` calls `script(run)` for every worker in a thread and returns what each returned.
+
+    Args:
+        resume: a Saved of another job.
+        cut_at: propose a common step when rank 0 reports this step; with `stop`.
+    """
+
+    def __init__(
+        self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None
+    ) -> None:  # fmt: skip
+        self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
+        self.every, self.seed, self.target, self.traces = every, seed, target, traces or {}
+        self.checkpoint: Saved | None = resume
+        self.network = MemoryNetwork()
+        self.saved: dict[int, Saved] = {}
+        self.reports: list[tuple[int, say.Report]] = []
+        self.finished: dict[int, int] = {}
+        self.decision: say.Decision | None = None
+        self.sessions: list[Session] = []
+        self._wires: dict[Member, Wire] = {}
+        self._lock = threading.RLock()
+        self._layouts: dict[int, say.Prepare] = {}
+        self._ready: set[int] = set()
+        self._slices: dict[tuple[Member, int], list[TensorSlice]] = {}
+        self._positions: dict[int, dict[int, int]] = {}
+        self._cuts: dict[int, tuple[bool, bool]] = {}
+        self._servers, self._acceptors, self._threads = [], [], []
+
+    # ---- what tests call ----
+
+    def run(self, script):
+        results, errors = [None] * self.workers, []
+
+        def work(rank: int) -> None:
+            member = Member("worker", rank)
+            session = self.sessions[rank]
+            try:
+                run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(rank))
+                try:
+                    results[rank] = script(run)
+                except SystemExit as end:
+                    results[rank] = "stopped" if end.code == 0 else f"exit {end.code}"
+                except BaseException:
+                    run.finish("the script failed")
+                    raise
+                run.finish()
+            except BaseException as error:  # noqa: BLE001  told by the test's own thread
+                errors.append((rank, error))
+                self.fail(error)
+
+        for rank in range(self.workers):
+            member = Member("worker", rank)
+            session = Session(member, leave=errors.append)
+            self.sessions.append(session)
+            session.joined(Link(self, member))
+            self._wires[member] = Wire(session)
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * WAIT)
+            assert not thread.is_alive(), f"a worker hangs; errors so far: {errors}"
+        self._end()
+        if errors:
+            raise errors[0][1]
+        return results
+
+    def fail(self, error) -> None:
+        """Let the other workers go, as a coordinator does when one fails."""
+        for server in self._servers:
+            server.received(None, say.Leave("a worker failed"), None)
+
+    def propose(self, ticket=1, save=True, stop=False) -> None:
+        with self._lock:
+            self._cuts[ticket] = (save, stop)
+            self._positions[ticket] = {}
+        for rank in range(self.workers):
+            self._bring(Member("worker", rank), say.Propose(ticket))
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Example-weighted means by step and name."""
+        sums: dict[tuple[int, str], list[float]] = {}
+        for _, report in self.reports:
+            for one in report.steps:
+                for name, value in one.metrics.items():
+                    pair = sums.setdefault((one.step, name), [0.0, 0.0])
+                    pair[0] += value * one.weight
+                    pair[1] += one.weight
+        found: dict[int, dict[str, float]] = {}
+        for (step, name), (total, weight) in sums.items():
+            found.setdefault(step, {})[name] = total / weight
+        return found
+
+    # ---- the coordinator ----
+
+    def received(self, member: Member, message, payload) -> None:
+        with self._lock:
+            if member.role == "worker":
+                self._from_worker(member.rank, member, message, payload)
+            else:
+                self._from_any(member, message, payload)
+
+    def _from_worker(self, rank, member, message, payload) -> None:
+        match message:
+            case say.Join():
+                resume = self.checkpoint.resume() if self.checkpoint else None
+                self._bring(member, say.Welcome(self.workers, self.seed, self.every, 0.05, resume))
+            case say.Prepare():
+                self._layouts[rank] = message
+                if len(self._layouts) == self.workers:
+                    assert all(one == message for one in self._layouts.values()), "the ranks differ"
+                    self._decide()
+            case say.Ready():
+                self._ready.add(rank)
+                if len(self._ready) == self.workers:
+                    self._bring_all(say.Go())
+            case say.StartBegin() | say.StartPart() | say.StartEnd():
+                for other in range(1, self.workers):
+                    self._bring(Member("worker", other), message, payload)
+            case say.Report():
+                self.reports.append((rank, message))
+            case say.Position():
+                positions = self._positions[message.ticket]
+                positions[rank] = message.step
+                if len(positions) == self.workers:
+                    save, stop = self._cuts[message.ticket]
+                    self._bring_all(say.CutAt(message.ticket, max(positions.values()) + 1, save, stop))
+            case say.Finished():
+                self.finished[rank] = message.step
+            case say.Beat():
+                pass
+            case _:
+                self._from_any(member, message, payload)
+
+    def _from_any(self, member, message, payload) -> None:
+        match message:
+            case say.SaveBegin():
+                saved = self.saved.setdefault(message.step, Saved(message.step))
+                self._slices[member, message.step] = message.slices
+                if message.state is not None:
+                    saved.state = message.state
+                for one in message.slices:
+                    count = torch.Size(one.shape).numel()
+                    width = getattr(torch, one.dtype).itemsize
+                    whole = TensorSlice(one.name, one.dtype, one.shape, 0, count)
+                    saved.tensors.setdefault(one.name, (whole, bytearray(count * width)))
+            case say.SavePart():
+                one = self._slices[member, message.step][message.index]
+                at = one.start * getattr(torch, one.dtype).itemsize + message.offset
+                self.saved[message.step].tensors[one.name][1][at : at + len(payload)] = payload
+            case say.SaveEnd():
+                saved = self.saved[message.step]
+                saved.ended.add(member)
+                on_servers = self.decision.strategy == "ps" and self.decision.update == "server"
+                if len(saved.ended) == 1 + (self.count if on_servers else 0):
+                    self._bring_all(say.Saved(message.step))
+            case say.LoadWanted():
+                for index, one in enumerate(message.slices):
+                    width = getattr(torch, one.dtype).itemsize
+                    data = bytes(self.checkpoint.tensors[one.name][1])[one.start * width : one.stop * width]
+                    for offset in range(0, len(data), 1000):
+                        self._bring(member, say.LoadPart(message.ticket, index, offset), data[offset : offset + 1000])
+                self._bring(member, say.LoadEnd(message.ticket))
+
+    def _decide(self) -> None:
+        layout = self._layouts[0].layout
+        update = self.update if self.update != "auto" else "server" if layout.optimizer else "worker"
+        resume = self.checkpoint.resume() if self.checkpoint else None
+        if self.strategy != "ps":
+            self.decision = say.Decision(self.strategy, "worker", layout, [], [], [], resume)
+        else:
+            shards = cut(layout, self.count, self.target)
+            addresses = [self._add_server(rank) for rank in range(self.count)]
+            owners = assign(shards, self.count)
+            self.decision = say.Decision("ps", update, layout, shards, owners, addresses, resume)
+            for server in self._servers:
+                self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
+                self._bring(server.me, self.decision)
+        self._bring_all(self.decision)
+
+    def _add_server(self, rank: int):
+        server = Server(Member("server", rank))
+        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk)
+        self._wires[server.me] = Wire(server)
+        thread = threading.Thread(target=server.run, args=(Link(self, server.me), acceptor.address), daemon=True)
+        thread.start()
+        self._servers.append(server)
+        self._acceptors.append(acceptor)
+        self._threads.append(thread)
+        return acceptor.address
+
+    def _connector(self, me: Member):
+        def dial(member, address, handler):
+            return self.network.dial(address, credentials(me), member, Kinds, handler)
+
+        def connect(decision):
+            trace = self.traces.get(me.rank)
+            note = (lambda what: trace(what[1], shard=what[2], clock=what[3])) if trace else None
+            return ParameterClient(me, self.workers, decision, dial, SystemClock(), WAIT, note)
+
+        return connect
+
+    def _bring(self, member, message, payload=None) -> None:
+        self._wires[member].bring(message, payload)
+
+    def _bring_all(self, message) -> None:
+        for rank in range(self.workers):
+            self._bring(Member("worker", rank), message)
+
+    def _end(self) -> None:
+        for server in self._servers:
+            server.received(None, say.Leave("the test is over"), None)
+        for thread in self._threads:
+            thread.join(WAIT)
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for wire in self._wires.values():
+            wire.end()

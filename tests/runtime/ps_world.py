@@ -1,0 +1,243 @@
+"""A whole parameter server in one process: real servers, clients, peers and seals over streams in memory.
+
+The coordinator is played by `Coordinator`: it collects what servers send it, and answers LoadWanted from a checkpoint
+that another world's coordinator collected.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import cache
+
+import torch
+
+from psctl.clock import SystemClock
+from psctl.job.messages import (
+    Decision,
+    Leave,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    Resume,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+    Welcome,
+)
+from psctl.net.memory import MemoryNetwork
+from psctl.net.peer import Credentials
+from psctl.runtime.client import ParameterClient
+from psctl.runtime.server import Server
+from psctl.store.messages import Kinds
+from psctl.store.shards import assign, cut, offsets
+from psctl.wire.authority import issue, make_authority
+from psctl.words import Layout, Member, ParameterInfo, TensorSlice
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@cache
+def credentials(member: Member) -> Credentials:
+    pair = issue(_authority(), "world-1", member, time.time())
+    return Credentials("world-1", member, _authority().certificate_pem, pair.certificate_pem, pair.key_pem)
+
+
+@cache
+def _authority():
+    return make_authority("world-1", time.time())
+
+
+class Coordinator:
+    """Stands in for the connection to the coordinator, as one server sees it."""
+
+    def __init__(self, checkpoint=None, load_end=None) -> None:
+        self.sent: list = []
+        self._load_end = load_end or LoadEnd(0)
+        self.server: Server | None = None
+        self.saved: dict[int, list[tuple[TensorSlice, bytearray]]] = {}
+        self.whole = threading.Condition()
+        self.ended: set[int] = set()
+        self._checkpoint = checkpoint
+
+    def send(self, message, payload=None, *, urgent=False) -> None:
+        self.sent.append(message)
+        match message:
+            case SaveBegin():
+                self.saved[message.step] = [
+                    (one, bytearray((one.stop - one.start) * DTYPES[one.dtype].itemsize)) for one in message.slices
+                ]
+            case SavePart():
+                data = self.saved[message.step][message.index][1]
+                data[message.offset : message.offset + len(payload)] = payload
+            case SaveEnd():
+                with self.whole:
+                    self.ended.add(message.step)
+                    self.whole.notify_all()
+            case LoadWanted():
+                for index, wanted in enumerate(message.slices):
+                    whole = self._checkpoint[wanted.name][1]
+                    size = DTYPES[wanted.dtype].itemsize
+                    data = memoryview(whole)[wanted.start * size : wanted.stop * size]
+                    part = LoadPart(0, index, 0)
+                    if len(data):
+                        self.server.place(None, part, len(data))[:] = data
+                    self.server.received(None, part, data)
+                self.server.received(None, self._load_end, None)
+
+    def flush(self, timeout=None) -> None:
+        pass
+
+    def of(self, kind) -> list:
+        return [message for message in list(self.sent) if isinstance(message, kind)]
+
+    def wait_saved(self, step: int) -> None:
+        with self.whole:
+            assert self.whole.wait_for(lambda: step in self.ended, 20), f"no save of step {step}"
+
+
+class World:
+    """Clients (all driven by the test's own thread) and servers of one job.
+
+    Args:
+        checkpoint: whole tensors by name, as `checkpoint()` of another world returns them; with the `step` they are of.
+    """
+
+    def __init__(
+        self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
+        patience=20.0, silence=5.0, decided=True, load_end=None,
+    ) -> None:  # fmt: skip
+        self.layout, self.workers = layout, workers
+        self.network = MemoryNetwork(silence=silence)
+        shards = cut(layout, servers, target)
+        resume = None
+        if step:
+            tensors = [one for one, _ in (checkpoint or {}).values()]
+            resume = Resume(f"world-1@{step}", step, {}, tensors)
+        self.coordinators, self.servers, self._acceptors, self._threads = [], [], [], []
+        self.statuses: list[int] = []
+        for rank in range(servers):
+            self._add_server(rank, Coordinator(checkpoint, load_end))
+        addresses = [acceptor.address for acceptor in self._acceptors]
+        self.decision = Decision("ps", update, layout, shards, assign(shards, servers), addresses, resume)
+        if decided:
+            self.decide()
+        self.clients = [self._client(rank, trace, patience) for rank in range(workers)]
+
+    def decide(self) -> None:
+        for server in self.servers:
+            server.received(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
+            server.received(None, self.decision, None)
+
+    def _add_server(self, rank: int, coordinator: Coordinator) -> None:
+        server = Server(Member("server", rank))
+        coordinator.server = server
+        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk)
+        run = lambda: self.statuses.append(server.run(coordinator, acceptor.address))  # noqa: E731
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.coordinators.append(coordinator)
+        self.servers.append(server)
+        self._acceptors.append(acceptor)
+        self._threads.append(thread)
+
+    def dialler(self, rank: int):
+        me = credentials(Member("worker", rank))
+        return lambda member, address, handler: self.network.dial(address, me, member, Kinds, handler)
+
+    def _client(self, rank, trace, patience) -> ParameterClient:
+        me = Member("worker", rank)
+        return ParameterClient(me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace)
+
+    # ---- one step over all workers ----
+
+    def start(self, values=None) -> None:
+        """All workers' `start`; rank 0 blocks for its own values, so the others' pulls follow."""
+        self.clients[0].start(values)
+        for client in self.clients[1:]:
+            client.start(None)
+
+    def push(self, clock: int, gradients: list[dict[int, torch.Tensor]], weights=None) -> None:
+        """Push for every rank; `gradients[rank]` maps parameter index to gradient, absent where it has none."""
+        for rank in reversed(range(self.workers)):  # last rank first: the sum must wait for rank 0
+            client, weight = self.clients[rank], 1.0 if weights is None else weights[rank]
+            buffers = client.sending(clock)
+            for flat in buffers.values():
+                flat.fill_(float("nan"))  # what has no gradient must not be read
+            for index, gradient in gradients[rank].items():
+                view_of(self.layout, buffers, index).copy_(gradient)
+            for shard, held in reversed(list(enumerate(client._mind.held))):
+                client.push(clock, shard, [piece.parameter in gradients[rank] for piece in held], weight)
+
+    def step(self, clock: int, groups, scale=None, save=False) -> None:
+        """Order the step on every rank and wait for its values."""
+        for client in self.clients:
+            client.step(clock, groups, scale, save)
+        self.pull(clock + 1)
+
+    def pull(self, clock: int) -> None:
+        for client in self.clients:
+            client.pull(clock)
+        for client in self.clients:
+            client.wait(clock)
+
+    def parameter(self, rank: int, index: int) -> torch.Tensor:
+        """What worker `rank` reads as parameter `index` (under update: worker its joint gradient)."""
+        return view_of(self.layout, self.clients[rank].landing, index)
+
+    def checkpoint(self, step: int):
+        """Whole tensors by name, put together from all servers' slices."""
+        found: dict[str, tuple[TensorSlice, bytearray]] = {}
+        for coordinator in self.coordinators:
+            coordinator.wait_saved(step)
+            for one, data in coordinator.saved[step]:
+                size, count = DTYPES[one.dtype].itemsize, 1
+                for side in one.shape:
+                    count *= side
+                whole = TensorSlice(one.name, one.dtype, one.shape, 0, count)
+                _, into = found.setdefault(one.name, (whole, bytearray(count * size)))
+                into[one.start * size : one.stop * size] = data
+        return found
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close("the test is over")
+        for server in self.servers:
+            server.received(None, Leave("the test is over"), None)
+        self.join_servers()
+        for acceptor in self._acceptors:
+            acceptor.close()
+
+    def join_servers(self) -> None:
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def view_of(layout: Layout, flat: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+    info, start = layout.parameters[index], offsets(layout)[index]
+    return flat[info.dtype].narrow(0, start, info.size).view(info.shape)
+
+
+def make_layout(parameters, optimizer: str, groups) -> Layout:
+    """`parameters`: (shape, dtype, group) each; group None: frozen."""
+    infos = [
+        ParameterInfo(f"layer.{index}", tuple(shape), dtype, -1 if group is None else group, group is not None)
+        for index, (shape, dtype, group) in enumerate(parameters)
+    ]
+    return Layout(tuple(infos), optimizer, tuple(groups))
+
+
+def flat_values(layout: Layout, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Lay the trainable parameters' values flat, as a worker's `start` takes them."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for info, value in zip(layout.parameters, values, strict=True):
+        if info.trainable:
+            found.setdefault(info.dtype, []).append(value.reshape(-1))
+    return {dtype: torch.cat(parts) for dtype, parts in found.items()}

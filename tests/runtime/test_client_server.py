@@ -1,0 +1,288 @@
+"""Client and server over peers in memory: who waits for whom, what a fault does, what moves when."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from psctl.clock import SystemClock
+from psctl.errors import PeerLost, PsctlError, TimedOut
+from psctl.job.messages import Beat, Join, Leave, LoadEnd, Ready
+from psctl.runtime.client import ParameterClient
+from psctl.runtime.server import Server, stream_save
+from psctl.store.messages import Kinds, Push, PushPart
+from psctl.store.server import Save
+from psctl.store.snapshot import Copied
+from psctl.words import Address, Member, TensorSlice
+
+_world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
+World, make_layout, flat_values, credentials = (
+    _world[name] for name in ("World", "make_layout", "flat_values", "credentials")
+)
+
+PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]
+VALUES = [torch.ones(70), torch.ones(30)]
+GROUPS = [{"lr": 0.5}]
+LAYOUT = make_layout(PARAMETERS, "SGD", GROUPS)
+
+
+def gradients(workers: int, value: float = 1.0):
+    return [{0: torch.full((70,), value), 1: torch.full((30,), value)} for _ in range(workers)]
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    """Let other threads go on until `condition` holds."""
+    clock = SystemClock()
+    end = clock.now() + seconds
+    while not condition():
+        assert clock.now() < end, "it never came true"
+        clock.sleep(0.005)
+
+
+def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
+    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+    monkeypatch.setattr("psctl.runtime.client.ASK_EVERY", 0.02)
+    with World(LAYOUT, 2, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        push_all(early, 0, 1.0)
+        early.step(0, GROUPS)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        until(lambda: early.doing.endswith("from server/0, which waits for worker/1"))
+        push_all(late, 0, 3.0)
+        late.step(0, GROUPS)
+        waiting.join(10)
+        assert early.doing == "compute"
+        assert early.seconds_waiting > 0
+        assert early.landing["float32"].eq(0).all()  # 1 - 0.5 * (1 + 3) / 2
+
+
+def push_all(client, clock: int, value: float) -> None:
+    client.sending(clock)["float32"].fill_(value)
+    for shard, held in enumerate(client._mind.held):
+        client.push(clock, shard, [True] * len(held))
+
+
+def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkeypatch):
+    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+    with World(LAYOUT, 2, 1, patience=0.3) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        push_all(early, 0, 1.0)
+        early.step(0, GROUPS)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        began = SystemClock().now()
+        until(lambda: SystemClock().now() - began > 1.0)
+        assert waiting.is_alive()
+        push_all(late, 0, 1.0)
+        late.step(0, GROUPS)
+        waiting.join(10)
+        assert early.landing["float32"].eq(0.5).all()
+
+
+def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(monkeypatch):
+    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+
+    class Mute:
+        """Takes everything in and never answers."""
+
+        joined = received = lost = staticmethod(lambda *_: None)
+        place = staticmethod(lambda *_: None)
+
+    with World(LAYOUT, 1, 1) as world:
+        acceptor = world.network.acceptor(credentials(Member("server", 0)), Kinds, Mute())
+        mute = Member("server", 0)
+        decision = type(world.decision)(
+            "ps", "server", LAYOUT, world.decision.shards, world.decision.owners, [acceptor.address]
+        )
+        client = ParameterClient(Member("worker", 0), 1, decision, world.dialler(0), SystemClock(), patience=0.2)
+        with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has not said a word"):
+            client.start(flat_values(LAYOUT, VALUES))
+        client.close("given up")
+        acceptor.close()
+
+
+def test_a_lost_server_is_named_with_its_address():
+    with World(LAYOUT, 2, 2) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        world.network.link(Member("worker", 0), Member("server", 1)).kill()
+        world.clients[0].pull(1)
+        with pytest.raises(PeerLost, match="server/1 at memory:2 is lost"):
+            world.clients[0].wait(1)
+
+
+def test_a_link_that_is_cut_in_silence_is_named_too():
+    with World(LAYOUT, 1, 1, silence=0.2) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        world.network.link(Member("worker", 0), Member("server", 0)).cut()
+        world.clients[0].pull(1)
+        with pytest.raises(PeerLost, match="server/0 at memory:1 is lost"):
+            world.clients[0].wait(1)
+
+
+class Watcher:
+    """The handler of a hand-made worker's connection."""
+
+    def __init__(self) -> None:
+        self.ended: list[PsctlError] = []
+
+    joined = received = staticmethod(lambda *_: None)
+    place = staticmethod(lambda *_: None)
+
+    def lost(self, peer, error) -> None:
+        self.ended.append(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "payload", "reason"),
+    [
+        (Push(0, 0, 1.0, b"\1", 0), bytes(4000), "4000 bytes where"),
+        (Push(99, 0, 1.0, b"\1", 0), bytes(280), "shard 99, which this server does not hold"),
+        (PushPart(0, 0, 64), bytes(64), "out of order"),
+        (Push(0, 5, 1.0, b"\1", 0), bytes(280), "push of clock 5 where clock 0"),
+    ],
+)
+def test_a_push_against_the_protocol_ends_that_connection_with_the_reason_and_harms_nothing(message, payload, reason):
+    with World(LAYOUT, 2, 1, target=280) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        honest, other = world.clients
+        push_all(honest, 0, 1.0)
+        honest.step(0, GROUPS)
+        watcher = Watcher()
+        bad = world.dialler(1)(Member("server", 0), world.decision.servers[0], watcher)
+        bad.send(message, payload)
+        until(lambda: watcher.ended)
+        assert reason in watcher.ended[0].message
+        # The rank's own first connection made room for the second; a third one goes on where it was.
+        again = ParameterClient(Member("worker", 1), 2, world.decision, world.dialler(1), SystemClock(), 20.0)
+        again.start(None)
+        push_all(again, 0, 3.0)
+        again.step(0, GROUPS)
+        honest.pull(1)
+        honest.wait(1)
+        assert honest.landing["float32"].eq(0).all()
+        again.close()
+        other.close()
+
+
+def test_landing_changes_only_in_waits_and_only_for_what_is_waited_for():
+    with World(LAYOUT, 1, 2, target=280) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        push_all(client, 0, 1.0)
+        client.step(0, GROUPS)
+        client.pull(1)
+        until(lambda: not client._mind.missing(1))
+        assert client.landing["float32"].eq(1).all()
+        client.wait(1, [1])
+        assert client.landing["float32"].tolist() == [1.0] * 70 + [0.5] * 30
+        client.wait(1, [0])
+        assert client.landing["float32"].eq(0.5).all()
+
+
+def test_the_trace_tells_when_bytes_of_a_push_have_left():
+    events: list[tuple[float, str, int, int]] = []
+    with World(LAYOUT, 1, 1, target=280, trace=events.append) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        world.push(0, gradients(1))
+        world.step(0, GROUPS)
+    assert [event[1:] for event in events] == [("push-bytes-left", 1, 0), ("push-bytes-left", 0, 0)]
+    assert events[0][0] <= events[1][0]
+
+
+def test_two_send_buffers_are_used_by_turns():
+    with World(LAYOUT, 1, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        seen = []
+        for clock in range(4):
+            seen.append(client.sending(clock)["float32"].data_ptr())
+            world.push(clock, gradients(1))
+            world.step(clock, GROUPS)
+        assert seen[0] == seen[2] != seen[1] == seen[3]
+        assert client.bytes_moved > 4 * 2 * 400
+
+
+def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
+    with World(LAYOUT, 1, 1, decided=False) as world:
+        starting = threading.Thread(target=world.start, args=(flat_values(LAYOUT, VALUES),))
+        starting.start()
+        until(lambda: world.coordinators[0].of(Ready))
+        assert starting.is_alive()
+        world.decide()
+        starting.join(10)
+        assert world.clients[0].landing["float32"].eq(1).all()
+
+
+def test_a_server_joins_says_where_it_listens_and_beats():
+    with World(LAYOUT, 1, 1) as world:
+        sent = world.coordinators[0]
+        until(lambda: sent.of(Beat))
+        assert [type(message) for message in sent.sent[:2]] == [Join, Ready]
+        assert sent.of(Ready)[0].address == world.decision.servers[0]
+
+
+def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost():
+    class Nobody:
+        send = flush = staticmethod(lambda *_, **__: None)
+
+    for tell, status in (
+        (lambda server: server.received(None, Leave("done"), None), 0),
+        (lambda server: server.lost(None, PeerLost("gone")), 1),
+    ):
+        server = Server(Member("server", 0))
+        tell(server)
+        assert server.run(Nobody(), Address("memory", 1)) == status
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_server_with_the_reason(capfd):
+    whole = TensorSlice("param/layer.0", "float32", (70,), 0, 70), bytearray(280)
+    other = TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120)
+    checkpoint = {"param/layer.0": whole, "param/layer.1": other}
+    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3, load_end=LoadEnd(0, "a.safetensors is torn")) as world:
+        world.join_servers()
+    assert world.statuses == [1]
+    assert "world-1@3: a.safetensors is torn" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"), [((71,), r"has shape \(71,\), the model's has \(70,\)"), (None, "holds no parameter layer.0")]
+)
+def test_a_checkpoint_of_another_model_ends_the_server_with_the_difference(shape, reason, capfd):
+    checkpoint = {"param/layer.1": (TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120))}
+    if shape:
+        checkpoint["param/layer.0"] = TensorSlice("param/layer.0", "float32", shape, 0, 71), bytearray(284)
+    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3) as world:
+        world.join_servers()
+    assert world.statuses == [1]
+    assert re.search(reason, capfd.readouterr().err)
+
+
+def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_networks_pace():
+    class Network:
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+            self.flushes = 0
+
+        def send(self, message, payload=None, *, urgent=False) -> None:
+            self.sizes.append(len(payload or b""))
+
+        def flush(self, timeout=None) -> None:
+            self.flushes += 1
+
+    network = Network()
+    size = 20 << 20
+    slices = [Copied(TensorSlice("param/a", "float32", (size // 4,), 0, size // 4), memoryview(bytes(size)))]
+    stream_save(network, Save(7, slices))
+    assert sum(network.sizes) == size
+    assert max(network.sizes) <= 512 * 1024
+    assert network.flushes == 2

@@ -1,0 +1,152 @@
+"""The coordinator's desk: bytes go their way, everything else to the mind, older connections do not count."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+from psctl.checkpoint import files
+from psctl.errors import PeerLost
+from psctl.job.instructions import Connected, ConnectionLost, Heard
+from psctl.job.messages import (
+    Beat,
+    Go,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+    StartBegin,
+    StartEnd,
+    StartPart,
+)
+from psctl.runtime.coordinator_desk import Desk
+from psctl.words import Member, TensorSlice
+
+W0, W1, W2, S0 = Member("worker", 0), Member("worker", 1), Member("worker", 2), Member("server", 0)
+SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
+
+
+class FakePeer:
+    """A peer that keeps what it is sent."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.sent: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> bool:
+        self.sent.put((message, bytes(payload) if payload is not None else b""))
+        return True
+
+    def pending(self) -> int:
+        return 0
+
+    def all(self) -> list[tuple[Any, bytes]]:
+        return [self.sent.get() for _ in range(self.sent.qsize())]
+
+
+class FakeSaver:
+    """A saver that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, source: str, message: SaveBegin) -> None:
+        self.calls.append((source, "begin", message.slices))
+
+    def part(self, source: str, message: SavePart, payload: memoryview) -> None:
+        self.calls.append((source, "part", bytes(payload)))
+
+    def end(self, source: str, step: int) -> None:
+        self.calls.append((source, "end", step))
+
+
+class Scene:
+    """A desk with three workers."""
+
+    def __init__(self, resume: Path | None = None) -> None:
+        self.heard: list[Any] = []
+        self.saver = FakeSaver()
+        self.desk: Any = Desk(self.heard.append, self.saver, resume)  # type: ignore[arg-type]
+        self.peers = {member: FakePeer(member) for member in (W0, W1, W2)}
+        for peer in self.peers.values():
+            self.desk.joined(peer)
+
+
+def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
+    scene = Scene()
+    scene.desk.received(scene.peers[W1], Beat(3, "compute"), None)
+    scene.desk.lost(scene.peers[W1], PeerLost("gone"))
+    assert scene.heard == [
+        Connected(W0), Connected(W1), Connected(W2), Heard(W1, Beat(3, "compute")), ConnectionLost(W1, "gone"),
+    ]  # fmt: skip
+    scene.desk.tell(W1, Go())
+    scene.desk.tell(W0, Go())
+    assert scene.peers[W1].all() == []
+    assert scene.peers[W0].all() == [(Go(), b"")]
+
+
+def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> None:
+    scene = Scene()
+    newer = FakePeer(W1)
+    scene.desk.joined(newer)
+    scene.desk.lost(scene.peers[W1], PeerLost("gone"))
+    assert not [each for each in scene.heard if isinstance(each, ConnectionLost)]
+    scene.desk.tell(W1, Go())
+    assert newer.all() == [(Go(), b"")]
+
+
+def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() -> None:
+    scene = Scene()
+    zero = scene.peers[W0]
+    scene.desk.received(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
+    scene.desk.received(zero, SavePart(5, 0, 0), memoryview(b"1234"))
+    scene.desk.received(zero, SaveEnd(5), None)
+    assert scene.saver.calls == [
+        ("worker/0", "begin", [SLICE]), ("worker/0", "part", b"1234"), ("worker/0", "end", 5),
+    ]  # fmt: skip
+    assert scene.heard[3:] == [Heard(W0, SaveBegin(5, [])), Heard(W0, SaveEnd(5))]
+
+
+def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_else() -> None:
+    scene = Scene()
+    server = FakePeer(S0)
+    scene.desk.joined(server)
+    lent = bytearray(b"values")
+    for message, payload in ((StartBegin([SLICE]), None), (StartPart(0, 0), memoryview(lent)), (StartEnd(), None)):
+        scene.desk.received(scene.peers[W0], message, payload)
+        scene.desk.received(scene.peers[W1], message, payload)
+    lent[:] = b"reused"
+    expected = [(StartBegin([SLICE]), b""), (StartPart(0, 0), b"values"), (StartEnd(), b"")]
+    assert scene.peers[W1].all() == scene.peers[W2].all() == expected
+    assert scene.peers[W0].all() == server.all() == []
+
+
+def test_wanted_slices_are_read_from_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "digits-3" / "0000000005"
+    writer = files.Writer(folder, "digits-3", 5)
+    writer.begin("worker/0", [SLICE])
+    writer.part("worker/0", 0, 0, bytes(range(16)))
+    writer.end("worker/0")
+    writer.commit(
+        time=1.0, world=1, servers=0, strategy="native", update="worker", seed=0, epoch=0, state={}, metrics={},
+        code_hash="c", job_file="",
+    )  # fmt: skip
+    scene = Scene(folder)
+    zero = scene.peers[W0]
+    scene.desk.received(zero, LoadWanted(1, [TensorSlice("param/w", "float32", (4,), 1, 3)]), None)
+    assert zero.sent.get(timeout=10) == (LoadPart(1, 0, 0), bytes(range(4, 12)))
+    assert zero.sent.get(timeout=10) == (LoadEnd(1), b"")
+    scene.desk.received(zero, LoadWanted(2, [TensorSlice("param/v", "float32", (4,), 0, 4)]), None)
+    end, _ = zero.sent.get(timeout=10)
+    assert isinstance(end, LoadEnd)
+    assert "no tensor param/v" in end.problem
+
+
+def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
+    scene = Scene()
+    scene.desk.received(scene.peers[W0], LoadWanted(1, [SLICE]), None)
+    end, _ = scene.peers[W0].sent.get(timeout=10)
+    assert end == LoadEnd(1, "the job does not go on from a checkpoint")

@@ -1,0 +1,139 @@
+"""`python -m psctl.runtime.server` as a real process over TCP: orders, join, serve, leave."""
+
+from __future__ import annotations
+
+import os
+import queue
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from psctl.clock import SystemClock
+from psctl.job.messages import AnyMessage, Beat, Decision, Join, Leave, Ready, SaveBegin, SaveEnd, SavePart, Welcome
+from psctl.net.peer import Acceptor, dial
+from psctl.runtime.client import ParameterClient
+from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, write_orders
+from psctl.store.messages import Kinds
+from psctl.store.shards import assign, cut
+from psctl.words import Address, Member
+
+_world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
+credentials, make_layout, flat_values = (_world[name] for name in ("credentials", "make_layout", "flat_values"))
+
+
+class Coordinator:
+    """The handler of the server's connection: keeps its messages for the test."""
+
+    def __init__(self) -> None:
+        self.messages: queue.Queue = queue.Queue()
+        self.peer = None
+
+    def joined(self, peer) -> None:
+        self.peer = peer
+
+    def place(self, peer, message, size) -> None:
+        return None
+
+    def received(self, peer, message, payload) -> None:
+        if not isinstance(message, Beat):
+            self.messages.put((message, bytes(payload or b"")))
+
+    def lost(self, peer, error) -> None:
+        self.messages.put((error, b""))
+
+    def next(self, kind):
+        message, payload = self.messages.get(timeout=30)
+        assert isinstance(message, kind), message
+        return message, payload
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A server process that has joined: (coordinator, its process, where it listens)."""
+    coordinator = Coordinator()
+    acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), AnyMessage, coordinator)
+    me = credentials(Member("server", 0))
+    orders = ProcessOrders(
+        job="world-1", member=me.member, world=1, host="here", local_rank=0, coordinator=acceptor.address,
+        bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
+        congestion="auto", error_file="", lifeline=None,
+    )  # fmt: skip
+    write_orders(tmp_path / "orders.json", orders)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "psctl.runtime.server"],
+        env={**os.environ, ENVIRONMENT: str(tmp_path / "orders.json"), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert coordinator.next(Join)[0].pid == process.pid
+        yield coordinator, process, coordinator.next(Ready)[0].address
+    finally:
+        process.kill()
+        process.communicate()
+        acceptor.close()
+        if coordinator.peer is not None:
+            coordinator.peer.close("the test is over")
+            coordinator.peer.join(5)
+
+
+def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
+    coordinator, process, address = started
+    assert isinstance(address, Address)
+    layout = make_layout([((70, 70), "float32", 0)], "AdamW", [{"lr": 0.1}])
+    layout = msgspec.structs.replace(layout, scalars="float64")  # as in a script whose default dtype is float64
+    shards = cut(layout, 1, 4000)
+    decision = Decision("ps", "server", layout, shards, assign(shards, 1), [address])
+    coordinator.peer.send(Welcome(1, 0, 0, 1.0))
+    coordinator.peer.send(decision)
+    me = credentials(Member("worker", 0))
+    client = ParameterClient(
+        me.member, 1, decision, lambda member, at, handler: dial(at, me, member, Kinds, handler), SystemClock(), 20.0
+    )
+    client.start(flat_values(layout, [torch.ones(70, 70)]))
+    client.sending(0)["float32"].fill_(2.0)
+    for shard in range(len(shards)):
+        client.push(0, shard, [True])
+    client.step(0, [{"lr": 0.1}], save=True)
+    client.pull(1)
+    client.wait(1)
+    weight = torch.nn.Parameter(torch.ones(70, 70))
+    weight.grad = torch.full((70, 70), 2.0)
+    torch.optim.AdamW([weight], lr=0.1).step()
+    assert torch.equal(client.landing["float32"], weight.detach().reshape(-1))
+
+    begin, _ = coordinator.next(SaveBegin)
+    assert begin.step == 1
+    names = {one.name for one in begin.slices}
+    assert names == {"param/layer.0", "optim/layer.0/step", "optim/layer.0/exp_avg", "optim/layer.0/exp_avg_sq"}
+    assert {one.dtype for one in begin.slices if one.name.endswith("/step")} == {"float64"}
+    parts = [coordinator.next(SavePart) for _ in begin.slices]
+    values = b"".join(data for part, data in parts if begin.slices[part.index].name == "param/layer.0")
+    assert values == client.landing["float32"].numpy().tobytes()
+    coordinator.next(SaveEnd)
+
+    coordinator.peer.send(Leave("the job is done"))
+    client.close()
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_server_process_ends_when_its_coordinator_is_lost(started):
+    coordinator, process, _ = started
+    coordinator.peer.close("the head is gone")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "server/0 ends: the coordinator is lost" in errors
+
+
+def test_a_server_is_not_started_by_hand():
+    environment = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
+    found = subprocess.run(
+        [sys.executable, "-m", "psctl.runtime.server"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (found.returncode, found.stderr) == (2, "psctl: a server is started by psctl's agent, not by hand\n")

@@ -1,0 +1,166 @@
+"""cluster.yaml is read as the contract with the user shows it; every mistake is told with place, path and cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from psctl.errors import InvalidFile, NotInThisVersion
+from psctl.spec.cluster import HostSpec, load_cluster, local_cluster
+
+FULL = """\
+version: 1
+name: lab
+ssh:                            # ~/.ssh/config is honoured; these override
+  user: ubuntu
+  port: 22
+  identity_file: ~/.ssh/id_ed25519
+  proxy_jump: bastion
+  host_key_policy: strict       # strict | accept-new
+  connect_timeout: 10s
+network: {interface: auto, ports: null, congestion: auto}
+runtime: {python: python3, environment: managed, workdir: ~/.psctl/host, torch: auto, requirements: [],
+          wheelhouse: null, index: null, env: {}}
+hosts:
+  - node-a
+  - node[02-04]
+  - {address: 10.0.0.5, name: node-b, user: root, port: 2222, internal_address: 192.168.1.5, slots: 4,
+     roles: [worker], labels: {rack: r1}}
+  - {address: local}
+links: []
+"""
+
+
+def load(text: str) -> object:
+    return load_cluster(text, "c.yaml")
+
+
+def test_the_documented_file_is_read_whole() -> None:
+    spec = load_cluster(FULL, "c.yaml")
+    assert spec.name == "lab"
+    assert spec.source == "c.yaml"
+    assert (spec.ssh.user, spec.ssh.port, spec.ssh.proxy_jump) == ("ubuntu", 22, "bastion")
+    assert (spec.ssh.host_key_policy, spec.ssh.connect_timeout) == ("strict", 10.0)
+    assert (spec.runtime.environment, spec.runtime.torch, spec.runtime.requirements) == ("managed", "auto", ())
+    assert [host.name for host in spec.hosts] == ["node-a", "node02", "node03", "node04", "node-b", "local"]
+    assert spec.host("node-b") == HostSpec(
+        address="10.0.0.5", name="node-b", user="root", port=2222, internal_address="192.168.1.5", slots=4,
+        roles=("worker",), labels={"rack": "r1"},
+    )  # fmt: skip
+    assert [host.local for host in spec.hosts] == [False] * 5 + [True]
+    assert spec.links == ()
+
+
+def test_defaults_are_what_the_contract_says() -> None:
+    spec = load_cluster("name: x\nhosts: [a]", "c.yaml")
+    assert (spec.ssh.user, spec.ssh.port, spec.ssh.host_key_policy, spec.ssh.connect_timeout) == (
+        None, None, "strict", 10.0,
+    )  # fmt: skip
+    assert (spec.network.interface, spec.network.ports, spec.network.congestion) == ("auto", None, "auto")
+    assert (spec.runtime.python, spec.runtime.environment, spec.runtime.workdir) == (
+        "python3", "managed", "~/.psctl/host",
+    )  # fmt: skip
+    assert spec.hosts == (HostSpec(address="a", name="a", roles=("worker", "server")),)
+
+
+def test_a_section_whose_lines_are_all_commented_out_has_its_defaults() -> None:
+    assert load_cluster("name: x\nssh:\nlinks:\nhosts: [a]", "c.yaml").ssh.host_key_policy == "strict"
+
+
+def test_texts_stay_texts() -> None:
+    spec = load_cluster("name: x\nruntime: {torch: 2.10, env: {A: on, B: 08, C: 1.50, D: ''}}\nhosts: [10.0.0.1]", "c")
+    assert spec.runtime.torch == "2.10"
+    assert spec.runtime.env == {"A": "on", "B": "08", "C": "1.50", "D": ""}
+    assert spec.hosts[0].name == "10.0.0.1"
+
+
+def test_ports_are_a_range() -> None:
+    assert load_cluster("name: x\nnetwork: {ports: 29400-29499}\nhosts: [a]", "c").network.ports == (29400, 29499)
+
+
+def test_a_range_may_carry_keys_that_all_its_hosts_share() -> None:
+    spec = load_cluster("name: x\nhosts: [{address: 'n[1,3-4]', slots: 2}]", "c")
+    assert [(host.name, host.slots) for host in spec.hosts] == [("n1", 2), ("n3", 2), ("n4", 2)]
+
+
+def test_the_embedded_cluster_is_this_machine() -> None:
+    spec = local_cluster(cores=3)
+    assert [(host.name, host.local, host.slots) for host in spec.hosts] == [("local", True, 3)]
+    assert spec.runtime.environment == "existing"
+    assert (local_cluster().hosts[0].slots or 0) >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        ("", "c.yaml:1:1", "the file is empty"),
+        ("- a\n", "c.yaml:1:1", "expected keys with values, got a list"),
+        ("name: x\nhosts: [{address: a, port: 0}]", "c.yaml:2:28", "hosts[0].port: expected 1..65535, got 0"),
+        ("name: x\nhosts: [{address: a, port: '22'}]", "c.yaml:2:28", 'hosts[0].port: expected 1..65535, got "22"'),
+        ("name: x\nhosts: [{addres: a}]", "c.yaml:2:10", 'hosts[0].addres: unknown key, did you mean "address"?'),
+        ("name: x\nhosts: [a]\nshh: {}", "c.yaml:3:1", 'shh: unknown key, did you mean "ssh"?'),
+        ("name: x\nhosts: [a]\nssh: {uesr: b}", "c.yaml:3:7", 'ssh.uesr: unknown key, did you mean "user"?'),
+        ("name: x\nhosts: [a, b, a]", "c.yaml:2:15", 'hosts[2].name: "a" stands here twice, first at c.yaml:2:9'),
+        ("name: x\nhosts: [a1, 'a[1-2]']", "c.yaml:2:13", 'hosts[1].name: "a1" stands here twice'),
+        ("name: x\nhosts: []", "c.yaml:2:8", "hosts: no host"),
+        ("name: x\nhosts: a", "c.yaml:2:8", "hosts: expected a list, got a"),
+        ("name: x\n", "c.yaml:1:1", "hosts: missing"),
+        ("hosts: [a]", "c.yaml:1:1", "name: missing"),
+        ("name: x.yaml\nhosts: [a]", "c.yaml:1:7", "name: expected a name"),
+        ("version: 2\nname: x\nhosts: [a]", "c.yaml:1:10", "version: expected 1, got 2"),
+        ("name: x\nhosts: ['-oProxyCommand=id']", "c.yaml:2:9", "hosts[0].address: expected a host name"),
+        ("name: x\nhosts: [ubuntu@a]", "c.yaml:2:9", "expected a name or an address"),
+        ("name: x\nhosts: ['a:2222']", "c.yaml:2:9", "expected a name or an address"),
+        ("name: x\nhosts: ['n[5-2]']", "c.yaml:2:9", "the range 5-2 runs backwards"),
+        ("name: x\nhosts: ['n[1-999999999]']", "c.yaml:2:9", "more than 4096 hosts"),
+        ("name: x\nhosts: [{address: 'n[1-2]', name: b}]", "c.yaml:2:35", "hosts[0].name: a range of hosts cannot"),
+        ("name: x\nhosts: [{address: local, user: u}]", "c.yaml:2:9", "`local` is reached without SSH"),
+        ("name: x\nhosts: [{address: local}, {address: local, name: b}]", "c.yaml:2:8", "stands here twice"),
+        ("name: x\nhosts: [{address: a, roles: [wroker]}]", "c.yaml:2:30", 'did you mean "worker"?'),
+        ("name: x\nhosts: [{address: a, roles: []}]", "c.yaml:2:9", "a host without a role"),
+        ("name: x\nhosts: [a]\nssh: {connect_timeout: 10}", "c.yaml:3:24", 'ssh.connect_timeout: "10": expected'),
+        ("name: x\nhosts: [a]\nssh: {host_key_policy: no}", "c.yaml:3:24", "expected strict | accept-new"),
+        ("name: x\nhosts: [a]\nnetwork: {ports: 29499-29400}", "c.yaml:3:18", "expected a rising range"),
+        ("name: x\nhosts: [a]\nnetwork: {ports: 29400}", "c.yaml:3:18", "a range of ports such as 29400-29499"),
+        ("name: x\nhosts: [a]\nruntime: {environment: manged}", "c.yaml:3:24", 'did you mean "managed"?'),
+        (
+            "name: x\nhosts: [a]\nruntime: {environment: existing, requirements: [numpy]}", "c.yaml:3:48",
+            "runtime.requirements: nothing is added to an existing environment",
+        ),
+        ("name: x\nhosts: [a]\nruntime: {env: {A-B: 1}}", "c.yaml:3:17", "runtime.env.A-B: expected the name of a var"),
+        ("name: x\nhosts: [a]\nruntime: [a]", "c.yaml:3:10", "runtime: expected keys with values, got a list"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_place_path_and_nearest_name(text: str, where: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load(text)
+    assert caught.value.where == where
+    assert says in caught.value.message
+
+
+def test_user_at_host_is_answered_with_how_it_is_written_here() -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load("name: x\nhosts: ['ubuntu@node-a:2222']")
+    assert caught.value.hint == "write {address: node-a, user: ubuntu, port: 2222}"
+
+
+def test_links_are_not_in_this_version() -> None:
+    with pytest.raises(NotInThisVersion) as caught:
+        load("name: x\nhosts: [a]\nlinks: [{between: [a, b], bandwidth: 10 Gbit/s, latency: 50 us}]")
+    assert (caught.value.where, caught.value.code) == ("c.yaml:3:8", "invalid-file")
+
+
+def test_a_broken_link_is_told_before_what_is_not_built() -> None:
+    with pytest.raises(InvalidFile, match="unknown unit"):
+        load("name: x\nhosts: [a]\nlinks: [{between: [a, b], bandwidth: 10 Gb}]")
+
+
+def test_an_index_beside_a_wheelhouse_is_refused() -> None:
+    with pytest.raises(InvalidFile, match="wheelhouse: is given too"):
+        load_cluster("name: x\nhosts: [a]\nruntime: {wheelhouse: w, index: https://example.org/simple}\n", "c")
+
+
+def test_a_range_in_a_list_on_one_line_is_told_to_be_quoted() -> None:
+    with pytest.raises(InvalidFile, match="not YAML") as raised:
+        load_cluster("name: x\nhosts: [node[01-04]]\n", "c")
+    assert "needs quotes" in raised.value.hint
+    assert len(load_cluster('name: x\nhosts: ["node[01-04]"]\n', "c").hosts) == 4

@@ -1,0 +1,261 @@
+"""job.yaml is read as the contract with the user shows it; mistakes, contradictions and the unbuilt are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
+from psctl.spec.job import Every, JobSpec, KeepBest, PerHost, load_job
+from psctl.words import BUILT_STRATEGIES, STRATEGIES
+
+FULL = """\
+version: 1
+name: digits
+script: train.py                # or module: pkg.train
+args: [--epochs, "10"]
+workdir: .
+exclude: [data/]
+cluster: null
+workers: auto
+servers: auto
+seed: 0
+sync:
+  strategy: auto
+  consistency: bsp              # bsp | asp | {ssp: 4}
+  update: auto
+  period: 1
+  compression: none
+  batchnorm: local
+  size: null
+replicas: auto
+checkpoint: {to: null, every: 500 steps, keep: 3, keep_best: {metric: loss, mode: min}, on_stop: true, copies: 1}
+restart: {max: 0}
+timeouts: {start: 2m, stall: 5m, total: null}
+env: {NCCL_DEBUG: WARN, HF_TOKEN: }         # bare = taken from my shell
+secrets: [WANDB_API_KEY]
+metrics: {interval: 1s, tensorboard: false}
+"""
+SHORT = "name: x\nscript: t.py\n"
+
+
+def short(more: str, *overrides: str) -> JobSpec:
+    return load_job(SHORT + more, "j.yaml", overrides)
+
+
+def test_the_documented_file_is_read_whole() -> None:
+    job = load_job(FULL, "j.yaml")
+    assert (job.name, job.script, job.module, job.args) == ("digits", "train.py", None, ("--epochs", "10"))
+    assert (job.workdir, job.exclude, job.cluster) == (".", ("data/",), None)
+    assert (job.workers, job.servers, job.seed, job.replicas) == ("auto", "auto", 0, "auto")
+    assert (job.sync.strategy, job.sync.consistency, job.sync.update) == ("auto", "bsp", "auto")
+    assert (job.checkpoint.every, job.checkpoint.keep_best) == (Every(steps=500), KeepBest(metric="loss", mode="min"))
+    assert (job.timeouts.start, job.timeouts.stall, job.timeouts.total) == (120.0, 300.0, None)
+    assert job.env == {"NCCL_DEBUG": "WARN", "HF_TOKEN": None}
+    assert (job.secrets, job.metrics.interval, job.source) == (("WANDB_API_KEY",), 1.0, "j.yaml")
+
+
+def test_what_the_documented_file_says_is_the_default() -> None:
+    written = load_job(FULL, "j.yaml")
+    bare = load_job("name: digits\nscript: train.py\n", "j.yaml")
+    for key in ("sync", "workers", "servers", "seed", "replicas", "checkpoint", "restart", "timeouts", "metrics"):
+        assert getattr(bare, key) == getattr(written, key), key
+
+
+def test_values_of_env_and_args_are_taken_as_text() -> None:
+    job = short("env: {A: 1, B: yes, C: 0755, D: 1.50, E: '', F: null}\nargs: [--lr, 1e-3, -5, true]")
+    assert job.env == {"A": "1", "B": "yes", "C": "0755", "D": "1.50", "E": "", "F": None}
+    assert job.args == ("--lr", "1e-3", "-5", "true")
+
+
+def test_so_many_a_host() -> None:
+    job = short("workers: {per_host: 4}\nservers: 2")
+    assert (job.workers, job.servers) == (PerHost(per_host=4), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [("500 steps", Every(steps=500)), ("1 step", Every(steps=1)), ("10m", Every(seconds=600.0)), ("null", None)],
+)
+def test_a_checkpoint_is_due_by_steps_or_by_time(text: str, every: Every | None) -> None:
+    assert short(f"checkpoint: {{every: {text}}}").checkpoint.every == every
+
+
+def test_the_size_of_gradients_has_a_unit() -> None:
+    assert short("sync: {size: 160MB}").sync.size == 160_000_000
+
+
+def test_older_words_for_true_and_false_are_read() -> None:
+    assert short("checkpoint: {on_stop: no}").checkpoint.on_stop is False
+
+
+@pytest.mark.parametrize(
+    ("more", "where", "says"),
+    [
+        ("wrokers: 2", "3:1", 'wrokers: unknown key, did you mean "workers"?'),
+        ("sync: {stratgy: ps}", "3:8", 'sync.stratgy: unknown key, did you mean "strategy"?'),
+        ("sync: {strategy: rign}", "3:18", 'sync.strategy: unknown value rign, did you mean "ring"?'),
+        ("sync: {strategy: Ring}", "3:18", 'did you mean "ring"?'),
+        ("sync: ps", "3:7", "sync: expected keys with values, got ps"),
+        ("workers: 0", "3:10", "workers: expected auto or 1..65536, got 0"),
+        ("workers: two", "3:10", "workers: expected auto or 1..65536, got two"),
+        ("workers: 2.5", "3:10", "workers: expected auto or"),
+        ("workers: {per_hots: 1}", "3:11", 'workers.per_hots: unknown key, did you mean "per_host"?'),
+        ("workers: [1]", "3:10", "workers: expected auto or 1..65536, got a list"),
+        ("servers: -1", "3:10", "servers: expected auto or 0..65536, got -1"),
+        ("seed: -1", "3:7", "seed: expected 0..4294967295, got -1"),
+        ("args: --epochs 10", "3:7", 'args: expected a list, got "--epochs 10"'),
+        ("args: [[a]]", "3:8", "args[0]: expected text, got a list"),
+        ("env: [A=1]", "3:6", "env: expected keys with values, got a list"),
+        ("env: {A: {b: 1}}", "3:10", "env.A: expected text, got keys with values"),
+        ("env: {1A: b}", "3:7", "env.1A: expected the name of a variable"),
+        ("secrets: [A=b]", "3:11", "secrets[0]: expected the name of a variable"),
+        ("checkpoint: {every: 500}", "3:21", 'checkpoint.every: expected "500 steps" or a duration'),
+        ("checkpoint: {every: 0 steps}", "3:21", "expected at least 1 step or 1s"),
+        ("checkpoint: {every: {steps: 5}}", "3:21", 'checkpoint.every: expected "500 steps"'),
+        ("checkpoint: {keep: 0}", "3:20", "checkpoint.keep: expected 1..100000, got 0"),
+        ("checkpoint: {keep_best: {mode: low}}", "3:32", "checkpoint.keep_best.mode: unknown value low"),
+        ("timeouts: {stall: 5 minutes}", "3:19", "units are d, h, m, s, ms, us, ns"),
+        ("timeouts: {start: 0s}", "3:19", "timeouts.start: expected a duration of 1 s to"),
+        ("sync: {size: 160 Mb}", "3:14", 'unknown unit "Mb"; sizes are in B, kB, MB'),
+        ("sync: {compression: {topk: 2}}", "3:28", "sync.compression.topk: expected a number above 0, at most 1"),
+        ("metrics: {tensorboard: 1}", "3:24", "metrics.tensorboard: expected true or false, got 1"),
+        ("script: u.py", "3:1", "script: duplicate key"),
+    ],
+)
+def test_a_mistake_is_told_with_place_path_and_nearest_name(more: str, where: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        short(more)
+    assert caught.value.where == f"j.yaml:{where}"
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["digits-3", "a-0", "-x", "a b", "../x", "a@b", "", "x" * 64])
+def test_a_job_cannot_have_this_name(name: str) -> None:
+    with pytest.raises(InvalidFile, match="name: expected a name") as caught:
+        load_job(f"name: '{name}'\nscript: t.py", "j.yaml")
+    assert caught.value.where == "j.yaml:1:7"
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist-v2", "a3", "resnet-50x", "my_job.2"])
+def test_a_job_can_have_this_name(name: str) -> None:
+    assert load_job(f"name: {name}\nscript: t.py", "j.yaml").name == name
+
+
+@pytest.mark.parametrize(
+    ("more", "where", "says"),
+    [
+        ("sync: {consistency: asp, strategy: ring}", "3:21", "sync.consistency: asp does not go with strategy: ring"),
+        ("sync: {strategy: native, consistency: {ssp: 4}}", "3:39", "{ssp: 4} does not go with strategy: native"),
+        ("sync: {update: server, strategy: native}", "3:16", "sync.update: server does not go with strategy: native"),
+        ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit does not go with"),
+        ("sync: {strategy: native}\nreplicas: 1", "4:11", "replicas: 1 does not go with strategy: native"),
+        ("sync: {strategy: ps}\nservers: 0", "4:10", "servers: 0, and strategy: ps needs one at least"),
+        ("module: pkg.train", "3:9", "module: script: t.py is given too"),
+        ("env: {RANK: 0}", "3:13", "env.RANK: psctl sets this variable itself"),
+        ("env: {TOKEN: a}\nsecrets: [TOKEN]", "3:14", "env.TOKEN: stands under secrets too"),
+    ],
+)
+def test_a_contradiction_is_told_first(more: str, where: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        short(more)
+    assert caught.value.where == f"j.yaml:{where}"
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_something_must_run() -> None:
+    with pytest.raises(InvalidFile, match="script: missing") as caught:
+        load_job("name: x\nworkers: 2\n", "j.yaml")
+    assert caught.value.where == "j.yaml:1:1"
+    assert load_job("name: x\nmodule: pkg.train\n", "j.yaml").module == "pkg.train"
+
+
+@pytest.mark.parametrize("script", ["/etc/t.py", "../t.py", "~/t.py", "a/../../t.py", "."])
+def test_the_script_is_inside_workdir(script: str) -> None:
+    with pytest.raises(InvalidFile, match="not inside workdir"):
+        load_job(f"name: x\nscript: {script}\n", "j.yaml")
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ("sync: {consistency: asp}", "3:21"),
+        ("sync: {consistency: {ssp: 4}}", "3:21"),
+        ("sync: {period: 2}", "3:16"),
+        ("sync: {compression: bf16}", "3:21"),
+        ("sync: {compression: {topk: 0.01}}", "3:21"),
+        ("sync: {filters: [a]}", "3:8"),
+        ("sync: {batchnorm: sync}", "3:19"),
+        ("replicas: 1", "3:11"),
+        ("restart: {max: 3}", "3:16"),
+        ("restart: {on_worker_loss: wait}", "3:11"),
+        ("metrics: {tensorboard: true}", "3:24"),
+    ],
+)
+def test_what_is_promised_and_not_built_is_refused_with_its_place(more: str, where: str) -> None:
+    with pytest.raises(NotInThisVersion) as caught:
+        short(more)
+    assert (caught.value.where, caught.value.exit, caught.value.code) == (f"j.yaml:{where}", 2, "invalid-file")
+    assert "not in this version" in caught.value.message
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_promised_strategy_is_known_and_only_the_built_ones_are_taken(strategy: str) -> None:
+    if strategy in BUILT_STRATEGIES:
+        assert short(f"sync: {{strategy: {strategy}}}").sync.strategy == strategy
+    else:
+        with pytest.raises(NotInThisVersion, match=strategy):
+            short(f"sync: {{strategy: {strategy}}}")
+
+
+def test_overrides_come_before_the_check() -> None:
+    job = short("sync: {strategy: rign}", "sync.strategy=ps", "checkpoint.every=10m", "env.A=1", "args=[--lr, 0.1]")
+    assert (job.sync.strategy, job.checkpoint.every, job.env) == ("ps", Every(seconds=600.0), {"A": "1"})
+    assert job.args == ("--lr", "0.1")
+    assert short("workers: 2", "workers.per_host=3").workers == PerHost(per_host=3)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("sync.strategy=rign", 'did you mean "ring"?'),
+        ("sync.stratgy=ps", "sync.stratgy: unknown key"),
+        ("workers=0", "workers: expected auto or"),
+        ("sync.consistency=asp", "not in this version"),
+        ("args=[a", "not YAML"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, says: str) -> None:
+    with pytest.raises(PsctlError) as caught:
+        short("", override)
+    assert caught.value.where == f"--set {override}"
+    assert says in caught.value.message
+    assert caught.value.exit == 2
+
+
+@pytest.mark.parametrize("override", ["a", "=1", "a b=1", "sync..x=1"])
+def test_an_override_is_key_and_value(override: str) -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        short("", override)
+
+
+def test_a_contradiction_through_an_override_blames_the_override() -> None:
+    with pytest.raises(InvalidFile) as caught:
+        short("sync: {strategy: native}", "sync.update=server")
+    assert caught.value.where == "--set sync.update=server"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["workers: 0", "seed: x", "sync: {strategy: pss}", "env: {3a: x}", "timeouts: {start: 5}", "args: 3", "nam: 1"],
+)
+def test_every_refusal_says_what_to_do(line: str) -> None:
+    with pytest.raises(InvalidFile) as raised:
+        load_job(f"name: x\nscript: t.py\n{line}\n", "j.yaml")
+    assert raised.value.hint
+    assert raised.value.where.startswith("j.yaml:3:")
+
+
+def test_more_copies_than_are_made_are_refused() -> None:
+    with pytest.raises(NotInThisVersion, match="copies: 2"):
+        load_job("name: x\nscript: t.py\ncheckpoint: {copies: 2}\n", "j.yaml")

@@ -1,0 +1,53 @@
+"""What is shipped to be copied is read by the loader: cluster files, job templates, and the examples of both."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from psctl.spec.cluster import load_cluster
+from psctl.spec.job import load_job
+from psctl.spec.kinds import kind_of
+
+ROOT = Path(__file__).parent.parent
+CLUSTERS = sorted((ROOT / "clusters").glob("*.yaml"))
+TEMPLATES = sorted((ROOT / "templates").glob("*/job.yaml"))
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_a_shipped_cluster_file_is_valid_and_commented(path: Path) -> None:
+    text = path.read_text()
+    assert load_cluster(text, path.name).hosts
+    assert kind_of(text, path.name) == "cluster"
+    assert text.startswith("# "), "its first line says what it is for"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.parent.name)
+def test_a_template_is_a_folder_with_a_valid_job_and_its_script(path: Path) -> None:
+    job = load_job(path.read_text(), path.name)
+    assert job.name == path.parent.name
+    assert job.script is not None
+    assert (path.parent / job.workdir / job.script).is_file()
+    assert kind_of(path.read_text(), path.name) == "job"
+    compile((path.parent / job.script).read_text(), job.script, "exec")
+
+
+def test_the_expected_files_are_shipped() -> None:
+    assert {path.stem for path in CLUSTERS} >= {"local", "two-nodes", "lab", "cloud-existing"}
+    assert {path.parent.name for path in TEMPLATES} == {"digits", "minimal", "ddp"}
+
+
+def test_the_digits_are_all_there_small_and_their_source_is_named() -> None:
+    folder = ROOT / "templates" / "digits"
+    packed = (folder / "digits.csv.gz").read_bytes()
+    rows = [line.split(b",") for line in gzip.decompress(packed).splitlines()]
+    assert len(packed) < 100_000
+    assert len(rows) == 1797
+    assert {len(row) for row in rows} == {65}
+    assert {int(float(row[64])) for row in rows} == set(range(10))
+    assert {0.0, 16.0} <= {float(cell) for row in rows for cell in row[:64]} <= set(map(float, range(17)))
+    source = (folder / "SOURCE.txt").read_text()
+    assert "UCI Machine Learning Repository" in source
+    assert "CC BY 4.0" in source

@@ -1,0 +1,104 @@
+"""Each host gets the address that the others should use, for a reason that is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from psctl.errors import HostUnreachable, InvalidFile
+from psctl.topology.addresses import Chosen, Reach, choose_addresses
+from psctl.topology.facts import HostFacts, Nic
+from psctl.words import HostName
+
+A, B, C = HostName("a"), HostName("b"), HostName("c")
+LO = Nic("lo", ("127.0.0.1/8", "::1/128"), kind="loopback")
+DOCKER = Nic("docker0", ("172.17.0.1/16",), kind="bridge")
+
+
+def facts(*nics: Nic, connected: str = "", default: str = "", boot: str = "") -> HostFacts:
+    return HostFacts(
+        hostname="h", kernel="6", machine="x86_64", cores=2, cpu="", numa=(), memory=1, memory_available=1,
+        nics=(LO, DOCKER, *nics), gpus=(), findings=(), disk_free=None, time=None, default_interface=default,
+        connected=connected, boot=boot,
+    )  # fmt: skip
+
+
+def two(last: int, connected: str, boot: str = "") -> HostFacts:
+    """A host with a slow interface that has the default route, and a fast one."""
+    slow, fast = Nic("eth0", (f"10.0.0.{last}/24",)), Nic("ens1", (f"192.168.0.{last}/24",))
+    return facts(slow, fast, connected=connected, default="eth0", boot=boot or f"boot-{last}")
+
+
+def test_the_interface_that_psctl_came_in_at() -> None:
+    chosen = choose_addresses({A: Reach(two(1, "192.168.0.1")), B: Reach(two(2, "192.168.0.2"))})
+    assert chosen == {
+        A: Chosen("192.168.0.1", "ens1", "psctl reaches it on this interface"),
+        B: Chosen("192.168.0.2", "ens1", "psctl reaches it on this interface"),
+    }
+
+
+def test_an_internal_address_is_taken_as_it_is_given() -> None:
+    hosts = {A: Reach(two(1, "10.0.0.1"), internal_address="192.168.0.1"), B: Reach(two(2, "10.0.0.2"), "8.8.8.8")}
+    chosen = choose_addresses(hosts, interface="eth0")
+    assert [(one.address, one.interface) for one in chosen.values()] == [("192.168.0.1", "ens1"), ("8.8.8.8", "")]
+
+
+def test_the_interface_that_the_cluster_file_names() -> None:
+    chosen = choose_addresses({A: Reach(two(1, "10.0.0.1")), B: Reach(two(2, "10.0.0.2"))}, interface="ens1")
+    assert [(one.address, one.interface) for one in chosen.values()] == [
+        ("192.168.0.1", "ens1"),
+        ("192.168.0.2", "ens1"),
+    ]
+
+
+def test_a_host_without_the_named_interface_is_named() -> None:
+    with pytest.raises(InvalidFile, match="ib0 does not exist on a") as caught:
+        choose_addresses({A: Reach(two(1, "10.0.0.1")), B: Reach(two(2, "10.0.0.2"))}, interface="ib0")
+    assert caught.value.hint.startswith("it has: lo, docker0, eth0, ens1;")
+
+
+def test_one_host_alone_stays_on_loopback() -> None:
+    for host in (Reach(two(1, "10.0.0.1")), Reach(two(1, ""), local=True)):
+        assert choose_addresses({A: host})[A] == Chosen("127.0.0.1", "lo", "all processes are on one machine")
+
+
+def test_hosts_that_share_one_machines_network_stay_on_loopback() -> None:
+    hosts = {
+        A: Reach(two(1, "127.0.0.2", "same")),
+        B: Reach(two(1, "127.0.0.3", "same")),
+        C: Reach(two(1, "", "same"), local=True),
+    }
+    assert [one.address for one in choose_addresses(hosts).values()] == ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+
+
+def test_namespaces_that_share_a_kernel_are_machines_of_their_own() -> None:
+    chosen = choose_addresses({A: Reach(two(1, "10.0.0.1", "same")), B: Reach(two(2, "10.0.0.2", "same"))})
+    assert [one.address for one in chosen.values()] == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_hosts_behind_tunnels_do_not_get_loopback() -> None:
+    chosen = choose_addresses({A: Reach(two(1, "127.0.0.1")), B: Reach(two(2, "127.0.0.1"))})
+    assert [(one.address, one.reason) for one in chosen.values()] == [
+        ("10.0.0.1", "its default route"), ("10.0.0.2", "its default route"),
+    ]  # fmt: skip
+
+
+def test_this_machine_takes_the_subnet_of_the_others() -> None:
+    chosen = choose_addresses({A: Reach(two(1, ""), local=True), B: Reach(two(2, "192.168.0.2"))})
+    assert chosen[A] == Chosen("192.168.0.1", "ens1", "it shares a subnet with the other hosts")
+
+
+def test_a_bridge_of_containers_is_never_taken() -> None:
+    with pytest.raises(HostUnreachable, match="a: no interface that another host could reach"):
+        choose_addresses({A: Reach(facts(boot="1"), local=True), B: Reach(two(2, "10.0.0.2"))})
+
+
+def test_an_address_that_no_interface_shows_is_used_as_psctl_uses_it() -> None:
+    chosen = choose_addresses({A: Reach(facts(connected="10.9.9.9", boot="1")), B: Reach(two(2, "10.0.0.2"))})
+    assert chosen[A] == Chosen("10.9.9.9", "", "psctl reaches it at this address")
+
+
+def test_a_host_reached_over_ipv6_is_used_over_ipv4_where_that_interface_has_it() -> None:
+    both = facts(Nic("eth0", ("10.0.0.7/24", "2001:db8::7/64")), connected="2001:db8::7", boot="1")
+    six = facts(Nic("eth0", ("2001:db8::8/64",)), connected="2001:db8::8", boot="2")
+    chosen = choose_addresses({A: Reach(both), B: Reach(six)})
+    assert [one.address for one in chosen.values()] == ["10.0.0.7", "2001:db8::8"]

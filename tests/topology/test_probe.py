@@ -1,0 +1,266 @@
+"""The probe runs on a bare shell; its answer becomes facts, whatever tools the host lacks and whatever is broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psctl.topology.facts import devices, host_document
+from psctl.topology.probe import PROBE, parse
+from psctl.words import HostName
+
+CAPTURED = Path(__file__).parent.parent / "captured" / "nvidia-smi"
+
+NETDEV = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier
+    lo: 23178264   17631    0    0    0     0          0         0 23178264   17631    0    0    0     0       0
+  eth0: 71736703    2110    0    0    0     0          0         0   146216    1254    0    0    0     0       0
+ ens1f0: 71736703    2110    0    0    0     0          0         0   146216    1254    0    0    0     0       0
+docker0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+"""
+IPADDR = """\
+1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
+2: eth0    inet 10.0.0.5/24 brd 10.0.0.255 scope global dynamic eth0\\       valid_lft 84000sec
+2: eth0    inet6 2001:db8::5/64 scope global \\       valid_lft forever preferred_lft forever
+2: eth0    inet6 fe80::42:acff:fe11:2/64 scope link \\       valid_lft forever preferred_lft forever
+3: ens1f0    inet 192.168.9.5/16 scope global ens1f0\\       valid_lft forever
+4: docker0    inet 172.17.0.1/16 brd 172.17.255.255 scope global docker0\\       valid_lft forever
+"""
+ROUTE = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+ens1f0\t00000000\t0100A8C0\t0003\t0\t0\t900\t00000000\t0\t0\t0
+eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+ens1f0\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+"""
+FIB = """\
+Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     +-- 10.0.0.0/24 2 0 2
+        |-- 10.0.0.0
+           /24 link UNICAST
+        |-- 10.0.0.5
+           /32 host LOCAL
+        |-- 10.0.0.255
+           /32 link BROADCAST
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 172.17.0.1
+        /32 host LOCAL
+     |-- 192.168.9.5
+        /32 host LOCAL
+Local:
+        |-- 10.0.0.5
+           /32 host LOCAL
+"""
+INET6 = """\
+20010db8000000000000000000000005 02 40 00 80     eth0
+fe8000000000000000000000000000aa 02 40 20 80     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+SYSNET = (
+    "docker0\tdown\t1500\t-1\t\tbridge\t\n"
+    "ens1f0\tup\t9000\t25000\tmlx5_core\tphysical\t1\n"
+    "eth0\tup\t1500\t1000\tigb\tphysical\t0\n"
+    "lo\tunknown\t65536\t\t\tvirtual\t\n"
+)
+ADDRESSES = {
+    "lo": ("127.0.0.1/8", "::1/128"), "eth0": ("10.0.0.5/24", "2001:db8::5/64"), "ens1f0": ("192.168.9.5/16",),
+    "docker0": ("172.17.0.1/16",),
+}  # fmt: skip
+
+
+def answer(**parts: str | tuple[str, int]) -> str:
+    """Return what PROBE would print: sections by name, each text or (text, status)."""
+    rows = [(name, *(part if isinstance(part, tuple) else (part, 0))) for name, part in parts.items()]
+    return "".join(f"\n== psctl {name}\n{text}\n== status {status}\n" for name, text, status in rows)
+
+
+def test_the_probe_answers_about_this_machine() -> None:
+    done = subprocess.run(["sh"], input=PROBE, capture_output=True, text=True, check=True, timeout=60)
+    facts = parse(done.stdout)
+    assert done.stderr == ""
+    assert facts.hostname == os.uname().nodename
+    assert facts.kernel == os.uname().release
+    assert facts.cores == len(os.sched_getaffinity(0))
+    assert facts.memory > 1 << 28
+    assert 0 < facts.memory_available <= facts.memory
+    assert facts.disk_free is not None
+    assert facts.time is not None
+    assert [nic.name for nic in facts.nics if nic.kind == "loopback"] == ["lo"]
+    assert any(address.startswith("127.0.0.1") for nic in facts.nics for address in nic.addresses)
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_the_probe_runs_as_one_argument_with_an_empty_environment_and_next_to_no_tools(
+    shell: str, tmp_path: Path
+) -> None:
+    found = subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"no {shell} here")
+    bare = PROBE.replace('PATH="$PATH:/usr/local/bin:', f'PATH="{tmp_path}:').split("; export PATH")
+    script = f'PATH="{tmp_path}"; export PATH' + bare[1]
+    (tmp_path / "cat").symlink_to("/bin/cat")
+    done = subprocess.run(
+        [found.stdout.strip(), "-c", script], capture_output=True, text=True, check=True, timeout=60, env={}
+    )
+    facts = parse(done.stdout)
+    assert facts.memory > 0
+    assert [nic.name for nic in facts.nics if nic.kind == "loopback"] == ["lo"]
+    assert any(nic.name == "lo" and "127.0.0.1/8" in nic.addresses for nic in facts.nics), "from /proc/net/fib_trie"
+
+
+def test_interfaces_from_ip_and_sys() -> None:
+    facts = parse(answer(netdev=NETDEV, ipaddr=IPADDR, sysnet=SYSNET, route=ROUTE))
+    nics = {nic.name: nic for nic in facts.nics}
+    assert list(nics) == ["lo", "eth0", "ens1f0", "docker0"]
+    assert nics["eth0"].addresses == ("10.0.0.5/24", "2001:db8::5/64")
+    fast = nics["ens1f0"]
+    assert (fast.speed, fast.mtu, fast.driver, fast.kind, fast.numa) == (3.125e9, 9000, "mlx5_core", "physical", 1)
+    assert (nics["docker0"].kind, nics["docker0"].up) == ("bridge", False)
+    assert (nics["lo"].kind, nics["lo"].up, nics["lo"].speed) == ("loopback", True, None)
+    assert facts.default_interface == "eth0"
+
+
+def test_without_ip_the_addresses_come_from_proc() -> None:
+    facts = parse(answer(netdev=NETDEV, fibtrie=FIB, inet6=INET6, route=ROUTE, sysnet=SYSNET, iplink=("", 1)))
+    assert {nic.name: nic.addresses for nic in facts.nics} == ADDRESSES
+
+
+def test_interfaces_of_another_namespace_in_sys_are_not_this_hosts() -> None:
+    netdev = "a |b\n lo: 0 0\n veth7: 0 0\n"
+    links = "1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue\n9: veth7@if8: <BROADCAST,UP,LOWER_UP> mtu 1400 q\n"
+    address = "9: veth7@if8    inet 10.9.0.2/24 scope global veth7\\   valid_lft forever"
+    facts = parse(answer(netdev=netdev, iplink=links, ipaddr=address, sysnet=SYSNET))
+    assert [(nic.name, nic.mtu, nic.up, nic.addresses) for nic in facts.nics] == [
+        ("lo", 65536, True, ()), ("veth7", 1400, True, ("10.9.0.2/24",)),
+    ]  # fmt: skip
+
+
+def test_an_interface_without_its_cable_is_down() -> None:
+    links = "2: eth0: <NO-CARRIER,BROADCAST,MULTICAST,UP> mtu 1500 qdisc mq state DOWN\n"
+    assert not parse(answer(netdev="h|h\n eth0: 0\n", iplink=links)).nics[0].up
+
+
+def test_processor_memory_and_disk() -> None:
+    facts = parse(
+        answer(
+            uname="node-a\n6.8.0\nx86_64",
+            cores="32",
+            lscpu="Architecture:  x86_64\nModel name:          AMD EPYC 7282  16-Core Processor\n",
+            numa="0\t0-7,16-23\n1\t8-15,24-31\n2\t\n",
+            memory="MemTotal:       264000000 kB\nMemAvailable:   250000000 kB\n",
+            memorylimit="17179869184\nmax\n",
+            disk="Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 100 40 60 40% /\n",
+            time="1795175807.868447896",
+            connection="192.0.2.9 50022 10.0.0.5 22",
+            boot="2f8f7e6c-0000-4000-8000-000000000001",
+        )
+    )
+    assert (facts.hostname, facts.kernel, facts.machine, facts.cores) == ("node-a", "6.8.0", "x86_64", 32)
+    assert facts.cpu == "AMD EPYC 7282 16-Core Processor"
+    assert [(node.index, node.cores) for node in facts.numa] == [(0, 16), (1, 16)]
+    assert facts.memory == facts.memory_available == 17_179_869_184, "the container's limit"
+    assert (facts.disk_free, facts.time, facts.connected) == (60 * 1024, 1795175807.868447896, "10.0.0.5")
+
+
+def test_busybox_has_no_nanoseconds_and_no_model_name() -> None:
+    facts = parse(answer(time="1795175807.N", cpuinfo="Model\t\t: Raspberry Pi 5 Model B", cores="4"))
+    assert (facts.time, facts.cpu) == (1795175807.0, "Raspberry Pi 5 Model B")
+
+
+H200 = (
+    "0, NVIDIA H200, 143771 MiB, 570.86.15, 00000000:0F:00.0\n1, NVIDIA H200, 143771 MiB, 570.86.15, 00000000:1F:00.0"
+)
+
+
+def test_gpus_with_their_numa_nodes() -> None:
+    facts = parse(answer(nvidia=H200, pci="0000:0f:00.0\t0x10de\t0\n0000:1f:00.0\t0x10de\t1\n0000:02:00.0\t0x1a03\t-1"))
+    assert [(gpu.index, gpu.name, gpu.memory, gpu.driver, gpu.bus, gpu.numa) for gpu in facts.gpus] == [
+        (0, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:0f:00.0", 0),
+        (1, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:1f:00.0", 1),
+    ]
+    assert facts.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "cure"),
+    [
+        ("version-mismatch-with-nvml-line", "Failed to initialize NVML: Driver/library version mismatch", "reboot"),
+        ("gpu-access-blocked-wsl", "Failed to initialize NVML: GPU access blocked by the operating system", "WSL"),
+        ("handle-unknown-error-gpu1", "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error",
+         "fell off the bus"),
+    ],
+)  # fmt: skip
+def test_a_broken_driver_is_one_finding_with_its_cure(name: str, what: str, cure: str) -> None:
+    facts = parse(answer(nvidia=((CAPTURED / f"{name}.txt").read_text(), 255)))
+    assert [finding.what for finding in facts.findings] == [what]
+    assert cure in facts.findings[0].cure
+    assert facts.gpus == ()
+
+
+def test_two_troubles_are_two_findings() -> None:
+    facts = parse(answer(nvidia=((CAPTURED / "handle-unknown-error-then-no-devices.txt").read_text(), 6)))
+    assert [finding.what for finding in facts.findings] == [
+        "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error", "No devices were found",
+    ]  # fmt: skip
+
+
+def test_the_other_gpus_of_a_broken_host_are_still_seen() -> None:
+    broken = (CAPTURED / "handle-unknown-error-gpu1.txt").read_text()
+    facts = parse(answer(nvidia=(broken + H200, 0)))
+    assert len(facts.gpus) == 2
+    assert len(facts.findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ({"nvidia": ("", 127)}, []),
+        ({"nvidia": ("", 127), "pci": "0000:00:02.0\t0x8086\t-1"}, []),
+        ({"nvidia": ("", 127), "gpunodes": "/dev/nvidia0"}, ["1 NVIDIA GPU in this host, and no nvidia-smi"]),
+        ({"nvidia": ("", 127), "pci": "0000:01:00.0\t0x10de\t0\n0000:02:00.0\t0x10de\t0"},
+         ["2 NVIDIA GPUs in this host, and no nvidia-smi"]),
+        ({"nvidia": ("", 124)}, ["nvidia-smi did not answer within 20 s"]),
+        ({"nvidia": ("Segmentation fault", 139)}, ["nvidia-smi ended with 139 and said: Segmentation fault"]),
+    ],
+)  # fmt: skip
+def test_a_missing_tool_is_a_finding_only_where_there_is_a_gpu(
+    parts: dict[str, str | tuple[str, int]], found: list[str]
+) -> None:
+    assert [finding.what for finding in parse(answer(**parts)).findings] == found
+
+
+def test_the_devices_of_a_host_as_topo_prints_them() -> None:
+    facts = parse(
+        answer(
+            cores="4", numa="0\t0-3", netdev=NETDEV, ipaddr=IPADDR, sysnet=SYSNET, nvidia=H200,
+            lscpu="Model name: EPYC", memory="MemTotal: 1000 kB",
+        )
+    )  # fmt: skip
+    body = host_document(HostName("node-a"), facts)
+    assert body["name"] == "node-a"
+    assert body["links"] == []
+    assert [(device["id"], device["kind"], device["numa"]) for device in body["devices"]] == [
+        ("CPU0", "cpu", 0), ("GPU0", "gpu", None), ("GPU1", "gpu", None), ("eth0", "nic", 0), ("ens1f0", "nic", 1),
+    ]  # fmt: skip
+    assert len(devices(facts)) == 5
+
+
+@given(st.lists(st.tuples(st.sampled_from(
+    ["uname", "cores", "numa", "memory", "memorylimit", "netdev", "sysnet", "iplink", "ipaddr", "fibtrie", "inet6",
+     "route", "disk", "time", "connection", "pci", "nvidia", "gpunodes", "lscpu"]
+), st.text(alphabet="0123456789abcdef.:/-|, \t\nxMiBLOCALhost=<>@%", max_size=60)), max_size=6))  # fmt: skip
+def test_nothing_that_a_host_prints_is_an_error(parts: list[tuple[str, str]]) -> None:
+    facts = parse(answer(**dict(parts)))
+    assert facts.cores >= 0
+    devices(facts)

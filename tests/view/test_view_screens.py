@@ -1,0 +1,357 @@
+"""Screens rendered to text of a fixed width: what a person or a pipe gets to see."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from psctl import errors
+from psctl.clock import ManualClock
+from psctl.job import events as kinds
+from psctl.view.console import Glyphs, make_console, rank_lines, say
+from psctl.view.failure import draw_end, draw_error, signal_name
+from psctl.view.live import BURST, LiveScreen, follower
+from psctl.view.picture import picture
+from psctl.view.plain import PlainLog, describe
+from psctl.view.state import LiveState
+
+
+class Screen(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def pipe():
+    stream = io.StringIO()
+    return stream, make_console(stream, environment={})
+
+
+def terminal(width=100, height=30, **environment):
+    stream = Screen()
+    console = make_console(stream, environment={"TERM": "xterm-256color", **environment})
+    console.size = (width, height)
+    return stream, console
+
+
+STARTED = kinds.Started(
+    time=100.0, job="digits-3", hosts=["node-a", "node-b"],
+    roles=[kinds.RoleOf("server", 0, "node-a"), *(kinds.RoleOf("worker", i, "node-b") for i in range(2))],
+)  # fmt: skip
+PLANNED = kinds.Planned(time=101.0, size=1, world=2, chosen="ps", reason="2 hosts", decided=True, candidates=[])
+WRITTEN = kinds.CheckpointWritten(time=160.0, step=1000, path="/ck/digits-3/0000001000", bytes=12_100_000, seconds=0.31)
+
+
+def progress(time, step, loss):
+    return kinds.Progress(
+        time=time, step=step, epoch=3, metrics={"accuracy": 0.5, "loss": loss}, examples_per_second=12345.0,
+        bytes_per_second=48.2e6, sync_seconds=0.0041, compute_seconds=0.0141, staleness=0,
+    )  # fmt: skip
+
+
+RUN = [
+    STARTED,
+    *(kinds.State(time=102.0, role="worker", rank=i, host="node-b", state="running", pid=70 + i) for i in range(2)),
+    kinds.State(time=102.0, role="job", rank=0, host="", state="running"),
+    PLANNED,
+    *(progress(110.0 + i, 100 * i, 2.0 - i / 10) for i in range(1, 12)),
+    WRITTEN,
+    kinds.Notice(time=170.0, text="worker/1 is slow: step 1,100 since 32 s, in sync"),
+]
+
+
+def state_of(events):
+    state = LiveState()
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def drawn(events, width, height, hint="Ctrl-C: detach", encoding="utf-8"):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False, color_system=None)
+    glyphs = Glyphs(console)
+    with console.capture() as capture:
+        console.print(picture(state_of(events), width, height, 3.0, hint, glyphs))
+    return capture.get().splitlines()
+
+
+def test_the_live_picture_shows_all_that_matters():
+    lines = [line.rstrip() for line in drawn(RUN, 100, 30)]
+    assert lines[1] == "digits-3  running  1m13s  ps  on 2 hosts"
+    assert lines[2] == "step        1,100 · epoch 3 · 12.3k examples/s · 100 steps/s · 48.2 MB/s"
+    assert lines[3] == "loss        0.9  █▇▇▆▅▄▄▃▂▁▁  accuracy 0.5".replace("█▇▇▆▅▄▄▃▂▁▁", lines[3].split()[2])
+    assert len(lines[3].split()[2]) == 11
+    assert lines[4].endswith("compute 14.1 ms, sync 4.1 ms")
+    assert lines[5] == "checkpoint  step 1,000, 13 s ago, 12.1 MB in 310 ms"
+    assert [line.split()[:4] for line in lines[7:11]] == [
+        ["rank", "host", "state", "step"],
+        ["worker/0", "node-b", "running", "1,100"],
+        ["worker/1", "node-b", "running", "1,100"],
+        ["server/0", "node-a", "starting", "-"],
+    ]
+    assert "worker/1 is slow" in lines[12]
+    assert lines[13] == "Ctrl-C: detach"
+
+
+@pytest.mark.parametrize("events", [[], RUN[:1], RUN[:4], RUN], ids=["nothing", "started", "running", "whole"])
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (60, 20), (40, 12), (20, 6), (200, 60)])
+def test_the_live_picture_fits_every_terminal(events, width, height):
+    hint = "Ctrl-C: detach (the job goes on); again within 3 s: save and stop"
+    lines = drawn(events, width, height, hint)
+    assert all(len(line) <= width for line in lines)
+    if height >= 12:
+        assert len(lines) < height
+
+
+def test_sixty_four_ranks_fit_a_small_terminal():
+    roles = [kinds.RoleOf("worker", i, f"node-{i // 8}") for i in range(64)]
+    started = kinds.Started(time=100.0, job="big-1", hosts=[f"node-{i}" for i in range(8)], roles=roles)
+    states = [kinds.State(time=101.0, role="worker", rank=i, host="", state="running") for i in range(63)]
+    lines = drawn([started, *states, *RUN[3:]], 60, 20)
+    assert len(lines) < 20
+    assert any(line.startswith("63 workers") and "8 hosts" in line for line in lines)
+    assert any(line.startswith("worker/63") and "starting" in line for line in lines)
+
+
+def test_before_the_first_report_it_says_what_is_waited_for():
+    assert "waiting for the hosts" in drawn([], 80, 24)[2]
+    assert "starting: 0 of 3 processes run" in drawn(RUN[:1], 80, 24)[2]
+    ready = [kinds.State(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
+    assert "waiting for the first report" in drawn([*RUN[:3], ready[0]], 80, 24)[2]
+
+
+def test_a_live_screen_prints_rank_lines_above_and_takes_its_picture_away():
+    stream, console = terminal()
+    clock = ManualClock()
+    with LiveScreen(console, "Ctrl-C: detach", clock) as screen:
+        for event in RUN:
+            screen.event(event)
+        screen.event(
+            kinds.Log(time=171.0, rank="worker/1", stream="stdout", text="[rank1] \x1b]0;evil\x07hello [bold]")
+        )
+        screen.draw()
+        screen.hint("Ctrl-C again: stop")
+        screen.draw()
+    text = stream.getvalue()
+    plain = Text.from_ansi(text).plain
+    assert "worker/1 node-b │ [rank1] hello [bold]" in plain
+    assert "evil" not in text
+    assert "Ctrl-C again: stop" in plain
+    assert text.endswith("\x1b[2K") or "\x1b[?25h" in text[-40:]  # the cursor is back
+    assert not [thread for thread in threading.enumerate() if thread.name == "psctl-live-screen"]
+
+
+def test_a_flood_of_lines_is_cut_and_counted():
+    stream, console = terminal()
+    screen = LiveScreen(console)
+    for number in range(BURST + 30):
+        screen.event(kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=f"line {number}"))
+    screen.draw()
+    plain = Text.from_ansi(stream.getvalue()).plain
+    assert "… 30 lines left out here" in plain
+    assert f"line {BURST + 29}" in plain
+    assert "line 29\n" not in plain
+
+
+def test_a_follower_is_live_at_a_terminal_and_plain_in_a_pipe_or_a_dumb_one():
+    assert isinstance(follower(terminal()[1]), LiveScreen)
+    assert isinstance(follower(pipe()[1]), PlainLog)
+    assert isinstance(follower(terminal(TERM="dumb")[1]), PlainLog)
+
+
+def test_plain_lines_are_one_an_event_and_progress_only_every_few_seconds():
+    stream, console = pipe()
+    with PlainLog(console) as log:
+        for event in RUN:
+            log.event(event)
+        log.event(kinds.Log(time=171.0, rank="worker/1", stream="stderr", text="Epoch 1:\r\x1b[31mdone\nnext"))
+    lines = [line[9:] if line[2] == ":" else line for line in stream.getvalue().splitlines()]
+    assert lines[0] == "started digits-3: server/0, worker/0-1 on node-a, node-b"
+    assert lines[1:3] == ["state running", "plan strategy=ps decided=true: 2 hosts"]
+    steps = [line.split()[1] for line in lines if line.startswith("progress")]
+    assert steps == ["step=100", "step=600", "step=1100"]
+    assert lines[3] == (
+        "progress step=100 epoch=3 accuracy=0.5 loss=1.9 examples_per_second=12345 compute=14.1ms sync=4.1ms"
+    )
+    assert "checkpoint step=1000 size=12.1MB seconds=0.31 path=/ck/digits-3/0000001000" in lines
+    assert lines[-2:] == ["worker/1 node-b │ done", "worker/1 node-b │ next"]
+
+
+def test_the_last_progress_is_always_told():
+    stream, console = pipe()
+    log = PlainLog(console)
+    log.event(progress(100.0, 1, 2.0))
+    log.event(progress(101.0, 2, 1.0))
+    log.event(kinds.Finished(time=101.0, status="done", exit=0, steps=2, seconds=1.0, metrics={}))
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["step=1", "step=2"]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (kinds.WorkerLost(time=1.0, rank=3, host="b", reason="no\nanswer"), "worker-lost worker/3 b: no answer"),
+        (kinds.ServerLost(time=1.0, rank=0, host="b", reason="killed"), "server-lost server/0 b: killed"),
+        (kinds.WorkerJoined(time=1.0, rank=3, host="b"), "worker-joined worker/3 b"),
+        (kinds.Restored(time=1.0, checkpoint="d-3@5", step=5), "restored checkpoint=d-3@5 step=5"),
+        (kinds.Notice(time=1.0, text="slow \x1b[2J"), "notice slow"),
+        (kinds.State(time=1.0, role="worker", rank=1, host="b", state="lost"), "state worker/1 b lost"),
+        (kinds.Log(time=1.0, rank="worker/1", stream="stdout", text="x"), "log worker/1 x"),
+    ],
+)
+def test_every_event_has_its_plain_line(event, text):
+    assert describe(event) == text
+
+
+FAILURE = {
+    "role": "worker", "rank": 3, "host": "node-b", "status": 1, "time": 1.0, "step": 1204,
+    "exception": "ValueError: NaN loss at step 1204",
+    "frames": ["train.py:88 in main: step(model)", "train.py:61 in step: assert_finite(loss)"],
+    "tail": ["Traceback (most recent call last):"], "code": "", "exit": 1, "hint": "",
+    "stopped": ["worker/0", "worker/1", "worker/2", "server/0"], "checkpoint": "digits-3@1200",
+    "resume": "psctl checkpoint restore digits-3@1200", "log": "psctl logs digits-3 -r worker:3",
+}  # fmt: skip
+
+
+def ended(status="failed", failure=None, **more):
+    return kinds.Finished(
+        time=9.0, status=status, exit=1, steps=1204, seconds=192.0, metrics=more.get("metrics", {}), failure=failure
+    )
+
+
+def box(failure, draw=pipe, **more):
+    stream, console = draw()
+    draw_end(console, "digits-3", ended(failure=failure), **more)
+    return [line.rstrip() for line in Text.from_ansi(stream.getvalue()).plain.splitlines()]
+
+
+def test_the_box_of_a_failed_job_tells_who_where_why_what_was_saved_and_what_to_do():
+    assert box(FAILURE) == [
+        "✗ digits-3 failed at step 1,204 after 3m12s: worker/3 on node-b exited with 1",
+        "  ValueError: NaN loss at step 1204",
+        "    train.py:88 in main: step(model)",
+        "    train.py:61 in step: assert_finite(loss)",
+        "  stopped with it: worker/0-2, server/0",
+        "  last checkpoint: digits-3@1200 (verified)",
+        "  log:             psctl logs digits-3 -r worker:3",
+        "  resume:          psctl checkpoint restore digits-3@1200",
+    ]
+
+
+def test_at_a_narrow_terminal_the_box_wraps_below_its_first_word_and_cuts_nothing():
+    lines = box(FAILURE, lambda: terminal(50, 20))
+    assert set(lines[0].strip()) == set(lines[-1].strip()) == {"─"}
+    assert all(len(line) <= 50 for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "worker/3 on node-b exited with 1" in text
+    assert "psctl checkpoint restore digits-3@1200" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"status": -9}, "✗ digits-3 failed at step 1,204 after 3m12s: worker/3 on node-b was ended by SIGKILL"),
+        ({"frames": [], "tail": ["a", "Segmentation \x1b[31mfault\n"]}, "    │ Segmentation fault"),
+        ({"hint": "widen network.ports"}, "  what to do:      widen network.ports"),
+        ({"checkpoint": None, "resume": None}, "  last checkpoint: none was written"),
+        ({"exception": "ValueError: \x1b]0;evil\x07two\nlines"}, "  ValueError: two lines"),
+        ({"stopped": []}, "  log:             psctl logs digits-3 -r worker:3"),
+    ],
+)
+def test_the_box_tells_other_failures_too(changes, line):
+    assert line in box(FAILURE | changes)
+
+
+def test_a_failure_of_which_little_is_known_still_has_its_box():
+    assert box({"exception": "the head host was lost"}) == [
+        "✗ digits-3 failed at step 1,204 after 3m12s",
+        "  the head host was lost",
+        "  last checkpoint: none was written",
+        "  log:             psctl logs digits-3",
+    ]
+    assert box(None, checkpoint=WRITTEN)[-1] == "  resume:          psctl checkpoint restore digits-3@1000"
+
+
+def test_a_done_job_ends_in_one_line_with_its_metrics():
+    stream, console = pipe()
+    draw_end(console, "digits-3", ended("done", metrics={"loss": 0.021, "accuracy": 0.967}), WRITTEN, "/home/u/logs")
+    assert stream.getvalue().splitlines() == [
+        "  logs:            psctl logs digits-3   in /home/u/logs",
+        "  last checkpoint: digits-3@1000 (12.1 MB) in /ck/digits-3/0000001000",
+        "✓ digits-3 done: 1,204 steps in 3m12s, loss 0.021, accuracy 0.967",
+    ]
+
+
+def test_a_stopped_job_tells_how_to_continue():
+    stream, console = pipe()
+    draw_end(console, "digits-3", ended("stopped"), WRITTEN)
+    assert stream.getvalue().splitlines()[-2:] == [
+        "  continue:        psctl checkpoint restore digits-3@1000",
+        "■ digits-3 stopped: 1,204 steps in 3m12s",
+    ]
+    stream, console = pipe()
+    draw_end(console, "digits-3", ended("stopped"))
+    assert "  last checkpoint: none was written" in stream.getvalue()
+
+
+def test_signals_have_names():
+    assert (signal_name(9), signal_name(11), signal_name(64), signal_name(99)) == (
+        "SIGKILL", "SIGSEGV", "SIGRTMAX", "signal 99",
+    )  # fmt: skip
+
+
+def test_an_error_is_one_line_and_its_cure_another():
+    stream, console = pipe()
+    draw_error(console, errors.HostKeyChanged("node-b shows another key", hint="ssh-keygen -R node-b", where="node-b"))
+    draw_error(console, errors.InvalidFile("expected\n1..65535", where="cluster.yaml:3:5"))
+    assert stream.getvalue().splitlines() == [
+        "error: node-b shows another key",
+        "  hint: ssh-keygen -R node-b",
+        "error: cluster.yaml:3:5: expected 1..65535",
+    ]
+
+
+def test_a_pipe_gets_long_lines_whole_and_no_colour():
+    stream, console = pipe()
+    say(console, "x" * 500 + " [rank0] [/tmp/x] :smile:", style="bold red")
+    assert stream.getvalue() == "x" * 500 + " [rank0] [/tmp/x] :smile:\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "no_color", "coloured"),
+    [
+        ({}, False, True),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"PSCTL_NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, False, True),
+        ({}, True, False),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+def test_colour_is_for_terminals_that_want_it(environment, no_color, coloured):
+    stream = Screen()
+    console = make_console(stream, no_color=no_color, environment={"TERM": "xterm-256color", **environment})
+    say(console, "text", style="red")
+    assert ("\x1b[" in stream.getvalue()) is coloured
+
+
+def test_force_color_does_not_colour_a_pipe(monkeypatch):
+    for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
+        monkeypatch.setenv(name, "1")
+    stream = io.StringIO()
+    say(make_console(stream), "text", style="red")
+    assert stream.getvalue() == "text\n"
+
+
+def test_an_ascii_terminal_gets_signs_that_it_can_show():
+    raw = io.BytesIO()
+    console = make_console(io.TextIOWrapper(raw, encoding="ascii"), environment={})
+    draw_end(console, "digits-3", ended("done"))
+    say(console, *rank_lines("worker/1", "b", "größe", Glyphs(console)))
+    console.file.flush()
+    assert b"+ digits-3 done" in raw.getvalue()
+    assert b"worker/1 b | gr??e" in raw.getvalue() or b"worker/1 b | gr" in raw.getvalue()

@@ -1,0 +1,46 @@
+"""Fixtures of tests on the project's own test hosts; see hosts.py beside this file.
+
+make_hosts(names=3, rate=None, behind=None) -> Hosts      any number of times in one test; all removed at its end
+hosts      three of them: h1, h2, h3
+home       a home folder for psctl on the driving side: ssh knows the hosts by name, home.env is the environment
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hosts as library
+import pytest
+
+
+@pytest.fixture
+def make_hosts() -> Iterator[Callable[..., Any]]:
+    """Make test hosts with namespaces; the test is skipped, with the reason, where that cannot be."""
+    if reason := library.missing():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as made:
+        yield lambda *args, **options: made.enter_context(library.Hosts(*args, **options))
+
+
+@pytest.fixture
+def hosts(make_hosts: Callable[..., Any]) -> Any:
+    """Three test hosts."""
+    return make_hosts(3)
+
+
+@pytest.fixture
+def home(hosts: Any, tmp_path: Path) -> Any:
+    """A home for psctl on the driving side of `hosts`."""
+    return hosts.make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def make_loopback() -> Iterator[Callable[..., Any]]:
+    """Make the stand-in for machines without root: sshd on 127.0.0.2, 127.0.0.3 ... with homes of their own."""
+    if reason := library.missing_for_loopback():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as made:
+        yield lambda *args, **options: made.enter_context(library.Loopback(*args, **options))

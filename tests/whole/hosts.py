@@ -1,0 +1,666 @@
+"""The project's own test hosts: machines on one machine, that can lose power, be cut off, and be slowed down.
+
+    the machine's own network                a switch (a network namespace)        a host (net, pid, mount, uts, ipc)
+    the test, psctl  -- veth 10.x.y.254 --   bridge br0 -- port of h1 ------------ eth0 10.x.y.1   sshd, own /root ...
+                                             '---------- port of h2 -------------- eth0 10.x.y.2
+                                             bridge br1 (hosts behind a jump host) --- eth1 of h1, eth0 of h3
+
+A host shares the root file system, except /root, /tmp, /run, /var/tmp and /dev/shm, which are its own; the Python that
+runs the tests shows through. Everything hangs on one supervisor process, the first of a process namespace of its own,
+which lives as long as the pipe to the test does: when the test ends, is interrupted or is killed with -9, the kernel
+ends all processes, and with them go the namespaces, mounts and links. Nothing has a name that two runs could share.
+
+Needs root, iproute2, util-linux and openssh-server; `Loopback` stands in where root is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import pwd
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+PATH = "/run/psctl-test/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PRIVATE = ("/root", "/tmp", "/run", "/var/tmp")
+START_LIMIT = 20.0  # seconds until all sshd must answer
+
+
+def missing() -> str:
+    """Say what the test hosts lack on this machine; empty when nothing."""
+    if os.getuid() != 0:
+        return "test hosts need root"
+    lacking = [name for name in ("ip", "tc", "unshare", "nsenter", "ssh-keygen", "ssh") if shutil.which(name) is None]
+    if SSHD is None:
+        lacking.append("sshd")
+    if lacking:
+        return f"test hosts need {', '.join(lacking)} (iproute2, util-linux, openssh-server)"
+    probe = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, check=False)
+    return "" if probe.returncode == 0 else f"test hosts need namespaces: {probe.stderr.decode().strip()}"
+
+
+def _ip(*words: str, inside: int | None = None, check: bool = True) -> str:
+    enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
+    done = subprocess.run([*enter, *words], capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def make_key(path: Path) -> str:
+    """Make an ed25519 key pair; return type and base64 of the public half."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+    return " ".join(path.with_suffix(".pub").read_text().split()[:2])
+
+
+@dataclass
+class Host:
+    """One test host, as the driving side sees it."""
+
+    name: str
+    address: str  # its first; of a host behind another, reachable from that one only
+    addresses: list[str]
+    port: int = 22
+    user: str = "root"
+    behind: str = ""
+    init: int = 0  # its first process, numbered as on this machine
+    ports: list[str] = field(default_factory=list)  # names of its links' ends on the switch
+    host_key: str = ""
+
+
+class _Ssh:
+    """What all kinds of test hosts share: login key, known_hosts, ssh configuration, a home for the driving side."""
+
+    hosts: dict[str, Host]
+    folder: Path
+    python = sys.executable
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.hosts)
+
+    @property
+    def key(self) -> Path:
+        """Private key that opens all hosts."""
+        return self.folder / "id_login"
+
+    def known_lines(self) -> str:
+        """known_hosts, complete and true."""
+        lines = []
+        for host in self.hosts.values():
+            for address in host.addresses:
+                name = address if host.port == 22 else f"[{address}]:{host.port}"
+                lines.append(f"{name} {host.host_key}\n")
+        return "".join(lines)
+
+    def ssh_config(self, known_hosts: Path) -> str:
+        """A ~/.ssh/config by which every host is reached by name, jump hosts included."""
+        blocks = []
+        for host in self.hosts.values():
+            jump = f"  ProxyJump {host.behind}\n" if host.behind else ""
+            blocks.append(f"Host {host.name}\n  HostName {host.address}\n  Port {host.port}\n{jump}")
+        return "".join(blocks) + (
+            f"Host *\n  User {next(iter(self.hosts.values())).user}\n  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
+            f"  IdentityAgent none\n  UserKnownHostsFile {known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+        )
+
+    def make_home(self, folder: Path) -> Home:
+        """Make a home folder for psctl on the driving side, with ssh set up for these hosts."""
+        ssh = folder / ".ssh"
+        ssh.mkdir(mode=0o700, parents=True)
+        (ssh / "known_hosts").write_text(self.known_lines())
+        (ssh / "config").write_text(self.ssh_config(ssh / "known_hosts"))
+        return Home(folder)
+
+    def cluster_text(self, names: Sequence[str] | None = None, name: str = "lab", more: str = "") -> str:
+        """A cluster file of these hosts (all by default) that uses the tests' Python; `more` is added as it is."""
+        lines = "".join(f"  - {host}\n" for host in names or self.hosts)
+        # Each host believes that all cores are its own; threads that spin for them would slow everyone.
+        settings = f"python: {self.python}, environment: existing, env: {{OMP_NUM_THREADS: 1}}"
+        runtime = "" if "runtime:" in more else f"runtime: {{{settings}}}\n"
+        return f"version: 1\nname: {name}\n{runtime}{more}hosts:\n{lines}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home of its own for psctl on the driving side."""
+
+    path: Path
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.path / ".ssh/known_hosts"
+
+    @property
+    def config(self) -> Path:
+        return self.path / ".ssh/config"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment for a psctl that lives in this home."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PSCTL_", "SSH_"))}
+        return {**kept, "HOME": str(self.path), "PSCTL_HOME": str(self.path / ".psctl")}
+
+
+class Hosts(_Ssh):
+    """Test hosts h1, h2 ...; a context manager.
+
+    Args:
+        names: how many, or what they are called.
+        rate: of every link, as tc writes it ("500mbit"); None: as fast as the machine.
+        behind: host -> the host it is reached through; it has no link of its own to the driving side.
+    """
+
+    def __init__(
+        self, names: int | Sequence[str] = 3, rate: str | None = None, behind: Mapping[str, str] | None = None
+    ) -> None:
+        if reason := missing():
+            raise RuntimeError(reason)
+        chosen = [f"h{index}" for index in range(1, names + 1)] if isinstance(names, int) else list(names)
+        self._rate, self._behind = rate, dict(behind or {})
+        self.folder = Path(tempfile.mkdtemp(prefix="psctl-hosts-"))
+        self._net = _free_network()
+        self._second = self._net.rsplit(".", 1)[0] + f".{int(self._net.rsplit('.', 1)[1]) + 1}"
+        self.driver = f"{self._net}.254"
+        self._link = f"pst{secrets.token_hex(4)}"
+        self.hosts = self._plan(chosen)
+        self._supervisor: subprocess.Popen[str] | None = None
+        self._switch = 0
+        try:
+            self._up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _plan(self, names: list[str]) -> dict[str, Host]:
+        hosts = {}
+        for index, name in enumerate(names, 1):
+            inner = name in self._behind or name in self._behind.values()
+            outer = name not in self._behind
+            addresses = [f"{self._net}.{index}"] * outer + [f"{self._second}.{index}"] * inner
+            hosts[name] = Host(name, addresses[0], addresses, behind=self._behind.get(name, ""))
+        return hosts
+
+    def _up(self) -> None:
+        public = make_key(self.key)
+        through = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), sys.base_prefix, sys.prefix})
+        plan = {
+            "folder": str(self.folder),
+            "login": public,
+            "sshd": SSHD,
+            "rate": self._rate,
+            "python": sys.executable,
+            "through": [path for path in through if any(path.startswith(top + "/") for top in PRIVATE)],
+            "hosts": [
+                {"name": host.name, "addresses": host.addresses, "bridges": self._bridges(host)}
+                for host in self.hosts.values()
+            ],
+        }  # fmt: skip
+        (self.folder / "plan.json").write_text(json.dumps(plan))
+        self._supervisor = subprocess.Popen(
+            ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", sys.executable, "-I", __file__,
+             str(self.folder / "plan.json")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._switch = int(self._hear("switch"))
+        _ip("ip", "link", "add", self._link, "type", "veth", "peer", "name", "up0", "netns", str(self._switch))
+        _ip("ip", "addr", "add", f"{self.driver}/24", "dev", self._link)
+        _ip("ip", "link", "set", self._link, "up")
+        # nobody answers there, and no packet for a host behind another may leave by the machine's own route
+        _ip("ip", "route", "add", f"{self._second}.0/24", "dev", self._link)
+        self._tell("linked")
+        for name, found in json.loads(self._hear("ready")).items():
+            host = self.hosts[name]
+            host.init, host.ports, host.host_key = found["init"], found["ports"], found["key"]
+        for host in self.hosts.values():
+            self._await_sshd(host)
+
+    def _bridges(self, host: Host) -> list[str]:
+        return ["br0" if address.startswith(self._net + ".") else "br1" for address in host.addresses]
+
+    def _hear(self, word: str) -> str:
+        assert self._supervisor is not None
+        assert self._supervisor.stdout is not None
+        line = self._supervisor.stdout.readline()
+        if not line.startswith(word + " "):
+            raise RuntimeError(f"the test hosts did not come up: {line!r} instead of {word}")
+        return line[len(word) + 1 :]
+
+    def _tell(self, word: str) -> None:
+        assert self._supervisor is not None
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(word + "\n")
+        self._supervisor.stdin.flush()
+
+    def _await_sshd(self, host: Host) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        while host.port not in self.ports(host.name, all_of_them=True):
+            if time.monotonic() > deadline or not Path(f"/proc/{host.init}").exists():
+                raise RuntimeError(f"{host.name}: no sshd: {(self.folder / host.name / 'log').read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    # ---- what a test does with them ----
+
+    def exec(
+        self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host, not by SSH: it works also when the host is cut off."""
+        done = subprocess.run(
+            [*self._enter(name), "env", "-i", "-C", "/root", f"PATH={PATH}", "HOME=/root", *argv],
+            input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{name}: {' '.join(argv)}: {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def _enter(self, name: str) -> list[str]:
+        return ["nsenter", "-t", str(self.hosts[name].init), "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def path(self, name: str, path: str) -> Path:
+        """Where a host's file can be looked at from here."""
+        return Path(f"/proc/{self.hosts[name].init}/root{path}")
+
+    def crash(self, name: str) -> None:
+        """Cut its power: no process says goodbye, and no packet leaves it any more."""
+        self.cut(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.hosts[name].init, signal.SIGKILL)
+
+    def cut(self, name: str) -> None:
+        """Cut all its links, silently: to both ends the cable looks plugged in."""
+        for port in self.hosts[name].ports:
+            _ip("ip", "link", "set", "dev", port, "nomaster", inside=self._switch)
+
+    def heal(self, name: str) -> None:
+        """Mend its links."""
+        for port, bridge in zip(self.hosts[name].ports, self._bridges(self.hosts[name]), strict=True):
+            _ip("ip", "link", "set", "dev", port, "master", bridge, inside=self._switch)
+
+    def rate(self, name: str, rate: str) -> None:
+        """Change the speed of its links, both directions, as tc writes it ("100mbit")."""
+        host = self.hosts[name]
+        for index, port in enumerate(host.ports):
+            _ip(*_shape(port, rate), inside=self._switch)
+            _ip(*_shape(f"eth{index}", rate), inside=host.init)
+
+    def disk(self, name: str, path: str, size: str) -> None:
+        """Put a small disk of its own (tmpfs, "4m") at a folder of a host."""
+        self.exec(name, ["mkdir", "-p", path])
+        self.exec(name, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
+
+    def program(self, name: str, program: str, text: str) -> None:
+        """Put a program of the test's own first on a host's PATH: a recorded nvidia-smi, say."""
+        path = self.path(name, "/run/psctl-test/bin") / program
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def hide(self, name: str, path: str) -> None:
+        """Make a program of a host impossible to run."""
+        self.exec(name, ["mount", "--bind", "/dev/null", path])
+
+    def without_python(self, name: str) -> None:
+        """Take every Python off a host's PATH."""
+        for folder in PATH.split(":"):
+            for found in self.path(name, folder).glob("python*"):
+                inside = f"{folder}/{found.name}"
+                if found.is_symlink():
+                    inside = self.exec(name, ["readlink", "-f", inside]).stdout.strip()
+                if inside and self.exec(name, ["test", "-x", inside], check=False).returncode == 0:
+                    self.hide(name, inside)
+
+    def processes(self, name: str) -> list[tuple[int, str]]:
+        """Every process of a host with its command line, except its first, and sshd; numbered as there."""
+        space = _namespace(self.hosts[name].init, "pid")
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal() and space and _namespace(int(entry), "pid") == space:
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                    line = b" ".join(words).decode("utf-8", "replace").strip()
+                    status = Path(f"/proc/{entry}/status").read_text()
+                    comm = status.split("\n", 1)[0].split("\t", 1)[1]
+                    inner = int(status.split("NSpid:", 1)[1].split("\n", 1)[0].split()[-1])
+                    if inner != 1 and not comm.startswith("sshd") and line:
+                        found.append((inner, line))
+        return sorted(found)
+
+    def ports(self, name: str, all_of_them: bool = False) -> set[int]:
+        """TCP ports that something on a host listens at; without sshd's own."""
+        found = set()
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{self.hosts[name].init}/net/{table}").read_text().splitlines()[1:]:
+                    words = line.split()
+                    if words[3] == "0A":
+                        found.add(int(words[1].rpartition(":")[2], 16))
+        return found if all_of_them else found - {self.hosts[name].port}
+
+    def shm(self, name: str) -> list[str]:
+        """Names in a host's /dev/shm."""
+        try:
+            return sorted(os.listdir(self.path(name, "/dev/shm")))
+        except OSError:
+            return []
+
+    def leftovers(self, name: str) -> list[str]:
+        """What a job left on a host: processes, ports, shared memory, as lines to print; empty when clean."""
+        return [
+            *(f"process {pid}: {line}" for pid, line in self.processes(name)),
+            *(f"port {port}" for port in sorted(self.ports(name))),
+            *(f"shared memory {entry}" for entry in self.shm(name)),
+        ]
+
+    def close(self) -> None:
+        """Remove everything."""
+        if self._supervisor is not None:
+            assert self._supervisor.stdin is not None
+            assert self._supervisor.stdout is not None
+            with contextlib.suppress(OSError):
+                self._supervisor.stdin.close()
+            try:
+                self._supervisor.wait(10)
+            except subprocess.TimeoutExpired:
+                self._supervisor.kill()
+                self._supervisor.wait()
+            self._supervisor.stdout.close()
+            _ip("ip", "link", "del", self._link, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def missing_for_loopback() -> str:
+    """Say what the stand-in lacks on this machine; empty when nothing."""
+    lacking = [name for name in ("ssh-keygen", "ssh") if shutil.which(name) is None] + ["sshd"] * (SSHD is None)
+    return f"test hosts need {', '.join(lacking)} (openssh-server)" if lacking else ""
+
+
+class Loopback(_Ssh):
+    """Stand-in without root: an sshd on 127.0.0.2, one on 127.0.0.3 ..., each with its own HOME; a context manager.
+
+    They share disk, memory and process numbers, so a link cannot be cut or slowed there. What belongs to a host is told
+    by a word in its processes' environment.
+
+    Args:
+        names: how many, or what they are called.
+    """
+
+    def __init__(self, names: int | Sequence[str] = 3) -> None:
+        if reason := missing_for_loopback():
+            raise RuntimeError(reason)
+        chosen = [f"h{index}" for index in range(1, names + 1)] if isinstance(names, int) else list(names)
+        self.folder = Path(tempfile.mkdtemp(prefix="psctl-hosts-"))
+        self._word = f"PSCTL_TEST_HOST={secrets.token_hex(6)}"
+        self._shm = set(os.listdir("/dev/shm"))
+        self._sshd: dict[str, subprocess.Popen[bytes]] = {}
+        self.hosts = {}
+        try:
+            public = make_key(self.key)
+            for index, name in enumerate(chosen, 2):
+                self._begin(name, f"127.0.0.{index}", public)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, name: str, address: str, login: str) -> None:
+        own = self.folder / name
+        (own / "home").mkdir(parents=True)
+        (own / "authorized_keys").write_text(login + "\n")
+        host_key = make_key(own / "host_key")
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            port = probe.getsockname()[1]
+        (own / "sshd_config").write_text(
+            f"Port {port}\nListenAddress {address}\nHostKey {own}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+            f"AuthorizedKeysFile {own}/authorized_keys\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            f"PermitRootLogin prohibit-password\nMaxStartups 100\nPrintMotd no\n"
+            f"SetEnv HOME={own}/home {self._word}-{name} PATH={Path(sys.executable).parent}:{PATH}\n"
+        )
+        if os.getuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)
+        assert SSHD is not None
+        with (own / "log").open("wb") as log:
+            self._sshd[name] = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", str(own / "sshd_config")], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        user = pwd.getpwuid(os.getuid()).pw_name
+        self.hosts[name] = Host(name, address, [address], port=port, user=user, host_key=host_key)
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
+                return
+            if time.monotonic() > deadline or self._sshd[name].poll() is not None:
+                raise RuntimeError(f"{name}: no sshd: {(own / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def exec(
+        self, name: str, argv: Sequence[str], *, stdin: str = "", timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as if on that host."""
+        key, _, word = self._word.partition("=")
+        home = self.folder / name / "home"
+        done = subprocess.run(
+            list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False, cwd=home,
+            env={**os.environ, "HOME": str(home), key: f"{word}-{name}"},
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{name}: {' '.join(argv)}: {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def path(self, name: str, path: str) -> Path:
+        """Where a host's file is; `~/x` is in its home."""
+        return self.folder / name / "home" / path[2:] if path.startswith("~/") else Path(path)
+
+    def crash(self, name: str) -> None:
+        """Kill its sshd and every process of it (no power cut: the sockets say goodbye)."""
+        self._sshd[name].kill()
+        self._sshd[name].wait()
+        for pid in self._pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _pids(self, name: str) -> list[int]:
+        mark = f"{self._word}-{name}".encode()
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdecimal() and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+        return found
+
+    def processes(self, name: str) -> list[tuple[int, str]]:
+        """Every process of a host with its command line, except sshd."""
+        found = []
+        for pid in self._pids(name):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                if line and not line.startswith("sshd"):
+                    found.append((pid, line))
+        return found
+
+    def ports(self, name: str) -> set[int]:
+        """TCP ports that the host's processes listen at."""
+        sockets = set()
+        for pid in self._pids(name):
+            with contextlib.suppress(OSError):
+                for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        sockets.add(os.readlink(descriptor).removeprefix("socket:[").rstrip("]"))
+        found = set()
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in sockets:
+                found.add(int(words[1].rpartition(":")[2], 16))
+        return found
+
+    def shm(self, name: str) -> list[str]:
+        """Names in /dev/shm that were not there at first; of all hosts together."""
+        return sorted(set(os.listdir("/dev/shm")) - self._shm)
+
+    def leftovers(self, name: str) -> list[str]:
+        """What a job left on a host, as lines to print; empty when clean."""
+        return [
+            *(f"process {pid}: {line}" for pid, line in self.processes(name)),
+            *(f"port {port}" for port in sorted(self.ports(name))),
+            *(f"shared memory {entry}" for entry in self.shm(name)),
+        ]
+
+    def close(self) -> None:
+        """Remove everything."""
+        for name in self._sshd:
+            self.crash(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _namespace(pid: int, kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except OSError:
+        return ""
+
+
+def _shape(device: str, rate: str) -> list[str]:
+    # a burst of 64kb would cost TCP a quarter of the rate
+    return ["tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+
+
+def _free_network() -> str:
+    """Return "10.x.y" with y even, such that nothing here routes to 10.x.y.0/23."""
+    taken = []
+    for line in _ip("ip", "-4", "-o", "route", "show", "table", "all").splitlines():
+        for word in line.split()[:2]:
+            with contextlib.suppress(ValueError):
+                taken.append(ipaddress.ip_network(word, strict=False))
+    chance = random.SystemRandom()
+    for _ in range(1000):
+        net = f"10.{chance.randrange(64, 255)}.{chance.randrange(0, 127) * 2}"
+        wanted = ipaddress.ip_network(f"{net}.0/23")
+        if not any(wanted.overlaps(other) for other in taken if other.prefixlen > 8):
+            return net
+    raise RuntimeError("no free network in 10.64.0.0 to 10.254.0.0")
+
+
+# ---- the supervisor: first process of its own process namespace, in the switch's network namespace ------------------
+
+_HOST = r"""
+read pid _ </proc/self/stat; echo $pid; read go
+mount --make-rprivate /; hostname "$NAME"
+ip link set lo up
+i=0; for address in $ADDRESSES; do ip addr add $address/24 dev eth$i; ip link set eth$i up; i=$((i + 1)); done
+for path in $THROUGH; do
+  for top in /root /tmp /run /var/tmp; do
+    case $path in $top/*) mkdir -p "$DIR$path"; mount --rbind "$path" "$DIR$path";; esac
+  done
+done
+mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm
+mount --bind "$DIR/hosts" /etc/hosts
+mount --rbind "$DIR/root" /root; mount --rbind "$DIR/var/tmp" /var/tmp; mount --rbind "$DIR/run" /run
+echo 0 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
+umount -l /proc; mount -t proc proc /proc
+mount --rbind "$DIR/tmp" /tmp
+cd /; exec "$SSHD" -D -e -f /run/psctl-test/sshd_config
+"""
+
+
+def _supervise(plan: dict[str, Any]) -> None:
+    folder = Path(plan["folder"])
+    print("switch", Path("/proc/self/stat").read_text().split()[0], flush=True)
+    if sys.stdin.readline() != "linked\n":
+        return
+    for word in ("link set lo up", "link add br0 type bridge", "link add br1 type bridge", "link set br0 up",
+                 "link set br1 up", "link set up0 master br0 up"):  # fmt: skip
+        _ip("ip", *word.split())
+    children = {host["name"]: _begin(host, plan, folder) for host in plan["hosts"]}
+    ready = {}
+    for number, host in enumerate(plan["hosts"], 1):
+        child = children[host["name"]]
+        assert child.stdin is not None
+        assert child.stdout is not None
+        init = int(child.stdout.readline())
+        ports = [f"p{number}.{index}" for index in range(len(host["bridges"]))]
+        for index, (port, bridge) in enumerate(zip(ports, host["bridges"], strict=True)):
+            _ip("ip", "link", "add", port, "type", "veth", "peer", "name", f"eth{index}", "netns", str(child.pid))
+            _ip("ip", "link", "set", port, "master", bridge, "up")
+            if plan["rate"]:
+                _ip(*_shape(port, plan["rate"]))
+                _ip(*_shape(f"eth{index}", plan["rate"]), inside=init)
+        child.stdin.write("go\n")
+        child.stdin.close()
+        ready[host["name"]] = {"init": init, "ports": ports, "key": (folder / host["name"] / "key").read_text()}
+    print("ready", json.dumps(ready), flush=True)
+    sys.stdin.read()  # until the test is over, whichever way
+    for child in children.values():
+        child.kill()
+    for child in children.values():
+        child.wait()
+
+
+def _begin(host: dict[str, Any], plan: dict[str, Any], folder: Path) -> subprocess.Popen[str]:
+    own = folder / host["name"]
+    inner = own / "run/psctl-test"
+    for sub in ("root/.ssh", "tmp", "run/sshd", "var/tmp"):
+        (own / sub).mkdir(parents=True)
+    (inner / "bin").mkdir(parents=True)
+    for sub in ("tmp", "var/tmp"):
+        (own / sub).chmod(0o1777)
+    (own / "root").chmod(0o700)
+    (own / "root/.ssh").chmod(0o700)
+    (own / "root/.ssh/authorized_keys").write_text(plan["login"] + "\n")
+    (own / "key").write_text(make_key(inner / "host_key"))
+    names = "".join(f"{other['addresses'][0]} {other['name']}\n" for other in plan["hosts"])
+    (own / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
+    (inner / "sshd_config").write_text(
+        "Port 22\n" + "".join(f"ListenAddress {address}\n" for address in host["addresses"])
+        + "HostKey /run/psctl-test/host_key\nPidFile none\nPermitRootLogin prohibit-password\nUsePAM no\n"
+        "AuthorizedKeysFile /root/.ssh/authorized_keys\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        f"MaxStartups 100\nPrintMotd no\nSetEnv PATH={PATH}\n"
+    )  # fmt: skip
+    python = inner / "bin/python3"
+    python.write_text(f'#!/bin/sh\nexec "{plan["python"]}" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "NAME": host["name"], "ADDRESSES": " ".join(host["addresses"]), "DIR": str(own),
+                   "THROUGH": " ".join(plan["through"]), "SSHD": plan["sshd"]}  # fmt: skip
+    return subprocess.Popen(
+        ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", _HOST],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(own / "log").open("wb"), text=True,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    _plan_file = Path(sys.argv[1])
+    try:
+        _supervise(json.loads(_plan_file.read_text()))
+    finally:
+        shutil.rmtree(_plan_file.parent, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""The job `exact`, run in several ways, and what its last values are compared by."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from running import ROOT, Ended, Psctl
+
+EXACT = ROOT / "tests" / "whole" / "exact"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What rank 0 wrote at the end of a run."""
+
+    step: int
+    world: int
+    values: list[float]
+
+
+class Exact:
+    """Runs the job under a HOME of its own, on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "result.json"
+        self.psctl = Psctl(folder)
+        self._cluster = folder / "four.yaml"
+        self._cluster.write_text(
+            f"version: 1\nname: four\nruntime: {{python: {sys.executable}, environment: existing}}\n"
+            "hosts: [{address: local, slots: 4}]\n"
+        )
+
+    def alone(self, *words: str) -> Result:
+        """Run the script as one plain process."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PSCTL_")}
+        environment = {**kept, "RESULT": str(self._file), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, "train.py", *words],
+            cwd=EXACT,
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=100,
+        )
+        return self._result()
+
+    def train(self, workers: int, servers: int, *words: str, update: str = "auto") -> tuple[Ended, Result]:
+        """Run it by `psctl train`; more than two workers want a cluster file, for the machine may have two cores."""
+        cluster = ["--cluster", str(self._cluster)] if workers > 2 else []
+        run = self.psctl.run(
+            "train", str(EXACT / "job.yaml"), "-o", "jsonl", *cluster, "--workers", str(workers),
+            "--servers", str(servers), "--set", f"args=[{', '.join(words)}]", "--set", f"sync.update={update}",
+            "--env", f"RESULT={self._file}",
+        )  # fmt: skip
+        return self._check(run, workers)
+
+    def restore(self, checkpoint: str, workers: int, servers: int) -> tuple[Ended, Result]:
+        """Go on from a checkpoint; its job file has kept what `train` was told."""
+        run = self.psctl.run(
+            "checkpoint", "restore", checkpoint, "-o", "jsonl", "--cluster", str(self._cluster),
+            "--workers", str(workers), "--servers", str(servers),
+        )  # fmt: skip
+        return self._check(run, workers)
+
+    def _check(self, run: Ended, workers: int) -> tuple[Ended, Result]:
+        assert run.code == 0, run
+        assert run.events[-1]["status"] == "done", run
+        plan: dict[str, Any] = run.of("plan")[-1]
+        assert (plan["chosen"], plan["world"]) == ("ps", workers), plan
+        return run, self._result()
+
+    def _result(self) -> Result:
+        document = json.loads(self._file.read_text())
+        self._file.unlink()
+        values = [float.fromhex(text) for each in document["values"].values() for text in each]
+        return Result(document["step"], document["world"], values)
+
+
+def assert_near(found: Result, expected: Result) -> None:
+    """Equal to 1e-12 in norm and to 1e-9 in every element."""
+    assert found.step == expected.step
+    assert len(found.values) == len(expected.values)
+    off = [one - other for one, other in zip(found.values, expected.values, strict=True)]
+    assert math.hypot(*off) <= 1e-12 * math.hypot(*expected.values)
+    assert all(abs(one) <= 1e-9 * max(1.0, abs(other)) for one, other in zip(off, expected.values, strict=True))

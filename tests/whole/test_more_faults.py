@@ -1,0 +1,202 @@
+"""More trouble, of the sort that must be lived through, or that is hard to tell from another's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import ROOT, Ended, Psctl, until
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+
+STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
+LONG = '--set=args=["--epochs", "4000", "--pause", "0.02"]'
+
+KINDS = {
+    "worker": "bootstrap.py train.py",
+    "server": "psctl.runtime.server",
+    "coordinator": "psctl.runtime.coordinator",
+}
+
+STRANGER = """
+import os, socket, ssl, sys
+host, ports = sys.argv[1], [int(port) for port in sys.argv[2].split(",")]
+nobody = ssl.create_default_context()
+nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+for port in ports:
+    for what in (os.urandom(100_000), b"GET / HTTP/1.1\\r\\n\\r\\n", b"\\x16\\x03\\x01", None):
+        try:
+            with socket.create_connection((host, port), 3) as plain:
+                plain.settimeout(1)
+                if what is None:
+                    nobody.wrap_socket(plain).recv(1)
+                plain.sendall(what or b"")
+                print(port, plain.recv(100))
+        except OSError as refused:
+            print(port, refused)
+held = [socket.create_connection((host, port), 3) for port in ports for _ in range(100)]
+"""
+
+
+class Followed:
+    """A job in training, and how far it is, by its progress events."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+    @property
+    def step(self) -> int:
+        return max((each["step"] for each in self.events if each.get("event") == "progress"), default=0)
+
+    def goes_on(self, steps: int = 20, seconds: float = 40) -> None:
+        before = self.step
+        until(lambda: self.step >= before + steps or self.process.poll() is not None, seconds, name="more steps")
+        assert self.process.poll() is None, self.events[-1]
+
+    def ended(self, seconds: float = 60) -> dict[str, Any]:
+        self.process.wait(seconds)
+        self._thread.join(10)
+        return self.events[-1]
+
+
+class Lab:
+    """Hosts and a psctl that knows them."""
+
+    def __init__(self, hosts: Any, folder: Path) -> None:
+        self.hosts = hosts
+        home = hosts.make_home(folder)
+        self.psctl = Psctl(home.path, environment=home.env)
+        self.cluster = home.path / "cluster.yaml"
+        self.cluster.write_text(hosts.cluster_text())
+
+    def train(self, job: Path, *arguments: str) -> subprocess.Popen[str]:
+        return self.psctl.start("train", str(job), "--cluster", str(self.cluster), "-o", "jsonl", *arguments)
+
+    def signal(self, kind: str, signal: str) -> None:
+        found = [(name, pid) for name in self.hosts for pid, line in self.hosts.processes(name) if KINDS[kind] in line]
+        name, pid = found[-1]
+        self.hosts.exec(name, ["kill", f"-{signal}", str(pid)])
+
+    def clean(self) -> None:
+        for name in self.hosts:
+            until(lambda name=name: not self.hosts.leftovers(name), 30, name=f"{name} is left with something")
+
+
+@pytest.mark.soak
+def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
+    """Links cut without a word for 4 s, processes that stand still for 8 s, strangers at every port."""
+    lab = Lab(make_hosts(2), tmp_path / "home")
+    with lab.train(STEADY, LONG) as process:
+        job = Followed(process)
+        job.goes_on(seconds=60)
+        for host in ("h2", "h1"):
+            lab.hosts.cut(host)
+            time.sleep(4)
+            lab.hosts.heal(host)
+            job.goes_on()
+        for kind in KINDS:
+            lab.signal(kind, "STOP")
+            time.sleep(8)
+            lab.signal(kind, "CONT")
+            job.goes_on()
+        for host in lab.hosts:
+            ports = ",".join(str(port) for port in lab.hosts.ports(host))
+            address = lab.hosts[host].address
+            lab.hosts.exec("h2", [lab.hosts.python, "-c", STRANGER, address, ports], check=False)
+        job.goes_on()
+        assert not [each for each in job.events if each["event"].endswith("-lost")]
+        assert lab.psctl.run("stop", "steady").code == 0
+        assert job.ended()["status"] == "stopped"
+    lab.clean()
+
+
+def test_a_link_that_stays_cut_ends_the_job_in_time_and_both_sides_clean_up(
+    make_hosts: Callable[..., Any], tmp_path: Path
+) -> None:
+    lab = Lab(make_hosts(2), tmp_path / "home")
+    with lab.train(STEADY, LONG) as process:
+        job = Followed(process)
+        job.goes_on(seconds=60)
+        lab.hosts.cut("h2")
+        cut = time.monotonic()
+        until(lambda: job.events[-1]["event"] == "finished", 15)
+        assert time.monotonic() - cut < 8
+        failure = job.events[-1]["failure"]
+        assert "HostLost: h2 is lost" in failure["exception"]
+        until(lambda: not lab.hosts.leftovers("h2"), 25, name="h2 is left with something")
+        assert job.ended()["exit"] == 1
+    lab.clean()
+
+
+BODY = """
+import os, subprocess, sys, time
+import torch
+import psctl
+
+run = psctl.init()
+model = torch.nn.Linear(4, 1)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+data = torch.utils.data.TensorDataset(torch.randn(960, 4))
+for (x,) in run.loader(data, batch_size=16):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    run.report(loss=loss)
+    if run.step == 7 and run.rank == 1:
+        {what}
+"""
+
+
+def run_here(folder: Path, what: str, *arguments: str) -> Ended:
+    """Train a script that does `what` on rank 1 after step 7, on this machine."""
+    (folder / "train.py").write_text(BODY.format(what=what))
+    (folder / "job.yaml").write_text("version: 1\nname: odd\nscript: train.py\nworkers: 2\nservers: 1\n")
+    return Psctl(folder).run("train", "job.yaml", "-o", "jsonl", *arguments)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "native"])
+def test_a_rank_that_leaves_in_mid_training_is_named_not_those_who_wait_for_it(tmp_path: Path, strategy: str) -> None:
+    run = run_here(tmp_path, "break", "--strategy", strategy)
+    assert run.code == 1, run
+    failure = run.events[-1]["failure"]
+    assert (failure["role"], failure["rank"], failure["step"]) == ("worker", 1, 7)
+    assert "worker/1 on local left after step 7, while others go on" in failure["exception"]
+    assert "break" in failure["hint"]
+
+
+def test_daemons_of_a_script_end_with_it(tmp_path: Path) -> None:
+    token = f"3{time.time_ns() % 10**7}"
+    run = run_here(tmp_path, f'subprocess.Popen(["sleep", "{token}"], start_new_session=True)', "--strategy", "ps")
+    assert run.code == 0, run
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not re.search(rf"sleep {token}$", lines, re.MULTILINE)
+
+
+def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path: Path) -> None:
+    what = r'os.write(1, bytes(range(256)) + b"\x1b[2J\n"); os.write(1, b"y" * 300_000); print("x" * 99, flush=True)'
+    run = run_here(tmp_path, what, "--strategy", "ps")
+    assert run.code == 0, run
+    assert run.of("log")
+
+
+def test_what_a_killed_writer_left_of_a_checkpoint_is_gone_with_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / ".psctl" / "host" / "checkpoints" / "odd-1"
+    run = run_here(tmp_path, f'os.makedirs(f"{folder}/99.{{os.uname().nodename}}.4194305.partial")', "--strategy", "ps")
+    assert run.code == 0, run
+    assert [each.name for each in folder.iterdir()] == ["0000000060"]
