@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import runpy
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ Job = runpy.run_path(str(Path(__file__).with_name("job_world.py")))["Job"]
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 Y = torch.tensor([0, 1, 1, 0])
+ONE_SEED = threading.Lock()
 
 
 class Net(nn.Module):
@@ -30,9 +32,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(3)
         self.norm = nn.BatchNorm1d(3)
-        self.layer = nn.Linear(3, 2)
+        with ONE_SEED:  # torch has one generator for all threads, and each worker of a test is a thread
+            torch.manual_seed(3)
+            self.layer = nn.Linear(3, 2)
 
     def forward(self, x):
         return self.layer(self.norm(x))

@@ -126,11 +126,13 @@ def test_a_resumed_run_is_equal_to_the_bit_to_the_undisturbed_one(lab: Any) -> N
     common = ("--cluster", str(cluster), "-o", "jsonl")
     whole = psctl.run("train", str(STEADY), *common, *set_args("--epochs", "4"))
     assert whole.code == 0, whole
-    broken = psctl.run("train", str(STEADY), *common, *set_args("--epochs", "4", "--raise-at", "27"))
+    broken = psctl.run("train", str(STEADY), *common, *set_args("--epochs", "4", "--raise-at", "27", "--pause", "0.1"))
     assert broken.code == 1, broken
+    saved = [event["step"] for event in broken.of("checkpoint")]
+    assert saved, broken
     resumed = psctl.run("train", str(STEADY), *common, "--resume", "latest", *set_args("--epochs", "4"))
     assert resumed.code == 0, resumed
-    assert resumed.of("restored")[0]["step"] == 20
+    assert resumed.of("restored")[0]["step"] == saved[-1]
     assert digest(psctl.run("logs", "steady-3", "-r", "worker:0")) == digest(
         psctl.run("logs", "steady-1", "-r", "worker:0")
     )
