@@ -6,16 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from psctl.topology.findings import Finding
+from psctl.topology.readings import Reading
 from psctl.words import HostName
 
+__all__ = ["Device", "Finding", "Gpu", "HostFacts", "Nic", "NicKind", "NumaNode", "devices", "host_document"]
+
 NicKind = Literal["physical", "virtual", "bridge", "loopback"]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """Something on the host is broken, and how it is mended."""
-
-    what: str
-    cure: str
 
 
 class Nic(msgspec.Struct, frozen=True):
@@ -47,6 +44,7 @@ class NumaNode(msgspec.Struct, frozen=True):
 
     index: int
     cores: int
+    cpus: str = ""  # their numbers as the kernel lists them: "0-15,32-47"
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -68,6 +66,8 @@ class HostFacts(msgspec.Struct, frozen=True):
     default_interface: str  # of the default route
     connected: str  # the address of this host that its SSH connection came in at
     boot: str = ""  # the kernel's boot id: hosts that share it share a kernel
+    sockets: int = 0  # processors that one could pull out
+    readings: tuple[Reading, ...] = ()  # what its tools said of its topology, as recognise.read reads a saved file
 
 
 class Device(msgspec.Struct, frozen=True):

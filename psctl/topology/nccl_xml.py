@@ -1,0 +1,154 @@
+"""Reads topology files of NCCL and RCCL: XML in which processors hold PCI slots, and slots hold GPUs and NICs.
+
+The text is foreign, so it may not define entities, and no more than 8 MB of it are read. A file that is cut, or wrong in
+the middle, is read up to there.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET  # noqa: S405 - what may hurt is refused before it is parsed
+from typing import Any
+
+from psctl.topology.findings import Finding
+from psctl.topology.pci import address, gigatransfers, lanes
+from psctl.topology.readings import NcclGpu, NcclNet, NcclTopology, PciDevice
+
+LARGEST = 8_000_000
+"""Characters; a machine of 16 GPUs takes 20,000."""
+
+BEGIN = re.compile(r"<system\b|<cpu\s[^>]*numaid=|<pci\s[^>]*busid=")
+"""What no other XML has."""
+
+_WHOLE = "save the file again, whole: NCCL_TOPO_DUMP_FILE=topo.xml"
+
+
+class _Builder:
+    """Collects what the elements say; an element's place tells which slot and processor it belongs to."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[str, dict[str, str]]] = []
+        self.pci: list[PciDevice] = []
+        self.gpus: list[dict[str, Any]] = []
+        self.nets: list[NcclNet] = []
+        self.cpus: dict[int, str] = {}
+
+    def start(self, tag: str, of: dict[str, str]) -> None:
+        slots = [_bus(attributes) for name, attributes in self.open if name == "pci"]
+        numa = next((_number(attributes.get("numaid")) for name, attributes in self.open if name == "cpu"), None)
+        if tag == "cpu":
+            node = _number(of.get("numaid"))
+            if node is not None:
+                self.cpus[node] = of.get("vendor") or of.get("arch", "")
+        elif tag == "pci":
+            self.pci.append(_slot(of, tuple(slots), numa))
+        elif tag == "gpu":
+            dev = _number(of.get("dev"))
+            self.gpus.append({"dev": len(self.gpus) if dev is None else dev, "bus": slots[-1] if slots else "",
+                              "sm": _number(of.get("sm")), "nvlinks": [], "xgmis": []})  # fmt: skip
+        elif tag in ("nvlink", "xgmi") and self.gpus and any(name == "gpu" for name, _ in self.open):
+            target = address(of.get("target", "")) or of.get("target", "").lower()
+            count = _number(of.get("count")) or 0
+            if tag == "xgmi":
+                self.gpus[-1]["xgmis"].append((target, count))
+            else:
+                self.gpus[-1]["nvlinks"].append((target, count, _class(of.get("tclass", ""))))
+        elif tag == "net":
+            speed = _number(of.get("speed"))
+            rate = speed * 1e6 / 8 if speed else None  # Mbit/s
+            self.nets.append(NcclNet(of.get("name", ""), rate, slots[-1] if slots else "", numa))
+        self.open.append((tag, of))
+
+    def end(self) -> None:
+        self.open.pop()
+
+    def result(self, findings: tuple[Finding, ...]) -> NcclTopology:
+        gpus = [
+            NcclGpu(gpu["dev"], gpu["bus"], gpu["sm"], tuple(gpu["nvlinks"]), tuple(gpu["xgmis"])) for gpu in self.gpus
+        ]
+        return NcclTopology(tuple(self.pci), tuple(gpus), tuple(self.nets), self.cpus, findings)
+
+
+def read_nccl(text: str) -> NcclTopology:
+    """Read a topology file; never raises.
+
+    Returns:
+        Slots, GPUs and NICs in the order of the text. Speeds of NICs are nominal bytes/s in one direction; of slots, the
+        GT/s and lanes that both ends can do, which is what NCCL writes.
+    """
+    if len(text) > LARGEST:
+        what = f"this XML has {len(text):,} characters, more than any machine's topology"
+        return NcclTopology((), (), (), {}, (Finding(what, "give a file that NCCL_TOPO_DUMP_FILE wrote"),))
+    if re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
+        what = "this XML defines entities, which NCCL's files never do; it is not read"
+        return NcclTopology((), (), (), {}, (Finding(what, "give a file that NCCL_TOPO_DUMP_FILE wrote"),))
+    begin = BEGIN.search(text)
+    if begin is None:
+        return NcclTopology((), (), (), {}, (Finding("this XML is no topology file of NCCL", _WHOLE),))
+    builder = _Builder()
+    problem = _feed(text[begin.start() :], builder)
+    return builder.result((Finding(problem, _WHOLE),) if problem else ())
+
+
+def _feed(text: str, builder: _Builder) -> str:
+    """Hand over the elements as they come; say what is wrong with the text."""
+    headless = not text.startswith("<system")
+    end = text.rfind("</system>")
+    parser = ET.XMLPullParser(("start", "end"))
+    try:
+        parser.feed(("<system>" if headless else "") + (text if end < 0 else text[: end + len("</system>")]))
+        wrong = ""
+    except ET.ParseError as error:
+        wrong = f"the XML is cut or broken ({error})"
+    for event, element in _events(parser):
+        if event == "start":
+            builder.start(element.tag, dict(element.attrib))
+        else:
+            builder.end()
+    if headless:
+        return "the beginning of the topology file is missing"
+    if wrong:
+        return f"{wrong}; what stands before was read"
+    return "the topology file is cut: its end is missing" if builder.open else ""
+
+
+def _events(parser: ET.XMLPullParser[Any]) -> list[tuple[str, ET.Element]]:
+    """The events up to an error, which comes in its turn."""
+    found: list[tuple[str, ET.Element]] = []
+    try:
+        for event, element in parser.read_events():
+            found.append((event, element))  # noqa: PERF402 - what came before an error is kept
+    except ET.ParseError:
+        return found
+    return found
+
+
+def _slot(of: dict[str, str], path: tuple[str, ...], numa: int | None) -> PciDevice:
+    return PciDevice(
+        address=_bus(of),
+        pci_class=_class(of.get("class", "")),
+        vendor=_hex(of.get("vendor", "")),
+        device=_hex(of.get("device", "")),
+        path=path,
+        speed=gigatransfers(of.get("link_speed", "")),
+        width=lanes(of.get("link_width", "")),
+        numa=numa,
+    )
+
+
+def _bus(of: dict[str, str]) -> str:
+    text = of.get("busid", "")
+    return address(text) or text.lower()
+
+
+def _class(text: str) -> int | None:
+    number = _hex(text)
+    return number >> 8 if number is not None else None
+
+
+def _hex(text: str) -> int | None:
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,12}", text) else None

@@ -1,0 +1,242 @@
+"""Reads PCI trees: `lspci` in its forms (plain, -n, -nn, -v, -vv, -t, -tv), and the rows that the probe takes from /sys.
+
+The tree comes from three sources of equal worth: /sys nests folders as bridges nest; `lspci -t` draws it; `lspci -v`
+gives every bridge the range of bus numbers behind it, so that the bridges above a device are those whose range holds
+its bus, the widest range first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from psctl.topology.findings import Finding
+from psctl.topology.readings import PciDevice, PciTree
+
+BRIDGE = 0x0604
+"""PCI class: PCI-to-PCI bridge, which root ports and the ports of switches are too."""
+
+_CLASSES = {
+    "PCI bridge": BRIDGE, "Host bridge": 0x0600, "VGA compatible controller": 0x0300, "3D controller": 0x0302,
+    "Display controller": 0x0380, "Ethernet controller": 0x0200, "Infiniband controller": 0x0207,
+    "InfiniBand controller": 0x0207, "Fabric controller": 0x0208, "Network controller": 0x0280, "Bridge": 0x0680,
+    "Processing accelerators": 0x1200, "Non-Volatile memory controller": 0x0108,
+}  # fmt: skip
+"""Classes that matter here, by the words of lspci."""
+
+_VENDORS = {
+    "NVIDIA Corporation": 0x10DE, "Advanced Micro Devices": 0x1002, "Mellanox": 0x15B3, "Intel": 0x8086,
+    "ASPEED": 0x1A03, "Matrox": 0x102B, "Amazon.com": 0x1D0F, "Broadcom": 0x14E4,
+}  # fmt: skip
+"""Vendors by how lspci's names of them begin."""
+
+_AMD_BRIDGES = 0x1022
+"""AMD's other number, for all that is no GPU."""
+
+_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([01][0-9a-fA-F])\.([0-7])")
+_LINE = re.compile(rf"({_ADDRESS.pattern}) (\S.*)")
+_SYSFS = re.compile(rf"{_ADDRESS.pattern}\t0x[0-9a-f]{{6}}\t")
+_TREE = re.compile(r"[ |]*[-+\\][-+]*-?\[(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}(?:-[0-9a-f]{2})?\]|[ |]+[+\\]-[01][0-9a-f]\.[0-7]")
+_TOKEN = re.compile(
+    r"\[(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]"
+    r"|(?P<slot>[01][0-9a-f]\.[0-7])(?P<name>  .*)?|(?P<fork>[+\\])|[-| ]+"
+)
+
+
+def address(text: str) -> str:
+    """Return a PCI address as /sys writes it ("0000:3b:00.0"), whoever wrote it; "" when it is none.
+
+    nvidia-smi writes a domain of eight digits in capitals, lspci often none.
+    """
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None:
+        return ""
+    return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower()
+
+
+def gigatransfers(text: str) -> float | None:
+    """Return the GT/s of a lane from "16.0 GT/s PCIe", "8GT/s (downgraded)" and the like; None for unknown."""
+    match = re.search(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?GT/s", text)
+    return float(match[1]) or None if match else None
+
+
+def lanes(text: str) -> int | None:
+    """Return the lanes of "16" or "x16"; None for 0 and 255, which stand for no link and for unknown."""
+    match = re.fullmatch(r"x?([0-9]{1,3})", text.strip())
+    return int(match[1]) if match and 0 < int(match[1]) <= 64 else None
+
+
+def looks_like_pci(line: str) -> bool:
+    """Whether a line can only be lspci's or the probe's: a device, or a branch of the tree."""
+    return bool(_SYSFS.match(line) or _LINE.fullmatch(line) or _TREE.match(line))
+
+
+def read_pci(text: str) -> PciTree:
+    """Read the output of `lspci` or the probe's rows; never raises.
+
+    Returns:
+        The devices in the order of the text; each with the bridges above it where the text tells them.
+    """
+    lines = text.splitlines()
+    if any(_SYSFS.match(line) for line in lines):
+        return _tree(list(_rows(lines)), ())
+    drawn = [line for line in lines if _TREE.match(line)]
+    if drawn:
+        return _drawn(lines)
+    return _listed(lines)
+
+
+def _tree(devices: list[PciDevice], findings: tuple[Finding, ...]) -> PciTree:
+    """A device that is told of twice counts once, by the fuller telling."""
+    found: dict[str, PciDevice] = {}
+    for device in devices:
+        before = found.get(device.address)
+        if before is None or (before.pci_class is None and device.pci_class is not None):
+            found[device.address] = device
+    return PciTree(tuple(found.values()), findings)
+
+
+def _rows(lines: list[str]) -> Iterator[PciDevice]:
+    """Rows of the probe: address, class, vendor, device, node, speed, its maximum, width, its maximum, folder."""
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("\t")]
+        if not _SYSFS.match(line):
+            continue
+        cells += [""] * (10 - len(cells))
+        at = address(cells[0])
+        path = tuple(above for part in cells[9].split("/") if (above := address(part)) and above != at)
+        yield PciDevice(
+            address=at,
+            pci_class=_hex(cells[1], 8),
+            vendor=_hex(cells[2]),
+            device=_hex(cells[3]),
+            path=path,
+            speed=gigatransfers(cells[5]),
+            speed_max=gigatransfers(cells[6]),
+            width=lanes(cells[7]),
+            width_max=lanes(cells[8]),
+            numa=int(cells[4]) if re.fullmatch(r"[0-9]{1,4}", cells[4]) else None,
+        )
+
+
+def _hex(text: str, shift: int = 0) -> int | None:
+    return int(text, 16) >> shift if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
+
+
+def _listed(lines: list[str]) -> PciTree:
+    """Plain lspci, or -v and -vv with what they tell of each device in the lines under it."""
+    blocks: list[tuple[PciDevice, list[str]]] = []
+    for line in lines:
+        match = _LINE.fullmatch(line.rstrip())
+        if match:
+            blocks.append((_head(address(match[1]), match[6]), []))
+        elif blocks and line[:1] in ("\t", " "):
+            blocks[-1][1].append(line.strip())
+    spans = {device.address: span for device, below in blocks if (span := _span(device.address, below))}
+    devices = [
+        msgspec.structs.replace(_with_details(device, below), path=_above(device.address, spans))
+        for device, below in blocks
+    ]
+    findings = ()
+    if any("<access denied>" in line for _, below in blocks for line in below):
+        what = "lspci was run without root, so it hides the speed and width of the slots"
+        findings = (Finding(what, "save the output of `sudo lspci -vv`"),)
+    return _tree(devices, findings)
+
+
+def _head(at: str, text: str) -> PciDevice:
+    """The first line of a device: "3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"."""
+    kind, _, name = text.partition(": ")
+    number = re.search(r"\[([0-9a-f]{4})\]$", kind) or re.fullmatch(r"([0-9a-f]{4})", kind)
+    ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", name) or re.match(r"([0-9a-f]{4}):([0-9a-f]{4})\b", name)
+    pci_class = int(number[1], 16) if number else _CLASSES.get(kind)
+    vendor = int(ids[1], 16) if ids else _vendor(name, pci_class)
+    return PciDevice(at, pci_class, vendor, int(ids[2], 16) if ids else None, _clean(name))
+
+
+def _vendor(name: str, pci_class: int | None) -> int | None:
+    number = next((number for begin, number in _VENDORS.items() if name.startswith(begin)), None)
+    graphics = pci_class is not None and pci_class >> 8 in (0x03, 0x12)
+    return _AMD_BRIDGES if number == 0x1002 and not graphics else number
+
+
+def _clean(name: str) -> str:
+    """The name without numbers, revision and programming interface."""
+    return re.sub(r" (\((rev|prog-if) [^)]*\)|\[[0-9a-f]{4}:[0-9a-f]{4}\])", "", name).strip()
+
+
+def _with_details(device: PciDevice, below: list[str]) -> PciDevice:
+    text = "\n".join(below)
+    numa = re.search(r"NUMA node:? ([0-9]{1,4})", text)
+    able, now = re.search(r"^LnkCap:.*", text, re.MULTILINE), re.search(r"^LnkSta:.*", text, re.MULTILINE)
+    return msgspec.structs.replace(
+        device,
+        speed=gigatransfers(now[0]) if now else None,
+        speed_max=gigatransfers(able[0]) if able else None,
+        width=_width(now[0]) if now else None,
+        width_max=_width(able[0]) if able else None,
+        numa=int(numa[1]) if numa else None,
+    )
+
+
+def _width(line: str) -> int | None:
+    match = re.search(r"Width (x[0-9]+)", line)
+    return lanes(match[1]) if match else None
+
+
+def _span(at: str, below: list[str]) -> tuple[str, int, int] | None:
+    """Which buses are behind a bridge: domain, first and last; "Bus: primary=00, secondary=01, subordinate=03"."""
+    for line in below:
+        match = re.match(r"Bus: primary=[0-9a-f]+, secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", line)
+        if match:
+            return at.split(":")[0], int(match[1], 16), int(match[2], 16)
+    return None
+
+
+def _above(at: str, spans: dict[str, tuple[str, int, int]]) -> tuple[str, ...]:
+    domain, bus = at.split(":")[0], int(at.split(":")[1], 16)
+    holding = [
+        (last - first, bridge)
+        for bridge, (where, first, last) in spans.items()
+        if where == domain and 0 < first <= bus <= last and bridge != at
+    ]
+    return tuple(bridge for _, bridge in sorted(holding, key=lambda one: -one[0]))
+
+
+def _drawn(lines: list[str]) -> PciTree:
+    """`lspci -t`: what follows a fork in column c goes on from what stood before the first fork in that column."""
+    forks: dict[int, tuple[str, str, tuple[str, ...]]] = {}
+    devices: list[PciDevice] = []
+    unread = 0
+    for line in lines:
+        if not _TREE.match(line):
+            continue
+        domain, bus, path, at, last = "", "", (), 0, None
+        while at < len(line):
+            token = _TOKEN.match(line, at)
+            if token is None:
+                unread += 1
+                break
+            if token["fork"] or line[at] == "+":
+                domain, bus, path = forks.setdefault(at, (domain, bus, path))
+            elif token["bus"]:
+                if last is not None:  # the device before this bus is the bridge to it
+                    devices[-1] = last = msgspec.structs.replace(last, pci_class=BRIDGE)
+                    path = (*path, last.address)
+                domain, bus, last = token["domain"] or domain or "0000", token["bus"], None
+            elif token["slot"] and bus:
+                name = (token["name"] or "").strip()
+                last = _leaf(address(f"{domain}:{bus}:{token['slot']}"), name, path)
+                devices.append(last)
+            at = token.end()
+        forks = {column: state for column, state in forks.items() if column < len(line)}
+    findings = (Finding(f"{unread} lines of lspci's tree could not be read", "save the output of `lspci -t` whole"),)
+    return _tree(devices, findings if unread else ())
+
+
+def _leaf(at: str, name: str, path: tuple[str, ...]) -> PciDevice:
+    ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", name)
+    vendor = int(ids[1], 16) if ids else _vendor(name, None)
+    return PciDevice(at, None, vendor, int(ids[2], 16) if ids else None, _clean(name), path)
