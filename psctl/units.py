@@ -107,6 +107,11 @@ def format_rate(bytes_per_second: float) -> str:
     return _scaled(bytes_per_second, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"), " ")
 
 
+def format_bit_rate(bytes_per_second: float) -> str:
+    """Print bytes per second as networks count: "95.6 Gbit/s"."""
+    return _scaled(bytes_per_second * 8, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"), " ")
+
+
 def format_count(count: float) -> str:
     """Print a count for people: "512", "9,999", "12.3k", "1.2M"."""
     if abs(count) < 10_000:

@@ -22,7 +22,7 @@ def topo(
     from psctl.errors import NotInThisVersion
     from psctl.launch import survey
     from psctl.launch.converge import look_at_all, verdict
-    from psctl.view.tables import draw_topo
+    from psctl.view.topo import draw_topo
 
     own: Context = context.obj
     for given, name in ((measure, "--measure"), (matrix, "--matrix"), (from_ is not None, "--from")):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psctl.units import format_bytes, format_rate, format_seconds
+from psctl.units import format_bytes, format_seconds
 from psctl.view.console import STATE_STYLES, Glyphs, say
 from psctl.view.text import date_time, number, one_line
 
@@ -197,48 +197,6 @@ def draw_fields(console: Console, fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         label = f"{name:<{width}}  " if console.is_terminal else f"{name}\t"
         say(console, Text.assemble((label, "dim"), one_line(_text(value))))
-
-
-def draw_topo(console: Console, document: Document) -> None:
-    """Draw the hosts of `topo`: cores, memory, GPUs, NICs, and what was found amiss."""
-    rows: list[list[Cell]] = []
-    for host in document["hosts"]:
-        devices = host.get("devices", [])
-        memory = host.get("memory")
-        rows.append(
-            [
-                host["name"], _text(host.get("cores")), format_bytes(memory) if memory else "-", _labels(host),
-                "; ".join(_device(d) for d in devices if d["kind"] == "gpu") or "none",
-                "; ".join(_device(d) for d in devices if d["kind"] == "nic") or "none",
-                (_problems(host.get("problems", [])), "yellow"),
-            ]
-        )  # fmt: skip
-    draw_table(
-        console, ("host", "cores", "memory", "labels", "gpus", "nics", "problems"), rows, right=("cores", "memory")
-    )
-    strategy = document.get("strategy")
-    if strategy:
-        name, reason = one_line(strategy["name"]), one_line(strategy["reason"])
-        say(console, Text.assemble("strategy: ", (name, "bold"), f", {reason}"))
-
-
-def _problems(problems: Sequence[object]) -> str:
-    """Return what is amiss on a host in one line; each is text, or what and its cure."""
-    words = [
-        f"{p.get('what')}" + (f" -> {p['cure']}" if p.get("cure") else "") if isinstance(p, Mapping) else str(p)
-        for p in problems
-    ]
-    return "; ".join(words) or "-"
-
-
-def _device(device: Document) -> str:
-    more = [str(device["name"])] if device.get("name") else []
-    more += [str(address) for address in device.get("addresses") or []]
-    if device.get("memory"):
-        more.append(format_bytes(device["memory"]))
-    if device.get("bandwidth"):
-        more.append(format_rate(device["bandwidth"]))
-    return f"{device['id']}" + (f" ({', '.join(more)})" if more else "")
 
 
 def draw_plan(console: Console, document: Document) -> None:

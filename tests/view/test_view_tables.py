@@ -112,22 +112,6 @@ PLAN = {
         },
     ],
 }  # fmt: skip
-TOPO = {
-    "hosts": [
-        {
-            "name": "a", "cores": 8, "memory": 64e9, "links": [],
-            "problems": [{"what": "nvidia-smi fails", "cure": "reload the driver"}],
-            "devices": [
-                {"id": "GPU0", "kind": "gpu", "numa": 0, "name": "H200", "memory": 150e9},
-                {"id": "eth0", "kind": "nic", "numa": None, "addresses": ["10.0.0.1/24"], "bandwidth": 1.25e9},
-                {"id": "CPU0", "kind": "cpu", "numa": 0},
-            ],
-        },
-        {"name": "b", "devices": [], "links": []},
-    ],
-    "between": [],
-    "strategy": {"name": "ps", "reason": "two hosts", "groups": []},
-}  # fmt: skip
 DRY = {
     "job": "digits-4",
     "processes": [{"role": "worker", "rank": 0, "host": "a"}],
@@ -193,16 +177,6 @@ def test_without_a_size_the_plan_is_a_table_of_winners():
     assert rows[-1] == ["gradients of unknown size, 4 ranks, before the run: ps, fastest of 2"]
 
 
-def test_topo_in_a_pipe():
-    rows = piped(tables.draw_topo, TOPO)
-    assert rows[1] == [
-        "a", "8", "64 GB", "-", "GPU0 (H200, 150 GB)", "eth0 (10.0.0.1/24, 1.25 GB/s)",
-        "nvidia-smi fails -> reload the driver",
-    ]  # fmt: skip
-    assert rows[2] == ["b", "-", "-", "-", "none", "none", "-"]
-    assert rows[3] == ["strategy: ps, two hosts"]
-
-
 def test_a_dry_run_shows_processes_hosts_files_ports_and_plan():
     rows = piped(tables.draw_dry_run, DRY)
     assert rows[0] == ["digits-4: nothing was started"]
@@ -220,10 +194,10 @@ def test_nothing_to_show_is_said():
 
 ALL = [
     (tables.draw_up, UP), (tables.draw_doctor, DOCTOR), (tables.draw_status, STATUS), (tables.draw_jobs, STATUS),
-    (tables.draw_checkpoints, CHECKPOINTS), (tables.draw_plan, PLAN), (tables.draw_topo, TOPO),
+    (tables.draw_checkpoints, CHECKPOINTS), (tables.draw_plan, PLAN),
     (tables.draw_dry_run, DRY),
 ]  # fmt: skip
-NAMES = ["up", "doctor", "status", "jobs", "checkpoints", "plan", "topo", "dry-run"]
+NAMES = ["up", "doctor", "status", "jobs", "checkpoints", "plan", "dry-run"]
 
 
 @pytest.mark.parametrize(("draw", "document"), ALL, ids=NAMES)

@@ -1,0 +1,110 @@
+"""What a host's matrix says of pairs, as a table of words: at a terminal in blocks as wide as it, coloured by nearness.
+
+Words that nobody knows stand as they are. Elsewhere than at a terminal it is one table with tabs, nothing wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from psctl.topology.graph import bonded
+from psctl.view.console import say
+from psctl.view.inside import matrix_of, word_of
+from psctl.view.text import one_line
+
+Document = Mapping[str, Any]
+
+MEANINGS = {
+    "NV#": ("bold green", "so many NVLinks, bonded"),
+    "PIX": ("green", "one PCIe switch between"),
+    "PXB": ("cyan", "several PCIe switches between, no processor"),
+    "PHB": ("yellow", "through a processor's host bridge"),
+    "NODE": ("yellow", "between host bridges of one NUMA node"),
+    "SYS": ("red", "between NUMA nodes"),
+    "SOC": ("red", "between processors"),
+}
+"""Words that are known, nearest first, with their colour and what they mean."""
+
+NOTHING = "-"
+"""Stands where nothing was said of a pair."""
+
+
+def draw_matrix(console: Console, host: Document, width: int) -> None:
+    """Draw the matrix of a host.
+
+    Args:
+        console: where to.
+        host: an entry of `topo -o json`'s hosts.
+        width: cells in a line; the matrix is split in blocks of columns that fit.
+    """
+    ids, words = matrix_of(host)
+    if not ids:
+        say(console, Text("no matrix: nothing tells of pairs of devices", style="dim"))
+        return
+    numa = {str(device["id"]): device.get("numa") for device in host.get("devices") or []}
+    nodes = any(numa[key] is not None for key in ids)
+    heads = [*map(one_line, ids), *(["NUMA"] if nodes else [])]
+    table = [
+        [
+            *(word_of(words, a, b) or NOTHING for b in ids),
+            *([NOTHING if numa[a] is None else str(numa[a])] if nodes else []),
+        ]
+        for a in ids
+    ]
+    if not console.is_terminal:
+        say(
+            console,
+            "\t".join(["", *heads]),
+            *("\t".join([one_line(a), *row]) for a, row in zip(ids, table, strict=True)),
+        )
+        return
+    side = max(cell_len(head) for head in heads) + 1
+    widths = [max(cell_len(cell) for cell in (head, *(row[i] for row in table))) + 1 for i, head in enumerate(heads)]
+    for block in _blocks(widths, width - side):
+        say(console, Text.assemble(" " * side, *((_padded(heads[i], widths[i]), "bold") for i in block)))
+        for a, row in zip(ids, table, strict=True):
+            cells = ((_padded(row[i], widths[i]), "dim" if heads[i] == "NUMA" else _style(row[i])) for i in block)
+            say(console, Text.assemble((_padded(one_line(a), side), "bold"), *cells))
+    _legend(console, {cell for row in table for cell in row[: len(ids)]}, width)
+
+
+def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Split columns into blocks that fit; a column wider than the room is a block of its own."""
+    blocks: list[list[int]] = [[]]
+    left = room
+    for index, width in enumerate(widths):
+        if blocks[-1] and width > left:
+            blocks.append([])
+            left = room
+        blocks[-1].append(index)
+        left -= width
+    return blocks
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def _style(word: str) -> str:
+    if word in ("X", NOTHING):
+        return "dim"
+    known = MEANINGS.get("NV#" if bonded(word) else word)
+    return known[0] if known else "bold magenta"
+
+
+def _legend(console: Console, words: set[str], width: int) -> None:
+    """Say what the words mean that occur, nearest first; those that are not known are named last."""
+    seen = {"NV#" if bonded(word) else word for word in words} - {"X", NOTHING}
+    lines = [(word, *MEANINGS[word]) for word in MEANINGS if word in seen]
+    lines += [
+        (word, "bold magenta", "as it was printed; its meaning is not known") for word in sorted(seen - set(MEANINGS))
+    ]
+    for word, style, meaning in lines:
+        line = Text.assemble((f"{_padded(word, 5)}", style), (meaning, "dim"))
+        for part in line.wrap(console, width):
+            say(console, part)
