@@ -1,0 +1,161 @@
+"""The PCIe tree behind a matrix: which devices share a switch, a slot, a processor.
+
+The words of a matrix are distances in a tree: PIX (one bridge) is nearer than PXB (several bridges below one port of
+the processor), then PHB (the processor), NODE (one NUMA node), SYS or SOC (across processors). In a tree, of the three
+distances between any three devices the two longest are equal (an ultrametric); so the groups of devices that are within
+one distance of each other nest, and each group within PIX or PXB is a switch with ONE way up that its devices share.
+
+Words that break this law contradict each other. Groups grow from the nearest pairs on, and two of them become one only
+when nothing that is said of any of their devices speaks against it (complete linkage); what is left over is reported.
+NVn, words that are unknown and cells that are missing say nothing of PCIe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from psctl.topology.facts import Finding
+
+LEVELS = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
+"""Distance that a word stands for."""
+
+PIX, PXB, NODE, SYS = 1, 2, 4, 5
+
+Pair = frozenset[str]
+Levels = Mapping[Pair, int]
+
+
+class Branch(msgspec.Struct, frozen=True):
+    """A device, or a switch with what hangs on it.
+
+    `id` is "" for a switch until it is named. `rate` is that of its way up, bytes/s in one direction, None where it is
+    not known; `derived` tells that the way up follows from words alone.
+    """
+
+    id: str = ""
+    below: tuple[Branch, ...] = ()
+    rate: float | None = None
+    derived: bool = True
+    bus: str = ""
+    name: str = ""
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The devices at the ends."""
+        return (self.id,) if not self.below else tuple(leaf for branch in self.below for leaf in branch.leaves)
+
+
+class Groups:
+    """Devices that are joined to groups, as long as nothing said of them speaks against it.
+
+    Args:
+        start: groups to begin with.
+        levels: the distance of each pair of which one is known.
+        apart: pairs of devices that may not come together at all.
+    """
+
+    def __init__(self, start: Sequence[Sequence[str]], levels: Levels, apart: frozenset[Pair] = frozenset()) -> None:
+        self._members = {index: list(group) for index, group in enumerate(start)}
+        self._home = {ident: index for index, group in self._members.items() for ident in group}
+        self._worst: dict[int, dict[int, int]] = {index: {} for index in self._members}
+        for pair, level in [*levels.items(), *((pair, SYS + 1) for pair in apart)]:
+            self._note(pair, level)
+
+    def join(self, pairs: Sequence[tuple[str, str]], limit: int) -> list[tuple[str, str]]:
+        """Join the groups of each pair unless a pair between them is further apart than `limit`; return what failed."""
+        failed = []
+        for a, b in pairs:
+            one, other = self._home[a], self._home[b]
+            if one == other:
+                continue
+            if self._worst[one].get(other, 0) > limit:
+                failed.append((a, b))
+            else:
+                self._merge(one, other)
+        return failed
+
+    def listed(self) -> list[list[str]]:
+        """Return the groups, those of earlier devices first."""
+        return [self._members[index] for index in sorted(self._members)]
+
+    def _note(self, pair: Pair, level: int) -> None:
+        one, other = (self._home[ident] for ident in pair)
+        if one != other:
+            self._worst[one][other] = self._worst[other][one] = max(level, self._worst[one].get(other, 0))
+
+    def _merge(self, one: int, other: int) -> None:
+        keep, gone = min(one, other), max(one, other)
+        self._members[keep] += self._members.pop(gone)
+        for ident in self._members[keep]:
+            self._home[ident] = keep
+        for third, level in self._worst.pop(gone).items():
+            del self._worst[third][gone]
+            if third != keep:
+                worst = max(level, self._worst[keep].get(third, 0))
+                self._worst[keep][third] = self._worst[third][keep] = worst
+
+
+def levels_of(words: Mapping[tuple[str, str], str]) -> dict[Pair, int]:
+    """Return the distance of each pair whose word tells one."""
+    return {frozenset(pair): LEVELS[word] for pair, word in words.items() if word in LEVELS}
+
+
+def tree(ids: Sequence[str], levels: Levels) -> tuple[list[Branch], list[Finding]]:
+    """Return what hangs on the processors' own ports, and which words contradict others.
+
+    Args:
+        ids: devices in their order; instances of one GPU ("GPU0/GI0") share its slot.
+        levels: the distance of each pair of which one is known.
+    """
+    order = {ident: index for index, ident in enumerate(ids)}
+    near = {limit: _pairs(levels, order, limit) for limit in (PIX, PXB)}
+    groups = Groups([[ident] for ident in ids], levels)
+    torn = groups.join([*_instances(ids), *near[PIX]], PIX)
+    inner = [sorted(group, key=order.__getitem__) for group in groups.listed()]
+    outer = Groups(inner, levels)
+    torn += outer.join(near[PXB], PXB)
+    switches: list[Branch] = []
+    for group in outer.listed():
+        parts = [part for part in inner if part[0] in group]
+        below = tuple(_branch(part) for part in sorted(parts, key=lambda part: order[part[0]]))
+        switches.append(below[0] if len(below) == 1 else Branch(below=below))
+    return switches, contradictions(torn, levels)
+
+
+def contradictions(torn: Sequence[tuple[str, str]], levels: Levels) -> list[Finding]:
+    """Return one finding that names the pairs whose word does not fit what is said of others; none when all fit."""
+    pairs = list(dict.fromkeys(pair for pair in torn if frozenset(pair) in levels))
+    if not pairs:
+        return []
+    words = {level: word for word, level in reversed(LEVELS.items())}
+    named = ", ".join(f"{a}-{b} ({words[levels[frozenset((a, b))]]})" for a, b in pairs[:3])
+    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    what = f"the matrix contradicts itself: no PCIe tree has the words of {named}{more} beside those of the other pairs"
+    return [Finding(what, "save the output again; the words are shown as they stand, the switches leave these out")]
+
+
+def _branch(part: Sequence[str]) -> Branch:
+    return Branch(part[0]) if len(part) == 1 else Branch(below=tuple(Branch(ident) for ident in part))
+
+
+def _pairs(levels: Levels, order: Mapping[str, int], limit: int) -> list[tuple[str, str]]:
+    """Pairs within the limit, the nearest first, then in the order of the devices."""
+    found = []
+    for pair, level in levels.items():
+        if level <= limit:
+            a, b = sorted(pair, key=order.__getitem__)
+            found.append((level, order[a], order[b], a, b))
+    return [(a, b) for *_, a, b in sorted(found)]
+
+
+def _instances(ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Each instance of a GPU with the first device of that GPU."""
+    first: dict[str, str] = {}
+    found = []
+    for ident in ids:
+        parent = ident.partition("/")[0]
+        if first.setdefault(parent, ident) != ident:
+            found.append((first[parent], ident))
+    return found

@@ -1,0 +1,104 @@
+"""Widest paths over the edges of a host: what a pair of devices gets when it is alone.
+
+The width of a path is that of its narrowest edge. Dijkstra's method finds the widest one when it settles, at each step,
+the device with the widest known path (a path only narrows as it grows, so nothing later can widen a settled one).
+Processors and switches pass on what is not for them; GPUs and NICs do not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from psctl.topology.graph import Device, HostGraph, Link
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A way between two devices: the devices on it in order, its width in bytes/s, its latency in seconds.
+
+    `latency` is None when that of any edge on it is not known. `bottleneck` is its narrowest edge, the first of them.
+    """
+
+    devices: tuple[str, ...]
+    edges: tuple[Link, ...]
+
+    @property
+    def bottleneck(self) -> Link:
+        """The edge that limits the path."""
+        return min(self.edges, key=lambda edge: edge.bandwidth)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s in each direction."""
+        return self.bottleneck.bandwidth
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds one way."""
+        known = [edge.latency for edge in self.edges if edge.latency is not None]
+        return math.fsum(known) if len(known) == len(self.edges) else None
+
+
+class Router:
+    """Finds paths in one host.
+
+    Args:
+        devices: those of the host.
+        edges: its cables and slots; an end that is no device of the host is passed over.
+    """
+
+    def __init__(self, devices: Iterable[Device], edges: Iterable[Link]) -> None:
+        self._passing = {device.id: device.kind in ("cpu", "switch") for device in devices}
+        self._near: dict[str, list[tuple[str, Link]]] = {ident: [] for ident in self._passing}
+        for edge in edges:
+            if edge.a in self._near and edge.b in self._near:
+                self._near[edge.a].append((edge.b, edge))
+                self._near[edge.b].append((edge.a, edge))
+
+    def path(self, a: str, b: str, avoid: Collection[str] = ()) -> Path | None:
+        """Return the widest path, the shortest of the widest; None when there is none, or the ends are one device.
+
+        Args:
+            a: id of the device that it begins at.
+            b: id of the device that it ends at.
+            avoid: ids of devices that it may not pass through.
+        """
+        if a == b or a not in self._near or b not in self._near:
+            return None
+        return self.paths(a, avoid).get(b)
+
+    def paths(self, a: str, avoid: Collection[str] = ()) -> dict[str, Path]:
+        """Return the widest path from `a` to every device that can be reached; arguments as of `path`."""
+        came: dict[str, tuple[str, Link]] = {}
+        settled: dict[str, Path] = {}
+        queue: list[tuple[float, int, str]] = [(-math.inf, 0, a)]
+        best: dict[str, tuple[float, int]] = {a: (-math.inf, 0)}
+        while queue:
+            width, hops, ident = heapq.heappop(queue)
+            if ident in settled or (width, hops) != best[ident]:
+                continue
+            settled[ident] = (
+                _extended(settled.get(came[ident][0]), *came[ident], ident) if ident != a else Path((a,), ())
+            )
+            if ident != a and (not self._passing[ident] or ident in avoid):
+                continue
+            for other, edge in self._near[ident]:
+                key = (max(width, -edge.bandwidth), hops + 1)
+                if other not in settled and key < best.get(other, (0.0, 1 << 30)):
+                    best[other], came[other] = key, (ident, edge)
+                    heapq.heappush(queue, (*key, other))
+        del settled[a]
+        return settled
+
+
+def widest(graph: HostGraph, a: str, b: str) -> Path | None:
+    """Return the widest path between two devices of a host over its edges, None when there is none."""
+    return Router(graph.devices, graph.edges).path(a, b)
+
+
+def _extended(before: Path | None, previous: str, edge: Link, ident: str) -> Path:
+    assert before is not None, f"{ident} was reached from {previous}, which is not settled"
+    return Path((*before.devices, ident), (*before.edges, edge))
