@@ -1,0 +1,63 @@
+"""What a prediction says: the time of a schedule, what it waits for, and how busy each link is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Method = Literal["simulated", "symmetry", "closed form"]
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """What a message costs beside its bytes on the links. All in seconds; what `bench` measures.
+
+    `alpha` is waited for beside the route's own latency and blocks nobody; `overhead` keeps the sender's processor,
+    then the receiver's, from their next message; `gamma` the receiver's, per byte that it reduces; `switch` is waited
+    for whenever a sender turns to another peer than its last.
+    """
+
+    alpha: float = 0.0
+    overhead: float = 0.0
+    gamma: float = 0.0
+    switch: float = 0.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What crossed a directed link: bytes, and the part of the time that this would have taken at full rate."""
+
+    link: str
+    bytes: float
+    utilisation: float
+
+
+class Leg(msgspec.Struct, frozen=True):
+    """A transfer of the critical path: when it might start, when its bytes flowed, when its receiver held the sum."""
+
+    step: int
+    source: int
+    destination: int
+    chunk: int
+    ready: float
+    flowing: float
+    delivered: float
+    done: float
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """A predicted time.
+
+    `bottleneck` is the busiest link, or `latency`, or `sums`, whichever the critical path spent most time on; `alike`
+    further links are as busy. `waiting`, `flowing` and `summing` divide the critical path's seconds. `loads` are all
+    links that were used, busiest first; `critical` the legs in order of time. Closed forms have neither.
+    """
+
+    seconds: float
+    method: Method
+    bottleneck: str = ""
+    alike: int = 0
+    waiting: float = 0.0
+    flowing: float = 0.0
+    summing: float = 0.0
+    loads: tuple[Load, ...] = ()
+    critical: tuple[Leg, ...] = ()

@@ -1,0 +1,136 @@
+"""What each message of a schedule waits for.
+
+Transfers of one step between the same two nodes on one lane, with one action, are one message: their chunks travel
+together. By the semantics of `schedule/transfer.py` a message may start when
+
+    its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: summed)
+    the message before it on its lane has arrived                         (*delivered*)
+    its receiver has sent on what it would overwrite or add to            (*delivered*)
+
+and what a node holds of a chunk after a step is there when all that came in is summed and all that left in that very
+step, which read the chunk as it was before, has gone. Where many wait for many, a *join* stands between: done when
+all it waits for is; so the number of edges stays linear in the number of transfers.
+"""
+
+from __future__ import annotations
+
+from psctl.schedule.transfer import Schedule
+
+
+class Message:
+    """Chunks that travel together."""
+
+    __slots__ = ("bytes", "chunks", "destination", "lane", "reduces", "source", "step")
+
+    def __init__(self, step: int, source: int, destination: int, lane: int, reduces: bool) -> None:
+        self.step = step
+        self.source = source
+        self.destination = destination
+        self.lane = lane
+        self.reduces = reduces
+        self.chunks: list[int] = []
+        self.bytes = 0.0
+
+
+def messages(schedule: Schedule, size: float) -> list[Message]:
+    """Return the messages of a schedule in order of their steps, for a vector of `size` bytes."""
+    total = sum(schedule.shares)
+    of_chunk = [size * share / total for share in schedule.shares]
+    found: list[Message] = []
+    now, open_messages = -1, dict[tuple[int, int, int, bool], Message]()
+    for transfer in schedule.transfers:
+        if transfer.step != now:
+            now, open_messages = transfer.step, {}
+        reduces = transfer.action == "reduce"
+        key = (transfer.source, transfer.destination, transfer.lane, reduces)
+        message = open_messages.get(key)
+        if message is None:
+            message = open_messages[key] = Message(now, key[0], key[1], key[2], reduces)
+            found.append(message)
+        message.chunks.append(transfer.chunk)
+        message.bytes += of_chunk[transfer.chunk]
+    return found
+
+
+class Waiting:
+    """Who waits for whom. Numbers below `len(messages)` are messages, those above are joins.
+
+    `need[i]` counts what i waits for; `delivered[i]` and `done[i]` list who waits for message i to arrive, and for i
+    to be done.
+    """
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.need = [0] * len(messages)
+        self.delivered: list[list[int]] = [[] for _ in messages]
+        self.done: list[list[int]] = [[] for _ in messages]
+        self._held: dict[tuple[int, int], int] = {}  # the state of a chunk at a node -> who makes it
+        self._gone: dict[tuple[int, int], int] = {}  # a chunk at a node -> when all that read it so far has left
+        self._readers: dict[tuple[int, int], list[int]] = {}  # those not yet in _gone
+        self._lanes: dict[tuple[int, int, int], int] = {}
+        start = 0
+        for index in range(1, len(messages) + 1):
+            if index == len(messages) or messages[index].step != messages[start].step:
+                self._take_step(messages, start, index)
+                start = index
+
+    def _take_step(self, messages: list[Message], start: int, stop: int) -> None:
+        reads: dict[tuple[int, int], list[int]] = {}
+        writes: dict[tuple[int, int], list[int]] = {}
+        for index in range(start, stop):
+            message = messages[index]
+            lane = (message.source, message.destination, message.lane)
+            before = self._lanes.get(lane)
+            if before is not None:
+                self._after_arrival(before, index)
+            self._lanes[lane] = index
+            for chunk in message.chunks:
+                at = (message.source, chunk)
+                held = self._held.get(at)
+                if held is not None:
+                    self._after(held, index)
+                reads.setdefault(at, []).append(index)
+                to = (message.destination, chunk)
+                if to in self._readers or to in self._gone:
+                    self._after_leaving(to, index)
+                writes.setdefault(to, []).append(index)
+        for to, incoming in writes.items():
+            leaving = reads.get(to, [])
+            held = self._held.get(to)
+            if len(incoming) == 1 and not leaving and held is None:
+                self._held[to] = incoming[0]
+                continue
+            join = self._join()
+            for index in (*incoming, *(() if held is None else (held,))):
+                self._after(index, join)
+            for index in leaving:
+                self._after_arrival(index, join)
+            self._held[to] = join
+        for at, readers in reads.items():
+            self._readers.setdefault(at, []).extend(readers)
+
+    def _after_leaving(self, to: tuple[int, int], index: int) -> None:
+        readers = self._readers.pop(to, None)
+        gone = self._gone.get(to)
+        if readers is not None:
+            if gone is None and len(readers) == 1:
+                self._gone[to] = readers[0]
+            else:
+                join = self._join()
+                for reader in (*readers, *(() if gone is None else (gone,))):
+                    self._after_arrival(reader, join)
+                self._gone[to] = join
+        self._after_arrival(self._gone[to], index)
+
+    def _join(self) -> int:
+        self.need.append(0)
+        self.delivered.append([])
+        self.done.append([])
+        return len(self.need) - 1
+
+    def _after(self, first: int, then: int) -> None:
+        self.done[first].append(then)
+        self.need[then] += 1
+
+    def _after_arrival(self, first: int, then: int) -> None:
+        self.delivered[first].append(then)
+        self.need[then] += 1
