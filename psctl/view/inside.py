@@ -209,3 +209,16 @@ def steps(strategy: Document | None, group: Sequence[str]) -> list[tuple[str, st
         return []
     pairs = list(itertools.pairwise(group))
     return [*pairs, (group[-1], group[0])] if name in CLOSED and len(group) > 2 else pairs
+
+
+def place(hosts: Mapping[str, Document], member: str) -> tuple[str, str] | None:
+    """Return which host and device a member of a group is: "GPU0" where there is one host, else "node-a/GPU0".
+
+    None for a member that is no device: a host, or a rank.
+    """
+    for name, host in hosts.items():
+        ids = {str(device["id"]) for device in host.get("devices") or []}
+        inner = member.removeprefix(f"{name}/")
+        if inner in ids and (inner != member or len(hosts) == 1):
+            return name, inner
+    return None
