@@ -1,13 +1,13 @@
 """Reads topology files of NCCL and RCCL: XML in which processors hold PCI slots, and slots hold GPUs and NICs.
 
-The text is foreign, so it may not define entities, and no more than 8 MB of it are read. A file that is cut, or wrong in
-the middle, is read up to there.
+The text is foreign, so it may not define entities, and no more than 8 MB of it are read. A file that is cut, or wrong
+in the middle, is read up to there.
 """
 
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET  # noqa: S405 - what may hurt is refused before it is parsed
+import xml.etree.ElementTree as ET
 from typing import Any
 
 from psctl.topology.findings import Finding
@@ -34,6 +34,7 @@ class _Builder:
         self.cpus: dict[int, str] = {}
 
     def start(self, tag: str, of: dict[str, str]) -> None:
+        """Take the beginning of an element."""
         slots = [_bus(attributes) for name, attributes in self.open if name == "pci"]
         numa = next((_number(attributes.get("numaid")) for name, attributes in self.open if name == "cpu"), None)
         if tag == "cpu":
@@ -59,10 +60,15 @@ class _Builder:
             self.nets.append(NcclNet(of.get("name", ""), rate, slots[-1] if slots else "", numa))
         self.open.append((tag, of))
 
-    def end(self) -> None:
+    def end(self, _: str) -> None:
+        """Take the end of the element that is open."""
         self.open.pop()
 
+    def close(self) -> None:
+        """Take the end of the text."""
+
     def result(self, findings: tuple[Finding, ...]) -> NcclTopology:
+        """Return all that was taken."""
         gpus = [
             NcclGpu(gpu["dev"], gpu["bus"], gpu["sm"], tuple(gpu["nvlinks"]), tuple(gpu["xgmis"])) for gpu in self.gpus
         ]
@@ -73,8 +79,8 @@ def read_nccl(text: str) -> NcclTopology:
     """Read a topology file; never raises.
 
     Returns:
-        Slots, GPUs and NICs in the order of the text. Speeds of NICs are nominal bytes/s in one direction; of slots, the
-        GT/s and lanes that both ends can do, which is what NCCL writes.
+        Slots, GPUs and NICs in the order of the text. Speeds of NICs are nominal bytes/s in one direction; of slots,
+        the GT/s and lanes that both ends can do, which is what NCCL writes.
     """
     if len(text) > LARGEST:
         what = f"this XML has {len(text):,} characters, more than any machine's topology"
@@ -94,33 +100,16 @@ def _feed(text: str, builder: _Builder) -> str:
     """Hand over the elements as they come; say what is wrong with the text."""
     headless = not text.startswith("<system")
     end = text.rfind("</system>")
-    parser = ET.XMLPullParser(("start", "end"))
+    parser = ET.XMLParser(target=builder)
+    wrong = ""
     try:
         parser.feed(("<system>" if headless else "") + (text if end < 0 else text[: end + len("</system>")]))
-        wrong = ""
+        parser.close()
     except ET.ParseError as error:
         wrong = f"the XML is cut or broken ({error})"
-    for event, element in _events(parser):
-        if event == "start":
-            builder.start(element.tag, dict(element.attrib))
-        else:
-            builder.end()
     if headless:
         return "the beginning of the topology file is missing"
-    if wrong:
-        return f"{wrong}; what stands before was read"
-    return "the topology file is cut: its end is missing" if builder.open else ""
-
-
-def _events(parser: ET.XMLPullParser[Any]) -> list[tuple[str, ET.Element]]:
-    """The events up to an error, which comes in its turn."""
-    found: list[tuple[str, ET.Element]] = []
-    try:
-        for event, element in parser.read_events():
-            found.append((event, element))  # noqa: PERF402 - what came before an error is kept
-    except ET.ParseError:
-        return found
-    return found
+    return f"{wrong}; what stands before was read" if wrong else ""
 
 
 def _slot(of: dict[str, str], path: tuple[str, ...], numa: int | None) -> PciDevice:
@@ -142,8 +131,11 @@ def _bus(of: dict[str, str]) -> str:
 
 
 def _class(text: str) -> int | None:
+    """ "0x030200" is class 0x0302; where NCCL knows no more it writes "0x03"."""
     number = _hex(text)
-    return number >> 8 if number is not None else None
+    if number is None:
+        return None
+    return number >> 8 if number > 0xFF else number << 8
 
 
 def _hex(text: str) -> int | None:

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from psctl.topology.facts import HostFacts, Nic, NumaNode
+from psctl.topology.findings import Finding
 from psctl.topology.gpus import read_gpus
 from psctl.topology.networks import default_interface, read_nics
+from psctl.topology.readings import Failure, PciTree, Reading
+from psctl.topology.recognise import read_all
 
 BEGIN, END = "== psctl ", "== status "
 """How lines begin that open and close a section of the answer."""
+
+TOOLS = {
+    "nvidia": "nvidia-smi --query-gpu", "nvidiatopo": "nvidia-smi topo -m", "nvidiapeers": "nvidia-smi topo -p2p r",
+    "nvlink": "nvidia-smi nvlink -s", "pci": "", "rdma": "", "rocm": "rocm-smi --showtopo",
+    "rocmcards": "rocm-smi --showproductname",
+}  # fmt: skip
+"""Sections that are read as saved outputs are, and the command of each that may hang."""
+
+WRONG_USE = 2
+"""nvidia-smi's exit status when it does not know an option: an old driver, and nothing that is broken."""
 
 
 class Section(NamedTuple):
     """What one part of the probe printed, and its exit status."""
 
-    lines: list[str]
+    lines: list[str]  # without the blank ones
     status: int = 127
+    text: str = ""  # as it was printed
 
     @property
     def first(self) -> str:
@@ -27,16 +42,17 @@ class Section(NamedTuple):
 
 
 def sections(text: str) -> dict[str, Section]:
-    """Split the probe's output; blank lines are left out."""
+    """Split the probe's output."""
     found: dict[str, Section] = {}
     name, lines = "", list[str]()
     for line in text.splitlines():
         if line.startswith(BEGIN):
             name, lines = line[len(BEGIN) :].strip(), []
         elif line.startswith(END) and name:
-            found.setdefault(name, Section(lines, _number(line[len(END) :]) or 0))
+            filled = [line for line in lines if line.strip()]
+            found.setdefault(name, Section(filled, _number(line[len(END) :]) or 0, "\n".join(lines)))
             name = ""
-        elif name and line.strip():
+        else:
             lines.append(line)
     return found
 
@@ -53,26 +69,40 @@ def parse(text: str) -> HostFacts:
     total = _kilobytes(memory.get("MemTotal", ""))
     limit = min([total, *(n for n in map(_number, part("memorylimit").lines) if n and n > 0)])
     numa = _numa(part("numa").lines)
+    lscpu = _table(part("lscpu").lines)
+    readings = {name: read_all(parts[name].text) for name in TOOLS if name in parts and parts[name].lines}
+    cards = [card for one in readings.get("pci", ()) if isinstance(one, PciTree) for card in one.devices]
     nvidia = part("nvidia")
-    gpus, broken = read_gpus(nvidia.lines, nvidia.status, part("pci").lines, part("gpunodes").lines)
+    gpus, broken = read_gpus(nvidia.lines, nvidia.status, cards, part("gpunodes").lines)
     return HostFacts(
         hostname=uname[0].strip(),
         kernel=uname[1].strip(),
         machine=uname[2].strip(),
         cores=_number(part("cores").first) or sum(node.cores for node in numa) or 1,
-        cpu=_cpu(part("lscpu").lines, part("cpuinfo").first),
+        cpu=_cpu(lscpu.get("Model name", ""), part("cpuinfo").first),
         numa=numa,
         memory=limit,
         memory_available=min(limit, _kilobytes(memory.get("MemAvailable", "")) or limit),
         nics=_nics(parts),
         gpus=gpus,
-        findings=broken,
+        findings=tuple(dict.fromkeys((*broken, *_failures(parts, readings)))),
         disk_free=_disk(part("disk").lines),
         time=_time(part("time").first),
         default_interface=default_interface(part("route").lines),
         connected=_connected(part("connection").first),
         boot=part("boot").first.strip(),
+        sockets=_number(lscpu.get("Socket(s)", "")) or 0,
+        readings=tuple(one for some in readings.values() for one in some),
     )
+
+
+def _failures(parts: Mapping[str, Section], readings: Mapping[str, tuple[Reading, ...]]) -> Iterator[Finding]:
+    """What the tools beside the query said is wrong, and which of them hang while it answers."""
+    for name in [name for name, command in TOOLS.items() if command and name != "nvidia" and name in parts]:
+        if parts[name].status == 124 and parts.get("nvidia", Section([])).status != 124:
+            yield Finding(f"{TOOLS[name]} did not answer within 20 s", "look in dmesg, then reboot the host")
+        elif parts[name].status != WRONG_USE:
+            yield from (found for one in readings.get(name, ()) if isinstance(one, Failure) for found in one.findings)
 
 
 def _nics(parts: dict[str, Section]) -> tuple[Nic, ...]:
@@ -80,8 +110,7 @@ def _nics(parts: dict[str, Section]) -> tuple[Nic, ...]:
     return read_nics({name: parts[name].lines for name in names if name in parts})
 
 
-def _cpu(lscpu: list[str], cpuinfo: str) -> str:
-    name = _table(lscpu).get("Model name", "")
+def _cpu(name: str, cpuinfo: str) -> str:
     return re.sub(r"\s+", " ", name or cpuinfo.partition(":")[2]).strip().strip("-")
 
 
@@ -93,7 +122,7 @@ def _numa(lines: list[str]) -> tuple[NumaNode, ...]:
         ranges = re.findall(r"([0-9]+)(?:-([0-9]+))?", cpus)
         cores = sum(int(last or first) - int(first) + 1 for first, last in ranges)
         if index.isdecimal() and cores > 0:
-            nodes.append(NumaNode(int(index), cores))
+            nodes.append(NumaNode(int(index), cores, cpus.strip()))
     return tuple(sorted(nodes, key=lambda node: node.index))
 
 

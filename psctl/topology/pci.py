@@ -1,4 +1,4 @@
-"""Reads PCI trees: `lspci` in its forms (plain, -n, -nn, -v, -vv, -t, -tv), and the rows that the probe takes from /sys.
+"""Reads PCI trees: `lspci` in its forms (plain, -n, -nn, -v, -vv, -t, -tv), and the probe's rows of /sys.
 
 The tree comes from three sources of equal worth: /sys nests folders as bridges nest; `lspci -t` draws it; `lspci -v`
 gives every bridge the range of bus numbers behind it, so that the bridges above a device are those whose range holds
@@ -38,7 +38,9 @@ _AMD_BRIDGES = 0x1022
 _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([01][0-9a-fA-F])\.([0-7])")
 _LINE = re.compile(rf"({_ADDRESS.pattern}) (\S.*)")
 _SYSFS = re.compile(rf"{_ADDRESS.pattern}\t0x[0-9a-f]{{6}}\t")
-_TREE = re.compile(r"[ |]*[-+\\][-+]*-?\[(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}(?:-[0-9a-f]{2})?\]|[ |]+[+\\]-[01][0-9a-f]\.[0-7]")
+_TREE = re.compile(
+    r"[ |]*[-+\\][-+]*-?\[(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}(?:-[0-9a-f]{2})?\]|[ |]+[+\\]-[01][0-9a-f]\.[0-7]"
+)
 _TOKEN = re.compile(
     r"\[(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]"
     r"|(?P<slot>[01][0-9a-f]\.[0-7])(?P<name>  .*)?|(?P<fork>[+\\])|[-| ]+"
@@ -68,9 +70,13 @@ def lanes(text: str) -> int | None:
     return int(match[1]) if match and 0 < int(match[1]) <= 64 else None
 
 
-def looks_like_pci(line: str) -> bool:
-    """Whether a line can only be lspci's or the probe's: a device, or a branch of the tree."""
-    return bool(_SYSFS.match(line) or _LINE.fullmatch(line) or _TREE.match(line))
+def form(line: str) -> str:
+    """Return which form a line can only belong to: "pci-rows" of the probe, "pci-tree", "pci-list" of lspci; or ""."""
+    if _SYSFS.match(line):
+        return "pci-rows"
+    if _TREE.match(line):
+        return "pci-tree"
+    return "pci-list" if _LINE.fullmatch(line.rstrip()) else ""
 
 
 def read_pci(text: str) -> PciTree:
@@ -139,7 +145,7 @@ def _listed(lines: list[str]) -> PciTree:
         msgspec.structs.replace(_with_details(device, below), path=_above(device.address, spans))
         for device, below in blocks
     ]
-    findings = ()
+    findings: tuple[Finding, ...] = ()
     if any("<access denied>" in line for _, below in blocks for line in below):
         what = "lspci was run without root, so it hides the speed and width of the slots"
         findings = (Finding(what, "save the output of `sudo lspci -vv`"),)
@@ -213,7 +219,9 @@ def _drawn(lines: list[str]) -> PciTree:
     for line in lines:
         if not _TREE.match(line):
             continue
-        domain, bus, path, at, last = "", "", (), 0, None
+        domain, bus, at = "", "", 0
+        path: tuple[str, ...] = ()
+        last: PciDevice | None = None
         while at < len(line):
             token = _TOKEN.match(line, at)
             if token is None:

@@ -4,22 +4,29 @@ The text holds nothing foreign and needs no root, no systemd and no tool beyond 
 makes its section empty, and sections stand in for each other (`ip` and /proc/net; lscpu and /proc/cpuinfo). Interfaces
 come from /proc/net/dev, which is the asker's own network namespace, while /sys may show another one's. A section begins
 with a line "== psctl NAME" and ends with "== status N", the exit status of its last command.
+
+/sys is read by the shell itself, a file a `read`: a process a file would take a second where there are 300 PCI devices.
+The vendor's tools take up to 2 s each, so they run at the same time, as a pipeline in which every stage first has its
+own tool answer and then passes on what the stages before it said: nothing is left behind in a folder.
 """
 
 from __future__ import annotations
 
 from psctl.topology.facts import HostFacts
+from psctl.topology.gpus import QUERY, SHORT
 from psctl.topology.parse import parse
 
 __all__ = ["PROBE", "HostFacts", "parse"]
 
-PROBE = r"""
+_BASE = r"""
 LC_ALL=C; export LC_ALL
-PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/lib/wsl/lib:/usr/local/nvidia/bin"; export PATH
+PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/lib/wsl/lib:/usr/local/nvidia/bin:/opt/rocm/bin"
+export PATH
+tab=$(printf '\t')
 have() { command -v "$1" >/dev/null 2>&1; }
 begin() { printf '\n== psctl %s\n' "$1"; }
 end() { printf '\n== status %s\n' "$?"; }
-word() { head -c 200 "$1" 2>/dev/null | head -n 1 | tr -d '\n'; }
+word() { word=; { IFS= read -r word <"$1"; } 2>/dev/null; }
 last() { link=$(readlink "$1" 2>/dev/null) && printf '%s' "${link##*/}"; }
 patient() { if have timeout; then timeout 20 "$@"; else "$@"; fi; }
 
@@ -32,7 +39,7 @@ begin cpuinfo; grep -m 1 -E '^(model name|Model|Hardware|cpu model)[[:space:]]*:
 begin lscpu; have lscpu && lscpu 2>/dev/null; end
 begin numa
 for node in /sys/devices/system/node/node[0-9]*; do
-  [ -r "$node/cpulist" ] && printf '%s\t%s\n' "${node##*/node}" "$(word "$node/cpulist")"
+  word "$node/cpulist"; [ -n "$word" ] && printf '%s\t%s\n' "${node##*/node}" "$word"
 done; end
 begin memory; cat /proc/meminfo 2>/dev/null; end
 begin memorylimit
@@ -41,10 +48,12 @@ begin netdev; cat /proc/net/dev 2>/dev/null; end
 begin sysnet
 for path in /sys/class/net/*; do
   [ -e "$path/mtu" ] || continue
-  kind=virtual; [ -e "$path/device" ] && kind=physical
+  kind=virtual; driver=; [ -e "$path/device" ] && kind=physical && driver=$(last "$path/device/driver")
   [ -e "$path/bridge" ] && kind=bridge
-  printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "${path##*/}" "$(word "$path/operstate")" "$(word "$path/mtu")" \
-    "$(word "$path/speed")" "$(last "$path/device/driver")" "$kind" "$(word "$path/device/numa_node")"
+  row=${path##*/}
+  for name in operstate mtu speed; do word "$path/$name"; row="$row$tab$word"; done
+  word "$path/device/numa_node"
+  printf '%s\t%s\t%s\t%s\n' "$row" "$driver" "$kind" "$word"
 done; end
 begin iplink; have ip && ip -o link show 2>/dev/null; end
 begin ipaddr; have ip && ip -o addr show 2>/dev/null; end
@@ -53,15 +62,69 @@ begin inet6; cat /proc/net/if_inet6 2>/dev/null; end
 begin route; cat /proc/net/route 2>/dev/null; end
 begin disk; df -Pk "${HOME:-/}" 2>/dev/null; end
 begin gpunodes; ls -d /dev/nvidia[0-9]* 2>/dev/null; end
-begin pci
-for path in /sys/bus/pci/devices/*; do
-  case "$(word "$path/class")" in
-    0x0300*|0x0302*) printf '%s\t%s\t%s\n' "${path##*/}" "$(word "$path/vendor")" "$(word "$path/numa_node")" ;;
-  esac
-done; end
-begin nvidia
-if have nvidia-smi; then
-  patient nvidia-smi --query-gpu=index,name,memory.total,driver_version,pci.bus_id --format=csv,noheader </dev/null 2>&1
-else (exit 127); fi; end
 """
+
+_SYS = r"""
+slot() {
+  row=${1##*/}
+  for name in class vendor device numa_node current_link_speed max_link_speed current_link_width max_link_width; do
+    word "$1/$name"; row="$row$tab$word"
+  done
+  printf '%s\t%s\n' "$row" "$1"
+}
+begin pci
+( told=' '
+for path in /sys/bus/pci/devices/*; do
+  word "$path/class"
+  case "$word" in
+    0x0300*|0x0302*|0x0380*|0x12*|0x02*) ;;
+    0x0680*) word "$path/vendor"; [ "$word" = 0x10de ] || continue ;;
+    *) continue ;;
+  esac
+  if cd -P "$path" 2>/dev/null; then above=$PWD; else above=$path; fi
+  slot "$above"
+  while above=${above%/*}; do
+    case "${above##*/}" in [0-9a-f]*:[0-9a-f][0-9a-f]:*.[0-7]) ;; *) break ;; esac
+    case "$told" in *" $above "*) break ;; esac
+    told="$told$above "; slot "$above"
+  done
+done ); end
+begin rdma
+( for path in /sys/class/infiniband/*/ports/*; do
+  [ -e "$path/state" ] || continue
+  device=${path%/ports/*}
+  row="${device##*/}$tab${path##*/}"
+  for name in rate state link_layer; do word "$path/$name"; row="$row$tab$word"; done
+  word "$path/gid_attrs/ndevs/0"; shown=$word; nets=
+  for net in "$device"/device/net/*; do
+    [ -e "$net" ] || continue
+    word "$net/dev_port"; nets="$nets ${net##*/}=$word"
+  done
+  word "$device/device/numa_node"; bus=
+  cd -P "$device/device" 2>/dev/null && bus=${PWD##*/}
+  printf '%s\t%s\t%s\t%s\t%s\n' "$row" "$bus" "$word" "$shown" "$nets"
+done ); end
+"""
+
+_TOOLS = r"""
+say() { name=$1; shift; said=$("$@" </dev/null 2>&1); status=$?; tell; }
+also() { name=$1; shift; said=$(patient "$@" </dev/null 2>&1); status=$?; cat; tell; }
+tell() { begin "$name"; printf '%s\n' "$said"; printf '\n== status %s\n' "$status"; }
+query() {
+  answer=$(patient nvidia-smi --query-gpu={QUERY} --format=csv 2>&1); status=$?
+  case "$answer" in
+    *'valid field'*) patient nvidia-smi --query-gpu={SHORT} --format=csv 2>&1 ;;
+    *) printf '%s\n' "$answer"; return "$status" ;;
+  esac
+}
+if have nvidia-smi; then
+  say nvidia query | also nvidiatopo nvidia-smi topo -m | also nvidiapeers nvidia-smi topo -p2p r |
+    also nvlink nvidia-smi nvlink -s
+else begin nvidia; (exit 127); end; fi
+if have rocm-smi; then
+  say rocm patient rocm-smi --showtopo | also rocmcards rocm-smi --showproductname --showbus --showmeminfo vram
+elif have amd-smi; then say rocm patient amd-smi topology; fi
+"""
+
+PROBE = _BASE + _SYS + _TOOLS.replace("{QUERY}", ",".join(QUERY)).replace("{SHORT}", ",".join(SHORT))
 """Give it to `sh` on its standard input, or as the one argument behind `sh -c`; some hosts need up to 20 s."""

@@ -23,7 +23,9 @@ def looks_like_rdma(line: str) -> bool:
     """Whether a line can only be of one of these outputs."""
     if line.count("\t") >= 5 and _ROW.match(line):
         return True
-    return any(form.match(line.strip()) for form in (_ADAPTER, _STATUS, _LINK)) or bool(_NETDEV.search(line))
+    if any(form.match(line.strip()) for form in (_ADAPTER, _STATUS, _LINK)):
+        return True
+    return "==>" in line and bool(_NETDEV.search(line))
 
 
 def read_rdma(text: str) -> RdmaPorts:
@@ -125,7 +127,7 @@ def _ibstatus(text: str) -> Iterator[_Told]:
 def _netdev(text: str) -> Iterator[_Told]:
     """`ibdev2netdev`, with -v or not: "mlx5_0 port 1 ==> ib0 (Up)"; (Up) is the interface, not the port."""
     for line in text.splitlines():
-        match = _NETDEV.search(line)
+        match = _NETDEV.search(line) if "==>" in line else None
         if match:
             bus = address(line.split()[0])
             yield match[1], int(match[2]), {"interface": match[3], "bus": bus, "active": match[4] == "Up"}

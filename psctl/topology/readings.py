@@ -127,13 +127,15 @@ class RdmaPorts(msgspec.Struct, frozen=True, tag=True):
 
 
 class RocmTopology(msgspec.Struct, frozen=True, tag=True):
-    """`rocm-smi --showtopo`: weight, hops and link type ("XGMI", "PCIE") a pair, a NUMA node a GPU."""
+    """`rocm-smi --showtopo`, `amd-smi topology`: weight, hops and link type ("XGMI", "PCIE") a pair, a node a GPU."""
 
     devices: tuple[str, ...]  # GPU0 ...
     types: dict[tuple[str, str], str]
     weights: dict[tuple[str, str], int] = {}
     hops: dict[tuple[str, str], int] = {}
     numa: dict[str, int] = {}
+    bandwidths: dict[tuple[str, str], float] = {}  # bytes/s in one direction, where the driver tells
+    buses: dict[str, str] = {}  # GPU0 -> "0000:0c:00.0", from amd-smi
     findings: tuple[Finding, ...] = ()
 
 
@@ -179,6 +181,15 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
 
 
 Reading = (
-    Matrix | PeerMatrix | NvlinkStatus | GpuTable | PciTree | RdmaPorts | RocmTopology | NcclTopology | Failure | Unknown
+    Matrix
+    | PeerMatrix
+    | NvlinkStatus
+    | GpuTable
+    | PciTree
+    | RdmaPorts
+    | RocmTopology
+    | NcclTopology
+    | Failure
+    | Unknown
 )
 """What one output may turn out to be."""

@@ -85,6 +85,12 @@ def answer(**parts: str | tuple[str, int]) -> str:
     return "".join(f"\n== psctl {name}\n{text}\n== status {status}\n" for name, text, status in rows)
 
 
+def slot(address: str, vendor: str, numa: int, kind: str = "0x030200") -> str:
+    """Return a row of the section pci."""
+    folder = f"/sys/devices/pci0000:00/0000:00:01.0/{address}"
+    return f"{address}\t{kind}\t{vendor}\t0x2330\t{numa}\t8.0 GT/s PCIe\t32.0 GT/s PCIe\t4\t16\t{folder}\n"
+
+
 def test_the_probe_answers_about_this_machine() -> None:
     done = subprocess.run(["sh"], input=PROBE, capture_output=True, text=True, check=True, timeout=60)
     facts = parse(done.stdout)
@@ -107,8 +113,7 @@ def test_the_probe_runs_as_one_argument_with_an_empty_environment_and_next_to_no
     found = subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True, text=True, check=False)
     if found.returncode:
         pytest.skip(f"no {shell} here")
-    bare = PROBE.replace('PATH="$PATH:/usr/local/bin:', f'PATH="{tmp_path}:').split("; export PATH")
-    script = f'PATH="{tmp_path}"; export PATH' + bare[1]
+    script = f'PATH="{tmp_path}"; export PATH' + PROBE.split("export PATH", 1)[1]
     (tmp_path / "cat").symlink_to("/bin/cat")
     done = subprocess.run(
         [found.stdout.strip(), "-c", script], capture_output=True, text=True, check=True, timeout=60, env={}
@@ -184,7 +189,8 @@ H200 = (
 
 
 def test_gpus_with_their_numa_nodes() -> None:
-    facts = parse(answer(nvidia=H200, pci="0000:0f:00.0\t0x10de\t0\n0000:1f:00.0\t0x10de\t1\n0000:02:00.0\t0x1a03\t-1"))
+    pci = slot("0000:0f:00.0", "0x10de", 0) + slot("0000:1f:00.0", "0x10de", 1) + slot("0000:02:00.0", "0x1a03", -1)
+    facts = parse(answer(nvidia=H200, pci=pci))
     assert [(gpu.index, gpu.name, gpu.memory, gpu.driver, gpu.bus, gpu.numa) for gpu in facts.gpus] == [
         (0, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:0f:00.0", 0),
         (1, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:1f:00.0", 1),
@@ -226,9 +232,10 @@ def test_the_other_gpus_of_a_broken_host_are_still_seen() -> None:
     ("parts", "found"),
     [
         ({"nvidia": ("", 127)}, []),
-        ({"nvidia": ("", 127), "pci": "0000:00:02.0\t0x8086\t-1"}, []),
+        ({"nvidia": ("", 127), "pci": slot("0000:00:02.0", "0x8086", -1)}, []),
+        ({"nvidia": ("", 127), "pci": slot("0000:0b:00.0", "0x10de", -1, "0x068000")}, []),
         ({"nvidia": ("", 127), "gpunodes": "/dev/nvidia0"}, ["1 NVIDIA GPU in this host, and no nvidia-smi"]),
-        ({"nvidia": ("", 127), "pci": "0000:01:00.0\t0x10de\t0\n0000:02:00.0\t0x10de\t0"},
+        ({"nvidia": ("", 127), "pci": slot("0000:01:00.0", "0x10de", 0) + slot("0000:02:00.0", "0x10de", 0)},
          ["2 NVIDIA GPUs in this host, and no nvidia-smi"]),
         ({"nvidia": ("", 124)}, ["nvidia-smi did not answer within 20 s"]),
         ({"nvidia": ("Segmentation fault", 139)}, ["nvidia-smi ended with 139 and said: Segmentation fault"]),
