@@ -1,0 +1,298 @@
+"""Puts the words of a table's rows under the devices of its columns, as far as is certain, and says what is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from psctl.topology.cells import CPU_LIST, is_tail, split_glued
+from psctl.topology.facts import Finding
+from psctl.topology.tables import Row, Table
+
+AGAIN = "Save the command's whole output again, to a file and not from a screen."
+
+
+class Read(msgspec.Struct):
+    """A row as read: a word by its column, what stood behind the words, and whether the words are all there."""
+
+    label: str
+    words: dict[int, str]
+    tails: list[list[str]]  # each way to read what stands behind
+    whole: bool = False
+
+
+class Grid(msgspec.Struct):
+    """What a table says: its devices, a word a pair, what stands behind each row, and what could not be read."""
+
+    devices: tuple[str, ...]
+    words: dict[tuple[str, str], str]
+    tails: dict[str, list[list[str]]]
+    findings: list[Finding]
+    open_end: str = ""  # the device in whose row the text ends, without a line feed
+
+
+def align(table: Table, known: re.Pattern[str]) -> Grid:
+    """Return the grid of a table. `known` are the words that its output is made of; others are kept as they stand."""
+    findings: list[Finding] = []
+    columns = _columns(table, known, findings)
+    devices = tuple(column for column in columns if column)
+    place = {name: at for at, name in enumerate(columns) if name}
+    rows = [_read(row, place.get(row.label), len(columns), _may_be_cut(row, table), known) for row in table.rows]
+    _by_columns(table, rows, place, len(columns))
+    words = _collect(table, rows, columns, known, findings)
+    findings += _missing(table, rows, columns, words)
+    findings += _lopsided(devices, words)
+    tails = {row.label: row.tails for row in reversed(rows) if row.tails and row.label in place}
+    ends = next((row.label for row in table.rows if row.last and row.parts[-1][-1:].strip()), "")
+    return Grid(devices, words, tails, findings, ends)
+
+
+def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
+    """Return the device of each column, "" where none is known: the header's, mended by where each row has its X."""
+    seen: dict[int, set[str]] = {}
+    longest = 0
+    for row in table.rows:
+        cells = _cells(next(iter(row.tokens(known)))[0])
+        crosses = [at for at, cell in enumerate(cells) if cell == "X"]
+        longest = max(longest, len(cells))
+        if len(crosses) == 1:
+            seen.setdefault(crosses[0], set()).add(row.label)
+    header = list(table.devices)
+    right = sum(seen.get(at) == {name} for at, name in enumerate(header))
+    if header and (not seen or (right * 2 >= len(seen) and longest <= len(header))):
+        return header
+    columns = ["" for _ in range(longest)]
+    names = [next(iter(labels)) for labels in seen.values() if len(labels) == 1]
+    for at, labels in seen.items():
+        if len(labels) == 1 and names.count(name := next(iter(labels))) == 1:
+            columns[at] = name
+    fits = [shift for shift in {0, longest - len(header)} if header and _fits(header, columns, shift)]
+    if len(fits) == 1:
+        for at, name in enumerate(header):
+            columns[at + fits[0]] = name
+    what = "has no header" if not header else f"has {longest} columns, but its header names {len(header)} devices"
+    lost = columns.count("")
+    rest = f"; {lost} columns belong to no device that is known, and are left out" if lost else ""
+    findings.append(Finding(f"The matrix {what}; its columns are named by where each row says X{rest}.", AGAIN))
+    return columns
+
+
+def _fits(header: list[str], columns: list[str], shift: int) -> bool:
+    """Whether the header's names, moved by so many columns, agree with the rows' X."""
+    if shift < 0 or shift + len(header) > len(columns):
+        return False
+    agree = [columns[at + shift] == name for at, name in enumerate(header) if columns[at + shift]]
+    inside = set(columns[shift : shift + len(header)])
+    return bool(agree) and all(agree) and not (set(header) & (set(columns) - inside))
+
+
+def _may_be_cut(row: Row, table: Table) -> bool:
+    """Whether a row that ends in a word was cut there: the text ends, or the header promises a GPU more than words."""
+    return row.last or (bool(table.tails) and row.label.startswith("GPU"))
+
+
+def _cells(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens up to the first number."""
+    cells = []
+    for token in tokens:
+        if CPU_LIST.fullmatch(token):
+            break
+        cells.append(token)
+    while cells and is_tail(cells[-1]):
+        cells.pop()
+    return cells
+
+
+def _read(row: Row, own: int | None, width: int, open_: bool, known: re.Pattern[str]) -> Read:
+    """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
+    wholes = []
+    first: tuple[list[str], set[str]] | None = None
+    for cells, doubtful in row.tokens(known):
+        first = first or (cells, doubtful)
+        if own is not None and _is_whole(cells, own, width, known):
+            wholes.append((cells, doubtful))
+    if wholes:
+        agreed = {
+            at: word
+            for at, word in enumerate(wholes[0][0][:width])
+            if all(cells[at] == word and word not in doubtful for cells, doubtful in wholes)
+        }
+        tails = [cells[width:] for cells, doubtful in wholes if not doubtful & set(cells[width:])]
+        return Read(row.label, agreed, tails, len(agreed) == width)
+    if own is None or first is None:
+        return Read(row.label, {}, [])
+    return _part(row.label, *first, own, width, open_, known)
+
+
+def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str]) -> bool:
+    if len(cells) < width or cells[own] != "X" or cells[:width].count("X") != 1:
+        return False
+    behind = cells[width:]
+    return not any(CPU_LIST.fullmatch(cell) for cell in cells[:width]) and not (behind and known.fullmatch(behind[0]))
+
+
+def _part(
+    label: str, tokens: list[str], doubtful: set[str], own: int, width: int, open_: bool, known: re.Pattern[str]
+) -> Read:
+    """Return what is certain of a row that is not whole.
+
+    Left of X nothing is missing when X is the word that it should be; right of it, when so many words follow as there
+    are columns. Where the header has titles and a GPU's row ends without their values, the row was cut at its end: what
+    stands is its beginning, but for the last word, which may be cut itself.
+    """
+    cells = _cells(tokens)
+    words: dict[int, str] = {}
+    crosses = [at for at, cell in enumerate(cells) if cell == "X"]
+    cut = open_ and len(cells) == len(tokens) and len(cells) < width
+    sound = [cell for cell in cells if known.fullmatch(cell)]
+    if len(sound) == len(cells) and len(crosses) == 1 and len(cells) <= width:
+        at = crosses[0]
+        if at == own:
+            words.update(enumerate(cells[: at + 1]))
+        if len(cells) - at == width - own:
+            words.update({width - len(cells) + place: cells[place] for place in range(at, len(cells))})
+    if cut and (crosses == [own] or (not crosses and len(cells) <= own)):
+        kept = cells[:-1] if cells and not _is_complete(cells[-1], known) else cells
+        if all(known.fullmatch(cell) for cell in kept):
+            words.update(enumerate(kept))
+    tails = [tokens[len(cells) :]] if len(tokens) > len(cells) else []
+    return Read(label, {at: word for at, word in words.items() if word not in doubtful}, tails)
+
+
+def _is_complete(word: str, known: re.Pattern[str]) -> bool:
+    """Whether a word at the end of a cut text is no beginning of another: NV1 may be that of NV18."""
+    return bool(known.fullmatch(word)) and not word[-1].isdigit()
+
+
+def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: int) -> None:
+    """Fill rows that are not whole by the columns that their words stand in, where whole rows give the measure.
+
+    It holds only if the row's X and its end (its last word, or what stands behind the words) are where they should be:
+    then nothing moved, and an empty place is just that.
+    """
+    if all(read.whole for read in rows):
+        return
+    words_at, crosses_at, tails_at = _measure(table, rows, width)
+    for row, read in zip(table.rows, rows, strict=True):
+        own = place.get(row.label)
+        if read.whole or own is None or len(row.parts) > 1 or not words_at:
+            continue
+        words: dict[int, str] = {}
+        ends = False
+        for word, at in row.placed():
+            column = (crosses_at if word == "X" else words_at).get(at)
+            if ends := ends or at in tails_at:
+                break
+            if column is None or is_tail(word):
+                words = {}
+                break
+            words[column] = word
+        if words.get(own) == "X" and (ends or (width - 1 in words and not row.last)):
+            read.words = words
+
+
+def _measure(table: Table, rows: list[Read], width: int) -> tuple[dict[int, int], dict[int, int], set[int]]:
+    """Return where words, X and what follows them begin in whole rows: the column of each place. X stands centred."""
+    words: dict[int, int] = {}
+    crosses: dict[int, int] = {}
+    tails: set[int] = set()
+    for row, read in zip(table.rows, rows, strict=True):
+        placed = row.placed()
+        if not read.whole or len(row.parts) > 1 or [word for word, _ in placed[:width]] != list(read.words.values()):
+            continue
+        tails.update(at for _, at in placed[width : width + 1])
+        for column, (word, at) in enumerate(placed[:width]):
+            if word == "X":
+                crosses[at] = column
+                words.setdefault(at - 1, column)
+            else:
+                words[at] = column
+                crosses.update({at: column, at + 1: column})
+    return words, crosses, tails - words.keys()
+
+
+def _cut_word(row: Row, read: Read, known: re.Pattern[str]) -> int | None:
+    """Return the column of the word that the text ends in, where it may be the beginning of a longer one."""
+    tokens = " ".join(row.parts).split()
+    split = split_glued(tokens[-1], known)[0] if tokens else []
+    if not row.last or not split or _is_complete(split[-1], known) or is_tail(split[-1]):
+        return None
+    return max((at for at, word in read.words.items() if word == split[-1]), default=None)
+
+
+def _collect(
+    table: Table, rows: list[Read], columns: list[str], known: re.Pattern[str], findings: list[Finding]
+) -> dict[tuple[str, str], str]:
+    """Return the words by pair; a pair of which two rows say different things has none."""
+    words: dict[tuple[str, str], str] = {}
+    torn: set[tuple[str, str]] = set()
+    cuts: list[tuple[str, str]] = []
+    for row, read in zip(table.rows, rows, strict=True):
+        cut = _cut_word(row, read, known)
+        for at, word in read.words.items():
+            pair = (read.label, columns[at])
+            if word == "X" or not columns[at]:
+                continue
+            if words.setdefault(pair, word) != word:
+                torn.add(pair)
+            if at == cut:
+                cuts.append(pair)
+    for label, other in cuts:
+        if words.get((other, label)) != words[label, other]:
+            del words[label, other]
+            what = f"The text ends within the row of {label}: its word for {other} may be cut and is left out."
+            findings.append(Finding(what, AGAIN))
+    for pair in torn:
+        words.pop(pair, None)
+    if torn:
+        labels = listed(dict.fromkeys(label for label, _ in sorted(torn)))
+        findings.append(Finding(f"The matrix has two rows that differ for {labels}; what differs is left out.", AGAIN))
+    return words
+
+
+def _missing(table: Table, rows: list[Read], columns: list[str], grid: dict[tuple[str, str], str]) -> list[Finding]:
+    """Return what is said of rows that are not there, that belong to no column, and that have lost words."""
+    findings = []
+    there = {read.label for read in rows}
+    absent = [name for name in columns if name and name not in there]
+    if absent:
+        unknown = [(a, b) for a in absent for b in absent if a < b]
+        links = "; the links between them are not known" if unknown else ""
+        findings.append(Finding(f"The matrix has no row for {listed(absent)}{links}.", AGAIN))
+    strangers = [read.label for read in rows if read.label not in columns]
+    if strangers:
+        what = f"The rows of {listed(strangers)} belong to no column of the matrix and are left out."
+        findings.append(Finding(what, AGAIN))
+    for row, read in zip(table.rows, rows, strict=True):
+        others = [name for name in columns if name and name != read.label]
+        lost = [name for name in others if (read.label, name) not in grid]
+        if lost and not read.whole and read.label in columns:
+            say = "" if len(lost) < len(others) else "; none of its words can be aligned"
+            at = " It is where the text ends." if row.last else ""
+            what = f"The row of {read.label} is not whole: no word for {listed(lost)}{say}.{at}"
+            findings.append(Finding(what, AGAIN))
+    return findings
+
+
+def _lopsided(devices: Sequence[str], words: dict[tuple[str, str], str]) -> list[Finding]:
+    """Return a finding for pairs of which both rows say different things."""
+    pairs = []
+    for at, a in enumerate(devices):
+        for b in devices[at + 1 :]:
+            there, back = words.get((a, b)), words.get((b, a))
+            if there and back and there != back:
+                pairs.append(f"{a} to {b} is {there}, back it is {back}")
+    if not pairs:
+        return []
+    what = "The matrix contradicts itself: " + "; ".join(pairs[:4])
+    more = f"; and {len(pairs) - 4} pairs more" if len(pairs) > 4 else ""
+    return [Finding(f"{what}{more}.", "Run the command again and compare; it says the same in both directions.")]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in a row for people, the first eight of them."""
+    every = list(names)
+    more = f" and {len(every) - 8} more" if len(every) > 8 else ""
+    return ", ".join(every[:8]) + more

@@ -1,0 +1,148 @@
+"""Text of tables as machines, terminals and people leave it, taken apart into cells: cleaning, splitting, joining.
+
+A table of nvidia-smi is words between tabs. On its way into a file it loses things: tabs become blanks or vanish (two
+cells stick together), a terminal breaks lines at its width (even inside a word), escapes lose their first byte. What is
+here undoes that one token at a time; where two readings are possible it says so and does not choose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+LINK_WORDS = re.compile(r"SYS|NODE|PHB|PXB|PIX|SOC|NV\d{1,3}|X")
+"""The words of `nvidia-smi topo -m`. No word is made of others, so a run of them comes apart in one way only."""
+
+PEER_WORDS = re.compile(r"OK|CNS|GNS|TNS|NS|DR|U|X")
+"""The words of `nvidia-smi topo -p2p`."""
+
+GPU = re.compile(r"GPU\d+(?:/[A-Za-z]+\d+)*")
+DEVICE = re.compile(
+    r"GPU\d+(?:/(?:GI|CI)\d+)*|GPU\d+(?:/[A-Za-z]+\d+)+|NIC\d+|mlx\d+_(?:[a-z]+_?)?\d+|[a-z][\w.:-]*\d[\w.-]*"
+)
+"""A device as a header names it: GPU0, GPU0/GI1, NIC0, mlx5_0, mlx5_bond_0; others in lower case with a number."""
+
+CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")
+NOT_SAID = re.compile(r"N/A|n/a")
+
+_ESCAPES = re.compile(
+    r"(?:\ufffd|\\u001[bB]|\\x1[bB]|\\033|\\e)?\[\d+(?:;\d+)*m"
+    r"|\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]"
+)
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff\ufffd]")
+_BLANKS = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_BARS = re.compile(r"[|\u2502\u2503\u2551]")
+
+
+def clean(text: str) -> str:
+    """Return the text without escapes, odd blanks and unseen characters, its lines ended by one line feed each.
+
+    Bars of a drawn table become tabs. A text that was stored as one quoted string gets its tabs and line feeds back.
+    """
+    if "\n" not in text.strip() and "\\n" in text:
+        text = text.replace("\\r", "").replace("\\n", "\n").replace("\\t", "\t")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _ESCAPES.sub("", text)
+    if not text.isascii():
+        text = _UNSEEN.sub("", _BLANKS.sub(" ", text))
+    elif not text.isprintable():
+        text = _UNSEEN.sub("", text)
+    return _BARS.sub("\t", text).replace("**", "")
+
+
+def split_glued(token: str, words: re.Pattern[str]) -> tuple[list[str], bool]:
+    """Return the cells in a token, and whether that is certain.
+
+    One word or an unknown one is itself. A run of known words comes apart. A word that a list of processors sticks to
+    comes apart too; with NV in front its digits could belong to either, and both are in doubt.
+    """
+    if words.fullmatch(token) or not token[0].isalpha():
+        return [token], True
+    cells, at = [], 0
+    while match := words.match(token, at):
+        cells.append(match[0])
+        at = match.end()
+    if at == len(token):
+        return cells, True
+    if cells and CPU_LIST.fullmatch(token, at):
+        return [*cells, token[at:]], not cells[-1][-1].isdigit()
+    if len(cells) and cells[-1][:2] == "NV" and token[at] in "-,":
+        return [token], False
+    return [token], True
+
+
+def is_tail(token: str) -> bool:
+    """Whether a token stands behind the words: a list of processors, a node, or N/A."""
+    return bool(CPU_LIST.fullmatch(token) or NOT_SAID.fullmatch(token))
+
+
+def joint(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
+    """Return what may have stood where a line was broken: a blank, nothing, or either.
+
+    `before` and `after` are the lines on both sides. A blank beside the break settles it; so does a word that is none
+    until both halves are joined. Between two numbers nobody can tell.
+    """
+    if not before or before[-1].isspace() or not after or after[0].isspace():
+        return (" ",)
+    left, right = before.split()[-1], after.split()[0]
+    whole = left + right
+    if words.fullmatch(left) and words.fullmatch(right):
+        return (" ",)
+    if words.fullmatch(whole) or whole in ("N/A", "n/a"):
+        return ("",)
+    if (is_tail(left) and is_tail(right)) or _half(left, right):
+        return (" ", "")
+    return (" ",)
+
+
+def _half(left: str, right: str) -> bool:
+    """Whether a list of processors was broken beside its sign: "0-23," and "48-71", "0" and "-23"."""
+    return (left[-1] in ",-" and right[0].isdigit()) or (right[0] in ",-" and left[-1].isdigit())
+
+
+def ranges(cpus: str) -> list[tuple[int, int]] | None:
+    """Return a list of processors as (first, last) each; None when it does not ascend, so is no such list."""
+    found: list[tuple[int, int]] = []
+    for part in cpus.rstrip(",").split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            return None
+        pair = (int(first), int(last or first))
+        if pair[0] > pair[1] or (found and pair[0] <= found[-1][1]):
+            return None
+        found.append(pair)
+    return found
+
+
+def unglue_node(token: str) -> list[tuple[str, str]]:
+    """Return each way to take a list of processors apart from the node number that sticks to its end.
+
+    The list must ascend; a node's number has no zero in front and is not above the last processor's, as each node
+    before it has a processor too. "64-950" can only be 64-95 and node 0.
+    """
+    ways = []
+    for cut in range(1, len(token)):
+        cpus, node = token[:-cut], token[-cut:]
+        if not node.isdigit() or not cpus[-1].isdigit():
+            break
+        if node[0] == "0" and len(node) > 1:
+            continue
+        listed = ranges(cpus)
+        if listed and int(node) <= listed[-1][1]:
+            ways.append((cpus, node))
+    return ways
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A token of a line and where it begins, with tabs as wide as a terminal shows them."""
+
+    word: str
+    at: int
+
+
+def pieces(line: str) -> Iterator[Piece]:
+    """Yield the tokens of a line with their columns; tabs reach to the next multiple of 8."""
+    for match in re.finditer(r"\S+", line.expandtabs(8)):
+        yield Piece(match[0], match.start())

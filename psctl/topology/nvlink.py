@@ -1,0 +1,94 @@
+"""Reads `nvidia-smi nvlink -s`: the NVLinks of each GPU, how fast each is, and which are down."""
+
+from __future__ import annotations
+
+import re
+
+from psctl.topology.aligned import AGAIN, listed
+from psctl.topology.cells import clean
+from psctl.topology.facts import Finding
+from psctl.topology.readings import NvlinkGpu, NvlinkStatus
+
+_GPU = re.compile(r"\bGPU\s+(\d+)\s*:\s*([^(\n]*?)\s*(?:\(UUID\s*:?\s*([^)\n]*)\)?|$|(?=NVML:))")
+_LINK = re.compile(r"\bLink\s+(\d+)\s*:\s*([^\n]*?)\s*(?=\bLink\s+\d+\s*:|$)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])B/s", re.IGNORECASE)
+_DOWN = re.compile(r"<?\s*inactive\s*>?", re.IGNORECASE)
+_ALL_DOWN = re.compile(r"all links are inactive", re.IGNORECASE)
+_SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+class _Seen:
+    """A GPU while its lines are read."""
+
+    def __init__(self, index: int, name: str, uuid: str) -> None:
+        self.index, self.name = index, name
+        self.uuid = "" if "..." in uuid or "…" in uuid else uuid
+        self.links: dict[int, float | None] = {}
+        self.unread: list[int] = []
+        self.all_down = False
+
+
+def read_nvlink(text: str) -> NvlinkStatus:
+    """Return the GPUs in the output of `nvidia-smi nvlink -s`, each with its links in order: bytes/s in one direction.
+
+    A link that says <inactive> is None. A GPU without NVLink, or of which the output only says that all are down, has
+    no links; the findings say the latter. A machine without NVLink prints nothing: no GPUs, no findings.
+    """
+    found: dict[int, _Seen] = {}
+    here: _Seen | None = None
+    elided = False
+    for line in clean(text).split("\n"):
+        stripped = line.strip()
+        elided = elided or stripped in ("...", "…", "....")
+        if match := _GPU.search(line):
+            here = found.setdefault(int(match[1]), _Seen(int(match[1]), match[2], match[3] or ""))
+        if here:
+            _take(here, line)
+    gpus = sorted(found.values(), key=lambda gpu: gpu.index)
+    read = tuple(
+        NvlinkGpu(gpu.index, gpu.name, gpu.uuid, tuple(gpu.links[at] for at in sorted(gpu.links))) for gpu in gpus
+    )
+    return NvlinkStatus(read, (*_of_links(gpus), *_of_gpus(gpus, elided)))
+
+
+def _take(gpu: _Seen, line: str) -> None:
+    """Add what a line says of this GPU's links."""
+    gpu.all_down = gpu.all_down or bool(_ALL_DOWN.search(line))
+    for link in _LINK.finditer(line):
+        number, state = int(link[1]), link[2]
+        if rate := _RATE.match(state):
+            gpu.links[number] = float(rate[1]) * _SCALE[rate[2].upper()]
+        elif _DOWN.fullmatch(state):
+            gpu.links[number] = None
+        else:
+            gpu.unread.append(number)
+
+
+def _of_links(gpus: list[_Seen]) -> list[Finding]:
+    """Return the findings on single GPUs: links of which nothing certain is said, gaps, less links than the others."""
+    findings = []
+    most = max((len(gpu.links) for gpu in gpus), default=0)
+    for gpu in gpus:
+        gaps = [at for at in range(max([*gpu.links, *gpu.unread], default=-1) + 1) if at not in gpu.links]
+        if gpu.all_down and not gpu.links:
+            what = f"All NVLinks of GPU{gpu.index} are down."
+            cure = "Look for Xid errors in dmesg; a bridge may be loose, or the fabric manager not running."
+            findings.append(Finding(what, cure))
+        elif gaps:
+            links = listed(str(at) for at in gaps)
+            findings.append(Finding(f"The output does not tell the rate of GPU{gpu.index}'s NVLink {links}.", AGAIN))
+        elif 0 < len(gpu.links) < most:
+            what = f"GPU{gpu.index} has {len(gpu.links)} NVLinks in the output where others have {most}."
+            findings.append(Finding(what, AGAIN))
+    return findings
+
+
+def _of_gpus(gpus: list[_Seen], elided: bool) -> list[Finding]:
+    """Return the finding on GPUs that the output leaves out between those that it has."""
+    there = {gpu.index for gpu in gpus}
+    absent = [f"GPU{at}" for at in range(min(there, default=0), max(there, default=0)) if at not in there]
+    if absent:
+        return [Finding(f"The NVLinks of {listed(absent)} are not in the output.", AGAIN)]
+    if elided:
+        return [Finding("Parts of the output were left out by hand.", AGAIN)]
+    return []

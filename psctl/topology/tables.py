@@ -1,0 +1,237 @@
+"""Finds the tables of a text: a header that names devices, rows that begin with one, and how the rows' cells align.
+
+What makes a row certain is its diagonal. A row is whole when it has as many words as the header has devices, and X
+where its own name stands. Of a row that is not whole only those cells are kept that X, or its columns, put beyond
+doubt; the rest is left out and said. Headers that lost a name are mended by the rows' X in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from psctl.topology.cells import CPU_LIST, DEVICE, GPU, joint, pieces, split_glued
+
+_TAILS = (
+    (re.compile(r"GPU\s*NUMA\s*ID"), "gpu_numa"),
+    (re.compile(r"CPU\s*Affinity"), "cpus"),
+    (re.compile(r"NUMA\s*Affinity"), "numa"),
+)
+_TITLES = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
+_FIRM = re.compile(r"GPU\d+(?:/[A-Za-z]+\d+)*|NIC\d+|mlx\d+_\w+")
+_MOST_BREAKS = 6  # of one row; more are read as blanks
+
+
+class Row:
+    """A row as it stands: its name, and the text behind it, a part for each line that a terminal made of it."""
+
+    def __init__(self, label: str, source: str, start: int, stop: int, last: bool) -> None:
+        self.label = label
+        self.source = source[:stop]
+        self.start = start  # of what stands behind the name
+        self.parts = [source[start:stop]]
+        self.last = last  # the text ends here, without a line feed
+
+    def placed(self) -> list[tuple[str, int]]:
+        """Return the tokens of the row's first line behind its name, and the column that each begins at."""
+        begin = len(self.source[: self.start].expandtabs(8))
+        return [(piece.word, piece.at) for piece in pieces(self.source) if piece.at >= begin]
+
+    def tokens(self, words: re.Pattern[str]) -> Iterator[tuple[list[str], set[str]]]:
+        """Yield each reading of the row: its cells, and those that may be a part of a glued one."""
+        breaks = [joint(a, b, words) for a, b in itertools.pairwise(self.parts)]
+        if sum(len(ways) > 1 for ways in breaks) > _MOST_BREAKS:
+            breaks = [ways[:1] for ways in breaks]
+        for ways in itertools.product(*breaks):
+            text = self.parts[0] + "".join(way + part for way, part in zip(ways, self.parts[1:], strict=True))
+            cells: list[str] = []
+            doubtful: set[str] = set()
+            for token in text.split():
+                split, certain = split_glued(token, words)
+                cells += split
+                if not certain:
+                    doubtful.update(split)
+            yield cells, doubtful
+
+
+class Table:
+    """A header's devices and titles, the rows under it, and the lines behind it up to the next table."""
+
+    def __init__(self, header: list[str]) -> None:
+        self.header = header
+        self.rows: list[Row] = []
+        self.after: list[str] = []
+        self.devices: tuple[str, ...] = ()
+        self.tails: tuple[str, ...] = ()
+
+    def name(self) -> None:
+        """Read the header, now that the rows' names are known."""
+        labels = {row.label for row in self.rows}
+        self.devices, self.tails = _names(_joined(self.header, labels), labels)
+
+
+def tables(text: str, words: re.Pattern[str]) -> list[Table]:
+    """Return the tables of a cleaned text, in order; words are those that a row may begin with."""
+    found = _Scan(words).run(text)
+    for table in found:
+        table.name()
+    return found
+
+
+class _Scan:
+    """Goes through the lines once and sorts them: header, row, the rest of a broken one, or anything else."""
+
+    def __init__(self, words: re.Pattern[str]) -> None:
+        self.words = words
+        self.label = re.compile(rf"(?<!\S)({DEVICE.pattern})(?=[ \t]+(?:(?:{words.pattern})+(?:\d[\d,-]*)?(?:\s|$)|<))")
+        self.found: list[Table] = []
+        self.header: list[str] = []
+        self.open = ""  # what the line before was: "header", "row" or ""
+
+    def run(self, text: str) -> list[Table]:
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            last = number == len(lines) - 1
+            if not line.strip():
+                self.open = "gap" if self.open == "row" else self.open
+            elif labels := self._labels(line):
+                self._rows(line, labels, last)
+            else:
+                self._other(line, last)
+        if self.header and not self.found:
+            self.found.append(Table(self.header))
+        return self.found
+
+    def _labels(self, line: str) -> list[tuple[int, int, str]]:
+        """Return where rows begin in a line: start, end and name of each."""
+        known = self._known()
+        found = [(m.start(1), m.end(1), m[1]) for m in self.label.finditer(line)]
+        found = [row for row in found if _FIRM.fullmatch(row[2]) or not known or row[2] in known]
+        if found:
+            return found
+        first, *others = line.split()
+        named = first in known or (GPU.fullmatch(first) and not any(GPU.match(token) for token in others))
+        if named and any(self.words.fullmatch(token) for token in others):
+            start = line.index(first)
+            return [(start, start + len(first), first)]
+        return []
+
+    def _known(self) -> set[str]:
+        lines = self.header or (self.found[-1].header if self.found else [])
+        return {token for line in lines for token in line.split()}
+
+    def _rows(self, line: str, labels: list[tuple[int, int, str]], last: bool) -> None:
+        lead = line[: labels[0][0]]
+        if _is_header(lead):
+            self.header = [lead]
+        for number, (_, end, label) in enumerate(labels):
+            self._table(label)
+            stop = labels[number + 1][0] if number + 1 < len(labels) else len(line)
+            self.found[-1].rows.append(Row(label, line, end, stop, last and stop == len(line)))
+        self.open = "row"
+
+    def _table(self, label: str) -> None:
+        """Begin a table where a header stands that is not the one repeated."""
+        if self.header:
+            here = self.found[-1] if self.found else None
+            again = here and [line.split() for line in here.header] == [line.split() for line in self.header]
+            if not (here and again and label not in {row.label for row in here.rows}):
+                self.found.append(Table(self.header))
+            self.header = []
+        elif not self.found:
+            self.found.append(Table([]))
+
+    def _other(self, line: str, last: bool) -> None:
+        if self.open == "header" and _is_fragment(line):
+            self.header.append(line)
+        elif _is_header(line):
+            self.header, self.open = [line], "header"
+        elif self.open in ("row", "gap") and self._continues(line):
+            row = self.found[-1].rows[-1]
+            row.parts.append(line)
+            row.last = last
+        else:
+            self.open = ""
+            if self.found:
+                self.found[-1].after.append(line)
+
+    def _continues(self, line: str) -> bool:
+        """Whether a line is the rest of the row above, which a terminal broke."""
+        row = self.found[-1].rows[-1]
+        tokens = line.split()
+        ways = joint(row.parts[-1], line, self.words)
+        inner = tokens if ways == (" ",) else tokens[1:]
+        if any(self._is_cell(token) for token in tokens):
+            return all(self._is_cell(token) or _is_tail_part(token) for token in inner[:-1] or inner)
+        return self.open == "row" and all(_is_tail_part(token) for token in inner)
+
+    def _is_cell(self, token: str) -> bool:
+        return all(self.words.fullmatch(cell) for cell in split_glued(token, self.words)[0])
+
+
+def _is_tail_part(token: str) -> bool:
+    return bool(CPU_LIST.fullmatch(token) or re.fullmatch(r"N/A|n/a|N/|/?A|[\d,-]+", token))
+
+
+def _marked(line: str) -> list[str]:
+    """Return the tokens of a header, with each title in one token of its own."""
+    for pattern, name in _TAILS:
+        line = pattern.sub(f" \x01{name} ", line)
+    tokens: list[str] = []
+    for token in line.split():
+        glued = [match[0] for match in DEVICE.finditer(token)]
+        tokens += glued if "".join(glued) == token else [token]
+    return tokens
+
+
+def _is_name(token: str) -> bool:
+    return token[0] == "\x01" or bool(DEVICE.fullmatch(token))
+
+
+def _is_header(line: str) -> bool:
+    tokens = _marked(line)
+    named = [token for token in tokens if _is_name(token)]
+    gpus = any(GPU.fullmatch(token) for token in named)
+    return gpus and (len(named) == len(tokens) or len(named) >= 2)
+
+
+def _is_fragment(line: str) -> bool:
+    """Whether a line can be the rest of a broken header: its first and last token may be parts of names."""
+    tokens = _marked(line)
+    if len(tokens) > 2:
+        return all(_is_name(token) for token in tokens[1:-1])
+    return any(_is_name(token) for token in tokens) or bool(re.fullmatch(r"\s*(?:\w*\d|\w{0,7}y|I?D)\s*", line))
+
+
+def _joined(lines: Sequence[str], labels: set[str]) -> str:
+    """Return a header that a terminal broke as one line again."""
+    text = ""
+    for line in lines:
+        if text and not text[-1].isspace() and not line[0].isspace():
+            left, right = text.split()[-1], line.split()[0]
+            whole = left + right in labels and not {left, right} <= labels
+            text += "" if whole or not (_fits(left) and _fits(right)) else " "
+        elif text:
+            text += " "
+        text += line
+    return text
+
+
+def _fits(token: str) -> bool:
+    return token in _TITLES or bool(DEVICE.fullmatch(token))
+
+
+def _names(header: str, labels: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the devices and the titles of a header: its longest run of names."""
+    best: list[str] = []
+    run: list[str] = []
+    for token in [*_marked(header), ""]:
+        if token and (_is_name(token) or token in labels):
+            run.append(token)
+            continue
+        if len(run) > len(best) and any(GPU.fullmatch(one) for one in run):
+            best = run
+        run = []
+    devices = dict.fromkeys(token for token in best if token[0] != "\x01")
+    return tuple(devices), tuple(token[1:] for token in best if token[0] == "\x01")
