@@ -11,7 +11,7 @@ from typing import Any
 from psctl import errors
 from psctl.remote.shell import Shell
 
-THERE, FILES, NET = "there", "there_files", "there_net"
+THERE, FILES, NET, LINK, COPY = "there", "there_files", "there_net", "there_link", "there_copy"
 """The programs, by the names of their modules in this room."""
 
 _DISK_FULL = 28

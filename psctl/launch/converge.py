@@ -32,6 +32,7 @@ from psctl.launch.clusters import Chosen
 from psctl.launch.site import Site, look
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
+from psctl.topology.addresses import Chosen as Address
 from psctl.words import HostName
 
 INSTALL_TIMEOUT = 3600.0
@@ -58,6 +59,8 @@ class Converging(msgspec.Struct):
     sites: dict[str, Site]
     plans: dict[str, list[AnyAction]]
     failed: dict[str, errors.PsctlError]
+    addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: their facts tell
+    rates: dict[str, float] = {}  # payload bytes/s of each host's port, where it was measured
 
     def python(self, name: str) -> str:
         """Return the interpreter that jobs use on a host."""

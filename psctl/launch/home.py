@@ -1,6 +1,7 @@
 """What psctl remembers on this machine: the clusters that `up` has seen, the current one, and a record a job.
 
     $PSCTL_HOME/clusters/lab.json       a copy of the file and where it lay, so that a later command needs no file
+    $PSCTL_HOME/measured/links/lab.json what was measured between its hosts; measured/reach/lab.json: their addresses
     $PSCTL_HOME/current                 the name of the cluster that `up` saw last
     $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
 
@@ -18,11 +19,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from psctl import errors
+
+MEASURED = ("links", "reach")
+"""What may be kept of a cluster beside its file."""
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 _JOB = re.compile(r"(?P<name>.+)-(?P<number>[0-9]+)")
 
@@ -116,7 +122,8 @@ class Home:
 
     def forget(self, name: str) -> None:
         """Forget a cluster, also as the current one."""
-        (self.root / "clusters" / f"{name}.json").unlink(missing_ok=True)
+        for path in (self.root / "clusters" / f"{name}.json", *(self._measured(what, name) for what in MEASURED)):
+            path.unlink(missing_ok=True)
         if self.current() == name:
             (self.root / "current").unlink(missing_ok=True)
 
@@ -147,6 +154,29 @@ class Home:
                 where=name,
             ) from error
         return msgspec.json.decode(data, type=KnownCluster)
+
+    def keep(self, what: str, name: str, value: msgspec.Struct) -> None:
+        """Keep what was measured of a cluster; `what` is "links" or "reach"."""
+        write_atomic(self._measured(what, name), msgspec.json.encode(value))
+
+    def kept(self, what: str, name: str, kind: type[S]) -> S | None:
+        """Return what was measured of a cluster, None when nothing was.
+
+        Raises:
+            InvalidFile: the file is damaged.
+        """
+        path = self._measured(what, name)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise errors.InvalidFile(
+                f"{path}: what was measured is damaged: {error}", hint=f"remove {path}", where=str(path)
+            ) from error
+
+    def _measured(self, what: str, name: str) -> Path:
+        return self.root / "measured" / what / f"{name}.json"
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from psctl.spec.fields import (
     text,
     whole,
 )
+from psctl.spec.nearest import did_you_mean
 
 LOCAL = "local"
 """The address that stands for this machine, reached without SSH."""
@@ -72,7 +73,7 @@ class NetworkSpec(Section, frozen=True):
     """The network that gradients travel over."""
 
     interface: Annotated[
-        str, _WORD, doc("Interface to bind on every host; auto: the one that psctl reached it on.")
+        str, _WORD, doc("Interface to bind on every host; auto: the fastest by which all hosts reach each other.")
     ] = "auto"
     ports: Annotated[
         tuple[int, int] | None, _ports(), doc("Range (first-last) that every listener keeps to; null: any free port.")
@@ -155,9 +156,11 @@ class HostSpec(Section, frozen=True):
 class LinkSpec(Section, frozen=True):
     """A link between two hosts or groups of hosts that no probe can know."""
 
-    between: Annotated[tuple[str, ...], text("a host's name or a label's value"), doc("The two ends.")]
-    bandwidth: Annotated[float, rate(), doc("Payload bytes per second in each direction.")]
-    latency: Annotated[float, duration(60), doc("Seconds one way.")] = 0.0
+    between: Annotated[
+        tuple[str, ...], text("a host's name or a label's value"), doc("The two ends: hosts, or values of a label.")
+    ]
+    bandwidth: Annotated[float, rate(), doc("What it carries in each direction, less headers.")]
+    latency: Annotated[float | None, duration(60), doc("How long a byte takes one way; null: what was probed.")] = None
 
 
 class ClusterSpec(Section, frozen=True):
@@ -182,8 +185,7 @@ class ClusterSpec(Section, frozen=True):
     runtime: Annotated[RuntimeSpec, doc("Python and its packages on the hosts.")] = RuntimeSpec()
     links: Annotated[
         tuple[LinkSpec, ...],
-        Notation("[]", lambda scalar: scalar.text, {}, only=((),)),
-        doc("Links that no probe can know; none can be given in this version."),
+        doc("Links that no probe can know, such as a trunk between racks; they stand above what was measured."),
     ] = ()
     source: Annotated[str, Internal()] = ""
 
@@ -209,6 +211,7 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
     decoder = Decoder()
     spec = decoder.make(node, ClusterSpec)
     _check_hosts(spec, decoder, node)
+    _check_links(spec, decoder)
     if spec.runtime.environment == "existing" and spec.runtime.requirements:
         message = "nothing is added to an existing environment but what psctl itself needs"
         raise decoder.refuse("runtime.requirements", message, "install them there yourself, or environment: managed")
@@ -216,7 +219,13 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
         raise decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
     decoder.refuse_unbuilt()
     return ClusterSpec(
-        name=spec.name, hosts=spec.hosts, ssh=spec.ssh, network=spec.network, runtime=spec.runtime, source=source
+        name=spec.name,
+        hosts=spec.hosts,
+        ssh=spec.ssh,
+        network=spec.network,
+        runtime=spec.runtime,
+        links=spec.links,
+        source=source,
     )
 
 
@@ -255,6 +264,27 @@ def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml.Node) -> None:
             raise InvalidFile(f"{entry.path}.{key}: `local` is reached without SSH", "leave it out", entry.where)
     if sum(host.local for host in spec.hosts) > 1:
         raise decoder.refuse("hosts", "this machine (address: local) stands here twice", "keep one")
+
+
+def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
+    """Refuse links whose ends are nothing here, or that say the same twice."""
+    values = dict.fromkeys(value for host in spec.hosts for value in host.labels.values())
+    known = [*(host.name for host in spec.hosts), *values]
+    seen: dict[frozenset[str], int] = {}
+    for number, link in enumerate(spec.links):
+        path = f"links[{number}].between"
+        for index, end in enumerate(link.between):
+            if end not in known:
+                message = f'"{end}" is no host and no value of a label{did_you_mean(end, known)}'
+                raise decoder.refuse(f"{path}[{index}]", message, f"ends that there are: {', '.join(known)}")
+        ends = frozenset(link.between)
+        if len(link.between) != 2 or len(ends) != 2:
+            raise decoder.refuse(path, "a link has two different ends", "such as between: [r1, r2]")
+        if ends in seen:
+            raise decoder.refuse(path, f"the same two ends as links[{seen[ends]}]", "keep one of them")
+        if not link.bandwidth:
+            raise decoder.refuse(f"links[{number}].bandwidth", "a link that carries nothing", "leave it out")
+        seen[ends] = number
 
 
 def _name_place(entry: yaml.Node) -> str:

@@ -1,14 +1,16 @@
 """Which address and interface of each host the other hosts should use.
 
-In this order: `internal_address:`; `network.interface:`; loopback where all hosts share one machine's network; the
-interface that psctl's own SSH connection came in at. A host without such a connection (this machine, or one behind a
-tunnel) takes the interface that shares a subnet with the others, else the one of the default route, else any that is
-up. Loopback and the bridges of containers are never taken between machines.
+In this order: `internal_address:`; `network.interface:`; loopback where all hosts share one machine's network; what a
+probe of every address from every other host found, where some host has several that could be meant (`candidates`;
+reached.py decides); the interface that psctl's own SSH connection came in at. A host without such a connection (this
+machine, or one behind a tunnel) takes the interface that shares a subnet with the others, else the one of the default
+route, else any that is up. Loopback and the bridges of containers are never taken between machines.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -32,6 +34,62 @@ class Chosen(msgspec.Struct, frozen=True):
     address: str
     interface: str
     reason: str
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """An address of a host that might be the right one. `speed` is nominal, bytes/s; `came`: psctl came in here."""
+
+    address: str
+    interface: str
+    network: str  # "10.0.0.0/24"
+    speed: float | None = None
+    came: bool = False
+
+
+def candidates(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict[HostName, tuple[Candidate, ...]]:
+    """Return each host's addresses that might be the right one, when a probe is needed to tell; else {}.
+
+    One an interface: the address that psctl came in at, else its first, IPv4 before IPv6. Nothing is to be probed where
+    the cluster file says it all, where all hosts are one machine, or where no host has a choice.
+
+    Args:
+        hosts: every host that takes part.
+        interface: `network.interface` of the cluster file.
+    """
+    if interface != "auto" or len(hosts) < 2 or _one_machine(hosts.values()):
+        return {}
+    found = {name: _candidates(host) for name, host in hosts.items()}
+    return found if all(found.values()) and any(len(each) > 1 for each in found.values()) else {}
+
+
+def _candidates(host: Reach) -> tuple[Candidate, ...]:
+    if host.internal_address is not None:
+        nic = _holding(host.facts, host.internal_address)
+        return (_candidate(host, nic, host.internal_address),) if nic else ()
+    came = host.facts.connected
+    if came and not host.local and _holding(host.facts, came) is None:
+        return ()  # it is reached by an address that is not its own: nothing can listen there
+    nics = [nic for nic in _usable(host.facts) if not _INNER.match(nic.name)]
+    own = [[_bare(text) for text in nic.addresses] for nic in nics]
+    return tuple(
+        _candidate(host, nic, came if came in texts and ":" not in came else texts[0])
+        for nic, texts in zip(nics, own, strict=True)
+    )
+
+
+def _candidate(host: Reach, nic: Nic, address: str) -> Candidate:
+    text = next((text for text in nic.addresses if _bare(text) == address), address)
+    came = host.facts.connected
+    here = bool(came) and not host.local and _holding(host.facts, came) == nic
+    return Candidate(address, nic.name, str(ipaddress.ip_interface(text).network), nic.speed, here)
+
+
+def _usable(facts: HostFacts) -> list[Nic]:
+    return [nic for nic in facts.nics if nic.up and nic.addresses and nic.kind in ("physical", "virtual")]
+
+
+_INNER = re.compile(r"(veth|cali|flannel|kube|weave|lxc|tunl|dummy|nodelocaldns|ifb)[-.0-9a-z]*")
+"""Interfaces that lead into containers, or over them: never the way by which machines are meant to meet."""
 
 
 def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict[HostName, Chosen]:
@@ -103,7 +161,7 @@ def _connected(host: Reach) -> Chosen | None:
 
 def _derived(name: HostName, host: Reach, anchors: list[str]) -> Chosen:
     """An address of a host whose SSH connection tells nothing."""
-    usable = [nic for nic in host.facts.nics if nic.up and nic.addresses and nic.kind in ("physical", "virtual")]
+    usable = _usable(host.facts)
     for nic in usable:
         for text in nic.addresses:
             if any(ipaddress.ip_address(anchor) in ipaddress.ip_interface(text).network for anchor in anchors):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.errors import InvalidFile, NotInThisVersion
+from psctl.errors import InvalidFile
 from psctl.spec.cluster import HostSpec, load_cluster, local_cluster
 
 FULL = """\
@@ -143,15 +143,38 @@ def test_user_at_host_is_answered_with_how_it_is_written_here() -> None:
     assert caught.value.hint == "write {address: node-a, user: ubuntu, port: 2222}"
 
 
-def test_links_are_not_in_this_version() -> None:
-    with pytest.raises(NotInThisVersion) as caught:
-        load("name: x\nhosts: [a]\nlinks: [{between: [a, b], bandwidth: 10 Gbit/s, latency: 50 us}]")
-    assert (caught.value.where, caught.value.code) == ("c.yaml:3:8", "invalid-file")
+RACKS = "name: x\nhosts: [{address: a, labels: {rack: r1}}, {address: node-b, labels: {rack: r2}}]\n"
 
 
-def test_a_broken_link_is_told_before_what_is_not_built() -> None:
-    with pytest.raises(InvalidFile, match="unknown unit"):
-        load("name: x\nhosts: [a]\nlinks: [{between: [a, b], bandwidth: 10 Gb}]")
+def test_links_join_hosts_and_values_of_labels() -> None:
+    text = "links: [{between: [r1, r2], bandwidth: 10 Gbit/s, latency: 50 us}, {between: [a, r2], bandwidth: 1 GB/s}]"
+    first, second = load(RACKS + text).links
+    assert (first.between, first.bandwidth, first.latency) == (("r1", "r2"), 1.25e9, pytest.approx(50e-6))
+    assert (second.between, second.bandwidth, second.latency) == (("a", "r2"), 1e9, None)
+
+
+@pytest.mark.parametrize(
+    ("link", "where", "says"),
+    [
+        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", '"nodeb" is no host and no value of a label, did '),
+        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", 'did you mean "node-b"?'),
+        ("{between: [r1], bandwidth: 1 GB/s}", "c.yaml:3:19", "links[0].between: a link has two different ends"),
+        ("{between: [a, a], bandwidth: 1 GB/s}", "c.yaml:3:19", "two different ends"),
+        ("{between: [a, node-b, r1], bandwidth: 1 GB/s}", "c.yaml:3:19", "two different ends"),
+        ("{between: [a, r2], bandwidth: 0 GB/s}", "c.yaml:3:39", "links[0].bandwidth: a link that carries nothing"),
+        ("{between: [a, r2], bandwidth: 10 Gb}", "c.yaml:3:39", "unknown unit"),
+        ("{between: [a, r2]}", "c.yaml:3:9", "links[0].bandwidth: missing"),
+        (
+            "{between: [a, r2], bandwidth: 1 GB/s}, {between: [r2, a], bandwidth: 2 GB/s}", "c.yaml:3:58",
+            "links[1].between: the same two ends as links[0]",
+        ),
+    ],
+)  # fmt: skip
+def test_a_link_that_makes_no_sense_is_told_with_its_place(link: str, where: str, says: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load(f"{RACKS}links: [{link}]")
+    assert caught.value.where == where
+    assert says in caught.value.message
 
 
 def test_an_index_beside_a_wheelhouse_is_refused() -> None:

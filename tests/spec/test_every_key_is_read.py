@@ -23,13 +23,14 @@ from psctl.spec.fields import Notation, Section
 PACKAGE = Path(orders.__file__).parent
 ONE_VALUE = {
     (job.SyncSpec, "consistency"), (job.SyncSpec, "period"), (job.SyncSpec, "compression"), (job.SyncSpec, "batchnorm"),
-    (job.JobSpec, "version"), (cluster.ClusterSpec, "version"), (cluster.ClusterSpec, "links"),
+    (job.JobSpec, "version"), (cluster.ClusterSpec, "version"),
     (job.JobSpec, "replicas"), (job.RestartSpec, "max"), (job.MetricsSpec, "tensorboard"),
     (job.JobSpec, "restart"),
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 CALLED: dict[type[Any], set[str]] = {
     cluster.ClusterSpec: {"spec", "cluster"}, cluster.HostSpec: {"host", "hosts", "entry"}, cluster.SshSpec: {"ssh"},
+    cluster.LinkSpec: {"link"},
     cluster.NetworkSpec: {"network"}, cluster.RuntimeSpec: {"runtime"}, job.JobSpec: {"job", "spec", "wanted"},
     job.SyncSpec: {"sync"}, job.KeepBest: {"keep_best", "best"}, job.CheckpointSpec: {"checkpoint"},
     job.TimeoutSpec: {"timeouts"}, job.MetricsSpec: {"metrics"}, job.RestartSpec: {"restart"},
@@ -42,7 +43,7 @@ CALLED: dict[type[Any], set[str]] = {
 def sections() -> set[type[Section]]:
     """Every group of keys that this version can accept, from the two files down."""
     found: set[type[Section]] = set()
-    left: list[type[Section]] = [cluster.ClusterSpec, cluster.HostSpec, job.JobSpec]
+    left: list[type[Section]] = [cluster.ClusterSpec, cluster.HostSpec, cluster.LinkSpec, job.JobSpec]
     while left:
         one = left.pop()
         found.add(one)

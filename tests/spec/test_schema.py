@@ -28,7 +28,7 @@ CLUSTER = {
     "network.interface": "eth1", "network.ports": "2000-3000", "network.congestion": "bbr",
     "runtime.python": "py", "runtime.environment": "existing", "runtime.workdir": "/w", "runtime.torch": "2.5.1",
     "runtime.requirements": "[numpy]", "runtime.wheelhouse": "w", "runtime.index": "https://example.org/simple",
-    "runtime.env": "{A: b}", "links": "[]", "hosts": "[b]",
+    "runtime.env": "{A: b}", "links": "[{between: [a, c], bandwidth: 1 GB/s}]", "hosts": "[b]",
 }  # fmt: skip
 HOST = {
     "address": "b", "name": "c", "user": "u", "port": "23", "internal_address": "10.0.0.1", "slots": "2",
@@ -36,7 +36,7 @@ HOST = {
 }  # fmt: skip
 ONE_VALUE = {
     "version", "sync.consistency", "sync.period", "sync.compression", "sync.batchnorm", "restart.max",
-    "metrics.tensorboard", "links",
+    "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 
@@ -88,7 +88,7 @@ def test_the_job_loader_accepts_each_key_and_it_changes_the_result(path: str, va
 
 @pytest.mark.parametrize(("path", "value"), CLUSTER.items())
 def test_the_cluster_loader_accepts_each_key_and_it_changes_the_result(path: str, value: str) -> None:
-    base = ["name: x", "hosts: [a]"]
+    base = ["name: x", "hosts: [a, c]"]
     kept = [line for line in base if not line.startswith(path)]
     before = load_cluster("\n".join(base), "c")
     after = load_cluster("\n".join([*kept, nested(path, value)]), "c")

@@ -1,0 +1,76 @@
+"""`links:` of a cluster file laid over what was probed: what is written there holds.
+
+An end is a host, or the value of a label, which stands for the switch that the hosts with this label hang on. A switch
+that is not known yet is made: its hosts move to it, and it is joined to the switch they came from by a cable of unknown
+width, unless nobody is left there. A link between two hosts is a cable of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from psctl.topology.graph import Between
+
+
+class Written(msgspec.Struct, frozen=True):
+    """One entry of `links:`. `bandwidth` is payload bytes/s, `latency` seconds one way; None where it is left out."""
+
+    a: str
+    b: str
+    bandwidth: float
+    latency: float | None = None
+
+
+def overlay(
+    between: Sequence[Between], written: Sequence[Written], labels: Mapping[str, Mapping[str, str]]
+) -> tuple[Between, ...]:
+    """Return the cables with those that are written in place of the probed ones.
+
+    Args:
+        between: what was probed, or is nominal.
+        written: `links:`.
+        labels: of every host, the hosts without labels too.
+    """
+    edges = list(between)
+    for end in dict.fromkeys(end for each in written for end in (each.a, each.b)):
+        if end not in labels:
+            edges = _gathered(edges, end, [host for host, own in labels.items() if end in own.values()])
+    for each in written:
+        ends = {each.a, each.b}
+        old = next((edge for edge in edges if {edge.a, edge.b} == ends), Between(each.a, each.b))
+        new = msgspec.structs.replace(
+            old, bandwidth=each.bandwidth, latency=old.latency if each.latency is None else each.latency, measured=False
+        )
+        edges = [edge for edge in edges if edge is not old] + [new]
+    return tuple(_pruned(edges, set(labels)))
+
+
+def _gathered(edges: list[Between], switch: str, members: Sequence[str]) -> list[Between]:
+    """Hang hosts on a switch of their own, unless it is there already."""
+    if any(switch in (edge.a, edge.b) for edge in edges):
+        return edges
+    moved = [edge for edge in edges if edge.a in members]
+    above = dict.fromkeys(edge.b for edge in moved)
+    kept = [edge for edge in edges if edge not in moved]
+    return [*kept, *(msgspec.structs.replace(edge, b=switch) for edge in moved), *(Between(switch, b) for b in above)]
+
+
+def _pruned(edges: list[Between], hosts: set[str]) -> list[Between]:
+    """Leave out switches that only join others by cables of unknown width, where the others are joined without them."""
+    for switch in dict.fromkeys(edge.b for edge in edges if edge.bandwidth is None and edge.a not in hosts):
+        rest = [edge for edge in edges if switch not in (edge.a, edge.b)]
+        own = [edge for edge in edges if switch in (edge.a, edge.b)]
+        ends = {end for edge in own for end in (edge.a, edge.b)} - {switch}
+        if not ends & hosts and all(edge.bandwidth is None for edge in own) and _joined(rest, ends):
+            edges = rest
+    return edges
+
+
+def _joined(edges: Sequence[Between], ends: set[str]) -> bool:
+    """Whether all these lie in one piece."""
+    piece = {next(iter(ends))}
+    while more := {end for edge in edges if piece & {edge.a, edge.b} for end in (edge.a, edge.b)} - piece:
+        piece |= more
+    return ends <= piece
