@@ -100,10 +100,11 @@ def _feed(text: str, builder: _Builder) -> str:
     """Hand over the elements as they come; say what is wrong with the text."""
     headless = not text.startswith("<system")
     end = text.rfind("</system>")
-    parser = ET.XMLParser(target=builder)
+    whole = ("<system>" if headless else "") + (text if end < 0 else text[: end + len("</system>")])
+    parser = ET.XMLParser(target=builder, encoding="utf-8")
     wrong = ""
     try:
-        parser.feed(("<system>" if headless else "") + (text if end < 0 else text[: end + len("</system>")]))
+        parser.feed(whole.encode(errors="replace"))
         parser.close()
     except ET.ParseError as error:
         wrong = f"the XML is cut or broken ({error})"

@@ -16,12 +16,9 @@ import msgspec
 
 from psctl.topology import gpus, nccl_xml, pci, rdma, rocm
 from psctl.topology.findings import Finding
-try:
-    from psctl.topology.matrix import read_matrix
-    from psctl.topology.nvlink import read_nvlink
-    from psctl.topology.peers import read_peers
-except ImportError:  # INTERIM until these modules are there
-    read_matrix = read_nvlink = read_peers = None
+from psctl.topology.matrix import read_matrix
+from psctl.topology.nvlink import read_nvlink
+from psctl.topology.peers import read_peers
 from psctl.topology.readings import (
     Failure,
     Reading,

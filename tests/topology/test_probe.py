@@ -14,7 +14,7 @@ from psctl.topology.facts import devices, host_document
 from psctl.topology.probe import PROBE, parse
 from psctl.words import HostName
 
-CAPTURED = Path(__file__).parent.parent / "captured" / "nvidia-smi"
+CAPTURED = Path(__file__).parent.parent / "captured" / "errors"
 
 NETDEV = """\
 Inter-|   Receive                                                |  Transmit
