@@ -10,14 +10,28 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from psctl.errors import UsageError
-from psctl.schedule import cpu, halving_doubling, one_shot, ring, root, sharded
+from psctl.schedule import (
+    binomial,
+    chain,
+    cpu,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    one_shot,
+    packed_trees,
+    pipelined_chain,
+    pipelined_tree,
+    recursive_doubling,
+    ring,
+    root,
+    sharded,
+    star,
+)
 from psctl.schedule.transfer import Schedule
+from psctl.schedule.trees import Tree
 
 Ring = tuple[tuple[int, ...], int]
 """Order of the ranks round it, and its weight."""
-
-Tree = tuple[int, tuple[tuple[int, int], ...], int]
-"""Root, edges (parent, child), weight."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -34,7 +48,9 @@ class Options(msgspec.Struct, frozen=True):
         trees: packed trees.
         groups: the ranks of each group (hierarchical).
         inner: strategy within a group.
-        outer: strategy between groups.
+        outer: strategy between groups; hierarchical again for a third level.
+        across: what the outer strategy is told.
+        helpers: further nodes that may serve; with no `servers` named, ranks and helpers share as BytePS does (ps).
         servers: nodes that serve, ranks or helpers from `world` on (ps).
         shares: share of each server; equal when empty.
     """
@@ -50,6 +66,8 @@ class Options(msgspec.Struct, frozen=True):
     groups: tuple[tuple[int, ...], ...] = ()
     inner: str = "ring"
     outer: str = "ring"
+    across: Options | None = None
+    helpers: int = 0
     servers: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
 
@@ -64,11 +82,32 @@ def builders() -> Mapping[str, Builder]:
         "cpu": lambda world, given: cpu.build(world),
         "sharded": lambda world, given: sharded.build(world, given.weights or None, given.pieces, given.paced),
         "one-shot": lambda world, given: one_shot.build(world),
+        "chain": lambda world, given: chain.build(world, given.order or None),
+        "pipelined-chain": lambda world, given: pipelined_chain.build(world, given.chunks, given.order or None),
         "ring": lambda world, given: ring.build(world, given.order or None, given.pieces),
         "bidirectional-ring": lambda world, given: ring.bidirectional(world, given.order or None, given.pieces),
         "multi-ring": lambda world, given: ring.multi_ring(world, given.rings, given.pieces),
+        "tree": lambda world, given: binomial.build(world, given.order or None),
+        "pipelined-tree": lambda world, given: pipelined_tree.build(world, given.chunks, given.order or None),
+        "double-tree": lambda world, given: double_tree.build(world, given.chunks, given.order or None),
+        "packed-trees": lambda world, given: packed_trees.build(world, given.trees, given.chunks),
+        "recursive-doubling": lambda world, given: recursive_doubling.build(world),
         "halving-doubling": lambda world, given: halving_doubling.build(world),
+        "hierarchical": _hierarchical,
+        "ps": _ps,
     }
+
+
+def _hierarchical(world: int, given: Options) -> Schedule:
+    outer = build(given.outer, len(given.groups), given.across)
+    return hierarchical.build(world, given.groups, outer, given.inner, given.pieces)
+
+
+def _ps(world: int, given: Options) -> Schedule:
+    if given.servers:
+        return star.build(world, given.servers, given.shares or None, given.pieces)
+    servers, shares = star.split(world, given.helpers)
+    return star.build(world, servers, shares, given.pieces)
 
 
 def build(strategy: str, world: int, options: Options | None = None) -> Schedule:

@@ -44,7 +44,7 @@ def build(world: int, order: Sequence[int] | None = None, pieces: int = 1) -> Sc
         order: the ranks round the ring; as numbered when None.
         pieces: messages a chunk is cut into.
     """
-    there, up = _both_laps(world, order, pieces)
+    there, up = both_laps(world, order, pieces)
     params = {"order": list(order or range(world)), "pieces": pieces}
     return all_reduce("ring", world, there, up=up, params=params)
 
@@ -80,7 +80,7 @@ def multi_ring(
     return all_reduce("multi-ring", world, there, up=up, params={**params, "both_ways": both_ways})
 
 
-def _both_laps(world: int, order: Sequence[int] | None, pieces: int) -> tuple[Spread, Transfers]:
+def both_laps(world: int, order: Sequence[int] | None = None, pieces: int = 1) -> tuple[Spread, Transfers]:
     """Return the lap of copies and the lap of additions before it, both in the ring's direction.
 
     The additions are an all-gather backwards. Backwards also turns the ring round, so it is taken from the ring that
@@ -97,7 +97,7 @@ def _together(world: int, ways: Sequence[tuple[Sequence[int], int]], pieces: int
     copies: Transfers = []
     additions: Transfers = []
     for lane, (order, weight) in enumerate(ways):
-        there, up = _both_laps(world, order, pieces)
+        there, up = both_laps(world, order, pieces)
         copies += moved(there.transfers, chunk=len(shares), lane=lane)
         additions += moved(up, chunk=len(shares), lane=lane)
         owners, shares = owners + there.owners, shares + (weight,) * len(there.shares)

@@ -103,7 +103,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     def sent(self, size: float) -> tuple[float, ...]:
         """Return the bytes that each node sends when the vector has `size` bytes."""
-        total, out = sum(self.shares), [0.0] * self.nodes
+        out = [0] * self.nodes
         for transfer in self.transfers:
-            out[transfer.source] += size * self.shares[transfer.chunk] / total
-        return tuple(out)
+            out[transfer.source] += self.shares[transfer.chunk]
+        return tuple(size * share / sum(self.shares) for share in out)

@@ -1,0 +1,65 @@
+"""Star: workers push chunks to servers, servers add them in the order of the ranks, workers pull the sums.
+
+A server is a helper of its own (dedicated) or one of the ranks (co-located); each carries its share of the vector. With
+m workers and n equal servers push and pull take 2 max(N/B_w, mN/(nB_s)), and half of it where they overlap, which
+needs pieces; m = n co-located moves what a ring moves. BytePS (OSDI 2020, theorem 1) uses both at once: with n GPU
+machines and k CPU machines on equal links, shares of (n-k) and 2(n-1) make all links equally busy, and
+t = 2n(n-1)N/((n² + kn - 2k)B), from 2(n-1)/n N/B at k = 0 to N/B at k = n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psctl.schedule.reverse import all_reduce
+from psctl.schedule.spread import Spread
+from psctl.schedule.transfer import Schedule, Transfer
+
+
+def split(world: int, helpers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return who serves and with which share so that all links are equally busy: (servers, shares).
+
+    Args:
+        world: number of ranks, each on a machine of its own.
+        helpers: number of further machines; those beyond `world` only lighten each other.
+    """
+    rank, helper = world - helpers, 2 * (world - 1)
+    if world == 1:
+        rank, helper = 1, 0
+    elif helpers >= world:
+        rank, helper = 0, 1
+    shares = [rank] * world + [helper] * helpers
+    pairs = [(node, share) for node, share in enumerate(shares) if share > 0]
+    return tuple(node for node, _ in pairs), tuple(share for _, share in pairs)
+
+
+def spread(world: int, servers: Sequence[int], shares: Sequence[int]) -> Spread:
+    """Return the pull: every server sends its chunk to all workers, each pair on a lane that is free at both ends.
+
+    Raises:
+        ValueError: no server, one named twice, or shares that do not fit; the caller's fault.
+    """
+    if not servers or len(set(servers)) != len(servers) or len(shares) != len(servers) or min(servers) < 0:
+        raise ValueError(f"servers {list(servers)} need a share each, not {list(shares)}")
+    lanes = max(world, len(servers))
+    transfers = [
+        Transfer(0, server, rank, chunk, "copy", (chunk + rank) % lanes)
+        for chunk, server in enumerate(servers)
+        for rank in range(world)
+        if rank != server
+    ]
+    return Spread(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
+
+
+def build(world: int, servers: Sequence[int], shares: Sequence[int] | None = None, pieces: int = 1) -> Schedule:
+    """Return the all-reduce through parameter servers.
+
+    Args:
+        world: number of workers.
+        servers: the nodes that serve: ranks, or helpers from `world` on.
+        shares: relative share of each server, positive whole numbers; equal when None.
+        pieces: cut every share so often; with 2 or more, pulls overlap with later pushes.
+    """
+    parts = tuple(shares or (1,) * len(servers))
+    params = {"servers": list(servers), "shares": list(parts), "pieces": pieces}
+    return all_reduce("ps", world, spread(world, servers, parts), pieces=pieces, params=params)
