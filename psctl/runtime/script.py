@@ -1,0 +1,127 @@
+"""One rank's part of a schedule: what it sends and receives in which order, and which of these must wait for which.
+
+The semantics are those of `schedule/transfer.py`. A *write* is what a step does to one chunk at this rank: all that
+comes in for it, reduced in the order of the nodes' numbers with the own value at its place, or one copy. What a rank
+sends of a chunk in a step is the value before that step's write; so a write waits for the write before it, for its own
+incoming messages, and until what is sent of the chunk up to that step has left. A message out waits for the writes of
+all earlier steps. Nothing else waits: there is no barrier between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from psctl.schedule.transfer import Message, Schedule
+
+
+class Write(msgspec.Struct, frozen=True):
+    """What one step does to one chunk here. `sources` in rising order; `own`: the value that is here takes part."""
+
+    index: int
+    chunk: int
+    sources: tuple[int, ...]
+    reduces: bool
+    own: bool
+    before: int  # the write of this chunk before this one; -1: none
+    readers: tuple[int, ...]  # messages out that must have left
+
+
+class Out(msgspec.Struct, frozen=True):
+    """A message that this rank sends."""
+
+    index: int
+    tag: int
+    message: Message
+    needs: tuple[int, ...]  # writes
+
+
+class In(msgspec.Struct, frozen=True):
+    """A message that this rank receives. `staged`: it is put aside first, else it arrives where it belongs."""
+
+    tag: int
+    message: Message
+    writes: tuple[int, ...]  # one a chunk
+    staged: bool
+
+
+class Script(msgspec.Struct, frozen=True):
+    """All that one rank does. Messages of one peer and lane are in the order in which they travel."""
+
+    rank: int
+    writes: tuple[Write, ...]
+    out: dict[tuple[int, int], tuple[Out, ...]]  # (peer, lane)
+    into: dict[tuple[int, int], tuple[In, ...]]
+
+
+def script(schedule: Schedule, rank: int) -> Script:
+    """Return the part of `rank` in a schedule; the same for everyone who asks, so both ends agree on tags."""
+    numbered = list(enumerate(schedule.messages()))
+    mine = [(tag, m) for tag, m in numbered if rank in (m.source, m.destination)]
+    draft = _Draft(rank, holds=rank < schedule.world and (not schedule.members or rank in schedule.members))
+    start = 0
+    for at in range(1, len(mine) + 1):
+        if at == len(mine) or mine[at][1].step != mine[start][1].step:
+            draft.take(mine[start:at])
+            start = at
+    return draft.finish()
+
+
+class _Draft:
+    """A script in the making."""
+
+    def __init__(self, rank: int, *, holds: bool) -> None:
+        self._rank, self._holds = rank, holds
+        self._writes: list[Write] = []
+        self._last: dict[int, int] = {}  # chunk -> its last write
+        self._reading: dict[int, list[int]] = {}  # chunk -> messages out since its last write
+        self._out: dict[tuple[int, int], list[Out]] = {}
+        self._into: dict[tuple[int, int], list[In]] = {}
+        self._sent = 0
+
+    def take(self, step: Sequence[tuple[int, Message]]) -> None:
+        """Add all messages of one step: what leaves first, for it reads what was there before."""
+        leaving = set[int]()
+        for tag, message in step:
+            if message.source == self._rank:
+                self._send(tag, message)
+                leaving.update(message.chunks)
+        coming = [(tag, message) for tag, message in step if message.destination == self._rank]
+        made = self._write([message for _, message in coming])
+        for tag, message in coming:
+            staged = message.action == "reduce" or any(chunk in leaving for chunk in message.chunks)
+            writes = tuple(made[chunk] for chunk in message.chunks)
+            lane = (message.source, message.lane)
+            self._into.setdefault(lane, []).append(In(tag, message, writes, staged))
+
+    def finish(self) -> Script:
+        """Return the script."""
+        out = {lane: tuple(found) for lane, found in self._out.items()}
+        into = {lane: tuple(found) for lane, found in self._into.items()}
+        return Script(self._rank, tuple(self._writes), out, into)
+
+    def _send(self, tag: int, message: Message) -> None:
+        needs = tuple(sorted({self._last[chunk] for chunk in message.chunks if chunk in self._last}))
+        lane = (message.destination, message.lane)
+        self._out.setdefault(lane, []).append(Out(self._sent, tag, message, needs))
+        for chunk in message.chunks:
+            self._reading.setdefault(chunk, []).append(self._sent)
+        self._sent += 1
+
+    def _write(self, coming: Sequence[Message]) -> dict[int, int]:
+        sources: dict[int, list[int]] = {}
+        reduces: dict[int, bool] = {}
+        for message in coming:
+            for chunk in message.chunks:
+                sources.setdefault(chunk, []).append(message.source)
+                reduces[chunk] = message.action == "reduce"
+        made = {}
+        for chunk, found in sources.items():
+            before = self._last.get(chunk, -1)
+            own = reduces[chunk] and (self._holds or before >= 0)
+            index = made[chunk] = len(self._writes)
+            readers = tuple(self._reading.pop(chunk, ()))
+            self._writes.append(Write(index, chunk, tuple(sorted(found)), reduces[chunk], own, before, readers))
+            self._last[chunk] = index
+        return made
