@@ -41,6 +41,7 @@ class Said(msgspec.Struct, frozen=True):
     nvlink: NvlinkStatus
     table: GpuTable
     functions: tuple[PciDevice, ...]
+    rooted: bool  # the functions are of a file that tells all bridges that count
     rdma: tuple[RdmaPort, ...]
     rocm: RocmTopology
     nccl: NcclTopology
@@ -68,6 +69,7 @@ def said(readings: Sequence[Reading], facts: HostFacts | None) -> Said:
         nvlink=NvlinkStatus(_unique((gpu for one in _of(readings, NvlinkStatus) for gpu in one.gpus), "index")),
         table=GpuTable(_unique((gpu for one in _of(readings, GpuTable) for gpu in one.gpus), "index")),
         functions=max(trees, key=_linked, default=()) or nccl.pci,
+        rooted=not any(trees),
         rdma=tuple(port for one in _of(readings, RdmaPorts) for port in one.ports),
         rocm=_fullest(readings, RocmTopology, lambda one: len(one.types)) or RocmTopology((), {}),
         nccl=nccl,
@@ -161,7 +163,7 @@ def _gpu(ident: str, all_: Said, bus: str) -> Device:
 
 def _buses(all_: Said, ids: Sequence[str]) -> dict[str, str]:
     """PCI address of each GPU. NVIDIA numbers its GPUs by their address, so that a list of equal length tells them."""
-    found = {f"GPU{gpu.dev}": gpu.bus for gpu in all_.nccl.gpus}
+    found = {f"GPU{gpu.dev}": gpu.bus for gpu in all_.nccl.gpus} | all_.rocm.buses
     found |= {f"GPU{gpu.index}": gpu.bus for gpu in (all_.facts.gpus if all_.facts else ()) if gpu.bus}
     found |= {f"GPU{row.index}": row.bus for row in all_.table.gpus if row.bus}
     whole = [ident for ident in ids if "/" not in ident]

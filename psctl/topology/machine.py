@@ -117,8 +117,8 @@ def _slots(
 
 def _tops(all_: Said, ends: Sequence[Device], levels: Mapping[Pair, int]) -> tuple[list[Branch], list[Finding]]:
     """What hangs on processors: as the host lists it, as far as it does, and as the words tell of the rest."""
-    listed = {function.address for function in all_.functions}
-    slots = {device.id: device.bus for device in ends if device.bus in listed}
+    told = {function.address for function in all_.functions if all_.rooted or pcie.rooted(function)}
+    slots = {device.id: device.bus for device in ends if device.bus in told}
     tops = pcie.tree(all_.functions, slots)
     placed = list(slots)
     rest = []
@@ -219,7 +219,8 @@ def _xgmi(all_: Said, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
             counts.setdefault(frozenset((a, b)), 1)
     for pair, count in counts.items():
         a, b = sorted(pair, key=inventory.natural)
-        yield Link(a, b, "xGMI", count * rates.xgmi(names.get(a, "")), rates.latency("xGMI"))
+        stated = all_.rocm.bandwidths.get((a, b), all_.rocm.bandwidths.get((b, a)))
+        yield Link(a, b, "xGMI", stated or count * rates.xgmi(names.get(a, "")), rates.latency("xGMI"))
 
 
 def _pairs(words: Words, devices: Sequence[Device], edges: Sequence[Link]) -> Iterator[Link]:

@@ -21,6 +21,11 @@ NVIDIA, AMD = 0x10DE, 0x1002
 WIDEST = 32
 """Lanes; a larger number is a register that was not set."""
 
+EMULATED = frozenset({0x104C, 0x1B36})
+"""Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) stand for no hardware."""
+
+_BRIDGE = 0x0604
+
 
 def gpus(functions: Sequence[PciDevice], vendor: int | None = None) -> list[PciDevice]:
     """Return the GPUs that compute, in the order of their addresses, which is the order of their numbers.
@@ -38,8 +43,15 @@ def nics(functions: Sequence[PciDevice]) -> list[PciDevice]:
     return sorted((one for one in functions if one.pci_class in (0x0200, 0x0207)), key=lambda one: one.address)
 
 
+def rooted(function: PciDevice) -> bool:
+    """Tell whether it is known what stands above the function: plain `lspci` does not say."""
+    return bool(function.path) or function.address.split(":")[-2] == "00"
+
+
 def link(function: PciDevice) -> float | None:
     """Return what the function's link carries, bytes/s in one direction; None where nothing is known of it."""
+    if function.pci_class == _BRIDGE and function.vendor in EMULATED:
+        return None
     speed = function.speed_max or function.speed
     width = function.width or function.width_max
     width = width if width is not None and 0 < width <= WIDEST else None
