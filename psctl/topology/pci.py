@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,7 +44,7 @@ _TREE = re.compile(
 )
 _TOKEN = re.compile(
     r"\[(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]"
-    r"|(?P<slot>[01][0-9a-f]\.[0-7])(?P<name>  .*)?|(?P<fork>[+\\])|[-| ]+"
+    r"|(?P<slot>[01][0-9a-f]\.[0-7])(?P<name> +[^-\s].*)?|(?P<fork>[+\\])|[-| ]+"
 )
 
 
@@ -211,40 +212,54 @@ def _above(at: str, spans: dict[str, tuple[str, int, int]]) -> tuple[str, ...]:
     return tuple(bridge for _, bridge in sorted(holding, key=lambda one: -one[0]))
 
 
+class _Place(NamedTuple):
+    """Where a branch of the drawn tree is: the bus, and the bridges that lead to it."""
+
+    domain: str = ""
+    bus: str = ""
+    path: tuple[str, ...] = ()
+
+
 def _drawn(lines: list[str]) -> PciTree:
-    """`lspci -t`: what follows a fork in column c goes on from what stood before the first fork in that column."""
-    forks: dict[int, tuple[str, str, tuple[str, ...]]] = {}
+    """`lspci -t`: a line that begins in column c goes on from the last fork that was drawn in that column."""
+    forks: dict[int, _Place] = {}
     devices: list[PciDevice] = []
     unread = 0
     for line in lines:
-        if not _TREE.match(line):
-            continue
-        domain, bus, at = "", "", 0
-        path: tuple[str, ...] = ()
-        last: PciDevice | None = None
-        while at < len(line):
-            token = _TOKEN.match(line, at)
-            if token is None:
-                unread += 1
-                break
-            if token["fork"] or line[at] == "+":
-                domain, bus, path = forks.setdefault(at, (domain, bus, path))
-            elif token["bus"]:
-                if last is not None:  # the device before this bus is the bridge to it
-                    devices[-1] = last = msgspec.structs.replace(last, pci_class=BRIDGE)
-                    path = (*path, last.address)
-                domain, bus, last = token["domain"] or domain or "0000", token["bus"], None
-            elif token["slot"] and bus:
-                name = (token["name"] or "").strip()
-                last = _leaf(address(f"{domain}:{bus}:{token['slot']}"), name, path)
-                devices.append(last)
-            at = token.end()
-        forks = {column: state for column, state in forks.items() if column < len(line)}
+        if _TREE.match(line):
+            found, whole = _branch(line, forks)
+            devices += found
+            unread += not whole
     findings = (Finding(f"{unread} lines of lspci's tree could not be read", "save the output of `lspci -t` whole"),)
     return _tree(devices, findings if unread else ())
 
 
+def _branch(line: str, forks: dict[int, _Place]) -> tuple[list[PciDevice], bool]:
+    """The devices of a line, and whether all of it was read; new forks are noted in `forks`."""
+    place, at = _Place(), 0
+    devices: list[PciDevice] = []
+    bridge: PciDevice | None = None
+    while at < len(line):
+        token = _TOKEN.match(line, at)
+        if token is None:
+            return devices, False
+        if token["fork"]:
+            place = forks.get(at, place) if place == _Place() else place
+            forks[at] = place
+        elif token["bus"]:
+            path = place.path
+            if bridge is not None:
+                devices[-1] = msgspec.structs.replace(bridge, pci_class=BRIDGE)
+                path = (*path, bridge.address)
+            place, bridge = _Place(token["domain"] or place.domain or "0000", token["bus"], path), None
+        elif token["slot"] and place.bus:
+            bridge = _leaf(address(f"{place.domain}:{place.bus}:{token['slot']}"), token["name"] or "", place.path)
+            devices.append(bridge)
+        at = token.end()
+    return devices, True
+
+
 def _leaf(at: str, name: str, path: tuple[str, ...]) -> PciDevice:
     ids = re.search(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", name)
-    vendor = int(ids[1], 16) if ids else _vendor(name, None)
-    return PciDevice(at, None, vendor, int(ids[2], 16) if ids else None, _clean(name), path)
+    vendor = int(ids[1], 16) if ids else _vendor(name.strip(), None)
+    return PciDevice(at, None, vendor, int(ids[2], 16) if ids else None, _clean(name.strip()), path)

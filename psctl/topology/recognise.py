@@ -33,6 +33,9 @@ _PROMPT = re.compile(
     r"\s*(?:\S.{0,80}[$#>%] ?|[$#>%] ?)?(?:sudo )?(?:/\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|lspci|ibstat|ibstatus|"
     r"ibdev2netdev|rdma|cat|ls|hostname|date)(?: -?[\w-]\S*){0,8}\s*$|== (?:psctl|status) "
 )
+_WITHIN = {"rocm": re.compile(r"\s*GPU[0-9]"), "amd": re.compile(r"\s*[0-9a-f]{4}:[0-9a-f]{2}:")}
+"""What would be another output's line anywhere else."""
+
 _PEERS = re.compile(r"\s*(?:OK|CNS|GNS|TNS|NS|DR)\s*=\s")
 _TOPOLOGY = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
 LONGEST = 20_000
@@ -173,9 +176,10 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
     """What sort of output only has such lines, or ""; and what of this line a single output has only once."""
     if not line.strip() or len(line) > LONGEST:
         return "", ""
-    if rocm.looks_like_rocm(line):
-        return "rocm", line.strip() if "System Management" in line or line.strip() == "ACCESS TABLE:" else ""
-    if within == "rocm" and re.match(r"\s*(GPU[0-9]|[0-9a-f]{4}:[0-9a-f]{2}:)", line):
+    tool, title = rocm.form(line)
+    if tool:
+        return tool, title
+    if within in _WITHIN and _WITHIN[within].match(line):
         return "", ""
     if gpus.is_listed(line):
         return "listed", line.strip()
@@ -223,7 +227,7 @@ def _one(reader: Callable[[str], Reading]) -> Callable[[str], Iterator[Reading]]
 
 
 _READERS: dict[str, Callable[[str], Iterator[Reading]]] = {
-    "matrix": _matrix, "listed": _listed, "rocm": _rocm, "query": _one(gpus.read_query),
+    "matrix": _matrix, "listed": _listed, "rocm": _rocm, "amd": _rocm, "query": _one(gpus.read_query),
     "banner": _one(gpus.read_banner), "pci-rows": _one(pci.read_pci), "pci-tree": _one(pci.read_pci),
     "pci-list": _one(pci.read_pci), "rdma": _one(rdma.read_rdma),
 }  # fmt: skip

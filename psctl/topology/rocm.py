@@ -30,14 +30,15 @@ _ABOUT = re.compile(r"GPU ?\[?([0-9]{1,3})\]?\s*:\s*(.+?)\s*:\s*(.*)")
 _AGAIN = "save the output of rocm-smi --showtopo whole"
 
 
-def looks_like_rocm(line: str) -> bool:
-    """Whether a line can only be of rocm-smi or amd-smi."""
+def form(line: str) -> tuple[str, str]:
+    """Return which tool a line can only be of, "rocm" or "amd" or "", and the title that it is, which comes once."""
     line = line.strip()
-    return bool(
-        re.fullmatch(r"=+ *(ROCm System Management Interface|.*ROCm SMI Log) *=+", line)
-        or ((match := _TITLE.fullmatch(line)) and match.lastgroup != "other")
-        or re.match(r"GPU\[[0-9]{1,3}\]\s*:", line)
-    )
+    if re.fullmatch(r"=+ *(ROCm System Management Interface|.*ROCm SMI Log) *=+", line):
+        return "rocm", line.strip("= ")
+    match = _TITLE.fullmatch(line)
+    if match and match.lastgroup != "other":
+        return ("amd" if line.endswith(":") else "rocm"), match.lastgroup or ""
+    return ("rocm", "") if re.match(r"GPU\[[0-9]{1,3}\]\s*:", line) else ("", "")
 
 
 def ends_rocm(line: str) -> bool:

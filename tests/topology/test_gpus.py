@@ -127,7 +127,7 @@ def test_what_broken_machines_print_is_a_finding_each_with_a_cure(path: Path) ->
 @pytest.mark.parametrize(
     ("line", "cure"),
     [
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that ...", "modprobe nvidia"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make ...", "modprobe nvidia"),
         ("No devices were found", "seated and powered"),
         ("Failed to initialize NVML: Insufficient Permissions", "group"),
         ("Failed to initialize NVML: Unknown Error", "does not answer"),
