@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.facts import devices, host_document
+from psctl.topology.facts import HostFacts, devices, host_document
 from psctl.topology.probe import PROBE, parse
+from psctl.topology.readings import (
+    Failure,
+    GpuTable,
+    Matrix,
+    NvlinkStatus,
+    PciTree,
+    PeerMatrix,
+    RdmaPort,
+    RdmaPorts,
+    RocmTopology,
+)
 from psctl.words import HostName
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "errors"
@@ -122,6 +133,179 @@ def test_the_probe_runs_as_one_argument_with_an_empty_environment_and_next_to_no
     assert facts.memory > 0
     assert [nic.name for nic in facts.nics if nic.kind == "loopback"] == ["lo"]
     assert any(nic.name == "lo" and "127.0.0.1/8" in nic.addresses for nic in facts.nics), "from /proc/net/fib_trie"
+
+
+SHELLS = [["dash"], ["bash", "--posix"], ["busybox", "ash"]]
+
+SMI = """#!/bin/sh
+case "$*" in
+  *mig.mode*)
+    [ -z "$OLD" ] || { echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2; }
+    cat "$0.query" ;;
+  --query*) cat "$0.short" ;;
+  "topo -m") cat "$0.topo" ;;
+  "topo -p2p r")
+    [ -z "$OLD" ] || { echo "ERROR: Option -p2p is not recognized."; exit 2; }
+    cat "$0.peers" ;;
+  "nvlink -s") cat "$0.nvlink" ;;
+  *) exit 9 ;;
+esac
+"""
+ANSWERS = {
+    "query": (
+        "index, name, uuid, memory.total [MiB], driver_version, pci.bus_id, pcie.link.gen.current, pcie.link.gen.max, "
+        "pcie.link.width.current, pcie.link.width.max, mig.mode.current, persistence_mode\n"
+        "0, NVIDIA A100, GPU-0, 81920 MiB, 550.54.15, 00000000:07:00.0, 4, 4, 8, 16, Disabled, Enabled\n"
+        "1, NVIDIA A100, GPU-1, 81920 MiB, 550.54.15, 00000000:0F:00.0, 4, 4, 16, 16, Disabled, Enabled\n"
+    ),
+    "short": (
+        "index, name, memory.total [MiB], driver_version, pci.bus_id\n"
+        "0, Tesla K80, 11441 MiB, 384.81, 00000000:07:00.0\n1, Tesla K80, 11441 MiB, 384.81, 00000000:0F:00.0\n"
+    ),
+    "topo": "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m\nGPU0\t X \tNV12\t0-31\nGPU1\tNV12\t X \t32-63\n",
+    "peers": " \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n",
+    "nvlink": "GPU 0: A100 (UUID: GPU-0)\n\t Link 0: 25 GB/s\nGPU 1: A100 (UUID: GPU-1)\n\t Link 0: <inactive>\n",
+}
+
+
+def program(folder: Path, name: str, text: str, **answers: str) -> None:
+    """Put a program that plays recorded answers into a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    for answer_, said in answers.items():
+        (folder / f"{name}.{answer_}").write_text(said)
+
+
+def ask(folder: Path, shell: list[str], probe: str = PROBE, **env: str) -> HostFacts:
+    """Run the true text of the probe where a folder's programs come first."""
+    if subprocess.run(["sh", "-c", f"command -v {shell[0]}"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no {shell[0]} here")
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), **env}
+    done = subprocess.run([*shell, "-c", probe], capture_output=True, text=True, check=True, timeout=60, env=env)
+    assert done.stderr == ""
+    return parse(done.stdout)
+
+
+def of(facts: HostFacts, kind: type) -> list[object]:
+    """Return the readings of a kind."""
+    return [one for one in facts.readings if type(one) is kind]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_every_tool_of_nvidia_is_asked_and_read(shell: list[str], tmp_path: Path) -> None:
+    program(tmp_path, "nvidia-smi", SMI, **ANSWERS)
+    facts = ask(tmp_path, shell)
+    (table,), (matrix,), (peers,), (links,) = (of(facts, kind) for kind in (GpuTable, Matrix, PeerMatrix, NvlinkStatus))
+    assert isinstance(table, GpuTable) and isinstance(matrix, Matrix)
+    assert isinstance(peers, PeerMatrix) and isinstance(links, NvlinkStatus)
+    assert [(gpu.width, gpu.width_max) for gpu in table.gpus] == [(8, 16), (16, 16)]
+    assert matrix.words["GPU0", "GPU1"] == "NV12"
+    assert peers.words["GPU1", "GPU0"] == "OK"
+    assert [gpu.links for gpu in links.gpus] == [(25e9,), (None,)]
+    assert [(gpu.index, gpu.bus, gpu.memory) for gpu in facts.gpus] == [
+        (0, "0000:07:00.0", 81920 << 20), (1, "0000:0f:00.0", 81920 << 20),
+    ]  # fmt: skip
+    assert facts.findings == ()
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_an_old_driver_is_asked_less_and_is_not_broken_for_it(shell: list[str], tmp_path: Path) -> None:
+    program(tmp_path, "nvidia-smi", SMI, **ANSWERS)
+    facts = ask(tmp_path, shell, OLD="1")
+    assert [gpu.name for gpu in facts.gpus] == ["Tesla K80", "Tesla K80"]
+    assert len(of(facts, Matrix)) == len(of(facts, Failure)) == 1
+    assert facts.findings == ()
+
+
+def test_the_tools_run_at_the_same_time(tmp_path: Path) -> None:
+    waiting = SMI.replace('"topo -m")', '"topo -m") echo go >"$0.pipe";')
+    waiting = waiting.replace('"nvlink -s")', '"nvlink -s") read go <"$0.pipe";')
+    program(tmp_path, "nvidia-smi", waiting, **ANSWERS)
+    os.mkfifo(tmp_path / "nvidia-smi.pipe")
+    facts = ask(tmp_path, ["sh"], PROBE.replace("timeout 20", "timeout 2"))
+    assert facts.findings == (), "one waits until the other comes"
+    assert len(of(facts, NvlinkStatus)) == len(of(facts, Matrix)) == 1
+
+
+def test_a_tool_that_hangs_is_a_finding_and_the_others_answer(tmp_path: Path) -> None:
+    hanging = SMI.replace('"topo -m")', '"topo -m") read go <"$0.pipe";')
+    program(tmp_path, "nvidia-smi", hanging, **ANSWERS)
+    os.mkfifo(tmp_path / "nvidia-smi.pipe")
+    facts = ask(tmp_path, ["sh"], PROBE.replace("timeout 20", "timeout 1"))
+    assert [finding.what for finding in facts.findings] == ["nvidia-smi topo -m did not answer within 20 s"]
+    assert (len(facts.gpus), len(of(facts, NvlinkStatus)), of(facts, Matrix)) == (2, 1, [])
+
+
+def test_a_broken_driver_says_so_once_though_every_tool_does(tmp_path: Path) -> None:
+    said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
+    program(tmp_path, "nvidia-smi", '#!/bin/sh\ncat "$0.said"; exit 18\n', said=said)
+    facts = ask(tmp_path, ["sh"])
+    assert [finding.what for finding in facts.findings] == [said.split("\n")[0]]
+    assert (facts.gpus, len(of(facts, Failure))) == ((), 4)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_the_tools_of_amd_are_asked_and_read(shell: list[str], tmp_path: Path) -> None:
+    tool = '#!/bin/sh\ncase "$*" in *showtopo*) cat "$0.topo" ;; *) cat "$0.cards" ;; esac\n'
+    cards = "".join(f"GPU[{n}]\t\t: Card Series: \t\tMI300A\nGPU[{n}]\t\t: PCI Bus: 0000:0{n}:00.0\n" for n in range(4))
+    topology = (CAPTURED.parent / "rocm" / "mi300a-x4-xgmi.txt").read_text()
+    program(tmp_path, "rocm-smi", tool, topo=topology, cards=cards)
+    facts = ask(tmp_path, shell)
+    (found,), (table,) = of(facts, RocmTopology), of(facts, GpuTable)
+    assert isinstance(found, RocmTopology) and isinstance(table, GpuTable)
+    assert found.types["GPU0", "GPU3"] == "XGMI"
+    assert [(gpu.name, gpu.bus) for gpu in table.gpus] == [("MI300A", f"0000:0{n}:00.0") for n in range(4)]
+
+
+def machine(folder: Path) -> None:
+    """Make a /sys of a GPU and a NIC behind one switch, a NIC of its own, and an RDMA port."""
+    root = folder / "sys/devices/pci0000:17/0000:17:01.0"
+    slots = {
+        "0000:17:01.0": (root, "0x060400", "0x8086", "16"),
+        "0000:18:00.0": (root / "0000:18:00.0", "0x060400", "0x1000", "16"),
+        "0000:19:00.0": (root / "0000:18:00.0/0000:19:00.0", "0x030200", "0x10de", "4"),
+        "0000:1a:00.0": (root / "0000:18:00.0/0000:1a:00.0", "0x020700", "0x15b3", "16"),
+        "0000:02:00.0": (folder / "sys/devices/pci0000:00/0000:02:00.0", "0x020000", "0x8086", "1"),
+        "0000:0b:00.0": (folder / "sys/devices/pci0000:00/0000:0b:00.0", "0x068000", "0x10de", "2"),
+        "0000:00:1f.0": (folder / "sys/devices/pci0000:00/0000:00:1f.0", "0x068000", "0x8086", "1"),
+        "0000:00:17.0": (folder / "sys/devices/pci0000:00/0000:00:17.0", "0x010601", "0x8086", "1"),
+    }  # fmt: skip
+    (folder / "sys/bus/pci/devices").mkdir(parents=True)
+    for address, (path, kind, vendor, width) in slots.items():
+        path.mkdir(parents=True, exist_ok=True)
+        files = {
+            "class": kind, "vendor": vendor, "device": "0x1234", "numa_node": "0",
+            "current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe",
+            "current_link_width": width, "max_link_width": "16",
+        }  # fmt: skip
+        for name, value in files.items():
+            (path / name).write_text(value + "\n")
+        (folder / "sys/bus/pci/devices" / address).symlink_to(path)
+    port = folder / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    for name, value in {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "link_layer": "InfiniBand"}.items():
+        (port / name).write_text(value + "\n")
+    slot = slots["0000:1a:00.0"][0]
+    (slot / "net/ib0").mkdir(parents=True)
+    (slot / "net/ib0/dev_port").write_text("0\n")
+    (folder / "sys/class/infiniband/mlx5_0/device").symlink_to(slot)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_slots_bridges_and_rdma_ports_come_from_sys(shell: list[str], tmp_path: Path) -> None:
+    machine(tmp_path)
+    facts = ask(tmp_path, shell, PROBE.replace("/sys/", f"{tmp_path}/sys/"))
+    (tree,), (ports,) = of(facts, PciTree), of(facts, RdmaPorts)
+    assert isinstance(tree, PciTree) and isinstance(ports, RdmaPorts)
+    found = {device.address: device for device in tree.devices}
+    bridges = ("0000:17:01.0", "0000:18:00.0")
+    assert sorted(found) == ["0000:02:00.0", "0000:0b:00.0", *bridges, "0000:19:00.0", "0000:1a:00.0"]
+    assert len(tree.devices) == len(found), "each bridge once"
+    card = found["0000:19:00.0"]
+    assert (card.path, card.width, card.width_max, card.speed, card.speed_max) == (bridges, 4, 16, 16.0, 32.0)
+    assert (found["0000:1a:00.0"].path, found["0000:18:00.0"].path) == (bridges, bridges[:1])
+    assert ports.ports == (RdmaPort("mlx5_0", 1, 50e9, True, "InfiniBand", "0000:1a:00.0", "ib0", 0),)
 
 
 def test_interfaces_from_ip_and_sys() -> None:
