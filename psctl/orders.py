@@ -17,7 +17,8 @@ class HostOrder(msgspec.Struct, frozen=True):
     gpus: int
     workers: int  # how many worker ranks sit here; ranks are given out in roster order
     may_serve: bool  # servers may be placed here
-    rate: float = 0.0  # nominal payload bytes/s of the interface, one direction; 0: unknown
+    rate: float = 0.0  # payload bytes/s of the interface, one direction, measured or nominal; 0: unknown
+    rdma: str = ""  # for NCCL_IB_HCA: "=mlx5_0:1,mlx5_1:1"; "" when there are none, or none of this network
 
 
 class CheckpointOrder(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ def doctor(
 
     own: Context = context.obj
     chosen = own.cluster(cluster)
-    reports = examination.examine(chosen, own.connect)
+    reports = examination.examine(own.home, chosen, own.connect)
     failed = {report.name: report.error for report in reports if report.error is not None}
     own.results(examination.document(reports), draw_doctor, verdict(failed, len(reports), "well"))
     own.tell(f"{chosen.spec.name}: all well. Next: psctl train JOB.yaml")

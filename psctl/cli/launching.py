@@ -75,7 +75,8 @@ class Run:
         if not self.chosen.embedded:
             count = len(self.chosen.spec.hosts)
             self.context.tell(f"{self.chosen.spec.name}: connecting to {count} host{'s' if count > 1 else ''}")
-        with prepare.reach(self.context.home, self.chosen, self.context.connect, [request.code]) as stage:
+        own = self.context
+        with prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress) as stage:
             yield stage
 
     def _resume_from(self, stage: Stage, resume: str) -> checkpoints.Located | None:

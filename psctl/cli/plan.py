@@ -31,7 +31,7 @@ def plan(
     chosen = own.cluster(cluster, wanted.cluster, folder)
     known = launching.size_of(size) or wanted.sync.size or launching.last_size(own, wanted.name)
     with own.connect(chosen) as fleet:
-        document = planning.plan(chosen, fleet, wanted, known, world)
+        document = planning.plan(own.home, chosen, fleet, wanted, known, world)
     own.result(document, draw_plan)
 
 

@@ -19,7 +19,7 @@ def up(
     """Converge the hosts of a cluster: psctl itself, its environment. Safe to repeat; running jobs are not touched."""
     import msgspec
 
-    from psctl.launch import converge
+    from psctl.launch import converge, measure
     from psctl.view.tables import draw_up
 
     own: Context = context.obj
@@ -29,8 +29,11 @@ def up(
         state = converge.look_at_all(chosen, fleet)
         if len(state.plans) > 1:
             converge.check_versions(state)
+        measure.plan(own.home, chosen, state)
         if not dry_run:
             converge.carry_out(state, fleet, own.progress)
+            for warning in measure.carry_out(own.home, chosen, fleet, state, own.progress):
+                own.warn(warning)
     rows = converge.outcomes(state, names)
     if not dry_run and len(state.failed) < len(names) and not chosen.embedded:
         own.home.remember(chosen.known)

@@ -51,6 +51,8 @@ def _tunable(host: HostOrder, processes: int) -> dict[str, str]:
     names = {"OMP_NUM_THREADS": str(max(1, host.cores // max(1, processes))), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if host.interface:
         names["GLOO_SOCKET_IFNAME"] = names["NCCL_SOCKET_IFNAME"] = host.interface
+    if host.rdma:
+        names["NCCL_IB_HCA"] = host.rdma
     return names
 
 

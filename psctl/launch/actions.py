@@ -85,7 +85,23 @@ class WriteReady(Action, frozen=True):
         return "write ready.json"
 
 
-AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady
+class FindNetwork(Action, frozen=True):
+    """With all other hosts: find the addresses by which they reach each other."""
+
+    def __str__(self) -> str:
+        return "find the network by which the hosts reach each other"
+
+
+class MeasureLinks(Action, frozen=True):
+    """With all other hosts: measure what moves between them."""
+
+    others: int
+
+    def __str__(self) -> str:
+        return f"measure the link{'s' if self.others > 1 else ''} to {self.others} host{'s' if self.others > 1 else ''}"
+
+
+AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady | FindNetwork | MeasureLinks
 
 
 class Wants(msgspec.Struct, frozen=True):

@@ -16,8 +16,10 @@ from psctl import errors
 from psctl.launch import ask
 from psctl.launch.actions import (
     AnyAction,
+    FindNetwork,
     Install,
     MakeEnvironment,
+    MeasureLinks,
     SendCode,
     SendWheels,
     Wants,
@@ -145,7 +147,7 @@ def check_versions(state: Converging) -> None:
 
 
 def carry_out(state: Converging, fleet: Fleet, say: Say) -> None:
-    """Do what was decided, in parallel; a host that fails moves from `plans` to `failed`."""
+    """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
     busy = [HostName(name) for name, actions in state.plans.items() if actions]
     done = fleet.each(lambda name, shell: _carry_out_host(state, shell, say), names=busy) if busy else {}
     for name, outcome in done.items():
@@ -191,6 +193,8 @@ def _named(host: str, error: errors.PsctlError) -> str:
 def _carry_out_host(state: Converging, shell: Shell, say: Say) -> None:
     site = state.sites[shell.name]
     for action in state.plans[shell.name]:
+        if isinstance(action, (FindNetwork, MeasureLinks)):
+            continue  # all hosts together do these: `measure.carry_out`
         say(shell.name, str(action))
         match action:
             case SendCode(hash=name):

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
+from psctl.launch import ask, reach
 from psctl.launch.actions import missing, torch_of
 from psctl.launch.clusters import Chosen
 from psctl.launch.connecting import Connect
 from psctl.launch.converge import Converging, look_at_all
+from psctl.launch.home import Home
 from psctl.launch.roster import Machine
 from psctl.launch.site import Site
 from psctl.launch.submit import machines_of
@@ -66,8 +67,8 @@ class Report(msgspec.Struct):
         self.error = self.error or error
 
 
-def examine(chosen: Chosen, connect: Connect) -> list[Report]:
-    """Check every host of a cluster and return one report a host, in the file's order."""
+def examine(home: Home, chosen: Chosen, connect: Connect) -> list[Report]:
+    """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
     reports = {host.name: Report(host.name) for host in chosen.spec.hosts}
     _outside(chosen.spec, reports)
     with connect(chosen, None) as fleet:
@@ -82,6 +83,7 @@ def examine(chosen: Chosen, connect: Connect) -> list[Report]:
             if host not in state.sites:
                 reports[host].bad("python", state.failed[host])
         _versions(reports, state)
+        reach.find(home, chosen, fleet, state, lambda *_: None, keep=False)
         _network(chosen, fleet, state, reports)
     return list(reports.values())
 
@@ -216,14 +218,15 @@ def _versions(reports: Mapping[str, Report], state: Converging) -> None:
 
 def _network(chosen: Chosen, fleet: Fleet, state: Converging, reports: Mapping[str, Report]) -> None:
     try:
-        machines = machines_of(chosen, state.sites)
+        machines = machines_of(chosen, state)
     except errors.PsctlError as error:
         if error.where in reports:
             reports[error.where].bad("interface", error)
         return
     for name, machine in machines.items():
         at = f"{machine.interface} {machine.address}" if machine.interface else machine.address
-        reports[name].good("interface", f"{at}; psctl's own traffic is sealed, Gloo's and NCCL's is not")
+        why = f"{machine.reason}; psctl's own traffic is sealed, Gloo's and NCCL's is not"
+        reports[name].good("interface", f"{at}: {why}")
     if chosen.spec.network.ports is not None:
         _ports(chosen.spec.network.ports, fleet, state, machines, reports)
     if len(machines) > 1:

@@ -16,6 +16,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch import ask, reach
+from psctl.launch.actions import FindNetwork, MeasureLinks
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import Converging, Say
 from psctl.launch.home import Home
@@ -204,7 +205,8 @@ def inside(chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> dict[st
     say("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
 
     def copy(name: HostName, shell: Shell) -> Any:
-        return ask.ask(shell, state.python(name), ask.COPY, "measure", {"seconds": COPIES / 2}, timeout=COPIES)
+        question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in state.sites[name].facts.gpus]}
+        return ask.ask(shell, state.python(name), ask.COPY, "measure", question, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
     for name, outcome in fleet.each(copy, names=names).items():
@@ -247,6 +249,44 @@ def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None
         return None
     state.rates = ports(between(chosen, state, kept), at)
     return kept
+
+
+# ---- as a part of `up` -----------------------------------------------------------------------------------------------
+
+
+def plan(home: Home, chosen: Chosen, state: Converging) -> None:
+    """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
+
+    Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
+    """
+    hosts = [name for name in state.plans if name not in state.failed]
+    try:
+        settled = reach.settled(home, chosen, state)
+    except errors.PsctlError:  # a host has no address: whoever needs one says so
+        return
+    if len(hosts) < 2 or chosen.embedded or any(state.sites[name].jobs for name in hosts):
+        return
+    if settled and recall(home, chosen, state) is not None:
+        return
+    for name in hosts:
+        state.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
+
+
+def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> tuple[str, ...]:
+    """Do what `plan` added, and keep it; return warnings. That it fails is one of them: hosts are ready without it."""
+    ours = (FindNetwork, MeasureLinks)
+    if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
+        return ()
+    try:
+        reach.find(home, chosen, fleet, state, say)
+        measured = measure(chosen, fleet, state, say, QUICK)
+    except errors.PsctlError as error:
+        for name, actions in state.plans.items():
+            state.plans[name] = [action for action in actions if not isinstance(action, ours)]
+        return (f"the links were not measured: {error.message}",)
+    keep(home, chosen, measured)
+    recall(home, chosen, state)
+    return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
 
 
 # ---- what it means ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from psctl.launch import measure, reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
+from psctl.launch.home import Home
 from psctl.launch.roster import job_order, seat
 from psctl.launch.submit import machines_of
 from psctl.orders import JobOrder
@@ -26,10 +28,11 @@ def any_job() -> JobSpec:
     return JobSpec(name="any", script="train.py")
 
 
-def plan(chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: int | None) -> dict[str, Any]:
+def plan(home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: int | None) -> dict[str, Any]:
     """Return the document of `plan -o json`; what runs on the hosts now does not count.
 
     Args:
+        home: where measured rates and the hosts' addresses are kept; what is not is nominal.
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: number of ranks; None: what the job asks for.
 
@@ -41,7 +44,9 @@ def plan(chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: in
     for name, error in state.failed.items():
         if name not in state.sites:
             raise error
-    machines = machines_of(chosen, state.sites)
+    reach.settled(home, chosen, state)
+    measure.recall(home, chosen, state)
+    machines = machines_of(chosen, state)
     idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
     return plan_of(job_order(job.name, chosen.spec, asked, seat(chosen.spec, idle, asked)), size)

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import checkpoints, converge
+from psctl.launch import checkpoints, converge, measure
+from psctl.launch import reach as reach_each_other
 from psctl.launch.archive import pack_folder
 from psctl.launch.clusters import Chosen, recall
 from psctl.launch.connecting import Connect
@@ -83,8 +84,8 @@ def request_by_hash(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], co
 
 
 @contextlib.contextmanager
-def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str]) -> Iterator[Stage]:
-    """Connect to every host and look at it.
+def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str], say: Say) -> Iterator[Stage]:
+    """Connect to every host and look at it; where hosts have several addresses, find the one by which they meet.
 
     Raises:
         the first host's own error when any cannot be used: nothing has been touched then.
@@ -94,6 +95,8 @@ def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str]) -> Ite
         for error in state.failed.values():
             raise _of_all(state.failed, error)
         converge.check_versions(state)
+        reach_each_other.find(home, chosen, fleet, state, say)
+        measure.recall(home, chosen, state)
         yield Stage(home, chosen, fleet, state, connect)
 
 
@@ -110,7 +113,7 @@ def make_ready(stage: Stage, say: Say) -> None:
 
 def seats_of(stage: Stage, job: JobSpec) -> tuple[Seats, dict[str, Machine]]:
     """Give every worker a seat; raises InvalidFile or JobRunning when there are too few."""
-    machines = machines_of(stage.chosen, stage.state.sites)
+    machines = machines_of(stage.chosen, stage.state)
     return seat(stage.chosen.spec, machines, job), machines
 
 

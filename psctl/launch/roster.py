@@ -28,8 +28,10 @@ class Machine(msgspec.Struct, frozen=True):
     interface: str
     cores: int
     gpus: int
-    rate: float  # payload bytes/s of the interface, 0: unknown
+    rate: float  # payload bytes/s of the interface, measured or nominal; 0: unknown
     busy: dict[str, int] = {}
+    rdma: str = ""  # RDMA ports of the same network, as NCCL_IB_HCA has them
+    reason: str = ""  # why this address and interface, for people
 
 
 class Seats(msgspec.Struct, frozen=True):
@@ -162,6 +164,7 @@ def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
     return HostOrder(
         name=host.name, address=machine.address, interface=machine.interface, cores=machine.cores, gpus=machine.gpus,
         workers=workers, may_serve="server" in host.roles, rate=machine.rate,
+        rdma=machine.rdma,
     )  # fmt: skip
 
 

@@ -15,24 +15,21 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask, calls
+from psctl.launch import ask, calls, reach
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import Chosen
 from psctl.launch.connecting import Connect
 from psctl.launch.converge import Converging, send_archive
 from psctl.launch.home import Home, HostRecord, JobRecord, split_job
+from psctl.launch.measure import PAYLOAD
 from psctl.launch.roster import Keys, Machine, Place, Resumed, Seats, agent_orders, job_order
-from psctl.launch.site import Site
 from psctl.orders import JobOrder
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.spec.job import OWN_VARIABLES, JobSpec
-from psctl.topology.addresses import Reach, choose_addresses
+from psctl.topology.addresses import rdma_of
 from psctl.wire.authority import Pair, issue, make_authority
 from psctl.words import Address, HostName, Member
-
-PAYLOAD = 0.956
-"""Share of a NIC's nominal rate that is payload, at an MTU of 1500."""
 
 HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
@@ -92,28 +89,27 @@ def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
     return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
 
 
-def machines_of(chosen: Chosen, sites: Mapping[str, Site]) -> dict[str, Machine]:
+def machines_of(chosen: Chosen, state: Converging) -> dict[str, Machine]:
     """Return the looked-at hosts as the roster wants them, each with the address that others reach it at.
+
+    Where links were measured (`measure.recall`), a host's rate is its port's, else the nominal one.
 
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
     """
-    hosts = {host.name: host for host in chosen.spec.hosts}
-    reaches = {
-        HostName(name): Reach(site.facts, hosts[name].internal_address, hosts[name].local)
-        for name, site in sites.items()
-    }
-    addresses = choose_addresses(reaches, chosen.spec.network.interface)
+    addresses = reach.addresses(chosen.spec, state)
     machines = {}
-    for name, site in sites.items():
-        at = addresses[HostName(name)]
+    for name, site in state.sites.items():
+        at = addresses[name]
         nic = next((nic for nic in site.facts.nics if nic.name == at.interface), None)
         busy: dict[str, int] = {}
         for running in site.jobs:
             busy[running.job] = busy.get(running.job, 0) + running.workers
+        nominal = (nic.speed or 0.0) * PAYLOAD if nic else 0.0
         machines[name] = Machine(
             name=name, address=at.address, interface=at.interface, cores=site.facts.cores or site.cores,
-            gpus=len(site.facts.gpus), rate=(nic.speed or 0.0) * PAYLOAD if nic else 0.0, busy=busy,
+            gpus=len(site.facts.gpus), rate=state.rates.get(name, nominal), busy=busy,
+            rdma=rdma_of(site.facts, at.interface), reason=at.reason,
         )  # fmt: skip
     return machines
 

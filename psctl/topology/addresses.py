@@ -17,6 +17,7 @@ import msgspec
 
 from psctl.errors import HostUnreachable, InvalidFile
 from psctl.topology.facts import HostFacts, Nic
+from psctl.topology.readings import RdmaPorts
 from psctl.words import HostName
 
 
@@ -115,6 +116,22 @@ def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -
         if name not in chosen:
             chosen[name] = _derived(name, host, anchors)
     return {name: chosen[name] for name in hosts}
+
+
+def rdma_of(facts: HostFacts, interface: str) -> str:
+    """Return the RDMA ports for NCCL_IB_HCA when the others reach a host at this interface: "=mlx5_0:1,mlx5_1:1".
+
+    Where the interface is an RDMA port on Ethernet, all active ports on Ethernet of the same rate, its rails; else all
+    active InfiniBand ports. "" leaves the choice to NCCL.
+    """
+    found = [port for reading in facts.readings if isinstance(reading, RdmaPorts) for port in reading.ports]
+    ports = [port for port in found if port.active]
+    own = next((port for port in ports if interface and port.interface == interface), None)
+    if own is not None and own.layer == "Ethernet":
+        ports = [port for port in ports if port.layer == "Ethernet" and port.rate == own.rate]
+    else:
+        ports = [port for port in ports if port.layer == "InfiniBand"]
+    return "=" + ",".join(f"{port.device}:{port.port}" for port in ports) if ports else ""
 
 
 def _told(name: HostName, host: Reach, interface: str) -> Chosen | None:

@@ -4,6 +4,7 @@
     the test, psctl  -- veth 10.x.y.254 --   bridge br0 -- port of h1 ------------ eth0 10.x.y.1   sshd, own /root ...
                                              '---------- port of h2 -------------- eth0 10.x.y.2
                                              bridge br1 (hosts behind a jump host) --- eth1 of h1, eth0 of h3
+                                             bridge br2 (a second rack, by a trunk to br0) --- eth0 of h4
 
 A host shares the root file system, except /root, /tmp, /run, /var/tmp and /dev/shm, which are its own; the Python that
 runs the tests shows through. Everything hangs on one supervisor process, the first of a process namespace of its own,
@@ -164,17 +165,28 @@ class Hosts(_Ssh):
 
     Args:
         names: how many, or what they are called.
-        rate: of every link, as tc writes it ("500mbit"); None: as fast as the machine.
+        rate: of every link, as tc writes it ("500mbit"), or of each host's; None: as fast as the machine.
         behind: host -> the host it is reached through; it has no link of its own to the driving side.
+        second: rate of a second link of every host, eth1 on a network of their own; "": as fast as the machine.
+        far: hosts that hang on another switch, a second rack.
+        trunk: rate of the cable between the two switches.
     """
 
     def __init__(
-        self, names: int | Sequence[str] = 3, rate: str | None = None, behind: Mapping[str, str] | None = None
+        self,
+        names: int | Sequence[str] = 3,
+        rate: str | Mapping[str, str] | None = None,
+        behind: Mapping[str, str] | None = None,
+        *,
+        second: str | None = None,
+        far: Sequence[str] = (),
+        trunk: str | None = None,
     ) -> None:
         if reason := missing():
             raise RuntimeError(reason)
         chosen = [f"h{index}" for index in range(1, names + 1)] if isinstance(names, int) else list(names)
-        self._rate, self._behind = rate, dict(behind or {})
+        self._rate, self._behind, self._second_rate = rate, dict(behind or {}), second
+        self._far, self._trunk = tuple(far), trunk
         self.folder = Path(tempfile.mkdtemp(prefix="psctl-hosts-"))
         self._net = _free_network()
         self._second = self._net.rsplit(".", 1)[0] + f".{int(self._net.rsplit('.', 1)[1]) + 1}"
@@ -192,7 +204,7 @@ class Hosts(_Ssh):
     def _plan(self, names: list[str]) -> dict[str, Host]:
         hosts = {}
         for index, name in enumerate(names, 1):
-            inner = name in self._behind or name in self._behind.values()
+            inner = name in self._behind or name in self._behind.values() or self._second_rate is not None
             outer = name not in self._behind
             addresses = [f"{self._net}.{index}"] * outer + [f"{self._second}.{index}"] * inner
             hosts[name] = Host(name, addresses[0], addresses, behind=self._behind.get(name, ""))
@@ -205,11 +217,12 @@ class Hosts(_Ssh):
             "folder": str(self.folder),
             "login": public,
             "sshd": SSHD,
-            "rate": self._rate,
+            "trunk": self._trunk,
             "python": sys.executable,
             "through": [path for path in through if any(path.startswith(top + "/") for top in PRIVATE)],
             "hosts": [
-                {"name": host.name, "addresses": host.addresses, "bridges": self._bridges(host)}
+                {"name": host.name, "addresses": host.addresses, "bridges": self._bridges(host),
+                 "rates": self._rates(host)}
                 for host in self.hosts.values()
             ],
         }  # fmt: skip
@@ -233,7 +246,12 @@ class Hosts(_Ssh):
             self._await_sshd(host)
 
     def _bridges(self, host: Host) -> list[str]:
-        return ["br0" if address.startswith(self._net + ".") else "br1" for address in host.addresses]
+        near = "br2" if host.name in self._far else "br0"
+        return [near if address.startswith(self._net + ".") else "br1" for address in host.addresses]
+
+    def _rates(self, host: Host) -> list[str | None]:
+        own = self._rate if isinstance(self._rate, str) or self._rate is None else self._rate.get(host.name)
+        return [own, self._second_rate if self._second_rate is not None else own][: len(host.addresses)]
 
     def _hear(self, word: str) -> str:
         assert self._supervisor is not None
@@ -283,22 +301,32 @@ class Hosts(_Ssh):
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.hosts[name].init, signal.SIGKILL)
 
-    def cut(self, name: str) -> None:
-        """Cut all its links, silently: to both ends the cable looks plugged in."""
-        for port in self.hosts[name].ports:
-            _ip("ip", "link", "set", "dev", port, "nomaster", inside=self._switch)
+    def cut(self, name: str, link: int | None = None) -> None:
+        """Cut all its links, or that of one ethN, silently: to both ends the cable looks plugged in."""
+        for index, port in enumerate(self.hosts[name].ports):
+            if link in (None, index):
+                _ip("ip", "link", "set", "dev", port, "nomaster", inside=self._switch)
 
     def heal(self, name: str) -> None:
         """Mend its links."""
         for port, bridge in zip(self.hosts[name].ports, self._bridges(self.hosts[name]), strict=True):
             _ip("ip", "link", "set", "dev", port, "master", bridge, inside=self._switch)
 
-    def rate(self, name: str, rate: str) -> None:
-        """Change the speed of its links, both directions, as tc writes it ("100mbit")."""
+    def rate(self, name: str, rate: str, link: int | None = None) -> None:
+        """Change the speed of its links, or that of one ethN, both directions, as tc writes it ("100mbit")."""
         host = self.hosts[name]
         for index, port in enumerate(host.ports):
-            _ip(*_shape(port, rate), inside=self._switch)
-            _ip(*_shape(f"eth{index}", rate), inside=host.init)
+            if link in (None, index):
+                _ip(*_shape(port, rate), inside=self._switch)
+                _ip(*_shape(f"eth{index}", rate), inside=host.init)
+
+    def sent(self, name: str, interface: str) -> int:
+        """Bytes that have left a host by an interface."""
+        for line in Path(f"/proc/{self.hosts[name].init}/net/dev").read_text().splitlines():
+            label, _, rest = line.partition(":")
+            if label.strip() == interface:
+                return int(rest.split()[8])
+        raise KeyError(interface)
 
     def disk(self, name: str, path: str, size: str) -> None:
         """Put a small disk of its own (tmpfs, "4m") at a folder of a host."""
@@ -599,9 +627,14 @@ def _supervise(plan: dict[str, Any]) -> None:
     print("switch", Path("/proc/self/stat").read_text().split()[0], flush=True)
     if sys.stdin.readline() != "linked\n":
         return
-    for word in ("link set lo up", "link add br0 type bridge", "link add br1 type bridge", "link set br0 up",
-                 "link set br1 up", "link set up0 master br0 up"):  # fmt: skip
+    for word in ("link set lo up", "link add br0 type bridge", "link add br1 type bridge", "link add br2 type bridge",
+                 "link set br0 up", "link set br1 up", "link set br2 up", "link set up0 master br0 up",
+                 "link add trunk0 type veth peer name trunk2", "link set trunk0 master br0 up",
+                 "link set trunk2 master br2 up"):  # fmt: skip
         _ip("ip", *word.split())
+    if plan["trunk"]:
+        _ip(*_shape("trunk0", plan["trunk"]))
+        _ip(*_shape("trunk2", plan["trunk"]))
     children = {host["name"]: _begin(host, plan, folder) for host in plan["hosts"]}
     ready = {}
     for number, host in enumerate(plan["hosts"], 1):
@@ -610,12 +643,12 @@ def _supervise(plan: dict[str, Any]) -> None:
         assert child.stdout is not None
         init = int(child.stdout.readline())
         ports = [f"p{number}.{index}" for index in range(len(host["bridges"]))]
-        for index, (port, bridge) in enumerate(zip(ports, host["bridges"], strict=True)):
+        for index, (port, bridge, rate) in enumerate(zip(ports, host["bridges"], host["rates"], strict=True)):
             _ip("ip", "link", "add", port, "type", "veth", "peer", "name", f"eth{index}", "netns", str(child.pid))
             _ip("ip", "link", "set", port, "master", bridge, "up")
-            if plan["rate"]:
-                _ip(*_shape(port, plan["rate"]))
-                _ip(*_shape(f"eth{index}", plan["rate"]), inside=init)
+            if rate:
+                _ip(*_shape(port, rate))
+                _ip(*_shape(f"eth{index}", rate), inside=init)
         child.stdin.write("go\n")
         child.stdin.close()
         ready[host["name"]] = {"init": init, "ports": ports, "key": (folder / host["name"] / "key").read_text()}

@@ -1,0 +1,182 @@
+"""Real links of set rates: what psctl measures of them, which of two links a job takes, and what `up` keeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import PATH
+from running import Ended, Psctl, until
+
+from psctl.launch import measure, reach
+from psctl.launch.clusters import choose
+from psctl.launch.converge import look_at_all
+from psctl.launch.home import Home
+from psctl.remote.fleet import Fleet
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+
+SHOWS = """
+import json, os, pathlib
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+data = torch.ones(500_000)
+for _ in range(4):
+    dist.all_reduce(data)
+names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR")
+print("ENV", json.dumps({name: os.environ.get(name) for name in names}), flush=True)
+dist.destroy_process_group()
+"""
+
+MBIT = 1e6 / 8
+
+
+class Lab:
+    """psctl on the driving side of test hosts."""
+
+    def __init__(self, hosts: Any, folder: Path, more: str = "") -> None:
+        self.hosts, self.folder = hosts, folder
+        self.home = hosts.make_home(folder / "home")
+        self.cluster = self.home.path / "cluster.yaml"
+        self.cluster.write_text(hosts.cluster_text(more=more))
+        self.psctl = Psctl(self.home.path, environment=self.home.env)
+
+    def up(self, *words: str) -> Ended:
+        done = self.psctl.run("up", str(self.cluster), "-o", "json", *words)
+        assert done.code == 0, done
+        return done
+
+    def actions(self, *words: str) -> dict[str, list[str]]:
+        return {host["name"]: host["actions"] for host in self.up(*words).document["hosts"]}
+
+    def measured(self, effort: measure.Effort = measure.QUICK) -> tuple[Any, Any, measure.Measurements]:
+        """The cluster, what was found, and what this process measures of it."""
+        home = Home(self.folder / "own")
+        chosen = choose(home, str(self.cluster))
+        with Fleet.connect(chosen.spec, config=self.home.config) as fleet:
+            state = look_at_all(chosen, fleet)
+            reach.find(home, chosen, fleet, state, lambda *_: None)
+            return chosen, state, measure.measure(chosen, fleet, state, lambda *_: None, effort)
+
+    def assert_clean(self) -> None:
+        for name in self.hosts:
+            until(lambda name=name: not self.hosts.leftovers(name), 10, name=f"{name} is clean")
+
+    def train(self, more: Sequence[str] = ()) -> tuple[Ended, list[dict[str, str]]]:
+        """A job that says which interface it was told to use."""
+        folder = self.folder / "job"
+        folder.mkdir(exist_ok=True)
+        (folder / "show.py").write_text(SHOWS)
+        (folder / "job.yaml").write_text("version: 1\nname: show\nscript: show.py\nsync: {strategy: native}\n")
+        words = ("train", str(folder / "job.yaml"), "--cluster", str(self.cluster), "-o", "jsonl")
+        done = self.psctl.run(*words, *more)
+        assert done.code == 0, done
+        said = [event["text"] for event in done.of("log") if event["text"].startswith("ENV ")]
+        return done, [json.loads(text.removeprefix("ENV ")) for text in said]
+
+
+@pytest.fixture
+def lab(make_hosts: Any, tmp_path: Path) -> Any:
+    """Make test hosts with psctl beside them."""
+
+    def make(*arguments: Any, more: str = "", **options: Any) -> Lab:
+        return Lab(make_hosts(*arguments, **options), tmp_path, more)
+
+    return make
+
+
+def iperf(hosts: Any, seconds: int = 2) -> float:
+    """Payload bytes/s that iperf3 moves from h1 to h2."""
+    address = hosts["h2"].address
+    serve = [*hosts._enter("h2"), "env", "-i", f"PATH={PATH}", "iperf3", "-s", "-1", "-B", address, "--forceflush"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        while "listening" not in server.stdout.readline():
+            assert server.poll() is None
+        done = hosts.exec("h1", ["iperf3", "-c", address, "-t", str(seconds), "--omit", "1", "-J"])
+        server.communicate()
+    return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
+
+
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
+def test_a_rate_is_that_of_iperf3(lab: Any) -> None:
+    lab = lab(2, rate="200mbit")
+    theirs = iperf(lab.hosts)
+    _, _, found = lab.measured(measure.THOROUGH)
+    rates = [each.rate for one in found.series for each in one.samples]
+    assert rates == pytest.approx([theirs, theirs], rel=0.05)
+    assert rates == pytest.approx([0.956 * 200 * MBIT] * 2, rel=0.05)
+
+
+def test_each_host_has_the_rate_that_was_set(lab: Any) -> None:
+    lab = lab(3, rate={"h1": "200mbit", "h2": "50mbit", "h3": "200mbit"})
+    chosen, state, found = lab.measured()
+    edges = {edge.a: edge for edge in measure.between(chosen, state, found)}
+    assert {edge.b for edge in edges.values()} == {"network"}
+    rates = [edges[name].bandwidth for name in ("h1", "h2", "h3")]
+    assert rates == pytest.approx([0.956 * rate * MBIT for rate in (200, 50, 200)], rel=0.06)
+    assert all(edge.measured and edge.via == "eth0" and 0 < edge.latency < 2e-3 for edge in edges.values())
+    assert found.missing == ()
+    lab.assert_clean()
+
+
+def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
+    lab = lab(4, rate="100mbit", far=("h3", "h4"), trunk="50mbit")
+    chosen, state, found = lab.measured()
+    edges = {(edge.a, edge.b): edge.bandwidth for edge in measure.between(chosen, state, found)}
+    assert edges.pop(("switch1", "switch2")) == pytest.approx(0.956 * 50 * MBIT, rel=0.08)
+    assert edges == pytest.approx(
+        {(name, "switch1" if name in ("h1", "h2") else "switch2"): 0.956 * 100 * MBIT for name in lab.hosts}, rel=0.08
+    )
+
+
+def test_up_measures_once_and_says_so_before(lab: Any) -> None:
+    lab = lab(3, rate="100mbit")
+    dry = lab.actions("--dry-run")
+    assert {actions[-1] for actions in dry.values()} == {"measure the links to 2 hosts"}
+    kept = lab.home.path / ".psctl/measured/links/lab.json"
+    assert not kept.exists()
+    assert lab.actions() == dry
+    before = kept.read_bytes()
+    assert lab.actions() == {"h1": [], "h2": [], "h3": []}
+    plan = lab.psctl.run("plan", "--size", "100MB", "-o", "json").document
+    ring = next(each for each in plan["candidates"] if each["strategy"] == "native")
+    assert ring["seconds"] == pytest.approx(2 * 2 / 3 * 100e6 / (0.956 * 100 * MBIT), rel=0.1)
+    assert kept.read_bytes() == before
+    lab.assert_clean()
+    assert lab.psctl.run("down").code == 0
+    assert not kept.exists()
+
+
+def test_of_two_links_the_fast_one_is_taken_and_a_job_trains_over_it(lab: Any) -> None:
+    lab = lab(2, rate="10mbit", second="300mbit")
+    slow, fast = ({name: lab.hosts.sent(name, link) for name in lab.hosts} for link in ("eth0", "eth1"))
+    done, said = lab.train()
+    assert {(each["GLOO_SOCKET_IFNAME"], each["NCCL_SOCKET_IFNAME"]) for each in said} == {("eth1", "eth1")}
+    assert len(said) == 2
+    assert {each["MASTER_ADDR"] for each in said} <= {lab.hosts[name].addresses[1] for name in lab.hosts}
+    for name in lab.hosts:
+        assert lab.hosts.sent(name, "eth1") - fast[name] > 4 * 2_000_000, done
+    doctor = lab.psctl.run("doctor", str(lab.cluster), "-o", "json")
+    rows = [check for host in doctor.document["hosts"] for check in host["checks"] if check["check"] == "interface"]
+    assert all(row["detail"].startswith("eth1 ") and "eth0" in row["detail"] for row in rows), rows
+    assert all(lab.hosts.sent(name, "eth0") - slow[name] < 4_000_000 for name in lab.hosts)
+
+
+def test_of_two_links_the_dead_one_is_not_taken(lab: Any) -> None:
+    lab = lab(3, second="")
+    lab.hosts.cut("h2", 1)
+    _, said = lab.train()
+    assert {each["GLOO_SOCKET_IFNAME"] for each in said} == {"eth0"}
+
+
+def test_what_the_cluster_file_names_is_taken_unprobed(lab: Any) -> None:
+    lab = lab(2, rate="10mbit", second="300mbit", more="network: {interface: eth0}\n")
+    _, state, found = lab.measured()
+    assert state.addresses == {}
+    assert found.addresses == {name: lab.hosts[name].address for name in lab.hosts}
