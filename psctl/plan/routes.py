@@ -3,9 +3,9 @@
 Each edge of the graph is full duplex, so it gives two capacities, one for each direction; all that crosses one shares
 it. A *place* is where a rank or a helper sits: `host/GPU0`, or `host` for a process of the host itself. A way takes
 
-    on one host     the fewest edges; of equally many the widest. Only switches and CPUs pass bytes on: a GPU does not
-                    forward what is meant for another. Two processes of one host, and devices that no edge joins, meet
-                    in its memory: the host's loopback, one capacity for both directions.
+    on one host     the widest way, the shortest of these (`topology/paths`): a GPU forwards nothing that is meant for
+                    another. Two processes of one host, and devices that no edge joins, meet in its memory: the host's
+                    loopback, one capacity for both directions.
     between hosts   from the device to its nearest nic, out through the nic's cable, over network switches by the
                     fewest cables, in by the other end's nearest nic. GPUs whose nearest nics are the same are dealt
                     over these nics in turn, so that each has a rail of its own where there are enough.
@@ -22,7 +22,8 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from psctl.plan.cost import ALPHA, ASSUMED_RATE, LOOPBACK_RATE
-from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
+from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode, Link
+from psctl.topology.paths import Router
 
 ASSUMED_SLOT = 16e9
 """Bytes/s of an edge inside a host whose bandwidth nothing tells: PCIe 3.0 x16."""
@@ -82,7 +83,8 @@ class Network:
         self.capacities: list[float] = []
         self._delays = delays
         self._hosts = {host.name: host for host in cluster.hosts}
-        self._inside = {host.name: self._host_graph(host, len(cluster.hosts) == 1) for host in cluster.hosts}
+        self._slots: dict[tuple[str, Link], _Step] = {}
+        self._routers = {host.name: self._router(host, len(cluster.hosts) == 1) for host in cluster.hosts}
         self._outside = self._cables(cluster.between)
         self._loopbacks = {host.name: self._wire(f"{host.name} loopback", LOOPBACK_RATE) for host in cluster.hosts}
         self._ends = {end for end in self._outside if self._host_of(end) in self._hosts}
@@ -124,17 +126,17 @@ class Network:
     def _host_of(self, end: str) -> str:
         return end if end in self._hosts else end.rpartition("/")[0]
 
-    def _host_graph(self, host: HostNode, alone: bool) -> _Graph:
-        graph: _Graph = {device.id: [] for device in host.graph.devices}
+    def _router(self, host: HostNode, alone: bool) -> Router:
         before = "" if alone else f"{host.name}/"
+        edges = []
         for edge in host.graph.edges:
-            width = edge.bandwidth or ASSUMED_SLOT
-            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", width)
-            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", width)
-            step = _Step(edge.a, edge.b, (there,), (back,), width, edge.latency, edge.type)
-            graph.setdefault(edge.a, []).append(step)
-            graph.setdefault(edge.b, []).append(step.turned())
-        return graph
+            edge = edge if edge.bandwidth else msgspec.structs.replace(edge, bandwidth=ASSUMED_SLOT)
+            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", edge.bandwidth)
+            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", edge.bandwidth)
+            step = _Step(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
+            self._slots[host.name, edge] = step
+            edges.append(edge)
+        return Router(host.graph.devices, edges)
 
     def _cables(self, between: Sequence[Between]) -> _Graph:
         """Return what lies between hosts: an end is `host/nic` where the nic is known, else the host, or a switch."""
@@ -210,7 +212,7 @@ class Network:
         if place in self._hosts:
             return place, ""
         host, _, device = place.rpartition("/")
-        if host not in self._hosts or device not in self._inside[host]:
+        if host not in self._hosts or self._hosts[host].graph.device(device) is None:
             raise KeyError(f"no place {place!r} on this network")
         return host, device
 
@@ -247,11 +249,16 @@ class Network:
         empty."""
         found = self._ways.get((host, start))
         if found is None:
-            stops: Container[str] = self._ends
-            if host:
-                stops = {each.id for each in self._hosts[host].graph.devices if each.kind not in ("switch", "cpu")}
-            found = _best_ways(start, self._inside[host] if host else self._outside, stops)
+            found = self._inside(host, start) if host else _fewest_cables(start, self._outside, self._ends)
             self._ways[host, start] = found
+        return found
+
+    def _inside(self, host: str, start: str) -> dict[str, _Way]:
+        found: dict[str, _Way] = {start: ()}
+        for device, path in self._routers[host].paths(start).items():
+            slots = [self._slots[host, edge] for edge in path.edges]
+            pairs = zip(slots, path.devices, strict=False)  # one device more than edges
+            found[device] = tuple(slot if slot.origin == origin else slot.turned() for slot, origin in pairs)
         return found
 
 
@@ -270,16 +277,16 @@ def _made(way: Iterable[_Step], unknown: float) -> Route:
     return Route(wires, unknown + sum(step.latency or 0.0 for step in way))
 
 
-def _best_ways(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:
-    """Return the way with the fewest steps, of these the widest, to each vertex; `stops` pass nothing on.
+def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:
+    """Return the way with the fewest cables, of these the widest, to each end; `stops` pass nothing on.
 
-    Dijkstra on (steps, -width): the beginning of a best way is a best way, so the order may be taken as a length.
+    Dijkstra on (cables, -width): the beginning of a best way is a best way, so the pair may be taken as a length.
     """
     found: dict[str, _Way] = {}
-    edge: list[tuple[int, float, str, int, _Way]] = [(0, 0.0, start, 0, ())]
+    queue: list[tuple[int, float, str, int, _Way]] = [(0, -float("inf"), start, 0, ())]
     pushed = 0
-    while edge:
-        steps, minus_width, at, _, way = heapq.heappop(edge)
+    while queue:
+        cables, minus_width, at, _, way = heapq.heappop(queue)
         if at in found:
             continue
         found[at] = way
@@ -288,8 +295,7 @@ def _best_ways(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _W
         for step in graph.get(at, ()):
             if step.to not in found:
                 pushed += 1
-                width = step.width if not way else min(-minus_width, step.width)
-                heapq.heappush(edge, (steps + 1, -width, step.to, pushed, (*way, step)))
+                heapq.heappush(queue, (cables + 1, max(minus_width, -step.width), step.to, pushed, (*way, step)))
     return found
 
 

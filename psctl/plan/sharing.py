@@ -24,31 +24,36 @@ def fair_rates(flows: Mapping[tuple[int, ...], int], capacities: Sequence[float]
         bytes/s of a single flow of each route; infinite for a route without links.
     """
     rates = {route: float("inf") for route in flows}
-    open_flows: dict[int, int] = {}
+    unfixed: dict[int, int] = {}
     routes: dict[int, list[tuple[int, ...]]] = {}
     for route, count in flows.items():
         for link in route:
-            if link in open_flows:
-                open_flows[link] += count
+            if link in unfixed:
+                unfixed[link] += count
                 routes[link].append(route)
             else:
-                open_flows[link] = count
+                unfixed[link] = count
                 routes[link] = [route]
-    left = {link: capacities[link] for link in open_flows}
+    left = {link: capacities[link] for link in unfixed}
+    shares = {link: capacities[link] / count for link, count in unfixed.items()}
     fixed: set[tuple[int, ...]] = set()
-    while open_flows:
-        shares = {link: left[link] / count for link, count in open_flows.items()}
+    while shares:
         least = min(shares.values())
         bound = least * (1 + NEAR)
+        touched: set[int] = set()
         for link in [link for link, share in shares.items() if share <= bound]:
             for route in routes[link]:
-                if route in fixed:
-                    continue
-                fixed.add(route)
-                rates[route] = least
-                count = flows[route]
-                for other in route:
-                    left[other] -= least * count
-                    open_flows[other] -= count
-        open_flows = {link: count for link, count in open_flows.items() if count}
+                if route not in fixed:
+                    fixed.add(route)
+                    rates[route] = least
+                    count = flows[route]
+                    for other in route:
+                        left[other] -= least * count
+                        unfixed[other] -= count
+                    touched.update(route)
+        for link in touched:
+            if unfixed[link]:
+                shares[link] = left[link] / unfixed[link]
+            else:
+                del shares[link]
     return rates

@@ -59,7 +59,7 @@ class _Walk:
         self._adding = adding
         self._step = -1  # the step before, -1 at the beginning
         self._came: dict[tuple[int, int], int] = {}  # (node, chunk) -> the last step that brought some of it
-        self._lanes: dict[tuple[int, int, int], int] = {}
+        self._lanes: dict[tuple[int, int], int] = {}  # (sender, lane) -> the last step that used it
         self._summed = False
 
     def same(self, step: list[Message]) -> bool:
@@ -77,7 +77,7 @@ class _Walk:
         if self._adding and first.reduces and each > 1 and not _one_sum(step):
             return False
         for one in step:
-            self._lanes[one.source, one.destination, one.lane] = first.step
+            self._lanes[one.source, one.lane] = first.step
             for chunk in one.chunks:
                 self._came[one.destination, chunk] = first.step
         self._step, self._summed = first.step, self._adding and first.reduces
@@ -87,7 +87,7 @@ class _Walk:
         before = self._step
         if before < 0 or any(self._came.get((one.source, chunk)) == before for chunk in one.chunks):
             return True
-        return not self._summed and self._lanes.get((one.source, one.destination, one.lane)) == before
+        return not self._summed and self._lanes.get((one.source, one.lane)) == before
 
 
 def _one_sum(step: list[Message]) -> bool:

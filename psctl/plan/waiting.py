@@ -4,7 +4,8 @@ Transfers of one step between the same two nodes on one lane, with one action, a
 together. By the semantics of `schedule/transfer.py` a message may start when
 
     its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: summed)
-    the message before it on its lane has arrived                         (*delivered*)
+    both its ends are free on its lane: what the sender sent, and what    (*delivered*)
+      the receiver got, on that lane in earlier steps, has arrived
     its receiver has sent on what it would overwrite or add to            (*delivered*)
 
 and what a node holds of a chunk after a step is there when all that came in is summed and all that left in that very
@@ -66,7 +67,7 @@ class Waiting:
         self._held: dict[tuple[int, int], int] = {}  # the state of a chunk at a node -> who makes it
         self._gone: dict[tuple[int, int], int] = {}  # a chunk at a node -> when all that read it so far has left
         self._readers: dict[tuple[int, int], list[int]] = {}  # those not yet in _gone
-        self._lanes: dict[tuple[int, int, int], int] = {}
+        self._lanes: dict[tuple[int, int, bool], int] = {}  # (node, lane, whether it sends) -> the last to use it
         start = 0
         for index in range(1, len(messages) + 1):
             if index == len(messages) or messages[index].step != messages[start].step:
@@ -76,13 +77,14 @@ class Waiting:
     def _take_step(self, messages: list[Message], start: int, stop: int) -> None:
         reads: dict[tuple[int, int], list[int]] = {}
         writes: dict[tuple[int, int], list[int]] = {}
+        lanes: dict[tuple[int, int, bool], list[int]] = {}
         for index in range(start, stop):
             message = messages[index]
-            lane = (message.source, message.destination, message.lane)
-            before = self._lanes.get(lane)
-            if before is not None:
-                self._after_arrival(before, index)
-            self._lanes[lane] = index
+            for lane in ((message.source, message.lane, True), (message.destination, message.lane, False)):
+                before = self._lanes.get(lane)
+                if before is not None:
+                    self._after_arrival(before, index)
+                lanes.setdefault(lane, []).append(index)
             for chunk in message.chunks:
                 at = (message.source, chunk)
                 held = self._held.get(at)
@@ -107,6 +109,8 @@ class Waiting:
             self._held[to] = join
         for at, readers in reads.items():
             self._readers.setdefault(at, []).extend(readers)
+        for lane, users in lanes.items():
+            self._lanes[lane] = users[0] if len(users) == 1 else self._arrival_of(users)
 
     def _after_leaving(self, to: tuple[int, int], index: int) -> None:
         readers = self._readers.pop(to, None)
@@ -115,11 +119,14 @@ class Waiting:
             if gone is None and len(readers) == 1:
                 self._gone[to] = readers[0]
             else:
-                join = self._join()
-                for reader in (*readers, *(() if gone is None else (gone,))):
-                    self._after_arrival(reader, join)
-                self._gone[to] = join
+                self._gone[to] = self._arrival_of([*readers, *(() if gone is None else (gone,))])
         self._after_arrival(self._gone[to], index)
+
+    def _arrival_of(self, indices: list[int]) -> int:
+        join = self._join()
+        for index in indices:
+            self._after_arrival(index, join)
+        return join
 
     def _join(self) -> int:
         self.need.append(0)

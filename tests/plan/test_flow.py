@@ -90,6 +90,16 @@ def test_a_copy_waits_until_what_it_overwrites_was_sent_on() -> None:
     assert on_star(late) == pytest.approx(3.0)
 
 
+def test_a_lane_of_a_node_sends_one_step_after_the_other_and_gets_one_after_the_other() -> None:
+    out = schedule([(0, 0, 1, 0, "copy"), (1, 0, 2, 1, "copy")], 3, (1, 1))
+    into = schedule([(0, 1, 0, 0, "copy"), (1, 2, 0, 1, "copy")], 3, (1, 1))
+    for plan in (out, into):
+        assert on_star(plan, latency=0.25) == pytest.approx(1.5)
+    assert on_star(schedule([(0, 0, 1, 0, "copy"), (0, 0, 2, 1, "copy")], 3, (1, 1)), latency=0.25) == (
+        pytest.approx(1.25)
+    ), "messages of one step share the port"
+
+
 def test_messages_between_two_nodes_keep_their_order_on_a_lane_and_lanes_run_side_by_side() -> None:
     one = schedule([(0, 0, 1, 0, "copy"), (1, 0, 1, 1, "copy")], 2, (1, 1))
     assert on_star(one, latency=0.25) == pytest.approx(1.5)  # the second waits for the first, and its own latency
@@ -154,9 +164,13 @@ def test_what_is_not_the_same_for_all_is_simulated() -> None:
     network = Network(star(4, 100 * MB))
     uneven = Schedule("by hand", "all-reduce", 4, 4, (1, 2, 3, 4), ring(4).transfers)
     to_root = schedule([(0, rank, 0, 0, "reduce") for rank in (1, 2, 3)], 4)
-    # Every rank sends once a step, but the second step's messages wait for nothing: they may start at once.
-    loose = schedule([(step, rank, (rank + 1 + step) % 4, rank * 2 + step, "copy") for step in (0, 1)
-                      for rank in range(4)], 4, (1,) * 8)  # fmt: skip
+    # Every rank sends once a step, but on two lanes: the second step's messages wait for nothing.
+    apart = tuple(
+        Transfer(step, rank, (rank + 1 + step) % 4, rank * 2 + step, "copy", lane=step)
+        for step in (0, 1)
+        for rank in range(4)
+    )
+    loose = Schedule("by hand", "all-gather", 4, 4, (1,) * 8, apart)
     for plan in (uneven, to_root, loose):
         assert simulate(plan, network, names(4), MB).method == "simulated"
 

@@ -1,4 +1,4 @@
-"""Ways take the fewest edges, share what they cross, and leave a host by the nearest nic."""
+"""Ways are wide and short, share what they cross, and leave a host by the nearest nic."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_gpu_passes_nothing_on_for_others() -> None:
     ]  # fmt: skip
 
 
-def test_of_equally_short_ways_the_widest_is_taken() -> None:
+def test_of_two_ways_the_widest_is_taken() -> None:
     devices = (Device("GPU0", "gpu"), Device("GPU1", "gpu"), Device("SW0", "switch"), Device("NVSW0", "switch"))
     links = tuple(
         Link(gpu, switch, kind, rate)
