@@ -56,7 +56,7 @@ def findings(all_: Said, graph: HostGraph) -> Iterator[Finding]:
         all_: its readings.
         graph: what was built of them.
     """
-    yield from _missing(all_)
+    yield from _missing(all_, graph)
     yield from _slots(all_, graph)
     yield from _links(all_)
     yield from _fabric(all_, graph)
@@ -67,10 +67,16 @@ def findings(all_: Said, graph: HostGraph) -> Iterator[Finding]:
     yield from _places(graph)
 
 
-def _missing(all_: Said) -> Iterator[Finding]:
-    """GPUs that one output has and another lacks."""
+def _missing(all_: Said, graph: HostGraph) -> Iterator[Finding]:
+    """GPUs that one output has and another lacks, and those that cannot be told."""
     matrix = {ident.partition("/")[0] for ident in all_.matrix.devices if ident.startswith("GPU")}
     table = {f"GPU{row.index}" for row in all_.table.gpus}
+    bare = [one.address for one in all_.functions if one.pci_class is None]
+    if bare and not graph.of_kind("gpu"):
+        yield Finding(
+            f"{len(bare)} PCI functions have no class, so that it is not known which of them are GPUs: {_some(bare)}",
+            "give the file that NCCL_TOPO_DUMP_FILE writes on the machine, or what lspci says there",
+        )
     if not matrix or not table:
         return
     cure = "look for Xid (fallen off the bus) in dmesg, then reset the GPU or power the host down and up"
@@ -108,7 +114,8 @@ def _links(all_: Said) -> Iterator[Finding]:
     """GPUs with fewer NVLinks up than their twins."""
     by_name: dict[str, list[NvlinkGpu]] = {}
     for gpu in all_.nvlink.gpus:
-        by_name.setdefault(gpu.name, []).append(gpu)
+        if gpu.links:  # of a GPU of which it only says that all are down the reader tells
+            by_name.setdefault(gpu.name, []).append(gpu)
     cure = (
         "look for Xid 74 in dmesg and reset the GPU; for cards with a bridge seat it again; links stay down too when "
         "the GPU at their other end is missing"

@@ -108,8 +108,9 @@ def nics(all_: Said) -> list[Device]:
     nets = {net.name: net for net in all_.nccl.nets}
     by_device = {port.device: port for port in ports}
     found: list[Device] = []
+    names = _names(all_, [port.device for port in ports])
     for ident in (ident for ident in all_.matrix.devices if not is_gpu(ident)):
-        name = all_.matrix.legend.get(ident, "" if re.fullmatch(r"NIC[0-9]+", ident) else ident)
+        name = names.get(ident, "")
         found.append(_nic(ident, name, by_device.pop(name, None), facts, nets.pop(name, None)))
     for port in by_device.values():
         ident = port.interface if port.interface in facts else port.device
@@ -171,6 +172,15 @@ def _buses(all_: Said, ids: Sequence[str]) -> dict[str, str]:
     if not found and len(cards) == len(whole):
         found = {ident: card.address for ident, card in zip(sorted(whole, key=natural), cards, strict=True)}
     return found
+
+
+def _names(all_: Said, rdma: Sequence[str]) -> dict[str, str]:
+    """What the matrix's NICs are called by the system: by its legend; where that is cut off, in their order."""
+    listed = [ident for ident in all_.matrix.devices if not is_gpu(ident)]
+    own = {ident: ident for ident in listed if not re.fullmatch(r"NIC[0-9]+", ident)}
+    if not own and not all_.matrix.legend and len(listed) == len(rdma):
+        return dict(zip(listed, sorted(rdma, key=natural), strict=True))
+    return own | all_.matrix.legend
 
 
 def _nic(ident: str, name: str, port: RdmaPort | None, facts: Mapping[str, Nic], net: NcclNet | None) -> Device:

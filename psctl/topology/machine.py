@@ -38,17 +38,19 @@ def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGr
     gpus, nics = inventory.gpus(all_), inventory.nics(all_)
     order = {ident: index for index, ident in enumerate(all_.matrix.devices)}
     ends = sorted(gpus + nics, key=lambda device: order.get(device.id, len(order)))
-    words, findings = _words(all_, [device.id for device in ends])
+    words = _words(all_, [device.id for device in ends])
     switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, words))
+    virtual = {nic.name: nic.speed for nic in (facts.nics if facts else ()) if nic.kind == "virtual"}
     fabric, bundles = _bundles(all_, words, ends)
+    slots = [_untold(link, virtual) for link in slots]
     devices = [*cpus, *switches, *fabric, *ends]
     edges = [*bundles, *_coherent(gpus, slots, cpus), *slots, *_between(cpus)]
     graph = HostGraph(tuple(devices), (*_pairs(words, devices, edges), *_rest(words, edges)))
-    found = [*(facts.findings if facts else ()), *all_.findings, *findings, *doubts, *health.findings(all_, graph)]
+    found = [*(facts.findings if facts else ()), *all_.findings, *doubts, *health.findings(all_, graph)]
     return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
 
 
-def _words(all_: Said, ids: Sequence[str]) -> tuple[Words, list[Finding]]:
+def _words(all_: Said, ids: Sequence[str]) -> Words:
     """The word of each pair that any output has one for. The matrix's row counts, then its column."""
     said = all_.matrix.words
     nccl = _counted(all_)
@@ -58,13 +60,7 @@ def _words(all_: Said, ids: Sequence[str]) -> tuple[Words, list[Finding]]:
         word = word or nccl.get(frozenset((a, b)))
         if word:
             words[a, b] = word
-    differing = [(a, b) for a, b in words if (b, a) in said and said.get((a, b), said[b, a]) != said[b, a]]
-    if not differing:
-        return words, []
-    named = ", ".join(f"{a}-{b} ({said[a, b]}, {said[b, a]})" for a, b in differing[:3])
-    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-    what = f"the matrix has different words for the two directions of {named}{more}"
-    return words, [Finding(what, "save the output again; the word of the row that comes first is shown")]
+    return words
 
 
 def _levels(all_: Said, words: Words) -> dict[Pair, int]:
@@ -166,6 +162,14 @@ def _name(branch: Branch, above: str, default: Mapping[str, float], switches: li
     return rate
 
 
+def _untold(link: Link, virtual: Mapping[str, float | None]) -> Link:
+    """An interface without hardware sits in no slot: what it hangs on is as wide as itself, where that is known."""
+    if link.a not in virtual:
+        return link
+    rate = virtual[link.a]
+    return Link(link.a, link.b, "Ethernet", rates.ethernet(rate) if rate else link.bandwidth, None, derived=True)
+
+
 def _between(cpus: Sequence[Device]) -> list[Link]:
     """An edge between each two processors: which of them are neighbours, no output of these tells."""
     name = next((cpu.name for cpu in cpus if cpu.name), "")
@@ -238,8 +242,7 @@ def _pairs(words: Words, devices: Sequence[Device], edges: Sequence[Link]) -> It
             avoid: Collection[str] = () if nvlink else switches
             ways[a, nvlink] = router.paths(a, avoid)
         way = ways[a, nvlink].get(b)
-        bandwidth, latency = (way.bandwidth, way.latency) if way else (0.0, None)
-        yield Link(a, b, word, bandwidth, latency, switched=True if nvlink else None)
+        yield Link(a, b, word, way.bandwidth if way else 0.0, way.latency if way else None, True if nvlink else None)
 
 
 def _rest(words: Words, edges: Sequence[Link]) -> Iterator[Link]:

@@ -57,8 +57,6 @@ def place(
         else:
             cpu = _free(cpus, [tops[index] for index in group], tops, on, levels, blind, listed=bool(known))
         on.update(dict.fromkeys(group, cpu))
-    if not cpus:
-        cpus.append(Device("CPU0", "cpu", derived=True))
     return sorted(cpus, key=lambda cpu: _number(cpu.id)), [on[index] for index in range(len(tops))]
 
 

@@ -202,6 +202,11 @@ def test_a_topology_file_whose_gpus_name_themselves() -> None:
     assert what.startswith("the NVLinks of GPU0, GPU1, GPU2, GPU3 lead to itself")
 
 
+def test_slots_of_which_nothing_is_said() -> None:
+    (what,) = said(read_nccl((CAPTURED / "nccl-xml" / "aws-g5-48xl-a10gx8.xml").read_text()))
+    assert what.startswith("9 PCI functions have no class")
+
+
 def test_what_is_said_twice_is_shown_once() -> None:
     twice = Finding("the fan is broken", "mend it")
     assert said(GpuTable((), (twice,)), PciTree((), (twice,))) == ["the fan is broken"]
