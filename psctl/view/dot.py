@@ -94,7 +94,8 @@ def _host(host: Document, index: int, pens: Pens, rings: _Rings) -> Iterator[str
     arranged = inside(host)
     found = [f"! {what}" + (f" -> {cure}" if cure else "") for what, cure in said.findings(host)]
     yield f"  subgraph cluster_{index} {{"
-    yield f'    style=rounded; labelloc=t; color="#98a2b3"; label={_label(said.named(name), ", ".join(said.head(host)), *found)}'
+    label = _label(said.named(name), ", ".join(said.head(host)), *found)
+    yield f'    style=rounded; labelloc=t; color="#98a2b3"; label={label}'
     if not host.get("devices"):
         yield f"    {_id(name, '')} [shape=point, style=invis]"
     for number, root in enumerate(arranged.roots):

@@ -1,0 +1,346 @@
+"""One host as a panel of a picture: processors on top, switches below, GPUs and NICs in one row, their cables beneath.
+
+Each part of the tree takes the width of what hangs below it, so parts never overlap. NICs of one switch stand in
+stacks, for some machines have more of them than of GPUs. Direct cables are arcs below the row; a switch of cables
+(NVSwitch) is a bar below it. Rings lie over the arcs that they use; steps that go through a switch are dashed arcs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psctl.view import said
+from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, folded, text_width
+from psctl.view.inside import INNER, Inside, inside
+from psctl.view.paint import KINDS, RINGS, Pens, colour_of
+from psctl.view.svg_tree import (
+    DROP,
+    GAP,
+    LEVEL,
+    LINE_HEIGHT,
+    PAD,
+    SPINE,
+    STACK,
+    Node,
+    Words,
+    heights,
+    measure,
+    names,
+    node_of,
+    row_height,
+    settle,
+)
+
+Document = Mapping[str, Any]
+Pair = tuple[str, str]
+
+WARN = "#b54708"
+
+
+class Panel:
+    """The layout of a host; `width` and `height` are known before anything is drawn.
+
+    Args:
+        host: an entry of `topo -o json`'s hosts.
+        pens: the widths of lines in this picture.
+        rings: (ring, from, to) for each step of a ring between two devices of this host.
+        uplinks: a line of words for each cable that leaves the host.
+    """
+
+    def __init__(
+        self, host: Document, pens: Pens, rings: Sequence[tuple[int, str, str]], uplinks: Sequence[str]
+    ) -> None:
+        self.host, self.pens, self.rings = host, pens, list(rings)
+        self.inside: Inside = inside(host)
+        self.findings = said.findings(host)
+        self.roots = self._place()
+        self.nodes = {str(node.branch.device["id"]): node for root in self.roots for node in root.all()}
+        inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
+        self.width = max(240.0, inner + 2 * PAD, text_width(said.named(host["name"]), 14, True) + 70)
+        self.head = self._head(uplinks)
+        self.top = PAD + 20 + sum(size * LINE_HEIGHT for _, size, _ in self.head) + 18
+        self.below = self._levels()
+        self.height = self.below + self._under() + self._notes_height() + PAD
+
+    # ---- what is known before drawing ----------------------------------------------------------------------------
+
+    def _head(self, uplinks: Sequence[str]) -> list[tuple[str, float, str]]:
+        room = self.width - 2 * PAD
+        words = "" if self.host.get("error") else " · ".join([*said.head(self.host), *self._alike()])
+        lines = [(part, 11.0, FAINT) for part in folded(words, room, 11)] if words else []
+        return lines + [
+            (part, 10.0, colour_of({"type": "Ethernet"})) for up in uplinks for part in folded(up, room, 10)
+        ]
+
+    def _alike(self) -> list[str]:
+        """Return what all processors are, said once in the head."""
+        names = {str(d.get("name") or "") for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
+        return [said.named(names.pop())] if len(names) == 1 and "" not in names else []
+
+    def _place(self) -> list[Node]:
+        devices = self.host.get("devices") or []
+        same = {kind for kind in ("cpu", "gpu") if len({d.get("name") for d in devices if d["kind"] == kind}) < 2}
+        words = Words(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings)
+        cpus = sum(root.device["kind"] == "cpu" for root in self.inside.roots)
+        joined = any(said.kind_of(link) == "SMP" for link in self.inside.cables)
+        self.apart = 78.0 if cpus == 2 and joined else 18.0
+        nodes = [node_of(root, words) for root in self.inside.roots]
+        for kind in ("gpu", "nic"):  # boxes of one kind are equally wide
+            boxes = [node for root in nodes for node in root.all() if node.branch.device["kind"] == kind]
+            widest = max((node.width for node in boxes), default=0.0)
+            for node in boxes:
+                node.width = widest
+        for node in nodes:
+            measure(node)
+        return nodes
+
+    def _levels(self) -> float:
+        """Set all places; return where the row of leaves ends."""
+        found: dict[int, float] = {}
+        for root in self.roots:
+            heights(root, 0, found)
+        up = self._over()
+        tops, y = {}, self.top + up
+        for level in sorted(found):
+            tops[level] = y
+            y += found[level] + LEVEL
+        row = max((row_height(node) for root in self.roots for node in root.all()), default=0.0)
+        bare = [root for root in self.roots if str(root.branch.device["kind"]) not in INNER]
+        row = max([row, *(root.height for root in bare)])
+        bottom = y + row if row else y - LEVEL if found else self.top
+        inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
+        x = (self.width - inner) / 2
+        for root in self.roots:
+            settle(root, x, 0, tops, bottom)
+            x += root.span + self.apart
+        return bottom + (8 if self.roots else 0)
+
+    def _over(self) -> float:
+        """Return the room above the processors for what joins more than two of them."""
+        smp = self._smp()
+        return 0.0 if len(smp) < 2 else 38.0 if len(said.joined(smp, [])[0][1]) == 1 else 70.0
+
+    def _smp(self) -> list[Document]:
+        cpus = {str(d["id"]) for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
+        return [link for link in self.inside.cables if {str(link["a"]), str(link["b"])} <= cpus]
+
+    def _direct(self) -> list[Document]:
+        hubs = {str(hub["id"]) for hub in self.inside.hubs}
+        smp = {id(link) for link in self._smp()}
+        return [x for x in self.inside.cables if id(x) not in smp and not {str(x["a"]), str(x["b"])} & hubs]
+
+    def _arcs(self) -> float:
+        """Return the room for arcs below the row."""
+        pairs = [(str(link["a"]), str(link["b"])) for link in self._direct()] + [(a, b) for _, a, b in self._loose()]
+        return max((_depth(self.nodes[a], self.nodes[b]) for a, b in pairs), default=0.0)
+
+    def _loose(self) -> list[tuple[int, str, str]]:
+        """Return the steps of rings that no direct cable carries."""
+        own = {frozenset((str(link["a"]), str(link["b"]))) for link in self._direct()}
+        return [step for step in self.rings if frozenset(step[1:]) not in own and {step[1], step[2]} <= set(self.nodes)]
+
+    def _under(self) -> float:
+        arcs = self._arcs()
+        return (arcs + 16 if arcs else 0.0) + 60.0 * len(self.inside.hubs)
+
+    def _notes(self) -> list[tuple[int, list[str]]]:
+        room = self.width - 2 * PAD - 20
+        return [
+            (number, folded(what + (f" → {cure}" if cure else ""), room, 10))
+            for number, (what, cure) in enumerate(self.findings, 1)
+        ]
+
+    def _notes_height(self) -> float:
+        return sum(10 * LINE_HEIGHT * len(lines) + 6 for _, lines in self._notes()) + (8 if self.findings else 0)
+
+    # ---- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, canvas: Canvas, x: float, y: float) -> None:
+        """Draw the panel with its upper left corner at a point."""
+        canvas.ground(Area(x, y, self.width, self.height), "#ffffff", "#98a2b3", 10)
+        for node in self.nodes.values():
+            node.x += x
+            node.y += y
+        base = y + PAD + 14
+        canvas.text(x + PAD, base, said.named(self.host["name"]), 14, INK, True)
+        if self.findings:
+            canvas.badge(x + self.width - PAD - 7, base - 5, str(len(self.findings)), WARN)
+        for text, size, colour in self.head:
+            base += size * LINE_HEIGHT
+            canvas.text(x + PAD, base + 4, text, size, colour)
+        for root in self.roots:
+            self._draw_root(canvas, root)
+        self._draw_smp(canvas)
+        self._draw_direct(canvas)
+        self._draw_hubs(canvas, y)
+        self._draw_notes(canvas, x, y)
+
+    def _draw_root(self, canvas: Canvas, root: Node) -> None:
+        if root.branch.device["kind"] == "cpu" and len(root.all()) > 1:
+            bottom = max(node.y + node.height for node in root.all())
+            canvas.ground(Area(root.x - GAP, root.y - 8, root.span, bottom - root.y + 16), "#f9fafb", "#d0d5dd")
+        for node in root.all():
+            self._draw_box(canvas, node)
+            bus = node.y + node.height + LEVEL * 0.45
+            for child in node.inner + node.leaves:
+                self._draw_slot(canvas, node, child, bus)
+            for stack in node.stacks:
+                self._draw_stack(canvas, node, stack, bus)
+
+    def _draw_box(self, canvas: Canvas, node: Node) -> None:
+        device = node.branch.device
+        words = [said.named(device["id"]), *said.about(device), *(["derived"] if device.get("derived") else [])]
+        fill = KINDS[str(device["kind"])]
+        canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(words))
+        for number, (what, _) in enumerate(self.findings, 1):
+            if names(what, str(device["id"])):
+                canvas.badge(node.x + node.width - 9, node.y + 9, str(number), WARN)
+                break
+
+    def _draw_slot(self, canvas: Canvas, node: Node, child: Node, bus: float) -> None:
+        link = child.branch.link
+        leaf = str(child.branch.device["kind"]) not in INNER
+        end = child.x + DROP if leaf else child.middle
+        start = _under(node, end)
+        points = [(start, node.y + node.height), (start, bus), (end, bus), (end, child.y)]
+        self._line(canvas, points, link)
+        canvas.label(_rate(link), [(end + 6, child.y - 4)])
+
+    def _draw_stack(self, canvas: Canvas, node: Node, stack: Sequence[Node], bus: float) -> None:
+        spine = stack[0].x - SPINE + 4
+        start = _under(node, spine)
+        for child in stack:
+            middle = child.y + child.height / 2
+            points = [(start, node.y + node.height), (start, bus), (spine, bus), (spine, middle), (child.x, middle)]
+            self._line(canvas, points, child.branch.link)
+        words = _rate(stack[0].branch.link)
+        if len(stack) > 1 and len({_rate(child.branch.link) for child in stack}) == 1 and words:
+            words += " each"
+        canvas.label(words, [(spine + 7, stack[0].y - 4)])
+
+    def _line(self, canvas: Canvas, points: Sequence[Point], link: Document | None) -> None:
+        if link is None:
+            canvas.line(points, 1.0, "#98a2b3", dashed=True, title="no slot is known")
+            return
+        title = f"{said.named(link['a'])} - {said.named(link['b'])}: {said.cable(link)}, {said.certainty(link)}"
+        canvas.line(points, self.pens.inside(link), colour_of(link), dashed=bool(link.get("derived")), title=title)
+
+    def _draw_smp(self, canvas: Canvas) -> None:
+        links = self._smp()
+        if not links:
+            return
+        ends = [self.nodes[str(link[key])] for link in links for key in ("a", "b")]
+        if len(links) == 1 and abs(ends[0].y - ends[1].y) < 1:
+            one, other = sorted(ends, key=lambda node: node.x)
+            y = one.y + min(one.height, other.height) / 2
+            self._line(canvas, [(one.x + one.width, y), (other.x, y)], links[0])
+            rate = _rate(links[0])
+            centre = (one.x + one.width + other.x) / 2
+            canvas.label(rate, [(centre - text_width(rate, 9) / 2, y - 6), (centre - text_width(rate, 9) / 2, y + 14)])
+            return
+        lines = said.joined(links, [])[0][1]
+        if len(lines) == 1:  # all alike: one bar
+            left, right = min(node.x for node in ends), max(node.x + node.width for node in ends)
+            bar = Area(left, ends[0].y - 36, right - left, 18)
+            text = f"{said.kind_of(links[0])} {lines[0]}"
+            fits = text if text_width(text, 9.5) < bar.width - 8 else said.kind_of(links[0])
+            canvas.box(bar, KINDS["switch"], [(fits, 9.5, False)], dashed=bool(links[0].get("derived")), title=text)
+            for node in dict(zip(map(id, ends), ends, strict=True)).values():
+                self._line(canvas, [(node.middle, bar.y + bar.height), (node.middle, node.y)], links[0])
+            return
+        for link in links:
+            a, b = self.nodes[str(link["a"])], self.nodes[str(link["b"])]
+            depth = -min(60.0, 14 + abs(a.middle - b.middle) / 12)
+            self._arc(canvas, (a.middle, a.y), (b.middle, b.y), depth, link, None)
+
+    def _draw_direct(self, canvas: Canvas) -> None:
+        over: dict[frozenset[str], list[int]] = {}
+        for index, a, b in self.rings:
+            over.setdefault(frozenset((a, b)), []).append(index)
+        ties: list[tuple[str, str, Document | None, int | None, int]] = []
+        for tie in self._direct():
+            a, b = str(tie["a"]), str(tie["b"])
+            found = sorted(set(over.get(frozenset((a, b)), [])))
+            ties += [(a, b, tie, ring, i) for i, ring in enumerate(found)] or [(a, b, tie, None, 0)]
+        ties += [(a, b, None, index, 0) for index, a, b in self._loose()]
+        pins = self._pins([(a, b) for a, b, *_ in ties])
+        for number, (a, b, link, ring, strand) in enumerate(ties):
+            start, end = pins[number, a], pins[number, b]
+            depth = _depth(self.nodes[a], self.nodes[b]) - 7 * strand
+            self._arc(canvas, start, end, depth, link, ring)
+
+    def _arc(self, canvas: Canvas, a: Point, b: Point, depth: float, link: Document | None, ring: int | None) -> None:
+        colour = RINGS[ring % len(RINGS)] if ring is not None else colour_of(link or {"type": ""})
+        if link is None:
+            canvas.arc(a, b, depth, 1.4, colour, dashed=True, title=f"ring {(ring or 0) + 1}, through a switch")
+            return
+        title = f"{said.named(link['a'])} - {said.named(link['b'])}: {said.cable(link)}, {said.certainty(link)}"
+        dashed = bool(link.get("derived"))
+        x, y = canvas.arc(a, b, depth, self.pens.inside(link), colour, dashed=dashed, title=title)
+        words = said.cable(link)
+        half = text_width(words, 9) / 2
+        canvas.label(words, [(x - half, y + 14), (x - half, y - 7)])
+
+    def _pins(self, pairs: Sequence[Pair]) -> dict[tuple[int, str], Point]:
+        """Spread the ends of arcs along the bottom of each box, by where the other end is: they cross little."""
+        ends: dict[str, list[tuple[float, int]]] = {}
+        for number, (a, b) in enumerate(pairs):
+            ends.setdefault(a, []).append((self.nodes[b].middle, number))
+            ends.setdefault(b, []).append((self.nodes[a].middle, number))
+        pins = {}
+        for id_, found in ends.items():
+            node = self.nodes[id_]
+            left = sorted((x for x in found if x[0] < node.middle), reverse=True)
+            right = sorted((x for x in found if x[0] >= node.middle), reverse=True)
+            order = [number for _, number in (*left, *right)]
+            for place, number in enumerate(order, 1):
+                pins[number, id_] = (node.x + node.width * place / (len(order) + 1), node.y + node.height)
+        return pins
+
+    def _draw_hubs(self, canvas: Canvas, y: float) -> None:
+        arcs = self._arcs()
+        top = y + self.below + (arcs + 16 if arcs else 0.0) + 26
+        for hub in self.inside.hubs:
+            name = str(hub["id"])
+            spokes = [
+                (x, str(x["a"]) if str(x["b"]) == name else str(x["b"]))
+                for x in self.inside.cables
+                if name in (x["a"], x["b"])
+            ]
+            ends = [(link, self.nodes[end]) for link, end in spokes if end in self.nodes]
+            words = " · ".join([said.named(name), *said.about(hub)])
+            left = min(node.x for _, node in ends)
+            right = max(*(node.x + node.width for _, node in ends), left + text_width(words, 11, True) + 16)
+            bar = Area(left, top, right - left, 24)
+            canvas.box(bar, KINDS["switch"], [(words, 11, True)], dashed=bool(hub.get("derived")), title=words)
+            for link, node in ends:
+                self._line(canvas, [(node.middle, node.y + node.height), (node.middle, top)], link)
+                canvas.label(
+                    _rate(link), [(node.middle + 8, top - 5), (node.middle - 8 - text_width(_rate(link), 9), top - 5)]
+                )
+            top += 60
+
+    def _draw_notes(self, canvas: Canvas, x: float, y: float) -> None:
+        base = y + self.height - PAD - self._notes_height() + 8
+        for number, lines in self._notes():
+            canvas.badge(x + PAD + 7, base + 8, str(number), WARN)
+            for line in lines:
+                canvas.text(x + PAD + 20, base + 11.5, line, 10, WARN)
+                base += 10 * LINE_HEIGHT
+            base += 6
+
+
+def _rate(link: Document | None) -> str:
+    return said.rate(link.get("bandwidth"), str(link["type"])) if link else ""
+
+
+def _under(node: Node, x: float) -> float:
+    """Return where a line to a child leaves a box: straight above it below a processor's, else in the middle."""
+    if node.branch.device["kind"] == "cpu":
+        return min(max(x, node.x + 6), node.x + node.width - 6)
+    return node.middle
+
+
+def _depth(a: Node, b: Node) -> float:
+    return 16 + 0.55 * float(abs(a.middle - b.middle) ** 0.8)
