@@ -125,4 +125,7 @@ def build(strategy: str, world: int, options: Options | None = None) -> Schedule
     known = builders()
     if strategy not in known:
         raise UsageError(f"no schedule is called {strategy!r}", hint=f"one of: {', '.join(known)}")
-    return known[strategy](world, options or Options())
+    given = options or Options()
+    if given.order and sorted(given.order) != list(range(world)):
+        raise ValueError(f"an order names each of the {world} ranks once, not {list(given.order)}")
+    return known[strategy](world, given)

@@ -171,7 +171,8 @@ class _Play:
                     raise self._error(last, node, chunk, why)
 
     def _error(self, step: int, node: int, chunk: int, what: str) -> ScheduleError:
-        who = f"rank {node}" if node < self.promised.world else f"helper {node}"
+        helper = node - self.promised.world if node < self.promised.nodes else -1
+        who = f"rank {node}" if helper < 0 else f"helper {helper}"
         where = f"{self.schedule.name} ({self.promised.collective}), step {step}, {who}, chunk {chunk}"
         return ScheduleError(f"{where}: {what}", step, node, chunk)
 

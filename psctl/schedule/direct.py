@@ -42,7 +42,7 @@ def build(primitive: ScatterGather, world: int, paced: bool = False) -> Schedule
         ValueError: sources and destinations are two different groups, or no ranks of the world; the caller's fault.
     """
     sources, destinations, collective = primitive.sources, primitive.destinations, primitive.collective
-    members = sources + tuple(rank for rank in destinations if rank not in sources)
+    members = tuple(sorted({*sources, *destinations}))
     if len(sources) > 1 and len(destinations) > 1 and sources != destinations:
         raise ValueError("many to many goes among the same ranks; two groups exchange in two movements")
     if collective in ("gather", "scatter"):
@@ -50,7 +50,7 @@ def build(primitive: ScatterGather, world: int, paced: bool = False) -> Schedule
         root = destinations[0] if collective == "gather" else sources[0]
     else:
         owners, root = (), sources[0]
-        members = sources if len(sources) > 1 else members
+        members = sources if len(sources) > 1 else members  # many to many: in their order, for the chunks are in it
     shares = (1,) * primitive.units
     found = transfers(primitive, world, paced)
     return prove("direct", collective, world, found, shares, root=root, owners=owners, members=members)

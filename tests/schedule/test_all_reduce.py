@@ -1,0 +1,182 @@
+"""Every strategy's schedule is right, and no broken one passes: the proof against a second opinion."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psctl.errors import UsageError
+from psctl.schedule import catalog, one_shot, ring, star
+from psctl.schedule.catalog import Options
+from psctl.schedule.checker import ScheduleError, prove
+from psctl.schedule.groups import within
+from psctl.schedule.promise import Group
+from psctl.schedule.transfer import Schedule, Transfer
+from psctl.words import STRATEGIES
+from tests.schedule.brute import changes, play, sums_everywhere, vectors
+
+NAMES = tuple(name for name in STRATEGIES if name != "native")
+
+
+def options(world: int, **more: object) -> Options:
+    """What every strategy needs, for any world."""
+    ranks = tuple(range(world))
+    half = max(1, world // 2)
+    given = {
+        "rings": ((ranks, 2), (ranks[::2] + ranks[1::2], 1)),
+        "trees": ((0, tuple((0, rank) for rank in ranks[1:]), 2), (ranks[-1], tuple(pairwise(ranks[::-1])), 1)),
+        "groups": tuple(group for group in (ranks[:half], ranks[half:]) if group),
+        "inner": "sharded",
+        "chunks": 3,
+        "helpers": 2,
+        **more,
+    }  # fmt: skip
+    return Options(**given)  # type: ignore[arg-type]
+
+
+def test_every_strategy_but_the_engines_own_is_a_schedule() -> None:
+    assert set(catalog.builders()) == set(NAMES)
+    with pytest.raises(UsageError, match="native"):
+        catalog.build("native", 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("world", range(1, 10))
+def test_small_worlds(name: str, world: int) -> None:
+    for pieces in (1, 2, 3):
+        schedule = catalog.build(name, world, options(world, pieces=pieces))
+        assert schedule.name == name and schedule.collective == "all-reduce" and schedule.world == world
+        assert sums_everywhere(world, len(schedule.shares), schedule.transfers)
+        assert world > 1 or name in ("cpu", "ps") or schedule.steps == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(10, 33), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_larger_worlds_in_any_order(name: str, world: int, chunks: int, dice: random.Random) -> None:
+    order = list(range(world))
+    dice.shuffle(order)
+    cuts = sorted(dice.sample(range(1, world), dice.randint(1, 4)))
+    groups = tuple(tuple(order[start:stop]) for start, stop in zip([0, *cuts], [*cuts, world], strict=True))
+    weights = (*(dice.choice((0, 1, 5)) for _ in range(world - 1)), 2)
+    given = options(
+        world, chunks=chunks, order=tuple(order), rings=((tuple(order), 3),), groups=groups, weights=weights,
+        pieces=dice.randint(1, 3), paced=dice.random() < 0.5, root=dice.randrange(world),
+    )  # fmt: skip
+    schedule = catalog.build(name, world, given)
+    assert sums_everywhere(world, len(schedule.shares), schedule.transfers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(NAMES), st.permutations(range(9)), st.integers(1, 9))
+def test_among_a_group_of_a_world(name: str, ranks: list[int], size: int) -> None:
+    group = Group(tuple(ranks[:size]))
+    schedule = within(catalog.build(name, size, options(size)), group, 9)
+    start = vectors(9, len(schedule.shares))
+    end = play(start, schedule.transfers, lambda one, other: one + other)
+    assert end is not None
+    for chunk in range(len(schedule.shares)):
+        wanted = sum(start[rank, chunk] for rank in group.ranks)
+        assert all(end[rank, chunk] == wanted for rank in group.ranks)
+        assert all(end[rank, chunk] == start[rank, chunk] for rank in range(9) if rank not in group)
+
+
+def refusal(schedule: Schedule, transfers: tuple[Transfer, ...]) -> ScheduleError | None:
+    try:
+        prove("changed", "all-reduce", schedule.world, transfers, schedule.shares, nodes=schedule.nodes)
+    except ScheduleError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+def test_a_changed_transfer_is_refused_or_harmless(name: str, world: int) -> None:
+    dice = random.Random(f"{name} {world}")
+    refused: dict[str, int] = {}
+    for pieces in (1, 2):
+        schedule = catalog.build(name, world, options(world, pieces=pieces))
+        chunks = len(schedule.shares)
+        for index in dice.sample(range(len(schedule.transfers)), min(12, len(schedule.transfers))):
+            for change in changes(schedule, index, dice):
+                error = refusal(schedule, change.transfers)
+                if error:
+                    refused[change.what] = refused.get(change.what, 0) + 1
+                    assert "step" in str(error) and "chunk" in str(error) and error.rank >= 0 and error.chunk >= 0
+                else:
+                    assert sums_everywhere(world, chunks, change.transfers), f"{change.what} of {index} passed"
+    assert refused["drop"] and refused["duplicate"] and refused["other chunk"] and refused["other action"]
+    assert refused["redirect"] and refused["other source"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropping_any_transfer_is_refused(name: str) -> None:
+    schedule = catalog.build(name, 5, options(5))
+    for index in range(len(schedule.transfers)):
+        rest = schedule.transfers[:index] + schedule.transfers[index + 1 :]
+        with pytest.raises(ScheduleError):
+            prove(name, "all-reduce", 5, rest, schedule.shares, nodes=schedule.nodes)
+
+
+def test_bits_are_equal_even_where_operands_may_not_change_places() -> None:
+    """Nodes of a pair add in the order of their numbers, so even an operation that is not commutative agrees."""
+    for name in NAMES:
+        for world in (2, 3, 6, 8):
+            schedule = catalog.build(name, world, options(world))
+            end = play(vectors(world, len(schedule.shares)), schedule.transfers, lambda one, other: 3 * one - 7 * other)
+            assert end is not None
+            for chunk in range(len(schedule.shares)):
+                assert len({end[rank, chunk] for rank in range(world)}) == 1, (name, world)
+
+
+@pytest.mark.parametrize(
+    ("world", "seconds"), [(64, 0.3), (128, 1.5)], ids=["8,064 transfers", "32,512 transfers"]
+)  # fmt: skip
+def test_a_large_ring_is_built_and_proven_fast(world: int, seconds: float) -> None:
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        schedule = ring.build(world)
+        taken.append(time.perf_counter() - start)
+    assert len(schedule.transfers) == 2 * (world - 1) * world
+    assert min(taken) < seconds
+
+
+def test_a_pipeline_of_pieces_keeps_the_bytes() -> None:
+    for name in ("sharded", "ps", "hierarchical", "ring"):
+        whole, cut = (catalog.build(name, 6, options(6, pieces=pieces)).sent(1.0) for pieces in (1, 5))
+        assert cut == pytest.approx(whole)
+
+
+def test_two_shot_is_sharded_with_equal_shares() -> None:
+    assert one_shot.two_shot(5).transfers == catalog.build("sharded", 5).transfers
+
+
+def test_servers_are_refused_where_they_do_not_fit() -> None:
+    for servers, shares in [((), ()), ((4, 4), (1, 1)), ((4, 5), (1,))]:
+        with pytest.raises(ValueError, match="servers"):
+            star.build(4, servers, shares)
+
+
+def test_a_strategy_is_told_what_is_wrong() -> None:
+    for name, told, why in [
+        ("root", Options(root=4), "no rank 4"),
+        ("ring", Options(order=(0, 1, 1, 2)), "order"),
+        ("chain", Options(order=(0, 1, 2)), "order"),
+        ("sharded", Options(weights=(0, 0, 0, 0)), "shares"),
+        ("multi-ring", Options(), "rings"),
+        ("packed-trees", Options(trees=((0, ((0, 1), (2, 3)), 1),)), "no tree"),
+        ("packed-trees", Options(trees=((0, ((0, 1), (0, 1)), 1),)), "reached twice"),
+        ("packed-trees", Options(trees=((0, ((0, 1), (0, 2)), 1),)), "lacks"),
+        ("hierarchical", Options(groups=((0, 1), (2,))), "groups"),
+        ("hierarchical", Options(groups=((0, 1, 2), (3,))), "try sharded"),
+        ("hierarchical", Options(groups=((0, 1), (2, 3)), inner="wheel"), "wheel"),
+        ("hierarchical", Options(groups=((0, 1), (2, 3)), outer="cpu"), "helpers"),
+        ("pipelined-chain", Options(chunks=0), "at least one"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            catalog.build(name, 4, told)

@@ -1,0 +1,44 @@
+"""A schedule reads as text."""
+
+from __future__ import annotations
+
+from psctl.schedule import catalog, collectives, describe
+from psctl.schedule.catalog import Options
+from psctl.schedule.groups import within
+from psctl.schedule.promise import Group
+
+
+def test_lines_name_step_ends_chunks_and_action() -> None:
+    assert describe.lines(catalog.build("ring", 2)) == [
+        "step 0  rank 0 -> rank 1  add chunk 0",
+        "step 0  rank 1 -> rank 0  add chunk 1",
+        "step 1  rank 0 -> rank 1  copy chunk 1",
+        "step 1  rank 1 -> rank 0  copy chunk 0",
+    ]
+
+
+def test_helpers_have_their_own_name_and_columns_stand_straight() -> None:
+    assert describe.lines(catalog.build("cpu", 2)) == [
+        "step 0    rank 0 -> helper 0  add chunk 0",
+        "step 0    rank 1 -> helper 0  add chunk 0",
+        "step 1  helper 0 -> rank 0    copy chunk 0",
+        "step 1  helper 0 -> rank 1    copy chunk 0",
+    ]
+
+
+def test_what_travels_together_stands_together_and_long_ones_are_cut() -> None:
+    found = describe.lines(catalog.build("halving-doubling", 8), limit=3)
+    assert found[0] == "step 0  rank 0 -> rank 1  add chunks 4-7" and len(found) == 4
+    assert found[3] == "and 45 more"
+    assert describe.spans((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
+
+
+def test_summary() -> None:
+    assert describe.summary(catalog.build("ring", 4)) == (
+        "ring: all-reduce among 4 ranks in 6 steps, 24 messages, at most 1.5 of the vector out of a rank"
+    )
+    assert describe.summary(catalog.build("ps", 4, Options(servers=(4, 5)))) == (
+        "ps: all-reduce among 4 ranks and 2 helpers in 2 steps, 16 messages, at most 1 of the vector out of a rank"
+    )
+    barrier = within(collectives.build("barrier", 3), Group((1, 5, 2)), 8)
+    assert describe.summary(barrier) == "dissemination: barrier among 3 ranks in 2 steps, 6 messages"
