@@ -50,9 +50,16 @@ _TROUBLES: tuple[tuple[str, str], ...] = (
      "load the kernel module (modprobe nvidia), or install the driver for the running kernel"),
     (r"Driver not initialized|amdgpu not found in modules|amdgpu .*not loaded|ROCk module is NOT loaded",
      "load the kernel module (modprobe amdgpu), or install the driver for the running kernel"),
-    (r"Unable to determine the device handle",
+    (r"Unable to determine the device handle|fallen off the bus|NVRM: Xid \(PCI:\S+: 79\b",
      "the GPU fell off the bus: look for Xid in dmesg, then reset it or power the host down and up"),
     (r"GPU is lost|Unknown Error|GPU requires reset|GPU Recovery Action", f"the GPU does not answer: {_RESET}"),
+    (r"NVRM: Xid \(PCI:", f"the GPU or its driver failed: look up this Xid's number; {_RESET}"),
+    (r"infoROM is corrupted",
+     "the card's own memory for settings is damaged: power the host down and up; if this stays, replace the card"),
+    (r"could not select device driver .*gpu|nvidia-container-cli: |no nvidia-container-(runtime|toolkit)",
+     "the container cannot have GPUs: install the NVIDIA container toolkit and restart the container service"),
+    (r"CUDA driver version is insufficient|API mismatch: the client has the version",
+     "the driver is older than what runs on it, or was updated while it ran: update the driver and reboot the host"),
     (r"No devices (were|was) found|No AMD GPUs? (specified|found|detected)|No supported GPUs? ",
      "the driver runs and finds no GPU: look in dmesg and that the card is seated and powered, then reboot"),
     (r"couldn't find libnvidia-ml|libnvidia-ml\.so.*(not found|cannot open)|NVML Shared Library Not Found",
@@ -72,7 +79,7 @@ _TROUBLES: tuple[tuple[str, str], ...] = (
 
 _ANY_TROUBLE = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _TROUBLES), re.IGNORECASE)
 
-_LATER_LINE = re.compile(r"NVML library version", re.IGNORECASE)
+_LATER_LINE = re.compile(r"NVML library version|Failed to properly shut down NVML", re.IGNORECASE)
 """Lines that only add to the one before."""
 
 _ON = {"enabled": True, "on": True, "disabled": False, "off": False}
@@ -181,7 +188,8 @@ def _value(name: str, cell: str) -> int | str | bool | None:
         return address(cell) or None
     if name in ("name", "uuid", "driver"):
         return cell
-    return int(cell) if re.fullmatch(r"[0-9]{1,4}", cell) else None
+    match = re.fullmatch(r"x?([0-9]{1,4})x?", cell)
+    return int(match[1]) if match else None
 
 
 def _silent(index: int, cells: dict[str, str]) -> Iterator[Finding]:
@@ -219,7 +227,10 @@ def read_banner(text: str) -> GpuTable:
     """Read the table of a bare `nvidia-smi`: three lines a GPU; names may be cut there."""
     driver = re.search(r"Driver Version: ([0-9.]+)", text)
     rows: list[dict[str, Any]] = []
+    silent: list[int] = []
     for line in text.splitlines():
+        if "ERR!" in line and rows:
+            silent.append(rows[-1]["index"])
         match = _BANNER.match(line.strip())
         if match:
             rows.append({"index": int(match[1]), "name": match[2], "bus": address(match[4]),
@@ -228,7 +239,8 @@ def read_banner(text: str) -> GpuTable:
             rows[-1]["memory"] = int(memory[1]) << 20
         elif rows and "mig" not in rows[-1] and (mig := re.search(r"\| +(Enabled|Disabled)\*? +\|$", line.strip())):
             rows[-1]["mig"] = _ON[mig[1].lower()]
-    return GpuTable(tuple(GpuRow(**row) for row in rows))
+    findings = [Finding(f"GPU {index} shows ERR!", f"the GPU does not answer: {_RESET}") for index in silent]
+    return GpuTable(tuple(GpuRow(**row) for row in rows), tuple(dict.fromkeys(findings)))
 
 
 def read_gpus(

@@ -15,13 +15,13 @@ from psctl.topology.pci import address
 from psctl.topology.readings import GpuRow, GpuTable, RocmTopology
 
 _TITLES = (
-    ("weight", r"=+ *Weight between two GPUs *=+|WEIGHT TABLE:"),
-    ("hops", r"=+ *Hops between two GPUs *=+|HOPS TABLE:"),
-    ("type", r"=+ *Link Type between two GPUs *=+|LINK TYPE TABLE:"),
-    ("access", r"=+ *Link accessibility between two GPUs *=+|ACCESS TABLE:"),
-    ("bandwidth", r"=+ *Bandwidth between two GPUs *=+|NUMA BW TABLE:"),
-    ("numa", r"=+ *Numa Nodes *=+"),
-    ("other", r"=+ [A-Za-z].* =+|[A-Z][A-Z -]+ TABLE:|Legend:"),
+    ("weight", r"[=*-]* *Weight between two \w+ *[=*-]*|WEIGHT TABLE:"),
+    ("hops", r"[=*-]* *Hops between two \w+ *[=*-]*|HOPS TABLE:"),
+    ("type", r"[=*-]* *Link Type between two \w+ *[=*-]*|LINK TYPE TABLE:"),
+    ("access", r"[=*-]* *Link accessibility between two \w+ *[=*-]*|ACCESS TABLE:"),
+    ("bandwidth", r"[=*-]* *Bandwidth(?: between two \w+)? *[=*-]+|NUMA BW TABLE:"),
+    ("numa", r"[=*-]* *Numa Nodes *[=*-]*"),
+    ("other", r"[=*-]+ [A-Za-z].* [=*-]+|[A-Z][A-Z -]+ TABLE:|Legend:"),
 )
 _TITLE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _TITLES))
 _END = re.compile(r"=+ *End of ROCm SMI Log *=+")

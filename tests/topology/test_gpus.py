@@ -112,6 +112,7 @@ def test_the_table_of_a_bare_nvidia_smi() -> None:
     assert first == GpuRow(
         0, "NVIDIA A100-SXM4-80GB", "", 81920 << 20, "550.54.15", "0000:07:00.0", mig=True, persistence=True
     )
+    assert [finding.what for finding in read_banner(BANNER).findings] == ["GPU 10 shows ERR!"]
     assert (second.index, second.bus, second.mig, second.persistence) == (10, "0000:0f:00.0", False, False)
 
 
@@ -140,6 +141,11 @@ def test_what_broken_machines_print_is_a_finding_each_with_a_cure(path: Path) ->
         ("/bin/sh: rocm-smi: No such file or directory", "PATH"),
         ("bash: /usr/bin/nvidia-smi: Permission denied", "may not run"),
         ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that ...", "library"),
+        ("Unable to determine the device handle for GPU 0000:01:00.0: Not Found", "off the bus"),
+        ("NVRM: Xid (PCI:0000:34:00): 79, pid=1, GPU has fallen off the bus.", "off the bus"),
+        ("NVRM: Xid (PCI:0000:34:00): 48, pid=1, DBE (double bit error)", "Xid's number"),
+        ("WARNING: infoROM is corrupted at gpu 0000:17:00.0", "replace the card"),
+        ('docker: could not select device driver "" with capabilities: [[gpu]].', "container toolkit"),
         ("ERROR:root:Driver not initialized (amdgpu not found in modules)", "amdgpu"),
         ("Unable to open /dev/kfd read-write: Permission denied", "/dev/kfd"),
         ('Field "mig.mode.current" is not a valid field to query.', "too old"),
@@ -156,6 +162,7 @@ def test_known_troubles_have_a_cure(line: str, cure: str) -> None:
     "line",
     [
         "  CNS  = Chipset not supported", "  TNS  = Topology not supported", "  U    = Unknown", "GPU0\tX\tOK",
+        "Failed to properly shut down NVML: GPU access blocked by the operating system",
         "NVML: Unable to retrieve NVLink information as all links are inactive", "NVML library version: 580.173",
         "0, NVIDIA H200, 143771 MiB, 570.86.15, 00000000:0F:00.0", "         Link 3: <inactive>",
         "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |",

@@ -71,6 +71,12 @@ def test_sixteen_gpus_wrapped_by_the_terminal(width: int) -> None:
     assert found.findings == ()
 
 
+@pytest.mark.parametrize("ruler", ["=" * 26, "-" * 12, "", "**"])
+def test_titles_with_any_ruler_or_none(ruler: str) -> None:
+    found = read_rocm(table(TYPES, SIXTEEN[:2], "PCIE").replace("=", "").replace(TYPES, f"{ruler} {TYPES} {ruler}"))
+    assert found.types == {("GPU0", "GPU1"): "PCIE", ("GPU1", "GPU0"): "PCIE"}
+
+
 def test_amd_smi_names_its_rows_by_address() -> None:
     text = (
         table("ACCESS TABLE:", BUSES, "ENABLED", "ENABLED") + table("WEIGHT TABLE:", BUSES, "15")
