@@ -210,7 +210,7 @@ def _completed(devices: Sequence[Device], links: Sequence[Link], where: str) -> 
 
 
 def _alone(link: Link, router: Router) -> Link:
-    path = router.path(link.a, link.b)
+    path = router.pair(link.a, link.b, link.type)
     return msgspec.structs.replace(link, bandwidth=path.bandwidth) if path else link
 
 

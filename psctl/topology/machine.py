@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from psctl.topology.derive import Branch, Pair
 from psctl.topology.facts import Finding, HostFacts
 from psctl.topology.graph import Device, HostGraph, Link, bonded
 from psctl.topology.inventory import Said
-from psctl.topology.paths import Path, Router
+from psctl.topology.paths import Router
 from psctl.topology.readings import Reading
 
 Words = dict[tuple[str, str], str]
@@ -231,18 +231,13 @@ def _pairs(words: Words, devices: Sequence[Device], edges: Sequence[Link]) -> It
     """Each pair with a word, in order: the edge that it is, or the relation with what the pair gets when alone."""
     direct = {link.ends: link for link in edges if link.type == "xGMI" or (bonded(link.type) and link.edge)}
     router = Router(devices, edges)
-    switches = frozenset(device.id for device in devices if device.id.startswith("NVSW"))
-    ways: dict[tuple[str, bool], dict[str, Path]] = {}
     for (a, b), word in words.items():
         if frozenset((a, b)) in direct:
             yield direct[frozenset((a, b))]
             continue
-        nvlink = bonded(word) > 0
-        if (a, nvlink) not in ways:
-            avoid: Collection[str] = () if nvlink else switches
-            ways[a, nvlink] = router.paths(a, avoid)
-        way = ways[a, nvlink].get(b)
-        yield Link(a, b, word, way.bandwidth if way else 0.0, way.latency if way else None, True if nvlink else None)
+        way = router.pair(a, b, word)
+        through = True if bonded(word) else None
+        yield Link(a, b, word, way.bandwidth if way else 0.0, way.latency if way else None, through)
 
 
 def _rest(words: Words, edges: Sequence[Link]) -> Iterator[Link]:

@@ -63,7 +63,7 @@ def edges(words: Words, through: frozenset[tuple[str, str]], rate: Mapping[str, 
 
 
 def ports(
-    words: Words, through: frozenset[tuple[str, str]], rate: Mapping[str, float], taken: int = 0
+    words: Words, through: frozenset[tuple[str, str]], rate: Mapping[str, float]
 ) -> tuple[list[Device], list[Link]]:
     """Return the switches behind switched words, and an edge from each GPU to the switch of its fabric.
 
@@ -71,11 +71,10 @@ def ports(
         words: the word of each pair.
         through: pairs whose word goes through a switch.
         rate: of one NVLink of each GPU, bytes/s in one direction.
-        taken: number of such switches that the host has already.
     """
     devices: list[Device] = []
     links: list[Link] = []
-    for index, group in enumerate(fabrics([pair for pair in words if pair in through]), taken):
+    for index, group in enumerate(fabrics([pair for pair in words if pair in through])):
         switch = f"NVSW{index}"
         devices.append(Device(switch, "switch", name="NVSwitch", derived=True))
         for gpu in group:

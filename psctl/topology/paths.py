@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from psctl.topology.graph import Device, HostGraph, Link
+from psctl.topology.graph import Device, Link, bonded
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -57,21 +57,30 @@ class Router:
             if edge.a in self._near and edge.b in self._near:
                 self._near[edge.a].append((edge.b, edge))
                 self._near[edge.b].append((edge.a, edge))
+        self._fabric = frozenset(
+            ident
+            for ident, near in self._near.items()
+            if self._passing[ident] and near and all(edge.type == "NVLink" for _, edge in near)
+        )
+        self._known: dict[tuple[str, bool], dict[str, Path]] = {}
 
-    def path(self, a: str, b: str, avoid: Collection[str] = ()) -> Path | None:
-        """Return the widest path, the shortest of the widest; None when there is none, or the ends are one device.
+    def pair(self, a: str, b: str, word: str) -> Path | None:
+        """Return the way of a pair that a matrix has this word for; None when there is none.
 
-        Args:
-            a: id of the device that it begins at.
-            b: id of the device that it ends at.
-            avoid: ids of devices that it may not pass through.
+        It is the widest, the shortest of the widest. NVn may go through a switch of NVLink; other words are of PCIe.
         """
-        if a == b or a not in self._near or b not in self._near:
-            return None
-        return self.paths(a, avoid).get(b)
+        key = (a, bonded(word) > 0)
+        if key not in self._known and a in self._near:
+            self._known[key] = self.paths(a, () if key[1] else self._fabric)
+        return self._known.get(key, {}).get(b)
 
     def paths(self, a: str, avoid: Collection[str] = ()) -> dict[str, Path]:
-        """Return the widest path from `a` to every device that can be reached; arguments as of `path`."""
+        """Return the widest path from a device to every other that can be reached.
+
+        Args:
+            a: id of the device that they begin at.
+            avoid: ids of devices that they may not pass through.
+        """
         came: dict[str, tuple[str, Link]] = {}
         settled: dict[str, Path] = {}
         queue: list[tuple[float, int, str]] = [(-math.inf, 0, a)]
@@ -92,11 +101,6 @@ class Router:
                     heapq.heappush(queue, (*key, other))
         del settled[a]
         return settled
-
-
-def widest(graph: HostGraph, a: str, b: str) -> Path | None:
-    """Return the widest path between two devices of a host over its edges, None when there is none."""
-    return Router(graph.devices, graph.edges).path(a, b)
 
 
 def _extended(before: Path | None, previous: str, edge: Link, ident: str) -> Path:

@@ -16,11 +16,6 @@ from psctl.topology.graph import Device
 from psctl.topology.readings import Affinity
 
 
-def told(affinity: Mapping[str, Affinity]) -> dict[str, int]:
-    """Return the NUMA node of each device for which a matrix names exactly one."""
-    return {ident: int(near.numa) for ident, near in affinity.items() if re.fullmatch(r"[0-9]+", near.numa.strip())}
-
-
 def by_cores(affinity: Mapping[str, Affinity]) -> dict[str, int]:
     """Return a number for each device by its list of cores, where lists differ; none when all have the same.
 

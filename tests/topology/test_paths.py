@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.paths import Router, widest
+from psctl.topology.paths import Path, Router
 
 
 def host(*edges: tuple[str, str, float], kinds: str = "") -> HostGraph:
@@ -15,6 +15,10 @@ def host(*edges: tuple[str, str, float], kinds: str = "") -> HostGraph:
     kind = {"G": "gpu", "N": "nic", "C": "cpu", "S": "switch"}
     devices = tuple(Device(one, kind[one[0]]) for one in ids)  # type: ignore[arg-type]
     return HostGraph(devices, tuple(Link(a, b, "PCIe", rate, 1e-6) for a, b, rate in edges))
+
+
+def widest(graph: HostGraph, a: str, b: str, word: str = "SYS") -> Path | None:
+    return Router(graph.devices, graph.edges).pair(a, b, word)
 
 
 BOX = host(("G0", "S0", 16.0), ("G1", "S0", 16.0), ("G2", "S1", 4.0), ("S0", "C0", 8.0), ("S1", "C0", 16.0),
@@ -50,10 +54,18 @@ def test_a_gpu_passes_nothing_on_though_that_way_were_wider() -> None:
 def test_the_shortest_of_equally_wide_ways_and_what_is_to_be_avoided() -> None:
     graph = host(("G0", "C0", 16.0), ("C0", "C1", 40.0), ("C0", "C2", 40.0), ("C1", "C2", 40.0), ("C2", "G1", 16.0))
     router = Router(graph.devices, graph.edges)
-    path, around = router.path("G0", "G1"), router.path("G0", "G1", avoid=["C2"])
+    path = router.pair("G0", "G1", "SYS")
     assert path is not None
     assert path.devices == ("G0", "C0", "C2", "G1")
-    assert around is None
+    assert "G1" not in router.paths("G0", avoid=["C2"])
+
+
+def test_words_of_pcie_do_not_go_through_a_switch_of_nvlink() -> None:
+    slots = host(("G0", "C0", 16.0), ("G1", "C0", 16.0))
+    ports = (Link("G0", "S0", "NVLink", 300.0), Link("G1", "S0", "NVLink", 300.0))
+    graph = HostGraph((*slots.devices, Device("S0", "switch")), (*slots.links, *ports))
+    ways = [widest(graph, "G0", "G1", word) for word in ("NV12", "SYS")]
+    assert [way.devices[1] for way in ways if way] == ["S0", "C0"]
 
 
 def test_no_way_no_path() -> None:
@@ -85,5 +97,5 @@ def test_no_way_is_wider_than_the_one_that_is_found(rows: list[tuple[int, int, i
                 best[a, b] = max(best.get((a, b), 0.0), min(best.get((a, mid), 0.0), best.get((mid, b), 0.0)))
     for a in ids:
         for b in ids:
-            path = router.path(a, b) if a != b else None
+            path = router.pair(a, b, "SYS") if a != b else None
             assert (path.bandwidth if path else 0.0) == (best[a, b] if a != b else 0.0)
