@@ -110,8 +110,8 @@ class Player:
 
     def _start(self) -> None:
         works: list[Callable[[], None]] = [
-            *(lambda lane=lane, m=messages: self._send_all(lane, m) for lane, messages in self._script.out.items()),  # type: ignore[misc]
-            *(lambda lane=lane, m=messages: self._receive_all(lane, m) for lane, messages in self._script.into.items()),  # type: ignore[misc]
+            *(lambda lane=lane, m=messages: self._send_all(lane, m) for lane, messages in self._script.out.items()),
+            *(lambda lane=lane, m=messages: self._receive_all(lane, m) for lane, messages in self._script.into.items()),
         ]
         self._threads = [threading.Thread(target=self._loop, args=(work,), daemon=True) for work in works]
         for thread in self._threads:
@@ -123,7 +123,8 @@ class Player:
         seen = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda seen=seen: self._round > seen or self._closed)  # type: ignore[misc]
+                while self._round == seen and not self._closed:
+                    self._changed.wait()
                 if self._closed:
                     return
                 seen = self._round
