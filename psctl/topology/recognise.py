@@ -33,6 +33,7 @@ _PROMPT = re.compile(
     r"\s*(?:\S.{0,80}[$#>%] ?|[$#>%] ?)?(?:sudo )?(?:/\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|lspci|ibstat|ibstatus|"
     r"ibdev2netdev|rdma|cat|ls|hostname|date)(?: -?[\w-]\S*){0,8}\s*$|== (?:psctl|status) "
 )
+_QUOTE = re.compile(r"[>#;]+|//+|(?!\S*-smi:)[a-zA-Z][\w.-]*:(?= |\t|$)")
 _WITHIN = {"rocm": re.compile(r"\s*GPU[0-9]"), "amd": re.compile(r"\s*[0-9a-f]{4}:[0-9a-f]{2}:")}
 """What would be another output's line anywhere else."""
 
@@ -108,6 +109,7 @@ def read_all(text: str) -> tuple[Reading, ...]:
         One reading an output in their order, then one Failure with all error lines; Unknown when there is nothing else.
     """
     text = _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = "\n".join(_unquoted(text.split("\n")))
     found: list[Reading] = []
     rest = text
     xml = nccl_xml.BEGIN.search(text)
@@ -123,6 +125,15 @@ def read_all(text: str) -> tuple[Reading, ...]:
     if findings:
         found.append(Failure(findings))
     return tuple(found) or (Unknown(next((line.strip() for line in text.split("\n") if line.strip()), "")),)
+
+
+def _unquoted(lines: list[str]) -> list[str]:
+    """Without what stands before every line: "> " of a mail, "# " of a comment, "node7: " of a parallel shell."""
+    filled = [line for line in lines if line.strip()]
+    match = _QUOTE.match(filled[0]) if len(filled) > 1 else None
+    if match is None or not all(line.startswith(match[0].rstrip()) for line in filled):
+        return lines
+    return [re.sub(rf"{re.escape(match[0].rstrip())} ?", "", line, count=1) for line in lines]
 
 
 def _xml_ends(text: str, begin: int) -> tuple[int, int]:
@@ -186,7 +197,8 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
     if _LINK.match(line):
         return "listed", ""
     if _HEADER.match(line):
-        return "matrix", "header" if re.search(r"GPU0(?![0-9])", line) else "more"
+        first = re.search(r"GPU0(?![0-9])", line) and len(line.split()) > 1
+        return "matrix", "header" if first else "more"
     if _ROW.match(line):
         return "matrix", ""
     if gpus.is_query(line):

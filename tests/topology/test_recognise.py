@@ -54,7 +54,7 @@ LSPCI = "17:01.0 PCI bridge: Intel Corporation Device 352a\n\tBus: primary=17, s
 TREE = "-[0000:00]-+-00.0\n           \\-01.0-[01]----00.0\n"
 IBSTAT = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 400\n\t\tLink layer: InfiniBand\n"
 NETDEV = "mlx5_0 port 1 ==> ib0 (Up)\n"
-XML = '<system version="1"><cpu numaid="0"><pci busid="0000:07:00.0"/></cpu></system>\n'
+XML = '<system version="1">\n<cpu numaid="0"><pci busid="0000:07:00.0"/></cpu>\n</system>\n'
 ROCM = (CAPTURED / "rocm" / "mi300a-x4-xgmi.txt").read_text()
 AMD = """\
 LINK TYPE TABLE:
@@ -87,6 +87,15 @@ def test_banners_prompts_and_colours_around_an_output_do_no_harm(text: str, kind
     around = f"🔗 GPU topology of node-a\n=====\n\x1b[1mroot@node-a:~#\x1b[0m nvidia-smi\n{text}\n✅ done\n"
     assert isinstance(read(around), kind)
     assert isinstance(read(text.replace("\n", "\r\n")), kind)
+
+
+@pytest.mark.parametrize("before", ["> ", "# ", "node-7: ", "// "])
+@pytest.mark.parametrize("name", sorted(name for name, (text, _) in OUTPUTS.items() if text.count("\n") > 1))
+def test_what_stands_before_every_line_is_left_out(name: str, before: str) -> None:
+    text, kind = OUTPUTS[name]
+    found = read("".join(before + line if line.strip() else line for line in text.splitlines(keepends=True)))
+    assert isinstance(found, kind)
+    assert found == read(text)
 
 
 @given(st.lists(st.sampled_from(sorted(OUTPUTS.keys() - {"netdev"})), min_size=1, unique=True), st.booleans())
