@@ -43,7 +43,7 @@ class Way(msgspec.Struct, frozen=True):
 
     def ask(self, shell: Shell, verb: str, question: Mapping[str, Any], token: str, timeout: float) -> Any:
         """Ask a host; the token travels on standard input."""
-        asked = {"congestion": self.congestion, **question}
+        asked = {"name": shell.name, "congestion": self.congestion, **question}
         python = self.pythons[shell.name]
         return ask.ask(shell, python, ask.LINK, verb, asked, stdin=token.encode() + b"\n", timeout=timeout)
 

@@ -39,17 +39,9 @@ PATIENCE = 5.0
 """Seconds that a side waits for the other's next word."""
 
 
-# ---- sockets ---------------------------------------------------------------------------------------------------------
-
-
-def family(host: str) -> socket.AddressFamily:
-    """Return the family of a numeric address."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def prepared(host: str, congestion: str) -> socket.socket:
-    """Return a TCP socket set up as psctl's own data connections are."""
-    made = socket.socket(family(host), socket.SOCK_STREAM)
+    """Return a TCP socket for a numeric address, set up as psctl's own data connections are."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE)
     with contextlib.suppress(PermissionError):
         made.setsockopt(socket.SOL_SOCKET, RCVBUFFORCE, RECEIVE)
@@ -62,9 +54,9 @@ def prepared(host: str, congestion: str) -> socket.socket:
 class Line:
     """A connection that speaks in lines of JSON between the bytes that are measured."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        connected.settimeout(PATIENCE)
+    def __init__(self, connected: socket.socket, patience: float = PATIENCE) -> None:
+        self.socket, self.patience = connected, patience
+        connected.settimeout(patience)
 
     def say(self, word: Any) -> None:
         self.socket.sendall(json.dumps(word).encode() + b"\n")
@@ -126,7 +118,7 @@ class Line:
         except (BrokenPipeError, ConnectionResetError):
             return True
         finally:
-            self.socket.settimeout(PATIENCE)
+            self.socket.settimeout(self.patience)
         return False
 
 
@@ -161,9 +153,6 @@ def at(counted: Counted, moment: float) -> float:
     return float(before[1])
 
 
-# ---- the server ------------------------------------------------------------------------------------------------------
-
-
 def serve(question: Question, token: str) -> Question:
     """Listen until told to stop, `seconds` at most; answer who knows the token."""
     stopped = threading.Event()
@@ -175,15 +164,25 @@ def serve(question: Question, token: str) -> Question:
             failed[host] = error.strerror or str(error)
     word = {"ports": {host: one.getsockname()[1] for host, one in listening.items()}, "failed": failed}
     with contextlib.ExitStack() as open_:
-        door = open_.enter_context(socket.socket(socket.AF_UNIX))
+        door = open_.enter_context(ended(socket.socket(socket.AF_UNIX)))
         for one in listening.values():
-            open_.enter_context(one)
+            open_.enter_context(ended(one))
             threading.Thread(target=accept, args=(one, token), daemon=True).start()
-        door.bind(doorway(token))
+        door.bind(doorway(question, token))
         door.listen(8)
         threading.Thread(target=answer, args=(door, word, stopped), daemon=True).start()
         stopped.wait(question["seconds"])
+        stopped.set()
     return {}
+
+
+@contextlib.contextmanager
+def ended(listener: socket.socket) -> Iterator[socket.socket]:
+    """Close a listener in the end, which wakes who waits in its accept()."""
+    with listener:
+        yield listener
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket:
@@ -203,9 +202,9 @@ def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket
     raise OSError("no port")
 
 
-def doorway(token: str) -> str:
-    """Return the abstract name of a server's own door."""
-    return "\0psctl-link-" + hashlib.sha256(token.encode()).hexdigest()[:32]
+def doorway(question: Question, token: str) -> str:
+    """Return the abstract name of the door of a host's server; hosts may share a network."""
+    return "\0psctl-link-" + proof(token, question["name"])[:32]
 
 
 def answer(door: socket.socket, word: Question, stopped: threading.Event) -> None:
@@ -260,25 +259,22 @@ def drain(line: Line) -> None:
         continue
 
 
-# ---- those who dial --------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def dialled(question: Question, token: str) -> Iterator[Line]:
     """Connect to a server and prove to know the token."""
     host, port = question["to"]
     with prepared(host, question["congestion"]) as made:
-        made.settimeout(question.get("patience", PATIENCE))
+        patience = question.get("patience", PATIENCE)
+        made.settimeout(patience)
         if question.get("from"):
             made.bind((question["from"], 0))
         made.connect((host, port))
-        line = Line(made)
+        line = Line(made, patience)
         line.say(proof(token, line.hear()))
         yield line
 
 
 def ask(line: Line, word: Question) -> None:
-    """Have the server do something."""
     line.say(word)
     line.hear()
 
@@ -375,7 +371,7 @@ def at_door(word: str, question: Question, token: str) -> Question:
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as door:
-                door.connect(doorway(token))
+                door.connect(doorway(question, token))
                 line = Line(door)
                 line.say(word)
                 return dict(line.hear())
