@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from psctl.topology.cells import CPU_LIST, is_tail, split_glued
+from psctl.topology.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
 from psctl.topology.facts import Finding
 from psctl.topology.tables import Row, Table
 
@@ -39,7 +39,7 @@ def align(table: Table, known: re.Pattern[str]) -> Grid:
     columns = _columns(table, known, findings)
     devices = tuple(column for column in columns if column)
     place = {name: at for at, name in enumerate(columns) if name}
-    rows = [_read(row, place.get(row.label), len(columns), _may_be_cut(row, table), known) for row in table.rows]
+    rows = [_read(row, place.get(row.label), len(columns), _is_tailed(row, table), known) for row in table.rows]
     _by_columns(table, rows, place, len(columns))
     words = _collect(table, rows, columns, known, findings)
     findings += _missing(table, rows, columns, words)
@@ -51,17 +51,21 @@ def align(table: Table, known: re.Pattern[str]) -> Grid:
 
 def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
     """Return the device of each column, "" where none is known: the header's, mended by where each row has its X."""
-    seen: dict[int, set[str]] = {}
-    longest = 0
-    for row in table.rows:
-        cells = _cells(next(iter(row.tokens(known)))[0])
-        crosses = [at for at, cell in enumerate(cells) if cell == "X"]
-        longest = max(longest, len(cells))
-        if len(crosses) == 1:
-            seen.setdefault(crosses[0], set()).add(row.label)
     header = list(table.devices)
+    place = {name: at for at, name in enumerate(header)}
+    seen: dict[int, set[str]] = {}
+    longest = fitting = 0
+    for row in table.rows:
+        readings = [cells for cells, _ in row.tokens(known)]
+        own = place.get(row.label)
+        tailed = _is_tailed(row, table)
+        fitting += own is not None and any(_is_whole(cells, own, len(header), known, tailed) for cells in readings)
+        cells = min(map(_cells, readings), key=len)
+        longest = max(longest, len(cells))
+        if cells.count("X") == 1:
+            seen.setdefault(cells.index("X"), set()).add(row.label)
     right = sum(seen.get(at) == {name} for at, name in enumerate(header))
-    if header and (not seen or (right * 2 >= len(seen) and longest <= len(header))):
+    if header and (not seen or fitting * 2 > len(table.rows) or (right * 2 >= len(seen) and longest <= len(header))):
         return header
     columns = ["" for _ in range(longest)]
     names = [next(iter(labels)) for labels in seen.values() if len(labels) == 1]
@@ -88,16 +92,16 @@ def _fits(header: list[str], columns: list[str], shift: int) -> bool:
     return bool(agree) and all(agree) and not (set(header) & (set(columns) - inside))
 
 
-def _may_be_cut(row: Row, table: Table) -> bool:
-    """Whether a row that ends in a word was cut there: the text ends, or the header promises a GPU more than words."""
-    return row.last or (bool(table.tails) and row.label.startswith("GPU"))
+def _is_tailed(row: Row, table: Table) -> bool:
+    """Whether values stand behind this row's words: the header has titles, and only GPUs have them."""
+    return bool(table.tails) and row.label.startswith("GPU")
 
 
 def _cells(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens up to the first number."""
-    cells = []
+    """Return the tokens up to the first number, or to a word that is none of a table."""
+    cells: list[str] = []
     for token in tokens:
-        if CPU_LIST.fullmatch(token):
+        if CPU_LIST.fullmatch(token) or not (token.isupper() or token[0] == "<"):
             break
         cells.append(token)
     while cells and is_tail(cells[-1]):
@@ -105,15 +109,17 @@ def _cells(tokens: Sequence[str]) -> list[str]:
     return cells
 
 
-def _read(row: Row, own: int | None, width: int, open_: bool, known: re.Pattern[str]) -> Read:
+def _read(row: Row, own: int | None, width: int, tailed: bool, known: re.Pattern[str]) -> Read:
     """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
     wholes = []
     first: tuple[list[str], set[str]] | None = None
     for cells, doubtful in row.tokens(known):
         first = first or (cells, doubtful)
-        if own is not None and _is_whole(cells, own, width, known):
+        if own is not None and _is_whole(cells, own, width, known, tailed):
             wholes.append((cells, doubtful))
     if wholes:
+        clear = [reading for reading in wholes if all(map(is_tail, reading[0][width:]))]
+        wholes = clear or wholes
         agreed = {
             at: word
             for at, word in enumerate(wholes[0][0][:width])
@@ -123,14 +129,17 @@ def _read(row: Row, own: int | None, width: int, open_: bool, known: re.Pattern[
         return Read(row.label, agreed, tails, len(agreed) == width)
     if own is None or first is None:
         return Read(row.label, {}, [])
-    return _part(row.label, *first, own, width, open_, known)
+    return _part(row.label, *first, own, width, row.last or tailed, known)
 
 
-def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str]) -> bool:
-    if len(cells) < width or cells[own] != "X" or cells[:width].count("X") != 1:
+def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: bool) -> bool:
+    """Whether these are a row's words, one a column and X in its own; N/A is a word where no value can be meant."""
+    words, behind = cells[:width], cells[width:]
+    if len(words) < width or words[own] != "X" or words.count("X") != 1 or (behind and known.fullmatch(behind[0])):
         return False
-    behind = cells[width:]
-    return not any(CPU_LIST.fullmatch(cell) for cell in cells[:width]) and not (behind and known.fullmatch(behind[0]))
+    if tailed and any(NOT_SAID.fullmatch(word) for word in words) and not (behind and CPU_LIST.fullmatch(behind[0])):
+        return False
+    return not any(CPU_LIST.fullmatch(word) for word in words)
 
 
 def _part(

@@ -92,14 +92,14 @@ def joint(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
         return (" ",)
     if words.fullmatch(whole) or whole in ("N/A", "n/a"):
         return ("",)
-    if (is_tail(left) and is_tail(right)) or _half(left, right):
-        return (" ", "")
-    return (" ",)
+    if words.fullmatch(left) and is_tail(right):
+        return (" ",)
+    return (" ", "") if _fragment(left) and _fragment(right) else (" ",)
 
 
-def _half(left: str, right: str) -> bool:
-    """Whether a list of processors was broken beside its sign: "0-23," and "48-71", "0" and "-23"."""
-    return (left[-1] in ",-" and right[0].isdigit()) or (right[0] in ",-" and left[-1].isdigit())
+def _fragment(token: str) -> bool:
+    """Whether a token may be half of one: of a list of processors ("0-23,"), or of a word that nobody knows."""
+    return bool(re.fullmatch(r"[A-Z0-9<>/?,-]+|<?\w+>?", token))
 
 
 def ranges(cpus: str) -> list[tuple[int, int]] | None:

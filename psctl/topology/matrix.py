@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from psctl.topology.aligned import AGAIN, Grid, align
-from psctl.topology.cells import CPU_LIST, LINK_WORDS, NOT_SAID, PEER_WORDS, clean, ranges, unglue_node
+from psctl.topology.cells import LINK_WORDS, NOT_SAID, PEER_WORDS, clean, is_tail, ranges, unglue_node
 from psctl.topology.facts import Finding
 from psctl.topology.readings import Affinity, Matrix
 from psctl.topology.tables import Table, tables
@@ -66,7 +66,7 @@ def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dic
     certain = {
         label: _titled(ways[0], titles)
         for label, ways in grid.tails.items()
-        if len(ways) == 1 and len(_values(ways[0], titles)) == len(titles)
+        if len(ways) == 1 and len(_values(ways[0])) == len(titles)
     }
     found = {}
     for label, ways in grid.tails.items():
@@ -86,11 +86,11 @@ def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dic
     return found
 
 
-def _values(tokens: Iterable[str], titles: Sequence[str]) -> list[str]:
+def _values(tokens: Iterable[str]) -> list[str]:
     """Return the values that a row ends in, without what else stands behind them."""
     values: list[str] = []
     for token in tokens:
-        if len(values) == len(titles) or not (CPU_LIST.fullmatch(token) or NOT_SAID.fullmatch(token)):
+        if not is_tail(token):
             break
         values.append(token)
     return values
@@ -102,7 +102,7 @@ def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
     Where there are less values than titles, N/A at the end belongs to the last title, which always has a value; the
     others fill from the left.
     """
-    values = _values(tokens, titles)
+    values = _values(tokens)
     named: dict[str, str] = {}
     rest = list(titles)
     if len(values) < len(titles) and values and NOT_SAID.fullmatch(values[-1]):
@@ -114,7 +114,7 @@ def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
 def _resolved(ways: list[list[str]], titles: Sequence[str], others: Iterable[Affinity]) -> Affinity | None:
     """Return the one reading that other rows bear out, or that alone makes sense; None when there are several."""
     known = set(others)
-    readings = {_titled(tokens, titles) for tokens in ways if len(_values(tokens, titles)) == len(titles)}
+    readings = {_titled(tokens, titles) for tokens in ways if len(_values(tokens)) == len(titles)}
     if len(readings) > 1:
         borne = {reading for reading in readings if reading in known}
         sound = {reading for reading in readings if _is_sound(reading)}
@@ -162,7 +162,7 @@ def _is_even(cpus: str) -> bool:
 def _confirmed(value: Affinity, label: str, certain: dict[str, Affinity]) -> bool:
     """Whether the last value of a text is whole for certain: it ends in N/A, or another row has the same."""
     last = value.gpu_numa or value.numa or value.cpus
-    return not last[-1:].isdigit() or any(other == value for name, other in certain.items() if name != label)
+    return bool(NOT_SAID.fullmatch(last)) or any(other == value for name, other in certain.items() if name != label)
 
 
 def _shortened(value: Affinity) -> Affinity:

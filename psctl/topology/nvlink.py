@@ -14,6 +14,7 @@ _LINK = re.compile(r"\bLink\s+(\d+)\s*:\s*([^\n]*?)\s*(?=\bLink\s+\d+\s*:|$)")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])B/s", re.IGNORECASE)
 _DOWN = re.compile(r"<?\s*inactive\s*>?", re.IGNORECASE)
 _ALL_DOWN = re.compile(r"all links are inactive", re.IGNORECASE)
+_NONE = re.compile(r"NVML:|not (?:have|support)", re.IGNORECASE)
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -26,6 +27,7 @@ class _Seen:
         self.links: dict[int, float | None] = {}
         self.unread: list[int] = []
         self.all_down = False
+        self.said = False  # that it has none, or that they cannot be read
 
 
 def read_nvlink(text: str) -> NvlinkStatus:
@@ -54,6 +56,7 @@ def read_nvlink(text: str) -> NvlinkStatus:
 def _take(gpu: _Seen, line: str) -> None:
     """Add what a line says of this GPU's links."""
     gpu.all_down = gpu.all_down or bool(_ALL_DOWN.search(line))
+    gpu.said = gpu.said or bool(_NONE.search(line))
     for link in _LINK.finditer(line):
         number, state = int(link[1]), link[2]
         if rate := _RATE.match(state):
@@ -77,6 +80,8 @@ def _of_links(gpus: list[_Seen]) -> list[Finding]:
         elif gaps:
             links = listed(str(at) for at in gaps)
             findings.append(Finding(f"The output does not tell the rate of GPU{gpu.index}'s NVLink {links}.", AGAIN))
+        elif not gpu.links and not gpu.said:
+            findings.append(Finding(f"The output says nothing of the NVLinks of GPU{gpu.index}.", AGAIN))
         elif 0 < len(gpu.links) < most:
             what = f"GPU{gpu.index} has {len(gpu.links)} NVLinks in the output where others have {most}."
             findings.append(Finding(what, AGAIN))

@@ -41,6 +41,8 @@ class Row:
     def tokens(self, words: re.Pattern[str]) -> Iterator[tuple[list[str], set[str]]]:
         """Yield each reading of the row: its cells, and those that may be a part of a glued one."""
         breaks = [joint(a, b, words) for a, b in itertools.pairwise(self.parts)]
+        if self.last:  # what follows the break may be the cut beginning of anything
+            breaks[-1:] = [ways[:1] for ways in breaks[-1:]]
         if sum(len(ways) > 1 for ways in breaks) > _MOST_BREAKS:
             breaks = [ways[:1] for ways in breaks]
         for ways in itertools.product(*breaks):
@@ -105,25 +107,28 @@ class _Scan:
 
     def _labels(self, line: str) -> list[tuple[int, int, str]]:
         """Return where rows begin in a line: start, end and name of each."""
-        known = self._known()
+        header = self.header or (self.found[-1].header if self.found else [])
         found = [(m.start(1), m.end(1), m[1]) for m in self.label.finditer(line)]
-        found = [row for row in found if _FIRM.fullmatch(row[2]) or not known or row[2] in known]
+        if not all(_FIRM.fullmatch(name) for _, _, name in found) and header:
+            text = "".join("".join(header).split())
+            found = [row for row in found if _FIRM.fullmatch(row[2]) or row[2] in text]
         if found:
             return found
-        first, *others = line.split()
-        named = first in known or (GPU.fullmatch(first) and not any(GPU.match(token) for token in others))
-        if named and any(self.words.fullmatch(token) for token in others):
-            start = line.index(first)
-            return [(start, start + len(first), first)]
+        known: set[str] = set()
+        for text in (" ".join(header), "".join(header)):  # a name may be broken
+            known.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
+        known -= _TITLES
+        tokens = list(re.finditer(r"\S+", line))
+        for at, token in enumerate(tokens[:-1]):
+            if token[0] in known or GPU.fullmatch(token[0]):
+                others = [other[0] for other in tokens[at + 1 :]]
+                cells = any(map(self.words.fullmatch, others)) and not any(map(GPU.match, others))
+                return [(token.start(), token.end(), token[0])] if cells or _shouted(others) else []
         return []
-
-    def _known(self) -> set[str]:
-        lines = self.header or (self.found[-1].header if self.found else [])
-        return {token for line in lines for token in line.split()}
 
     def _rows(self, line: str, labels: list[tuple[int, int, str]], last: bool) -> None:
         lead = line[: labels[0][0]]
-        if _is_header(lead):
+        if any(GPU.fullmatch(token) for token in _marked(lead)):
             self.header = [lead]
         for number, (_, end, label) in enumerate(labels):
             self._table(label)
@@ -143,9 +148,9 @@ class _Scan:
             self.found.append(Table([]))
 
     def _other(self, line: str, last: bool) -> None:
-        if self.open == "header" and _is_fragment(line):
+        if self.open == "header" and _is_fragment(self.header, line):
             self.header.append(line)
-        elif _is_header(line):
+        elif _is_header(line) or (not self.found and GPU.fullmatch(line.split()[-1])):
             self.header, self.open = [line], "header"
         elif self.open in ("row", "gap") and self._continues(line):
             row = self.found[-1].rows[-1]
@@ -160,14 +165,18 @@ class _Scan:
         """Whether a line is the rest of the row above, which a terminal broke."""
         row = self.found[-1].rows[-1]
         tokens = line.split()
-        ways = joint(row.parts[-1], line, self.words)
-        inner = tokens if ways == (" ",) else tokens[1:]
+        inner = tokens if joint(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
         if any(self._is_cell(token) for token in tokens):
-            return all(self._is_cell(token) or _is_tail_part(token) for token in inner[:-1] or inner)
-        return self.open == "row" and all(_is_tail_part(token) for token in inner)
+            return all(self._is_cell(token) or _shouted([token]) for token in inner[:-1] or inner)
+        return self.open == "row" and all(_is_tail_part(token) or _shouted([token]) for token in inner)
 
     def _is_cell(self, token: str) -> bool:
         return all(self.words.fullmatch(cell) for cell in split_glued(token, self.words)[0])
+
+
+def _shouted(tokens: list[str]) -> bool:
+    """Whether tokens may be words of a matrix that nobody knows: in capitals or angle brackets, none a device."""
+    return all(re.fullmatch(r"[A-Z0-9<>/?,-]+|<\w+>?", token) and not _is_name(token) for token in tokens)
 
 
 def _is_tail_part(token: str) -> bool:
@@ -196,12 +205,18 @@ def _is_header(line: str) -> bool:
     return gpus and (len(named) == len(tokens) or len(named) >= 2)
 
 
-def _is_fragment(line: str) -> bool:
-    """Whether a line can be the rest of a broken header: its first and last token may be parts of names."""
+def _is_fragment(header: list[str], line: str) -> bool:
+    """Whether a line is the rest of a broken header: behind it, it brings nothing but names, and at its end half of one."""
+    joined = _joined([*header, line], set())
+    return bool(re.match(r"\s*[\w/]", line)) and _noise(joined) <= _noise(header[0])
+
+
+def _noise(line: str) -> int:
+    """Return how many tokens of a header are no names; the last three may be what is there of a broken title."""
     tokens = _marked(line)
-    if len(tokens) > 2:
-        return all(_is_name(token) for token in tokens[1:-1])
-    return any(_is_name(token) for token in tokens) or bool(re.fullmatch(r"\s*(?:\w*\d|\w{0,7}y|I?D)\s*", line))
+    while tokens and len(tokens) > len(_marked(line)) - 3 and not _is_name(tokens[-1]):
+        tokens.pop()
+    return sum(not _is_name(token) for token in tokens)
 
 
 def _joined(lines: Sequence[str], labels: set[str]) -> str:

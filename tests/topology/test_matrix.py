@@ -1,0 +1,188 @@
+"""`nvidia-smi topo -m` is read in every shape that it comes in, and nothing is ever read that is not there."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from psctl.topology.matrix import read_matrix
+from psctl.topology.readings import Affinity, Matrix
+from tests.topology.matrices import AFTER, BEFORE, LEGEND, Truth, squeezed, truths, wrapped
+
+CAPTURED = Path(__file__).parent.parent / "captured" / "topo-m"
+FILES = sorted(path.stem for path in CAPTURED.glob("*.txt"))
+
+
+def read(name: str) -> tuple[Matrix, dict]:
+    facts = json.loads((CAPTURED / f"{name}.json").read_text())
+    return read_matrix((CAPTURED / f"{name}.txt").read_bytes().decode()), facts
+
+
+PARTS = {
+    "dgx-h100-talos-cut-after-nic5": "no row for NIC6, NIC7, NIC8, NIC9, NIC10, NIC11",
+    "gb10-4nics-capped": "no row for NIC0, NIC1, NIC2, NIC3",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_captured_matrices_say_what_was_checked_by_hand(name: str) -> None:
+    matrix, facts = read(name)
+    said = {pair: matrix.words[a, b] for pair in facts["pairs"] for a, b in [tuple(pair.split("-"))]}
+    assert said == facts["pairs"]
+    gpus = [device for device in matrix.devices if device.startswith("GPU")]
+    assert (len(gpus), len(matrix.devices) - len(gpus)) == (facts["gpu_count"], facts["nic_count"])
+    assert any(affinity.numa for affinity in matrix.affinity.values()) == facts["numa_affinity_columns"]
+    assert len(matrix.legend) in (0, facts["nic_count"])
+    if part := PARTS.get(name):
+        assert [part in finding.what for finding in matrix.findings] == [True]
+    else:
+        assert not matrix.findings
+        assert len(matrix.words) == len(matrix.devices) * (len(matrix.devices) - 1)
+
+
+def test_there_are_captured_matrices() -> None:
+    assert len(FILES) == 41
+
+
+AFFINITIES = {
+    "a800x8-nv8-2nics-glued-affinity": ("GPU3", Affinity("0-31,64-95", "0", "N/A")),
+    "pcie8-sys-8numa": ("GPU4", Affinity("112-127,240-254", "7", "N/A")),
+    "a100pcie-x4-nvlink-pairs-azure-nc96-old": ("GPU3", Affinity("72-95", "3")),
+    "azure-nv12-m60x2-soc": ("GPU1", Affinity("0-11")),
+    "dgx1p-p100x8-soc-gluedheader": ("GPU7", Affinity("1-1")),
+    "v100x8-ddpbench-node": ("GPU0", Affinity("0-19,40-59")),
+    "v100x8-sxm2-reordered-doubletabs-dlperf": ("GPU7", Affinity("24-47,72-95", "1")),
+}
+
+
+@pytest.mark.parametrize("name", AFFINITIES)
+def test_affinity_stands_under_its_title(name: str) -> None:
+    gpu, affinity = AFFINITIES[name]
+    assert read(name)[0].affinity[gpu] == affinity
+
+
+def test_nics_have_the_names_of_the_legend_and_words_their_meaning() -> None:
+    matrix, _ = read("nv18x8-9nics-ansi-no-esc")
+    assert matrix.legend["NIC0"] == "mlx5_10" and matrix.legend["NIC8"] == "mlx5_bond_0"
+    assert matrix.meanings["PIX"] == "Connection traversing at most a single PCIe bridge"
+    assert list(matrix.meanings) == ["X", "SYS", "NODE", "PHB", "PXB", "PIX", "NV#"]
+    old, _ = read("k80x4-soc-slurm-mlx4")
+    assert old.meanings["SOC"] == "Connection traversing PCIe as well as the SMP link between CPU sockets(e.g. QPI)"
+
+
+def check(truth: Truth, text: str) -> None:
+    matrix = read_matrix(text)
+    assert list(matrix.devices) == truth.devices
+    assert matrix.words == truth.words
+    for gpu, values in truth.tails.items():
+        named = dict(zip(truth.titles, values, strict=True))
+        assert matrix.affinity[gpu] == Affinity(**named)
+    assert matrix.findings == ()
+
+
+@given(truths(), st.booleans(), st.integers(0, 2), st.sampled_from(["\n", "\r\n", "\n\n"]), BEFORE, AFTER)
+def test_tabs_escapes_line_ends_and_noise_change_nothing(
+    truth: Truth, header_tab: bool, ansi: int, end: str, before: str, after: str
+) -> None:
+    check(truth, before + end.join(truth.lines(header_tab, ansi)) + end + LEGEND.replace("\n", end) + after)
+
+
+@given(truths(), st.integers(40, 260), st.booleans(), BEFORE)
+def test_a_terminal_may_break_lines_anywhere(truth: Truth, width: int, trim: bool, before: str) -> None:
+    check(truth, before + "\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
+
+
+@given(truths(), st.integers(1, 3))
+def test_tabs_may_be_any_blanks(truth: Truth, blanks: int) -> None:
+    check(truth, "\n".join(squeezed(truth.lines(), blanks)) + "\n" + LEGEND)
+
+
+@given(truths(known=True))
+def test_line_feeds_may_be_lost(truth: Truth) -> None:
+    check(truth, "GPU Topology: " + " ".join(" ".join(truth.lines()).split()) + " " + " ".join(LEGEND.split()) + "\n")
+
+
+@given(truths(), st.randoms(use_true_random=False))
+def test_rows_may_stand_in_any_order(truth: Truth, random) -> None:  # type: ignore[no-untyped-def]
+    header, *rows = truth.lines()
+    random.shuffle(rows)
+    check(truth, "\n".join([header, *rows]) + "\n" + LEGEND)
+
+
+@given(truths(), st.sampled_from(["[node1] ", "2026-11-21 10:00:00 INFO ", "> ", "out | ", "# "]))
+def test_each_line_may_have_something_in_front(truth: Truth, prefix: str) -> None:
+    check(truth, "\n".join(prefix + line for line in truth.lines()) + "\n" + LEGEND)
+
+
+@given(truths(), st.integers(0), st.sampled_from(["tabs", "blanks", "squeezed"]))
+def test_a_cut_text_never_says_what_the_whole_did_not(truth: Truth, cut: int, style: str) -> None:
+    lines = truth.lines()
+    lines = [line.expandtabs(8) for line in lines] if style == "blanks" else lines
+    lines = squeezed(lines, 2) if style == "squeezed" else lines
+    text = "\n".join(lines) + "\n"
+    kept = text[: cut % len(text)]
+    matrix = read_matrix(kept)
+    for pair, word in matrix.words.items():
+        assert truth.words[pair] == word
+    assert set(matrix.devices) <= set(truth.devices) or not matrix.words
+    for gpu, affinity in matrix.affinity.items():
+        for title, value in zip(truth.titles, truth.tails[gpu], strict=True):
+            assert getattr(affinity, title) in (value, "")
+    if kept.count("\n") < len(truth.devices) and matrix.devices and matrix.words != truth.words:
+        assert matrix.findings
+
+
+@given(truths(), st.integers(0), st.integers(0))
+def test_a_lost_stretch_never_makes_up_words(truth: Truth, start: int, length: int) -> None:
+    """A piece lost in the midst of a row: what is left of it is right, or left out."""
+    header, *rows = truth.lines()
+    at = start % len(rows)
+    row = rows[at]
+    begin = len(row.split("\t")[0]) + 1 + start % max(1, len(row) - len(row.split("\t")[0]) - 1)
+    cells = [cell for cell in range(len(row)) if row[cell] == "\t" and cell >= begin - 1]
+    if len(cells) < 2:
+        return
+    stop = cells[1 + length % (len(cells) - 1)]
+    rows[at] = row[: cells[0]] + row[stop:]
+    matrix = read_matrix("\n".join([header, *rows]) + "\n" + LEGEND)
+    for pair, word in matrix.words.items():
+        assert truth.words[pair] == word
+
+
+@given(st.text(alphabet="GPU01NIC mlx5_X\tSYNV\n-,/A<>CFfinty", max_size=300))
+@example("")
+@example("GPU0")
+@example("\tGPU0\nGPU0\t")
+@example("\tGPU0\nGPU0\tX")
+@settings(max_examples=300)
+def test_nothing_raises(text: str) -> None:
+    read_matrix(text)
+
+
+@given(truths(), st.data())
+def test_a_missing_row_is_named(truth: Truth, data: st.DataObject) -> None:
+    lost = data.draw(st.sampled_from(truth.devices))
+    lines = [line for line in truth.lines() if line.split("\t")[0] != lost]
+    matrix = read_matrix("\n".join(lines) + "\n" + LEGEND)
+    if len(truth.devices) > 1:
+        assert matrix.words == {pair: word for pair, word in truth.words.items() if pair[0] != lost}
+        assert [f"no row for {lost}" in finding.what for finding in matrix.findings] == [True]
+
+
+def test_the_longest_matrix_is_read_in_time() -> None:
+    gpus = [f"GPU{at}" for at in range(16)] + [f"NIC{at}" for at in range(18)]
+    words = {(a, b): "NODE" for a in gpus for b in gpus if a != b}
+    truth = Truth(gpus, words, ["cpus", "numa", "gpu_numa"], {gpu: ["0-63,128-191", "0", "N/A"] for gpu in gpus[:16]})
+    text = "\n".join(truth.lines()) + "\n" + LEGEND
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        matrix = read_matrix(text)
+        took.append(time.perf_counter() - start)
+    assert matrix.words == words
+    assert min(took) < 0.02
