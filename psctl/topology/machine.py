@@ -151,15 +151,23 @@ def _name(branch: Branch, above: str, default: Mapping[str, float], switches: li
     ident = branch.id
     if branch.below:
         ident = f"SW{len(switches)}"
-        switches.append(
-            Device(ident, "switch", name=branch.name or "PCIe switch", derived=branch.derived, bus=branch.bus)
-        )
+        switches.append(Device(ident, "switch", name=_title(branch), derived=branch.derived, bus=branch.bus))
     links.append(Link(ident, above, "PCIe"))  # its place in the list: before what hangs on it
     place = len(links) - 1
     below = [_name(one, ident, default, switches, links) for one in branch.below]
     rate = branch.rate or default.get(ident) or max(below, default=0.0) or rates.pcie()
     links[place] = Link(ident, above, "PCIe", rate, rates.latency("PCIe"), derived=branch.derived)
     return rate
+
+
+def _title(branch: Branch) -> str:
+    """What people call the point where the branch parts."""
+    if branch.name:
+        return branch.name
+    parents = {leaf.partition("/")[0] for leaf in branch.leaves}
+    if len(parents) == 1:
+        return f"slot of {parents.pop()}"  # of instances of one GPU
+    return "PCIe switch" if any(map(inventory.is_gpu, branch.leaves)) else "PCIe card or switch"
 
 
 def _untold(link: Link, virtual: Mapping[str, float | None]) -> Link:

@@ -37,7 +37,7 @@ FIGURES: dict[str, Figure] = {
     "NVLink 5": Figure(50e9, "NVIDIA Blackwell brief: 18 links, 1.8 TB/s both ways"),
     "NVLink": Figure(25e9, "as NVLink 2 to 4: the GPU's name is unknown", True),
     "C2C": Figure(450e9, "NVIDIA Grace Hopper whitepaper: NVLink-C2C, 900 GB/s both ways"),
-    "C2C GB10": Figure(300e9, "NVIDIA GB10 at its launch: C2C, 600 GB/s both ways"),
+    "C2C GB10": Figure(300e9, "NVIDIA GB10 as presented in 2025: C2C, 600 GB/s both ways"),
     # One link of AMD's between GPUs.
     "xGMI 2": Figure(46e9, "AMD CDNA whitepaper: 16 bits at 23 GT/s"),
     "xGMI 2+": Figure(50e9, "AMD CDNA 2 whitepaper: 16 bits at 25 GT/s"),
@@ -46,13 +46,13 @@ FIGURES: dict[str, Figure] = {
     # All links between two processors.
     "QPI": Figure(2 * 19.2e9, "Intel QPI: 9.6 GT/s x 16 bits; that there are two links is assumed", True),
     "UPI": Figure(2 * 20.8e9, "Intel UPI 1: 10.4 GT/s x 16 bits; that there are two links is assumed", True),
-    "UPI 2": Figure(3 * 32e9, "Intel UPI 2: 16 GT/s x 16 bits; that there are three links is assumed", True),
+    "UPI 2": Figure(3 * 32e9, "Intel UPI 2: 16 GT/s; 16 bits of data and three links are assumed", True),
     "Infinity Fabric 2": Figure(3 * 36e9, "EPYC 7002 and 7003: xGMI of 16 bits at 18 GT/s; three links assumed", True),
     "Infinity Fabric 3": Figure(3 * 64e9, "EPYC 9004 and later: xGMI of 16 bits at 32 GT/s; three links assumed", True),
-    "Infinity Fabric": Figure(2 * 21.3e9, "EPYC 7001: 16 bits at 10.7 GT/s; two links assumed", True),
+    "Infinity Fabric": Figure(21.3e9, "EPYC 7001: 42.6 GB/s both ways between two dies; as such for other AMD", True),
     "SMP": Figure(2 * 20.8e9, "as UPI 1: the processor is unknown", True),
     # Shares of a network's nominal rate.
-    "Ethernet": Figure(0.956, "MTU of 1500: 1,448 payload bytes of TCP in 1,514 of the frame"),
+    "Ethernet": Figure(0.956, "MTU of 1500: 1,448 bytes of TCP in a frame of 1,514, as shapers count (a wire: 1,538)"),
     "InfiniBand": Figure(4096 / 4122, "MTU of 4096: 26 bytes of headers and checksums a packet (IBA 1.3)"),
     "InfiniBand 8b/10b": Figure(0.8, "IBA: SDR, DDR and QDR name the rate before 8b/10b coding"),
     "InfiniBand 64b/66b": Figure(56.25 * 64 / 66 / 56, "IBA: FDR is 4 lanes of 14.0625 Gbit/s, coded 64b/66b"),

@@ -141,6 +141,7 @@ def test_pxb_is_a_switch_below_a_switch_node_another_slot_sys_another_processor(
     assert (up(graph, "GPU0"), up(graph, "SW1"), up(graph, "SW2"), up(graph, "SW0")) == ("SW0", "SW0", "SW0", "CPU0")
     graph = machine.build([captured("h100nvl-x8-nv12-pairs-2nics")])
     assert up(graph, "NIC0") == up(graph, "NIC1") == "SW0"
+    assert [one.name for one in graph.of_kind("switch")] == ["PCIe card or switch"]
     assert (up(graph, "SW0"), up(graph, "GPU1"), up(graph, "GPU7")) == ("CPU0", "CPU0", "CPU1")
     assert link(graph, "CPU0", "CPU1").type == "SMP"
 
@@ -174,6 +175,7 @@ def test_what_contradicts_itself_is_said_and_nothing_is_invented() -> None:
 def test_instances_of_mig_share_the_slot_of_their_gpu() -> None:
     graph = machine.build([matrix({"GPU0/GI0 GPU0/GI1": "PIX", "GPU0/GI0 GPU1": "SYS", "GPU0/GI1 GPU1": "SYS"})])
     assert (up(graph, "GPU0/GI0"), up(graph, "GPU0/GI1"), up(graph, "GPU1")) == ("SW0", "SW0", "CPU1")
+    assert [one.name for one in graph.of_kind("switch")] == ["slot of GPU0"]
     assert any("MIG is on for GPU0" in finding.what for finding in graph.findings)
 
 
