@@ -1,4 +1,4 @@
-"""What nvidia-smi said of its GPUs: `--query-gpu` tables, `-L`, the banner; and troubles, with how each is mended.
+"""What nvidia-smi said of its GPUs: `--query-gpu`, `-q`, `-L`, the banner; and troubles, with how each is mended.
 
 Broken machines answer on either stream, with any exit status, and mix errors with data: every line is judged alone.
 """
@@ -52,7 +52,7 @@ _TROUBLES: tuple[tuple[str, str], ...] = (
      "load the kernel module (modprobe amdgpu), or install the driver for the running kernel"),
     (r"Unable to determine the device handle|fallen off the bus|NVRM: Xid \(PCI:\S+: 79\b",
      "the GPU fell off the bus: look for Xid in dmesg, then reset it or power the host down and up"),
-    (r"GPU is lost|Unknown Error|GPU requires reset|GPU Recovery Action", f"the GPU does not answer: {_RESET}"),
+    (r"GPU is lost|Unknown Error|GPU requires reset", f"the GPU does not answer: {_RESET}"),
     (r"NVRM: Xid \(PCI:", f"the GPU or its driver failed: look up this Xid's number; {_RESET}"),
     (r"infoROM is corrupted",
      "the card's own memory for settings is damaged: power the host down and up; if this stays, replace the card"),
@@ -85,6 +85,14 @@ _LATER_LINE = re.compile(r"NVML library version|Failed to properly shut down NVM
 _ON = {"enabled": True, "on": True, "disabled": False, "off": False}
 _FIELD = re.compile(r"([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[^\]]*\])?")
 _LISTED = re.compile(r"GPU ([0-9]{1,3}): (.*?) \(UUID: ([^)]*)\)")
+_LOGGED = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
+_LOG = {
+    "Product Name": "name", "GPU UUID": "uuid", "Persistence Mode": "persistence", "MIG Mode/Current": "mig",
+    "PCIe Generation/Max": "generation_max", "PCIe Generation/Current": "generation",
+    "Link Width/Max": "width_max", "Link Width/Current": "width", "FB Memory Usage/Total": "memory",
+}  # fmt: skip
+"""Key of `nvidia-smi -q`, behind its heading where other headings have the same -> field of GpuRow."""
+
 _BANNER = re.compile(r"\|\s+([0-9]{1,3})\s+(\S.*?)\s+(On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)")
 
 
@@ -241,6 +249,31 @@ def read_banner(text: str) -> GpuTable:
             rows[-1]["mig"] = _ON[mig[1].lower()]
     findings = [Finding(f"GPU {index} shows ERR!", f"the GPU does not answer: {_RESET}") for index in silent]
     return GpuTable(tuple(GpuRow(**row) for row in rows), tuple(dict.fromkeys(findings)))
+
+
+def is_log(line: str) -> bool:
+    """Whether a line begins the output of `nvidia-smi -q`, or a GPU in it."""
+    return bool(re.match(r"=+NVSMI LOG=+\s*$", line)) or bool(_LOGGED.match(line))
+
+
+def read_log(text: str) -> GpuTable:
+    """Read `nvidia-smi -q`: a GPU begins with its address; "key : value" stand under headings without a colon."""
+    driver = re.search(r"^\s*Driver Version\s*: (\S+)", text, re.MULTILINE)
+    rows: list[dict[str, Any]] = []
+    heading = ""
+    for line in text.splitlines():
+        key, colon, value = (part.strip() for part in line.partition(" : "))
+        if match := _LOGGED.match(line):
+            rows.append({"bus": address(match[1]), "driver": driver[1] if driver else ""})
+        elif not colon:
+            heading = key or heading
+        elif rows and (name := _LOG.get(key) or _LOG.get(f"{heading}/{key}")) and name not in rows[-1]:
+            rows[-1][name] = _value(name, value)
+    return GpuTable(tuple(_filled(index, row) for index, row in enumerate(rows)))
+
+
+def _filled(index: int, row: dict[str, Any]) -> GpuRow:
+    return GpuRow(index, **{name: value for name, value in row.items() if value is not None})
 
 
 def read_gpus(

@@ -19,30 +19,27 @@ from psctl.topology.findings import Finding
 from psctl.topology.matrix import read_matrix
 from psctl.topology.nvlink import read_nvlink
 from psctl.topology.peers import read_peers
-from psctl.topology.readings import (
-    Failure,
-    Reading,
-    Unknown,
-)
+from psctl.topology.readings import Failure, Reading, Unknown
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _HEADER = re.compile(r"\s*(?:\[[0-9;]*m)?\s*GPU[0-9]{1,3}(?:/\S+)?(?:GPU[0-9]|\s+(?:GPU|NIC|CPU|[a-z]\w*[0-9]\b)|\s*$)")
 _ROW = re.compile(r"\s*GPU([0-9]{1,3})(?:/\S+)?\s+(?!GPU|NIC|CPU)(?:[A-Z]{1,4}[0-9]{0,2}|N/A)(?:\s|$)")
 _LINK = re.compile(r"\s*Link [0-9]{1,2}:|NVML: Unable to retrieve NVLink")
 _PROMPT = re.compile(
-    r"\s*(?:\S.{0,80}[$#>%] ?|[$#>%] ?)?(?:sudo )?(?:/\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|lspci|ibstat|ibstatus|"
-    r"ibdev2netdev|rdma|cat|ls|hostname|date)(?: -?[\w-]\S*){0,8}\s*$|== (?:psctl|status) "
+    r"\s*(?:\S.{0,80}[$#>%] ?|[!+$#>%=*-]+ ?)?(?:sudo )?(?:/\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|lspci|ibstat|ibstatus|"
+    r"ibdev2netdev|rdma|cat|ls|hostname|date)(?: -?[\w-]\S*){0,8}[\s=*#:-]*$|== (?:psctl|status) "
 )
 _QUOTE = re.compile(r"[>#;]+|//+|(?!\S*-smi:)[a-zA-Z][\w.-]*:(?= |\t|$)")
 _WITHIN = {"rocm": re.compile(r"\s*GPU[0-9]"), "amd": re.compile(r"\s*[0-9a-f]{4}:[0-9a-f]{2}:")}
 """What would be another output's line anywhere else."""
 
 _PEERS = re.compile(r"\s*(?:OK|CNS|GNS|TNS|NS|DR)\s*=\s")
-_TOPOLOGY = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
+_WAYS = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
 LONGEST = 20_000
 """Characters; a longer line is no line of any of these outputs, and nothing is looked for in it."""
 
-_PEER_WORDS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "X"})
+_PEER_WORD = re.compile(r"OK|NS|CNS|GNS|TNS|DR|U")
+_WAY_WORD = re.compile(r"SYS|SOC|NODE|PHB|PXB|PIX|NV[0-9]+")
 
 
 class _Part(NamedTuple):
@@ -203,6 +200,8 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
         return "matrix", ""
     if gpus.is_query(line):
         return "query", "header" if gpus.is_header(line) else ""
+    if gpus.is_log(line):
+        return "log", line.strip()
     if gpus.is_banner(line):
         return "banner", "head" if "NVIDIA-SMI" in line else ""
     if form := pci.form(line):
@@ -213,13 +212,13 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
 
 
 def _matrix(text: str) -> Iterator[Reading]:
-    """By the words of its cells, else of its legend, a matrix tells of ways or of peers."""
+    """By most words of its cells, else by its legend, a matrix tells of ways or of peers."""
     lines = text.split("\n")
-    words = {word for line in lines if _ROW.match(line) for word in line.split()[1:]}
-    peers = bool(words - {"X"}) and words <= _PEER_WORDS
-    if words <= {"X"}:
-        peers = any(_PEERS.match(line) for line in lines) and not any(_TOPOLOGY.match(line) for line in lines)
-    yield read_peers(text) if peers else read_matrix(text)
+    words = [word for line in lines if _ROW.match(line) for word in line.split()[1:]]
+    peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (_PEER_WORD, _WAY_WORD))
+    if peers == ways:
+        peers, ways = (sum(bool(form.match(line)) for line in lines) for form in (_PEERS, _WAYS))
+    yield read_peers(text) if peers > ways else read_matrix(text)
 
 
 def _listed(text: str) -> Iterator[Reading]:
@@ -240,6 +239,6 @@ def _one(reader: Callable[[str], Reading]) -> Callable[[str], Iterator[Reading]]
 
 _READERS: dict[str, Callable[[str], Iterator[Reading]]] = {
     "matrix": _matrix, "listed": _listed, "rocm": _rocm, "amd": _rocm, "query": _one(gpus.read_query),
-    "banner": _one(gpus.read_banner), "pci-rows": _one(pci.read_pci), "pci-tree": _one(pci.read_pci),
-    "pci-list": _one(pci.read_pci), "rdma": _one(rdma.read_rdma),
+    "banner": _one(gpus.read_banner), "log": _one(gpus.read_log), "pci-rows": _one(pci.read_pci),
+    "pci-tree": _one(pci.read_pci), "pci-list": _one(pci.read_pci), "rdma": _one(rdma.read_rdma),
 }  # fmt: skip

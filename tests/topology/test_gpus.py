@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.gpus import QUERY, SHORT, is_query, read_banner, read_listed, read_query, trouble, troubles
+from psctl.topology.gpus import (
+    QUERY,
+    SHORT,
+    is_query,
+    read_banner,
+    read_listed,
+    read_log,
+    read_query,
+    trouble,
+    troubles,
+)
 from psctl.topology.readings import GpuRow
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "errors"
@@ -116,6 +126,49 @@ def test_the_table_of_a_bare_nvidia_smi() -> None:
     assert (second.index, second.bus, second.mig, second.persistence) == (10, "0000:0f:00.0", False, False)
 
 
+LOG = """\
+==============NVSMI LOG==============
+
+Timestamp                                 : Wed Nov 18 10:00:00 2026
+Driver Version                            : 550.54.15
+Attached GPUs                             : 2
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Persistence Mode                      : Enabled
+    MIG Mode
+        Current                           : Disabled
+        Pending                           : Enabled
+    GPU UUID                              : GPU-5a10
+    GPU Recovery Action                   : None
+    PCI
+        Bus Id                            : 00000000:1B:00.0
+        GPU Link Info
+            PCIe Generation
+                Max                       : 5
+                Current                   : 1
+                Device Current            : 1
+            Link Width
+                Max                       : 16x
+                Current                   : 16x
+    FB Memory Usage
+        Total                             : 81559 MiB
+    BAR1 Memory Usage
+        Total                             : 131072 MiB
+
+GPU 00000000:43:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    MIG Mode
+        Current                           : N/A
+"""
+
+
+def test_the_long_report() -> None:
+    assert read_log(LOG).gpus == (
+        FULL, GpuRow(1, "NVIDIA H100 80GB HBM3", driver="550.54.15", bus="0000:43:00.0"),
+    )  # fmt: skip
+    assert all(trouble(line) is None for line in LOG.splitlines())
+
+
 @pytest.mark.parametrize("path", sorted(CAPTURED.glob("*.txt")), ids=lambda path: path.stem)
 def test_what_broken_machines_print_is_a_finding_each_with_a_cure(path: Path) -> None:
     lines = path.read_text().splitlines()
@@ -172,7 +225,7 @@ def test_what_healthy_machines_print_is_no_trouble(line: str) -> None:
     assert trouble(line) is None
 
 
-@given(st.integers(0, 300), st.text(max_size=8), st.sampled_from([csv(QUERY), BANNER]))
+@given(st.integers(0, 300), st.text(max_size=8), st.sampled_from([csv(QUERY), BANNER, LOG]))
 def test_no_garbling_is_an_error(at: int, put: str, text: str) -> None:
-    for read in (read_query, read_banner, read_listed):
+    for read in (read_query, read_banner, read_listed, read_log):
         read(text[:at] + put + text[at:])

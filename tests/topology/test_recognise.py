@@ -66,11 +66,12 @@ ERROR = "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown E
 BANNER = (
     "| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15 |\n|   0  NVIDIA A100   On  |   00000000:07:00.0 Off |  0 |\n"
 )
+LOG = "==============NVSMI LOG==============\n\nGPU 00000000:07:00.0\n    Product Name  : NVIDIA A100\n"
 OUTPUTS = {
     "topo": (TOPO, Matrix), "peers": (PEERS, PeerMatrix), "links": (LINKS, NvlinkStatus), "list": (LIST, GpuTable),
     "query": (QUERY, GpuTable), "lspci": (LSPCI, PciTree), "tree": (TREE, PciTree), "ibstat": (IBSTAT, RdmaPorts),
     "netdev": (NETDEV, RdmaPorts), "xml": (XML, NcclTopology), "rocm": (ROCM, RocmTopology), "amd": (AMD, RocmTopology),
-    "error": (ERROR, Failure), "banner": (BANNER, GpuTable),
+    "log": (LOG, GpuTable), "error": (ERROR, Failure), "banner": (BANNER, GpuTable),
 }  # fmt: skip
 
 
@@ -87,6 +88,22 @@ def test_banners_prompts_and_colours_around_an_output_do_no_harm(text: str, kind
     around = f"🔗 GPU topology of node-a\n=====\n\x1b[1mroot@node-a:~#\x1b[0m nvidia-smi\n{text}\n✅ done\n"
     assert isinstance(read(around), kind)
     assert isinstance(read(text.replace("\n", "\r\n")), kind)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["$ nvidia-smi topo -m", "[me@node ~]$ sudo nvidia-smi topo -p2p r", "PS C:\\> nvidia-smi nvlink -s", "+ lspci -tv",
+     "!nvidia-smi topo -m", "=== nvidia-smi nvlink -s ===", "nvidia-smi topo --matrix:", "== status 0"],
+)  # fmt: skip
+def test_a_command_line_ends_the_output_before_it(line: str) -> None:
+    first = "GPU 0: NVIDIA A100 (UUID: GPU-1)\n"
+    found = read_all(f"{first}{line}\n\t Link 0: 25 GB/s\n")
+    assert [type(one) for one in found] == [GpuTable, NvlinkStatus]
+
+
+def test_a_mangled_word_does_not_make_another_matrix() -> None:
+    assert isinstance(read(PEERS.replace("GPU0\tX\tOK", "GPU0\tX\tO K")), PeerMatrix)
+    assert isinstance(read(TOPO.replace("NV12", "OK")), Matrix)
 
 
 @pytest.mark.parametrize("before", ["> ", "# ", "node-7: ", "// "])
