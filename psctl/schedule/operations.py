@@ -36,8 +36,8 @@ class Operation(msgspec.Struct, frozen=True):
 
     Args:
         name: as users write it.
-        identity: joined with any value it gives that value; None where none fits every type (the type's largest for
-            min, its smallest for max).
+        identity: joined with any value it gives that value (logical: whether it is true); None where none fits every
+            type (the type's largest for min, its smallest for max).
         kinds: what it takes.
         join: the reference on two numbers, bools, or pairs (argmin).
         finish: what is done to the result of so many contributions, at every rank in the same way; None for nothing.

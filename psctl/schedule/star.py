@@ -1,6 +1,7 @@
-"""Star: workers push chunks to servers, servers add them in the order of the ranks, workers pull the sums.
+"""Star: workers push chunks to servers, servers add them up, workers pull the sums.
 
-A server is a helper of its own (dedicated) or one of the ranks (co-located); each carries its share of the vector. With
+A server is a helper of its own (dedicated) or one of the ranks (co-located); each carries its share of the vector and
+adds in the order of the ranks; only where both kinds serve, a rank's share is added in the order it comes round. With
 m workers and n equal servers push and pull take 2 max(N/B_w, mN/(nB_s)), and half of it where they overlap, which
 needs pieces; m = n co-located moves what a ring moves. BytePS (OSDI 2020, theorem 1) uses both at once: with n GPU
 machines and k CPU machines on equal links, shares of (n-k) and 2(n-1) make all links equally busy, and
@@ -36,18 +37,23 @@ def split(world: int, helpers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def spread(world: int, servers: Sequence[int], shares: Sequence[int]) -> Spread:
     """Return the pull: every server sends its chunk to all workers, each pair on a lane that is free at both ends.
 
+    Where ranks and helpers serve together, a rank serves the others one after another, on one lane.
+
     Raises:
         ValueError: no server, one named twice, or shares that do not fit; the caller's fault.
     """
     if not servers or len(set(servers)) != len(servers) or len(shares) != len(servers) or min(servers) < 0:
         raise ValueError(f"servers {list(servers)} need a share each, not {list(shares)}")
     lanes = max(world, len(servers))
-    transfers = [
-        Transfer(0, server, rank, chunk, "copy", (chunk + rank) % lanes)
-        for chunk, server in enumerate(servers)
-        for rank in range(world)
-        if rank != server
-    ]
+    mixed = min(servers) < world <= max(servers)
+    transfers = []
+    for chunk, server in enumerate(servers):
+        for rank in (rank for rank in range(world) if rank != server):
+            if mixed and server < world:
+                # One peer at a time, for a port is shared by flow: many small ones would starve those to the helpers.
+                transfers.append(Transfer((rank - server) % world - 1, server, rank, chunk, "copy", lanes))
+            else:
+                transfers.append(Transfer(0, server, rank, chunk, "copy", (chunk + rank) % lanes))
     return Spread(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
 
 

@@ -11,8 +11,10 @@ From this one value come the proof that it keeps its promise (`checker`), its pr
              ranks that reduce the same operands get the same bits. A copy overwrites.
 
 A step is an order, not a barrier: a transfer may start as soon as its sender holds what all earlier steps brought it
-of that chunk, both ends are free on its lane, and the receiver has sent on what it would overwrite. Transfers between
-the same two nodes keep their order on a lane; lanes run side by side (two rings over different cables).
+of that chunk, both ends are free on its lane, and the receiver has sent on what it would overwrite. Two that exchange
+a chunk in one step send and receive side by side: what comes in is joined or written once the old value is out. What
+comes in for a chunk is joined step after step, whichever comes first. Transfers between the same two nodes keep their
+order on a lane; lanes run side by side (two rings over different cables).
 
 Transfers of one step, action and lane between the same two nodes travel as one message (`messages`): one start-up
 time, and it starts when its last chunk is there. A builder that wants two messages puts them in two steps.
