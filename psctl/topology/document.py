@@ -163,7 +163,7 @@ def _read_device(document: object, where: str) -> Device:
         kind=kind,  # type: ignore[arg-type]
         numa=_whole(body, "numa", where),
         name=str(body.get("name") or ""),
-        derived=body.get("derived") is True,
+        derived=_flag(body, "derived", where),
         bus=str(body.get("bus") or ""),
         cores=_whole(body, "cores", where),
         memory=_whole(body, "memory", where),
@@ -188,7 +188,7 @@ def _read_link(document: object, where: str, ids: set[str]) -> Link:
         _need(body, "bandwidth", where)
     return Link(
         a, b, sort, _rate(body, "bandwidth", where) or 0.0, _rate(body, "latency", where), switched,
-        body.get("measured") is True, body.get("derived") is True,
+        _flag(body, "measured", where), _flag(body, "derived", where),
     )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def _read_between(document: object, where: str, nodes: Mapping[str, HostNode]) -
         b,
         _rate(body, "bandwidth", where),
         _rate(body, "latency", where),
-        body.get("measured") is True,
+        _flag(body, "measured", where),
         via,
         str(body.get("type") or "Ethernet"),
     )
@@ -307,6 +307,13 @@ def _whole(body: Mapping[str, Any], key: str, where: str) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise _wrong(_at(where, key), "expected a whole number, 0 or more, or null")
+
+
+def _flag(body: Mapping[str, Any], key: str, where: str) -> bool:
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(_at(where, key), "expected true or false")
+    return bool(value)
 
 
 def _rate(body: Mapping[str, Any], key: str, where: str) -> float | None:

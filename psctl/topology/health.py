@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from psctl.topology import rates
-from psctl.topology.derive import LEVELS, SYS
+from psctl.topology.derive import LEVELS, PXB, SYS
 from psctl.topology.facts import Finding
 from psctl.topology.graph import Device, HostGraph, bonded
 from psctl.topology.inventory import Said
@@ -250,11 +250,16 @@ def _places(graph: HostGraph) -> Iterator[Finding]:
     """Words that NUMA nodes belie; else GPUs with every NIC across processors."""
     levels = {link.ends: LEVELS[link.type] for link in graph.relations if link.type in LEVELS}
     above = {link.a: link.b for link in graph.edges if link.type == "PCIe"}
-    blind = [
-        link
-        for link in graph.relations
-        if LEVELS.get(link.type) == SYS and _root(link.a, above) == _root(link.b, above)
-    ]
+    one = [link for link in graph.relations if _root(link.a, above) == _root(link.b, above)]
+    blind = [link for link in one if LEVELS.get(link.type) == SYS]
+    split = [link for link in graph.relations if PXB < LEVELS.get(link.type, 0) < SYS and link not in one]
+    if split:
+        pairs = [f"{link.a}-{link.b}" for link in split]
+        yield Finding(
+            f"the matrix says {split[0].type} (within one NUMA node) of devices of different ones: {_some(pairs)}",
+            "the kernel and the driver differ on where devices sit (look at the BIOS's NUMA settings): here the NUMA "
+            "nodes are believed",
+        )
     if blind:
         pairs = [f"{link.a}-{link.b}" for link in blind]
         yield Finding(

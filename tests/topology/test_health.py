@@ -165,6 +165,13 @@ def test_a_virtual_machine_that_hides_where_things_sit() -> None:
     ]
 
 
+def test_words_that_join_what_numa_nodes_part() -> None:
+    near = {"GPU0": Affinity(numa="0"), "GPU1": Affinity(numa="1")}
+    assert said(Matrix(("GPU0", "GPU1"), {("GPU0", "GPU1"): "NODE"}, near)) == [
+        "the matrix says NODE (within one NUMA node) of devices of different ones: GPU0-GPU1"
+    ]
+
+
 SPOKEN_OF = {
     "a100x8-nv12-17nics": "one NUMA node", "a10x4-all-sys-2nics": "one NUMA node",
     "rtx4090x8-all-sys-2nics": "one NUMA node", "a100x8-nv12-4nics-distserve": "every NIC is across",
