@@ -9,10 +9,14 @@ A ring of a thousand hosts is done so in the time it takes to read it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from psctl.plan.routes import Network, Route
 from psctl.plan.timing import Costs, Leg, Load, Timing
-from psctl.plan.waiting import Message, messages
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.transfer import Schedule, Transfer
+
+_LANES = 1 << 20
+"""More than any schedule has."""
 
 
 def lockstep(schedule: Schedule, network: Network, route: Route, size: float, costs: Costs) -> Timing | None:
@@ -23,28 +27,22 @@ def lockstep(schedule: Schedule, network: Network, route: Route, size: float, co
     if costs.switch or costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
         return None
     capacity = min((network.capacities[link] for link in route.links), default=float("inf"))
+    walk = _Walk(schedule.nodes, len(schedule.shares), costs.gamma > 0)
+    chunk = size / len(schedule.shares)
     now, moved, legs = 0.0, 0.0, []
     waiting = flowing = summing = 0.0
-    walk = _Walk(schedule.nodes, costs.gamma > 0)
-    sent = messages(schedule, size)
-    start = 0
-    for stop in range(1, len(sent) + 1):
-        if stop < len(sent) and sent[stop].step == sent[start].step:
-            continue
-        step = sent[start:stop]
-        start = stop
-        if not walk.same(step):
+    for number, step in schedule.by_step():
+        if not walk.same(number, step):
             return None
-        first = step[0]
-        amount = first.bytes * (len(step) // schedule.nodes)
-        wait, flow = route.latency + costs.alpha, amount / capacity
-        add = amount * costs.gamma if first.reduces else 0.0
+        amount = chunk * len(step) / schedule.nodes
+        first, wait, flow = step[0], route.latency + costs.alpha, amount / capacity
+        add = amount * costs.gamma if first.action == "reduce" else 0.0
+        arrived = now + wait + flow
         legs.append(
-            Leg(first.step, first.source, first.destination, first.chunks[0], now, now + wait, now + wait + flow,
-                now + wait + flow + add)
+            Leg(number, first.source, first.destination, first.chunk, now, now + wait, arrived, arrived + add)
         )  # fmt: skip
         waiting, flowing, summing = waiting + wait, flowing + flow, summing + add
-        now, moved = now + wait + flow + add, moved + amount
+        now, moved = arrived + add, moved + amount
     load = Load(network.names[route.links[0]], moved, moved / capacity / now if now else 0.0)
     name = max((waiting, "latency"), (flowing, load.link), (summing, "sums"))[1]
     alike = 2 * schedule.nodes - 1 if name == load.link else 0
@@ -52,45 +50,63 @@ def lockstep(schedule: Schedule, network: Network, route: Route, size: float, co
 
 
 class _Walk:
-    """Whether each step is the same for all ranks, and follows the one before for all of them."""
+    """Whether each step is the same for all ranks, and follows the one before for all of them.
 
-    def __init__(self, nodes: int, adding: bool) -> None:
+    It reads millions of transfers, so a message is one whole number made of its ends and lane.
+    """
+
+    def __init__(self, nodes: int, chunks: int, adding: bool) -> None:
         self._nodes = nodes
+        self._chunks = chunks
         self._adding = adding
         self._step = -1  # the step before, -1 at the beginning
-        self._came: dict[tuple[int, int], int] = {}  # (node, chunk) -> the last step that brought some of it
-        self._lanes: dict[tuple[int, int], int] = {}  # (sender, lane) -> the last step that used it
+        self._came = [-1] * (nodes * chunks)  # node and chunk -> the last step that brought some of it
+        self._lanes: set[int] = set()  # sender and lane of the step before
         self._summed = False
 
-    def same(self, step: list[Message]) -> bool:
+    def same(self, number: int, step: Sequence[Transfer]) -> bool:
         """Return whether this step keeps the symmetry, and take it."""
-        each, rest = divmod(len(step), self._nodes)
-        first = step[0]
-        if rest or any(one.reduces != first.reduces or len(one.chunks) != len(first.chunks) for one in step):
-            return False
-        out, into = [0] * self._nodes, [0] * self._nodes
+        nodes, chunks, before, came, action = self._nodes, self._chunks, self._step, self._came, step[0].action
+        sizes: dict[int, int] = {}
+        following: set[int] = set()
         for one in step:
-            out[one.source] += 1
-            into[one.destination] += 1
-        if max(out) > each or max(into) > each or not all(self._follows(one) for one in step):
+            source, chunk = one.source, one.chunk
+            key = (source * nodes + one.destination) * _LANES + one.lane
+            sizes[key] = sizes.get(key, 0) + 1
+            if came[source * chunks + chunk] == before:
+                following.add(key)
+            if one.action != action:
+                return False
+        if before >= 0 and len(following) < len(sizes) and not self._by_lane(sizes.keys() - following):
             return False
-        if self._adding and first.reduces and each > 1 and not _one_sum(step):
+        each, rest = divmod(len(sizes), nodes)
+        if rest or len(set(sizes.values())) > 1 or not self._even(sizes, each):
+            return False
+        adds = self._adding and action == "reduce"
+        if adds and each > 1 and not _one_sum(step):
             return False
         for one in step:
-            self._lanes[one.source, one.lane] = first.step
-            for chunk in one.chunks:
-                self._came[one.destination, chunk] = first.step
-        self._step, self._summed = first.step, self._adding and first.reduces
+            came[one.destination * chunks + one.chunk] = number
+        self._step, self._summed = number, adds
+        self._lanes = {key // (nodes * _LANES) * _LANES + key % _LANES for key in sizes}
         return True
 
-    def _follows(self, one: Message) -> bool:
-        before = self._step
-        if before < 0 or any(self._came.get((one.source, chunk)) == before for chunk in one.chunks):
-            return True
-        return not self._summed and self._lanes.get((one.source, one.lane)) == before
+    def _by_lane(self, keys: Iterable[int]) -> bool:
+        """Whether the senders of these messages were busy on their lanes in the step before, until it was all over."""
+        whole = self._nodes * _LANES
+        return not self._summed and all(key // whole * _LANES + key % _LANES in self._lanes for key in keys)
+
+    def _even(self, keys: Iterable[int], each: int) -> bool:
+        out, into = [0] * self._nodes, [0] * self._nodes
+        for key in keys:
+            out[key // _LANES // self._nodes] += 1
+            into[key // _LANES % self._nodes] += 1
+        return max(out) == max(into) == each
 
 
-def _one_sum(step: list[Message]) -> bool:
-    """Whether each rank adds all that comes to it in a step to one and the same chunk."""
-    into: dict[int, list[int]] = {}
-    return all(into.setdefault(one.destination, one.chunks) == one.chunks for one in step)
+def _one_sum(step: Sequence[Transfer]) -> bool:
+    """Whether each rank adds all that comes to it in a step to the same chunks."""
+    into: dict[int, dict[int, set[int]]] = {}
+    for one in step:
+        into.setdefault(one.destination, {}).setdefault(one.source, set()).add(one.chunk)
+    return all(len({frozenset(chunks) for chunks in sources.values()}) == 1 for sources in into.values())

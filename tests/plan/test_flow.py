@@ -240,3 +240,13 @@ def test_sixty_four_ranks_take_under_a_second(build: object) -> None:
     result = simulate(plan, network, names(64), 100 * MB, method="simulated")
     assert time.process_time() - before < 1.0
     assert result.seconds == pytest.approx(2 * 63 / 64 * 0.1, rel=0.01)
+
+
+def test_a_ring_of_a_thousand_hosts_takes_under_five_seconds() -> None:
+    plan = ring(1000)
+    network = Network(star(1000, 1e9, 1e-5))
+    before = time.process_time()
+    result = simulate(plan, network, names(1000), 100 * MB)
+    assert time.process_time() - before < 5.0
+    assert result.method == "symmetry"
+    assert result.seconds == pytest.approx(1998 * (1e-5 + 0.1 / 1000))
