@@ -22,6 +22,7 @@ soak: system $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/links.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -48,7 +49,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 # Test hosts want sshd, ip and namespaces; without root those tests use what is there and say so.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git"; do \
+	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3"; do \
 	    set -- $$need; \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
 	  done; \

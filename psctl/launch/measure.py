@@ -284,9 +284,18 @@ def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: 
         for name, actions in state.plans.items():
             state.plans[name] = [action for action in actions if not isinstance(action, ours)]
         return (f"the links were not measured: {error.message}",)
-    keep(home, chosen, measured)
+    keep(home, chosen, msgspec.structs.replace(measured, inside=_inside_before(home, chosen)))
     recall(home, chosen, state)
     return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
+
+
+def _inside_before(home: Home, chosen: Chosen) -> dict[str, tuple[Link, ...]]:
+    """The copies that `topo --measure` found: new links between hosts change nothing inside them."""
+    try:
+        before = home.kept("links", chosen.spec.name, Measurements)
+    except errors.InvalidFile:
+        return {}
+    return before.inside if before is not None else {}
 
 
 # ---- what it means ---------------------------------------------------------------------------------------------------

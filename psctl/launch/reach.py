@@ -74,7 +74,7 @@ def find(home: Home, chosen: Cluster, fleet: Fleet, state: Converging, say: Say,
     found = probe(fleet, way, asked)
     default = choose_addresses(hosts, chosen.spec.network.interface)
     state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
-    if keep and not chosen.embedded:
+    if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
         home.keep("reach", chosen.spec.name, Known(fingerprint(asked), state.addresses))
 
 

@@ -18,6 +18,17 @@ ORDER = JobOrder(
 )  # fmt: skip
 
 
+def test_the_engines_use_the_network_by_which_the_hosts_meet() -> None:
+    found = worker_environment(ORDER, 0, Address("10.0.0.1", 29500))
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+    assert "NCCL_IB_HCA" not in found
+    rails = replace(ORDER, hosts=[replace(HOST, interface="ib0", rdma="=mlx5_0:1,mlx5_1:1")])
+    found = worker_environment(rails, 0, Address("10.0.0.1", 29500))
+    assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_IB_HCA"]) == ("ib0", "=mlx5_0:1,mlx5_1:1")
+    own = replace(rails, environment={"NCCL_IB_HCA": "mlx5_7"})
+    assert worker_environment(own, 0, Address("10.0.0.1", 29500))["NCCL_IB_HCA"] == "mlx5_7"
+
+
 @pytest.mark.parametrize(
     ("order", "spins"),
     [

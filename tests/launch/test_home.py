@@ -89,6 +89,21 @@ def test_the_embedded_cluster_keeps_its_things_in_psctls_own_home(tmp_path: Path
     assert chosen.spec.hosts[0].local
 
 
+def test_what_was_measured_goes_with_the_cluster(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.remember(LAB)
+    assert home.kept("links", "lab", KnownCluster) is None
+    home.keep("links", "lab", LAB)
+    assert home.kept("links", "lab", KnownCluster) == LAB
+    assert (home.kept("reach", "lab", KnownCluster), home.clusters()) == (None, ["lab"])
+    (tmp_path / "measured/links/lab.json").write_text("{")
+    with pytest.raises(errors.InvalidFile, match="lab.json: what was measured is damaged"):
+        home.kept("links", "lab", KnownCluster)
+    home.keep("reach", "lab", LAB)
+    home.forget("lab")
+    assert (home.kept("links", "lab", KnownCluster), home.kept("reach", "lab", KnownCluster)) == (None, None)
+
+
 def test_a_name_that_up_has_not_seen_is_no_cluster(tmp_path: Path) -> None:
     with pytest.raises(errors.NoSuchCluster, match="none yet") as raised:
         choose(Home(tmp_path), "lab")
