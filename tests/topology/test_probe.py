@@ -449,7 +449,8 @@ def test_the_devices_of_a_host_as_topo_prints_them() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(
     ["uname", "cores", "numa", "memory", "memorylimit", "netdev", "sysnet", "iplink", "ipaddr", "fibtrie", "inet6",
-     "route", "disk", "time", "connection", "pci", "nvidia", "gpunodes", "lscpu"]
+     "route", "disk", "time", "connection", "pci", "nvidia", "gpunodes", "lscpu", "nvidiatopo", "nvidiapeers", "nvlink",
+     "rdma", "rocm", "rocmcards"]
 ), st.text(alphabet="0123456789abcdef.:/-|, \t\nxMiBLOCALhost=<>@%", max_size=60)), max_size=6))  # fmt: skip
 def test_nothing_that_a_host_prints_is_an_error(parts: list[tuple[str, str]]) -> None:
     facts = parse(answer(**dict(parts)))
