@@ -172,6 +172,13 @@ def test_words_that_join_what_numa_nodes_part() -> None:
     ]
 
 
+def test_words_that_no_set_of_processors_has() -> None:
+    rows = {("GPU0", "GPU1"): "NODE", ("GPU1", "GPU2"): "NODE", ("GPU0", "GPU2"): "SYS"}
+    assert said(Matrix(("GPU0", "GPU1", "GPU2"), rows)) == [
+        "the matrix says NODE (within one NUMA node) of devices of different ones: GPU1-GPU2"
+    ]
+
+
 SPOKEN_OF = {
     "a100x8-nv12-17nics": "one NUMA node", "a10x4-all-sys-2nics": "one NUMA node",
     "rtx4090x8-all-sys-2nics": "one NUMA node", "a100x8-nv12-4nics-distserve": "every NIC is across",

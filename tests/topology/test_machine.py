@@ -412,6 +412,11 @@ def test_any_matrix_becomes_a_graph_that_hangs_together(data: st.DataObject) -> 
             word = "NODE"
         if word:
             words[a, b] = words[b, a] = word
+        match data.draw(st.sampled_from(["same", "same", "same", "cut", "other"])):
+            case "cut":
+                words.pop((b, a), None)
+            case "other":
+                words[b, a] = "PHB"
     numa = {one: Affinity(numa=data.draw(st.sampled_from(["", "0", "1", "0-1", "N/A"]))) for one in devices[:gpus]}
     sound(machine.build([Matrix(devices, words, numa)]), Matrix(devices, words, numa))
 
