@@ -32,15 +32,17 @@ class _Builder:
         self.gpus: list[dict[str, Any]] = []
         self.nets: list[NcclNet] = []
         self.cpus: dict[int, str] = {}
+        self.hosts: set[str] = set()
 
     def start(self, tag: str, of: dict[str, str]) -> None:
         """Take the beginning of an element."""
         slots = [_bus(attributes) for name, attributes in self.open if name == "pci"]
         numa = next((_number(attributes.get("numaid")) for name, attributes in self.open if name == "cpu"), None)
         if tag == "cpu":
-            node = _number(of.get("numaid"))
+            node = -1 if of.get("numaid") == "-1" else _number(of.get("numaid"))  # -1: a machine without nodes
             if node is not None:
                 self.cpus[node] = of.get("vendor") or of.get("arch", "")
+            self.hosts.add(of.get("host_hash", ""))
         elif tag == "pci":
             self.pci.append(_slot(of, tuple(slots), numa))
         elif tag == "gpu":
@@ -93,7 +95,11 @@ def read_nccl(text: str) -> NcclTopology:
         return NcclTopology((), (), (), {}, (Finding("this XML is no topology file of NCCL", _WHOLE),))
     builder = _Builder()
     problem = _feed(text[begin.start() :], builder)
-    return builder.result((Finding(problem, _WHOLE),) if problem else ())
+    findings = [Finding(problem, _WHOLE)] if problem else []
+    if len(builder.hosts) > 1:
+        what = f"the topology file holds {len(builder.hosts)} hosts, which are shown as one"
+        findings.append(Finding(what, "save a file on each host, with ranks of that host alone"))
+    return builder.result(tuple(findings))
 
 
 def _feed(text: str, builder: _Builder) -> str:

@@ -86,6 +86,13 @@ def test_a_file_without_its_beginning_is_read_from_the_first_element_on() -> Non
     assert [finding.what for finding in found.findings] == ["the beginning of the topology file is missing"]
 
 
+def test_a_machine_without_nodes_and_a_file_of_two_hosts() -> None:
+    one = read_nccl('<system><cpu numaid="-1" host_hash="0x1" arch="arm64"><pci busid="0000:01:00.0"/></cpu></system>')
+    assert (one.cpus, one.pci[0].numa, one.findings) == ({-1: "arm64"}, None, ())
+    two = read_nccl('<system><cpu numaid="0" host_hash="0x1"/><cpu numaid="0" host_hash="0x2"/></system>')
+    assert "holds 2 hosts" in two.findings[0].what
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
