@@ -63,7 +63,7 @@ def read_rocm(text: str) -> RocmTopology:
         tables[title] = {(names[a], names[b]): word for (a, b), word in cells.items() if a in names and b in names}
         findings += [Finding(f"the table of {_WORDS[title]} {what}", _AGAIN) for what in lacking]
     types = {pair: word for pair, word in tables["type"].items() if pair[0] != pair[1] and word != "N/A"}
-    numa = dict(_numa(sections.get("numa", [])))
+    numa = dict(_numa(text.splitlines()))
     devices = tuple(names.values()) or tuple(numa)
     if not types and len(devices) > 1:
         findings.append(Finding("there is no table of link types: how the GPUs are joined is not known", _AGAIN))

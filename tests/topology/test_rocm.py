@@ -111,6 +111,11 @@ def test_what_is_missing_is_said() -> None:
     assert "no table of link types" in no_types.findings[0].what
 
 
+def test_nodes_without_their_title_and_without_tables() -> None:
+    found = read_rocm("GPU[0]\t\t: (Topology) Numa Node: 3\nGPU[1]\t\t: (Topology) Numa Node: 2\n")
+    assert (found.devices, found.numa) == (("GPU0", "GPU1"), {"GPU0": 3, "GPU1": 2})
+
+
 def test_one_gpu_alone_has_no_links_and_nothing_amiss() -> None:
     found = read_rocm(table(TYPES, ["GPU0"], "XGMI"))
     assert (found.devices, found.types, found.findings) == (("GPU0",), {}, ())
