@@ -201,7 +201,10 @@ def _bundles(all_: Said, words: Words, ends: Sequence[Device]) -> tuple[list[Dev
     """NVSwitches, and the edges of NVLink and xGMI."""
     raw = {f"GPU{gpu.index}": next((link for link in gpu.links if link), None) for gpu in all_.nvlink.gpus}
     rate = {device.id: rates.nvlink(device.name, raw.get(device.id)) for device in ends}
-    count = {f"GPU{gpu.index}": len(gpu.links) for gpu in all_.nvlink.gpus}
+    most: dict[str, int] = {}  # a GPU whose list is cut has as many as its twins
+    for gpu in all_.nvlink.gpus:
+        most[gpu.name] = max(len(gpu.links), most.get(gpu.name, 0))
+    count = {f"GPU{gpu.index}": most[gpu.name] for gpu in all_.nvlink.gpus}
     through = nvlinks.switched(words, count) | _through(all_, words)
     switches, ports = nvlinks.ports(words, through, rate)
     return switches, [*nvlinks.edges(words, through, rate), *ports, *_xgmi(all_, words, ends)]

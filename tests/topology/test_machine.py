@@ -108,6 +108,11 @@ def test_the_number_of_links_that_nvlink_s_lists_decides() -> None:
     assert link(machine.build([words, eight]), "GPU0", "GPU1").switched is True
 
 
+def test_a_list_of_links_that_is_cut_makes_no_switch() -> None:
+    links = NvlinkStatus(tuple(NvlinkGpu(i, "Tesla V100", "", (25e9,) * count) for i, count in enumerate((6, 6, 2))))
+    assert {one.switched for one in machine.build([all_to_all(3, "NV3"), links]).links if bonded(one.type)} == {False}
+
+
 def test_two_fabrics_that_do_not_meet_are_two_switches() -> None:
     rows = {f"GPU{a} GPU{b}": "NV12" if (a < 4) == (b < 4) else "SYS" for a, b in itertools.combinations(range(8), 2)}
     graph = machine.build([matrix(rows)])
