@@ -16,6 +16,8 @@ ring's at k = 0 to N / B at k = n.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from psctl.plan.closed import Rates
@@ -132,3 +134,15 @@ def seven_steps(
         Term("CPU to GPU", size / bus),
         Term("spread over the machine's GPUs", inside),
     )
+
+
+def servers_needed(parameters: float, bytes_each: float, memory: float, copies: int = 1) -> int:
+    """Return how many servers hold a model: parameters with their optimizer's state, `copies` of everything.
+
+    Args:
+        parameters: number of them.
+        bytes_each: of a parameter and its state: 4 alone in float32, 12 with Adam's two moments.
+        memory: bytes of a server that may hold shards.
+        copies: 1 and the number of replicas.
+    """
+    return max(1, math.ceil(parameters * bytes_each * copies / memory))
