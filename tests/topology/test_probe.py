@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.facts import HostFacts, devices, host_document
+from psctl.topology.facts import HostFacts
 from psctl.topology.probe import PROBE, parse
 from psctl.topology.readings import (
     Failure,
@@ -23,7 +23,6 @@ from psctl.topology.readings import (
     RdmaPorts,
     RocmTopology,
 )
-from psctl.words import HostName
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "errors"
 
@@ -431,22 +430,6 @@ def test_a_missing_tool_is_a_finding_only_where_there_is_a_gpu(
     assert [finding.what for finding in parse(answer(**parts)).findings] == found
 
 
-def test_the_devices_of_a_host_as_topo_prints_them() -> None:
-    facts = parse(
-        answer(
-            cores="4", numa="0\t0-3", netdev=NETDEV, ipaddr=IPADDR, sysnet=SYSNET, nvidia=H200,
-            lscpu="Model name: EPYC", memory="MemTotal: 1000 kB",
-        )
-    )  # fmt: skip
-    body = host_document(HostName("node-a"), facts)
-    assert body["name"] == "node-a"
-    assert body["links"] == []
-    assert [(device["id"], device["kind"], device["numa"]) for device in body["devices"]] == [
-        ("CPU0", "cpu", 0), ("GPU0", "gpu", None), ("GPU1", "gpu", None), ("eth0", "nic", 0), ("ens1f0", "nic", 1),
-    ]  # fmt: skip
-    assert len(devices(facts)) == 5
-
-
 @given(st.lists(st.tuples(st.sampled_from(
     ["uname", "cores", "numa", "memory", "memorylimit", "netdev", "sysnet", "iplink", "ipaddr", "fibtrie", "inet6",
      "route", "disk", "time", "connection", "pci", "nvidia", "gpunodes", "lscpu", "nvidiatopo", "nvidiapeers", "nvlink",
@@ -455,4 +438,3 @@ def test_the_devices_of_a_host_as_topo_prints_them() -> None:
 def test_nothing_that_a_host_prints_is_an_error(parts: list[tuple[str, str]]) -> None:
     facts = parse(answer(**dict(parts)))
     assert facts.cores >= 0
-    devices(facts)
