@@ -26,6 +26,9 @@ CLOSED = frozenset({"ring", "bidirectional-ring", "multi-ring"})
 OPEN = frozenset({"chain", "pipelined-chain"})
 """Strategies whose groups are chains."""
 
+COPY = "copy"
+"""Type of a relation that tells what a copy between two devices carried, where no matrix has a word for the pair."""
+
 INNER = ("cpu", "switch")
 """Kinds of device that others hang on."""
 
@@ -187,7 +190,7 @@ def matrix_of(host: Document) -> tuple[list[str], dict[frozenset[str], str]]:
     """
     words: dict[frozenset[str], str] = {}
     for link in host.get("links") or []:
-        if not is_edge(link) or bonded(str(link["type"])):
+        if link["type"] != COPY and (not is_edge(link) or bonded(str(link["type"]))):
             words.setdefault(frozenset((str(link["a"]), str(link["b"]))), one_line(str(link["type"])))
     told = {key for pair in words for key in pair}
     return [str(device["id"]) for device in host.get("devices") or [] if str(device["id"]) in told], words

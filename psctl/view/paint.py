@@ -29,6 +29,10 @@ THIN, THICK, ALIKE = 1.2, 7.0, 2.5
 """Widths of the slowest and of the fastest edge, and of all when they are equally fast."""
 
 
+RANGE = 4.0
+"""The thinnest line is for an edge this much slower than the fastest, or for a slower one: near rates look near."""
+
+
 class Pens(msgspec.Struct, frozen=True):
     """Widths by bandwidth: one scale inside hosts, one between them, each from its slowest to its fastest edge."""
 
@@ -56,7 +60,9 @@ def widths_of(document: Document) -> Pens:
 
 def _span(bandwidths: Iterable[float]) -> tuple[float, float]:
     found = [float(bandwidth) for bandwidth in bandwidths]
-    return (min(found), max(found)) if found else (1.0, 1.0)
+    if not found or max(found) < min(found) * 1.01:
+        return (found or [1.0])[0], (found or [1.0])[0]
+    return min(*found, max(found) / RANGE), max(found)
 
 
 def _width(bandwidth: object, low: float, high: float) -> float:

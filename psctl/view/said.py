@@ -178,6 +178,12 @@ def _spokes(id: str, found: Sequence[tuple[float, str, str]]) -> str:
     return f"{named(id)} {' '.join(parts)}"
 
 
+def copied(relations: Sequence[Document]) -> list[str]:
+    """Say what measured copies between two devices carried, who is alike together."""
+    copies = [{**link, "type": "copy", "measured": False} for link in relations if link.get("measured")]
+    return list(_direct(copies)) if copies else []
+
+
 def latency(link: Document) -> str:
     """Print a latency, "" where none is known."""
     value = link.get("latency")

@@ -25,8 +25,8 @@ from psctl.view.svg_tree import (
     Node,
     Words,
     heights,
+    marked,
     measure,
-    names,
     node_of,
     row_height,
     settle,
@@ -81,7 +81,7 @@ class Panel:
     def _place(self) -> list[Node]:
         devices = self.host.get("devices") or []
         same = {kind for kind in ("cpu", "gpu") if len({d.get("name") for d in devices if d["kind"] == kind}) < 2}
-        words = Words(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings)
+        words = Words(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings, self.host)
         cpus = sum(root.device["kind"] == "cpu" for root in self.inside.roots)
         joined = any(said.kind_of(link) == "SMP" for link in self.inside.cables)
         self.apart = 78.0 if cpus == 2 and joined else 18.0
@@ -193,10 +193,9 @@ class Panel:
         words = [said.named(device["id"]), *said.about(device), *(["derived"] if device.get("derived") else [])]
         fill = KINDS[str(device["kind"])]
         canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(words))
-        for number, (what, _) in enumerate(self.findings, 1):
-            if names(what, str(device["id"])):
-                canvas.badge(node.x + node.width - 9, node.y + 9, str(number), WARN)
-                break
+        number = marked(device, self.host, self.findings)
+        if number:
+            canvas.badge(node.x + node.width - 9, node.y + 9, str(number), WARN)
 
     def _draw_slot(self, canvas: Canvas, node: Node, child: Node, bus: float) -> None:
         link = child.branch.link

@@ -70,12 +70,17 @@ class Node(msgspec.Struct):
         return [self, *below]
 
 
+FEW = 2
+"""Devices that a finding may speak of to be marked on their boxes."""
+
+
 class Words(msgspec.Struct, frozen=True):
-    """What boxes say: kinds whose name the head tells are left out, few NICs are told of in full; findings are marked."""
+    """What boxes say: kinds whose name the head tells are left out, few NICs are told of in full, findings marked."""
 
     same: Set[str]
     few: bool
     findings: Sequence[tuple[str, str]]
+    host: Document
 
 
 def node_of(branch: Branch, words: Words) -> Node:
@@ -93,7 +98,7 @@ def node_of(branch: Branch, words: Words) -> Node:
         told = []
     lines += [(part, 9.5, False) for word in told for part in folded(word, 150, 9.5)]
     width = max(text_width(text, size, bold) for text, size, bold in lines) + 14
-    if any(names(what, str(device["id"])) for what, _ in words.findings):
+    if marked(device, words.host, words.findings):
         width += 22  # room for the badge
     height = sum(size * LINE_HEIGHT for _, size, _ in lines) + 8
     node = Node(branch, lines, max(width, NARROW), height)
@@ -159,6 +164,15 @@ def settle(node: Node, x: float, level: int, tops: Mapping[int, float], bottom: 
             nic.x, nic.y = at + SPINE, y
             y += nic.height + 4
         at += SPINE + stack[0].width + GAP
+
+
+def marked(device: Document, host: Document, findings: Sequence[tuple[str, str]]) -> int:
+    """Return the number of the finding that speaks of a device, 0 for none; one about many devices marks none."""
+    ids = [str(each["id"]) for each in host.get("devices") or []]
+    for number, (what, _) in enumerate(findings, 1):
+        if names(what, str(device["id"])) and sum(names(what, each) for each in ids) <= FEW:
+            return number
+    return 0
 
 
 def names(text: str, id: str) -> bool:

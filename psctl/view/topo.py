@@ -75,10 +75,8 @@ class _Drawing:
     def host(self, host: Document, matrix: bool) -> None:
         title = Text(said.named(host["name"]), style="bold reverse")
         failed = bool(host.get("error"))
-        if not failed:
-            words = f" {self.signs.dot} ".join(said.head(host))
-            title.append(f" {words}", style="not bold not reverse")
-        self.put(title)
+        words = "" if failed else f" {self.signs.dot} ".join(said.head(host))
+        self.columns(Text.assemble(title, " " if words else ""), Text(words), "")
         if not failed:
             arranged = inside(host)
             if matrix:
@@ -105,7 +103,7 @@ class _Drawing:
             if branch.device.get("derived"):
                 words.append(" derived" if words.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
-                words.append(" measured", style="green")
+                words.append(" measured" if words.plain else "measured", style="green")
             self.columns(line, words, rest)
 
     def _rows(self, branches: Sequence[Branch], lead: str) -> Iterator[tuple[str, str, Branch]]:
@@ -135,7 +133,10 @@ class _Drawing:
             line = Text(rest, style="dim").append(" " * max(0, indent - cell_len(rest)))
 
     def cables(self, arranged: Inside) -> None:
-        for family, lines in said.joined(arranged.cables, arranged.hubs):
+        for family, lines in [
+            *said.joined(arranged.cables, arranged.hubs),
+            ("copies, measured", said.copied(arranged.relations)),
+        ]:
             head = Text(f"{family}  ", style="bold")
             for line in lines:
                 self.columns(head, Text(line), "")
@@ -190,9 +191,12 @@ class _Drawing:
             self.columns(Text(""), Text(DERIVED, style="dim"), "")
 
     def put(self, line: Text) -> None:
-        """Print one line that is known to fit."""
+        """Print a line, folded when not even its first column fits."""
         line.rstrip()
-        say(self.console, line)
+        parts = line.wrap(self.console, self.width, overflow="fold") if cell_len(line.plain) > self.width else [line]
+        for part in parts:
+            part.rstrip()
+            say(self.console, part)
 
 
 def _sure(link: Document | None) -> str:

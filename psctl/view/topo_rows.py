@@ -53,6 +53,9 @@ def _host(host: Document) -> Iterator[tuple[str, ...]]:
         yield _row(name, hub["kind"], hub["id"], "", "", "", "", _about(hub))
     for link in arranged.cables:
         yield _row(name, "link", link["a"], link["b"], _kind(link), _rate(link), said.certainty(link), "")
+    for link in arranged.relations:
+        if link.get("measured"):
+            yield _row(name, "copy", link["a"], link["b"], _kind(link), _rate(link), "measured", said.latency(link))
     for what, cure in said.findings(host):
         yield _row(name, "error" if failed else "problem", "", "", "", "", "", f"{what} -> {cure}" if cure else what)
         failed = False  # what follows an error are findings
