@@ -266,6 +266,7 @@ def _reach(
     low, high = span or (20000, 60000)
     at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
     names = [HostName(name) for name in machines]
+    everyone = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all knock
 
     def listen(name: HostName, shell: Shell) -> None:
         host, port = at[name]
@@ -279,9 +280,9 @@ def _reach(
         question = {"to": others, "seconds": REACH - 2}
         return dict(ask.ask(shell, state.sites[name].executable, ask.NET, "reach", question))
 
-    listening = threading.Thread(target=lambda: fleet.each(listen, names=names), daemon=True)
+    listening = threading.Thread(target=lambda: everyone.each(listen, names=names), daemon=True)
     listening.start()
-    for name, outcome in fleet.each(knock, names=names).items():
+    for name, outcome in everyone.each(knock, names=names).items():
         for row in _reach_rows(name, outcome.value if outcome.ok else {}, outcome.error, at):
             reports[name].checks.append(row)
             if not row.ok:

@@ -142,6 +142,7 @@ class _Work:
         self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
         self.series: list[Series] = []
         self.missing: list[tuple[str, str, str]] = []
+        self._rounds = 0
         self._done: set[tuple[tuple[Pair, ...], ...]] = set()
 
     def tried(self, asked: tuple[tuple[Pair, ...], ...]) -> bool:
@@ -153,6 +154,7 @@ class _Work:
     def run(self, servers: Serving, pairs: Sequence[Pair]) -> None:
         """Measure pairs at once."""
         partners = {HostName(a): b for a, b in pairs}
+        meeting = self._meeting(servers, pairs)
 
         def dial(name: HostName, shell: Shell) -> Any:
             other = partners[name]
@@ -162,6 +164,7 @@ class _Work:
             fast = min(self.speeds[name], self.speeds[other]) >= FAST
             question = {
                 "to": [self.at[other], port], "from": self.at[name], "streams": STREAMS if fast else 1,
+                "meet": meeting,
                 **msgspec.to_builtins(self.effort),
             }  # fmt: skip
             return self.way.ask(shell, "dial", question, servers.token, 60 + 3 * self.effort.round)
@@ -176,6 +179,15 @@ class _Work:
             out.append(_sample(a, b, outcome.value["out"], late))
             back.append(_sample(b, a, outcome.value["in"], late))
         self.series += [Series(tuple(samples)) for samples in (out, back) if samples]
+
+    def _meeting(self, servers: Serving, pairs: Sequence[Pair]) -> dict[str, Any] | None:
+        """Where those who dial wait for each other, so that all of a round run at the same time."""
+        self._rounds += 1
+        host = pairs[0][1]
+        port = servers.ports.get(host, {}).get(self.at[host])
+        if len(pairs) == 1 or port is None:
+            return None
+        return {"to": [self.at[host], port], "count": len(pairs), "key": str(self._rounds)}
 
 
 def _sample(a: str, b: str, rates: Sequence[float], late: float) -> Sample:

@@ -5,9 +5,13 @@ on its host, where it listens, and `stop` ends it, both by a Unix socket whose a
 `dial` measures one way there and back; `reach` tries many addresses at once. Whoever connects proves that it knows the
 token (standard input carries it) by a keyed hash over what the server just made up; nobody else gets a byte.
 
+Pairs that are to run at once meet at one of the servers first: it lets all go when the last has come.
+
 A rate is counted where bytes arrive: what lies in the sender's buffers has not travelled. Slow start and the burst of a
 token bucket come first and are left out.
 """
+
+# long: it travels as one text
 
 from __future__ import annotations
 
@@ -155,7 +159,7 @@ def at(counted: Counted, moment: float) -> float:
 
 def serve(question: Question, token: str) -> Question:
     """Listen until told to stop, `seconds` at most; answer who knows the token."""
-    stopped = threading.Event()
+    stopped, meetings = threading.Event(), Meetings()
     listening, failed = {}, {}
     for host in question["listen"]:
         try:
@@ -167,7 +171,7 @@ def serve(question: Question, token: str) -> Question:
         door = open_.enter_context(ended(socket.socket(socket.AF_UNIX)))
         for one in listening.values():
             open_.enter_context(ended(one))
-            threading.Thread(target=accept, args=(one, token), daemon=True).start()
+            threading.Thread(target=accept, args=(one, token, meetings), daemon=True).start()
         door.bind(doorway(question, token))
         door.listen(8)
         threading.Thread(target=answer, args=(door, word, stopped), daemon=True).start()
@@ -220,17 +224,32 @@ def answer(door: socket.socket, word: Question, stopped: threading.Event) -> Non
             continue
 
 
-def accept(listener: socket.socket, token: str) -> None:
+def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
     """Answer each who connects on a thread of its own."""
     while True:
         try:
             connected = listener.accept()[0]
         except OSError:  # it was closed: the server is over
             return
-        threading.Thread(target=attend, args=(connected, token), daemon=True).start()
+        threading.Thread(target=attend, args=(connected, token, meetings), daemon=True).start()
 
 
-def attend(connected: socket.socket, token: str) -> None:
+class Meetings:
+    """Where those who dial wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, threading.Barrier] = {}
+
+    def wait(self, key: str, count: int) -> None:
+        """Return when `count` have come under a key, or PATIENCE is over."""
+        with self._lock:
+            barrier = self._open.setdefault(key, threading.Barrier(count))
+        with contextlib.suppress(threading.BrokenBarrierError):  # somebody did not come: the others go on
+            barrier.wait(PATIENCE)
+
+
+def attend(connected: socket.socket, token: str, meetings: Meetings) -> None:
     """Do for one connection what it asks, once it has shown that it knows the token."""
     with contextlib.suppress(OSError, ValueError), connected:
         line = Line(connected)
@@ -241,6 +260,10 @@ def attend(connected: socket.socket, token: str) -> None:
         while True:
             asked = line.hear()
             line.say("yes")
+            if asked["do"] == "meet":
+                meetings.wait(asked["key"], asked["count"])
+                line.say("go")
+                return
             if asked["do"] == "echo":
                 line.echo(asked["count"], first=False)
             elif asked["do"] == "take":
@@ -330,8 +353,21 @@ def dial(question: Question, token: str) -> Question:
     repeats = range(question["repeats"])
     # slow start lasts some round trips, so a long way takes its time
     question["burn"] = max(question["burn"], min(2.0, 40 * late))
+    meet(question, token, "out")
     out = [rate(outward, question, token) for _ in repeats]
+    meet(question, token, "in")
     return {"latency": late, "out": out, "in": [rate(inward, question, token) for _ in repeats]}
+
+
+def meet(question: Question, token: str, phase: str) -> None:
+    """Wait for all others who dial in this round, where there are any; who cannot get there goes on alone."""
+    meeting = question.get("meet")
+    if meeting is None:
+        return
+    with contextlib.suppress(OSError, ValueError), dialled({**question, "to": meeting["to"]}, token) as line:
+        line.socket.settimeout(2 * PATIENCE)
+        ask(line, {"do": "meet", "key": f"{meeting['key']} {phase}", "count": meeting["count"]})
+        line.hear()
 
 
 def reach(question: Question, token: str) -> Question:

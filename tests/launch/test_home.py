@@ -97,7 +97,7 @@ def test_what_was_measured_goes_with_the_cluster(tmp_path: Path) -> None:
     assert home.kept("links", "lab", KnownCluster) == LAB
     assert (home.kept("reach", "lab", KnownCluster), home.clusters()) == (None, ["lab"])
     (tmp_path / "measured/links/lab.json").write_text("{")
-    with pytest.raises(errors.InvalidFile, match="lab.json: what was measured is damaged"):
+    with pytest.raises(errors.InvalidFile, match=r"lab\.json: what was measured is damaged"):
         home.kept("links", "lab", KnownCluster)
     home.keep("reach", "lab", LAB)
     home.forget("lab")

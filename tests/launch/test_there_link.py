@@ -81,6 +81,25 @@ def ask(port: int, **more: Any) -> link.Question:
     }  # fmt: skip
 
 
+def test_those_who_meet_go_on_when_the_last_has_come(token: str) -> None:
+    order: list[str] = []
+    with server(token) as said:
+        meeting = {"to": [HOST, said["ports"][HOST]], "count": 2, "key": "1"}
+
+        def come() -> None:
+            link.meet(ask(0, meet=meeting), token, "out")
+            order.append("went on")
+
+        first = threading.Thread(target=come)
+        first.start()
+        first.join(0.05)
+        order.append("last comes")
+        come()
+        first.join(link.PATIENCE)
+    assert order == ["last comes", "went on", "went on"]
+    link.meet(ask(0, meet=meeting), token, "in")  # the server is gone: nobody waits
+
+
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_way_is_measured_both_ways(token: str, streams: int) -> None:
     with server(token) as said:

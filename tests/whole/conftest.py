@@ -1,6 +1,6 @@
 """Fixtures of tests on the project's own test hosts; see hosts.py beside this file.
 
-make_hosts(names=3, rate=None, behind=None) -> Hosts      any number of times in one test; all removed at its end
+make_hosts(names=3, ...) -> Hosts      any number of times in one test; all removed at its end
 hosts      three of them: h1, h2, h3
 home       a home folder for psctl on the driving side: ssh knows the hosts by name, home.env is the environment
 """

@@ -64,8 +64,7 @@ class Lab:
             return chosen, state, measure.measure(chosen, fleet, state, lambda *_: None, effort)
 
     def assert_clean(self) -> None:
-        for name in self.hosts:
-            until(lambda name=name: not self.hosts.leftovers(name), 10, name=f"{name} is clean")
+        until(lambda: not any(self.hosts.leftovers(name) for name in self.hosts), 10, name="nothing is left")
 
     def train(self, more: Sequence[str] = ()) -> tuple[Ended, list[dict[str, str]]]:
         """A job that says which interface it was told to use."""
@@ -155,6 +154,10 @@ def test_up_measures_once_and_says_so_before(lab: Any) -> None:
 
 def test_of_two_links_the_fast_one_is_taken_and_a_job_trains_over_it(lab: Any) -> None:
     lab = lab(2, rate="10mbit", second="300mbit")
+    planned = lab.actions("--dry-run")
+    assert {tuple(actions[-2:]) for actions in planned.values()} == {
+        ("find the network by which the hosts reach each other", "measure the link to 1 host")
+    }
     slow, fast = ({name: lab.hosts.sent(name, link) for name in lab.hosts} for link in ("eth0", "eth1"))
     done, said = lab.train()
     assert {(each["GLOO_SOCKET_IFNAME"], each["NCCL_SOCKET_IFNAME"]) for each in said} == {("eth1", "eth1")}
