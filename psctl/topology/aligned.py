@@ -139,7 +139,7 @@ def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], ta
         return False
     if tailed and any(NOT_SAID.fullmatch(word) for word in words) and not (behind and CPU_LIST.fullmatch(behind[0])):
         return False
-    return not any(CPU_LIST.fullmatch(word) for word in words)
+    return not any(word[0] in "0123456789-," for word in words)
 
 
 def _part(
@@ -183,11 +183,11 @@ def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: in
     """
     if all(read.whole for read in rows):
         return
-    words_at, crosses_at, tails_at = _measure(table, rows, width)
     for row, read in zip(table.rows, rows, strict=True):
         own = place.get(row.label)
-        if read.whole or own is None or len(row.parts) > 1 or not words_at:
+        if read.whole or own is None or len(row.parts) > 1:
             continue
+        words_at, crosses_at, tails_at = _measure(table, rows, width, row)
         words: dict[int, str] = {}
         ends = False
         for word, at in row.placed():
@@ -202,14 +202,22 @@ def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: in
             read.words = words
 
 
-def _measure(table: Table, rows: list[Read], width: int) -> tuple[dict[int, int], dict[int, int], set[int]]:
-    """Return where words, X and what follows them begin in whole rows: the column of each place. X stands centred."""
+def _measure(table: Table, rows: list[Read], width: int, like: Row) -> tuple[dict[int, int], dict[int, int], set[int]]:
+    """Return where words, X and what follows them begin in whole rows: the column of each place.
+
+    X stands centred. Only rows count whose name reaches as many tab stops, as a longer one moves all that follows.
+    """
     words: dict[int, int] = {}
     crosses: dict[int, int] = {}
     tails: set[int] = set()
     for row, read in zip(table.rows, rows, strict=True):
         placed = row.placed()
-        if not read.whole or len(row.parts) > 1 or [word for word, _ in placed[:width]] != list(read.words.values()):
+        if (
+            not read.whole
+            or len(row.parts) > 1
+            or len(row.label) // 8 != len(like.label) // 8
+            or [word for word, _ in placed[:width]] != list(read.words.values())
+        ):
             continue
         tails.update(at for _, at in placed[width : width + 1])
         for column, (word, at) in enumerate(placed[:width]):

@@ -92,7 +92,7 @@ def joint(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
         return (" ",)
     if words.fullmatch(whole) or whole in ("N/A", "n/a"):
         return ("",)
-    if words.fullmatch(left) and is_tail(right):
+    if is_tail(right) and not is_tail(left) and left[-1] not in ",-":
         return (" ",)
     return (" ", "") if _fragment(left) and _fragment(right) else (" ",)
 

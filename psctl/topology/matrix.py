@@ -51,12 +51,11 @@ def _header_only(cleaned: str) -> Matrix:
 
 def _is_ours(table: Table) -> bool:
     """Whether a table's rows speak of links, and not of peers: some word beside X is one, or X is all there is."""
-    tokens = {token for row in table.rows for part in row.parts for token in part.split()}
-    if "X" not in tokens and not table.tails:
+    if not table.has_cross() and not table.tails:
         return False
-    ours = any(LINK_WORDS.match(token) for token in tokens - {"X"})
-    peers = any(PEER_WORDS.fullmatch(token) for token in tokens - {"X"})
-    return ours or not peers
+    words = table.words()
+    peers = table.of_peers() or any(map(PEER_WORDS.fullmatch, words))
+    return bool(table.tails) or any(map(LINK_WORDS.match, words)) or not peers
 
 
 def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:

@@ -21,7 +21,7 @@ def read_peers(text: str) -> PeerMatrix:
 
 
 def _is_ours(table: Table) -> bool:
-    """Whether the table has no titles, as that of links does, and a word of peers or X alone."""
-    tokens = {token for row in table.rows for part in row.parts for token in part.split()}
-    words = {token for token in tokens - {"X"} if PEER_WORDS.match(token)}
-    return not table.tails and "X" in tokens and (bool(words) or tokens == {"X"})
+    """Whether the table has no titles, as that of links does, and a word of peers, or X alone and their legend."""
+    words = table.words()
+    ours = any(map(PEER_WORDS.match, words)) or (not words and table.of_peers())
+    return not table.tails and table.has_cross() and ours

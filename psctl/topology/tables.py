@@ -64,8 +64,20 @@ class Table:
         self.header = header
         self.rows: list[Row] = []
         self.after: list[str] = []
-        self.devices: tuple[str, ...] = ()
+        self.devices: tuple[str, ...] = ()  # by the header
         self.tails: tuple[str, ...] = ()
+
+    def words(self) -> set[str]:
+        """Return all that stands in the rows, but for X."""
+        return {token for row in self.rows for part in row.parts for token in part.split()} - {"X"}
+
+    def has_cross(self) -> bool:
+        """Whether any row says X of itself, as only matrices do."""
+        return any("X" in part.split() for row in self.rows for part in row.parts)
+
+    def of_peers(self) -> bool:
+        """Whether its legend is that of peers."""
+        return any("Status Ok" in line for line in self.after)
 
     def name(self) -> None:
         """Read the header, now that the rows' names are known."""
@@ -133,6 +145,9 @@ class _Scan:
         for number, (_, end, label) in enumerate(labels):
             self._table(label)
             stop = labels[number + 1][0] if number + 1 < len(labels) else len(line)
+            if (legend := line.find("Legend:", end, stop)) >= 0:  # its line feeds are lost
+                self.found[-1].after.append(line[legend:])
+                stop = legend
             self.found[-1].rows.append(Row(label, line, end, stop, last and stop == len(line)))
         self.open = "row"
 
@@ -206,7 +221,7 @@ def _is_header(line: str) -> bool:
 
 
 def _is_fragment(header: list[str], line: str) -> bool:
-    """Whether a line is the rest of a broken header: behind it, it brings nothing but names, and at its end half of one."""
+    """Whether a line is the rest of a broken header: with it, there are only names, and half of one at its end."""
     joined = _joined([*header, line], set())
     return bool(re.match(r"\s*[\w/]", line)) and _noise(joined) <= _noise(header[0])
 

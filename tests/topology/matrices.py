@@ -77,7 +77,7 @@ def truths(draw: st.DrawFn, known: bool = False) -> Truth:
 
 
 def wrapped(lines: list[str], width: int, trim: bool) -> list[str]:
-    """Lines as a terminal of this width shows them: broken anywhere; blanks at the right edge are lost where trimmed."""
+    """Lines as a terminal of this width shows them, broken anywhere; blanks at its right edge may be lost."""
     broken = []
     for line in lines:
         shown = line.expandtabs(8)

@@ -104,7 +104,9 @@ def test_tabs_may_be_any_blanks(truth: Truth, blanks: int) -> None:
 
 @given(truths(known=True))
 def test_line_feeds_may_be_lost(truth: Truth) -> None:
-    check(truth, "GPU Topology: " + " ".join(" ".join(truth.lines()).split()) + " " + " ".join(LEGEND.split()) + "\n")
+    text = "GPU Topology: " + " ".join(" ".join(truth.lines()).split()) + " " + " ".join(LEGEND.split())
+    assert set(read_matrix(text).meanings) == {"X", "SYS", "NV#"}
+    check(truth, text)
 
 
 @given(truths(), st.randoms(use_true_random=False))
@@ -172,6 +174,92 @@ def test_a_missing_row_is_named(truth: Truth, data: st.DataObject) -> None:
     if len(truth.devices) > 1:
         assert matrix.words == {pair: word for pair, word in truth.words.items() if pair[0] != lost}
         assert [f"no row for {lost}" in finding.what for finding in matrix.findings] == [True]
+
+
+# ruff: noqa: ISC004, E501
+ODD = {
+    "WSL": ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t\tN/A\n", {}, Affinity("", "", "N/A")),
+    "GB200": (
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+        "GPU0\t X \tNV18\t0-71\t0,2-17\t\t2\nGPU1\tNV18\t X \t72-143\t1,18-33\t\t10\n",
+        {"GPU0-GPU1": "NV18", "GPU1-GPU0": "NV18"}, Affinity("0-71", "0,2-17", "2"),
+    ),
+    "words glued at a terminal's edge": (
+        "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\t X \tNV18NODE\t0-55\nGPU1\tNV18\t X \tNODE\t0-55\n"
+        "GPU2\tNODENODE\t X \t0-55\n",
+        {"GPU0-GPU1": "NV18", "GPU0-GPU2": "NODE", "GPU2-GPU1": "NODE"}, Affinity("0-55"),
+    ),
+    "a drawn table, and a device of an unknown kind": (
+        "|        |GPU0|GPU1|HSN|CPU Affinity|NUMA Affinity|\n+========+====+====+===+============+======+\n"
+        "|**GPU0**|X   |SYS |PHB|48-63       |3            |\n+--------+----+----+---+------------+------+\n"
+        "|**GPU1**|SYS |X   |SYS|32-47       |2            |\n|**HSN** |PHB |SYS |X  |            |      |\n",
+        {"GPU0-GPU1": "SYS", "GPU0-HSN": "PHB", "HSN-GPU1": "SYS"}, Affinity("48-63", "3"),
+    ),
+    "a quoted string": (
+        '"\\u001b[4m\\tGPU0\\tGPU1\\tCPU Affinity\\u001b[0m\\nGPU0\\t X \\tPHB\\t0-7\\nGPU1\\tPHB\\t X \\t0-7\\n\\n"',
+        {"GPU0-GPU1": "PHB", "GPU1-GPU0": "PHB"}, Affinity("0-7"),
+    ),
+    "numbered lines": (
+        "  1\t\tGPU0\tGPU1\tCPU Affinity\n  2\tGPU0\t X \tPHB\t0-3\n  3\tGPU1\tPHB\t X \t0-3\n",
+        {"GPU0-GPU1": "PHB", "GPU1-GPU0": "PHB"}, Affinity("0-3"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_forms(name: str) -> None:
+    text, pairs, affinity = ODD[name]
+    matrix = read_matrix(text)
+    assert {pair: matrix.words[a, b] for pair in pairs for a, b in [tuple(pair.split("-"))]} == pairs
+    assert matrix.affinity["GPU0"] == affinity
+    assert len(matrix.words) == len(matrix.devices) * (len(matrix.devices) - 1)
+    assert matrix.findings == ()
+
+
+HEADER, FIRST, SECOND, THIRD = (
+    "\tGPU0\tGPU1\tGPU2\tCPU Affinity\n",
+    "GPU0\t X \tNV1\tSYS\t0-3\n",
+    "GPU1\tNV1\t X \tSYS\t0-3\n",
+    "GPU2\tSYS\tSYS\t X \t0-3\n",
+)
+BROKEN = {
+    "no header": (FIRST + SECOND + THIRD, set(), "has no header"),
+    "half a header": ("GPU2\tCPU Affinity\n" + FIRST + SECOND + THIRD, set(), "has 3 columns, but its header names 1"),
+    "an empty cell": (HEADER + FIRST.replace("NV1", "") + SECOND + THIRD, {"GPU0-GPU1"}, "no word for GPU1"),
+    "a row moved by one": (
+        HEADER + FIRST + "GPU1\tNV1\tSYS\t X \t0-3\n" + THIRD, {"GPU1-GPU0", "GPU1-GPU2"}, "none of its words can be aligned",
+    ),
+    "rows that differ": (HEADER + FIRST + SECOND + THIRD + FIRST.replace("NV1", "NV2"), {"GPU0-GPU1"}, "two rows that differ"),
+    "a row of a device that no column has": (
+        HEADER + FIRST + SECOND + THIRD + "GPU7\tSYS\tSYS\tSYS\t0-3\n", set(), "GPU7 belong to no column",
+    ),
+    "both directions differ": (HEADER + FIRST + SECOND.replace("NV1", "NV2") + THIRD, set(), "GPU0 to GPU1 is NV1, back it is NV2"),
+    "two matrices": ((HEADER + FIRST + SECOND + THIRD + "\n") * 2, set(), "holds 2 matrices"),
+    "a header alone": (HEADER, {f"GPU{a}-GPU{b}" for a in range(3) for b in range(3) if a != b}, "a header and no rows"),
+    "a cut word": (HEADER + FIRST + "GPU1\tNV", {f"GPU{a}-GPU{b}" for a in (1, 2) for b in range(3) if a != b}, "GPU1"),
+    "a word that may be cut": (
+        HEADER + FIRST.replace("NV1", "NV12") + "GPU1\tNV1",
+        {f"GPU{a}-GPU{b}" for a in (1, 2) for b in range(3) if a != b}, "GPU1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_left_out_and_said(name: str) -> None:
+    text, lost, said = BROKEN[name]
+    matrix = read_matrix(text)
+    assert matrix.devices == ("GPU0", "GPU1", "GPU2")
+    assert {f"GPU{a}-GPU{b}" for a in range(3) for b in range(3) if a != b} - {
+        f"{a}-{b}" for a, b in matrix.words
+    } == lost
+    assert any(said in finding.what for finding in matrix.findings)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GPU0 and GPU1 are joined. OK\n", "GPU 0: NVIDIA A10 (UUID: GPU-1)\n", "GPU0  0  XGMI\n"]
+)
+def test_what_is_no_matrix_has_no_devices(text: str) -> None:
+    assert read_matrix(text) == Matrix((), {})
 
 
 def test_the_longest_matrix_is_read_in_time() -> None:

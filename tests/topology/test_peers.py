@@ -83,6 +83,12 @@ def test_both_matrices_of_one_text_are_told_apart() -> None:
         assert not read_matrix(text).findings and not read_peers(text).findings
 
 
+def test_one_gpu_alone_is_told_by_its_legend() -> None:
+    text = " \tGPU0\t\n GPU0\tX\t\n"
+    assert (read_peers(text + LEGEND).devices, read_matrix(text + LEGEND).devices) == (("GPU0",), ())
+    assert (read_peers(text).devices, read_matrix(text).devices) == ((), ("GPU0",))
+
+
 def test_a_missing_row_is_named() -> None:
     matrix = read_peers(" \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n" + LEGEND)
     assert matrix.words == {("GPU0", "GPU1"): "OK"}
