@@ -167,7 +167,7 @@ class _Scan:
             self.header.append(line)
         elif _is_header(line) or (not self.found and GPU.fullmatch(line.split()[-1])):
             self.header, self.open = [line], "header"
-        elif self.open in ("row", "gap") and self._continues(line):
+        elif self.open in ("row", "gap") and self._continues(line, last):
             row = self.found[-1].rows[-1]
             row.parts.append(line)
             row.last = last
@@ -176,10 +176,16 @@ class _Scan:
             if self.found:
                 self.found[-1].after.append(line)
 
-    def _continues(self, line: str) -> bool:
+    def _continues(self, line: str, last: bool) -> bool:
         """Whether a line is the rest of the row above, which a terminal broke."""
         row = self.found[-1].rows[-1]
         tokens = line.split()
+        if (
+            last
+            and len(tokens) == 1
+            and any(name.startswith(tokens[0]) for name in " ".join(self.found[-1].header).split())
+        ):
+            return False  # the text ends in the beginning of a name
         inner = tokens if joint(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
         if any(self._is_cell(token) for token in tokens):
             return all(self._is_cell(token) or _shouted([token]) for token in inner[:-1] or inner)

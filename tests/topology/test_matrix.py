@@ -92,9 +92,16 @@ def test_tabs_escapes_line_ends_and_noise_change_nothing(
     check(truth, before + end.join(truth.lines(header_tab, ansi)) + end + LEGEND.replace("\n", end) + after)
 
 
-@given(truths(), st.integers(40, 260), st.booleans(), BEFORE)
+@given(truths(known=True), st.integers(40, 260), st.booleans(), BEFORE)
 def test_a_terminal_may_break_lines_anywhere(truth: Truth, width: int, trim: bool, before: str) -> None:
     check(truth, before + "\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
+
+
+@given(truths(), st.integers(40, 260), st.booleans())
+def test_a_word_that_nobody_knows_at_a_break_is_right_or_left_out(truth: Truth, width: int, trim: bool) -> None:
+    matrix = read_matrix("\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
+    assert {pair: truth.words.get(pair) for pair in matrix.words} == matrix.words
+    assert matrix.words == truth.words or matrix.findings
 
 
 @given(truths(), st.integers(1, 3))
