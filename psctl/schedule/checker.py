@@ -66,9 +66,10 @@ def prove(
         promised = promise(collective, world, len(shares), root, owners or None, nodes, members or None)
     except ValueError as error:
         raise ScheduleError(f"{name}: {error}") from error
+    taking_part = () if tuple(members) == tuple(range(world)) else tuple(members)
     schedule = Schedule(
         name, collective, world, promised.nodes, tuple(shares), tuple(sorted(transfers)), root, dict(params or {}),
-        tuple(owners), tuple(members),
+        tuple(owners), taking_part,
     )  # fmt: skip
     _Play(schedule, promised).run()
     return schedule
@@ -157,9 +158,7 @@ class _Play:
             held = self.masks[node * self.chunks + chunk]
             if held == wanted:
                 continue
-            lacks, more = _names(wanted & ~held), _names(held & ~wanted)
-            what = " and ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has {more}, which it should not")))
-            raise self._error(last, node, chunk, f"ends wrong: it {what}")
+            raise self._error(last, node, chunk, f"ends wrong: it lacks {_names(wanted & ~held)}")
 
     def _check_bits(self) -> None:
         members, last = self.promised.members, self.schedule.steps - 1
@@ -178,6 +177,6 @@ class _Play:
 
 
 def _names(mask: int) -> str:
-    """Return the ranks in a mask in words; empty for none."""
+    """Return the ranks in a mask in words."""
     ranks = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"

@@ -27,9 +27,9 @@ def edges(world: int) -> tuple[int, Edges]:
 
 
 def trees(world: int, order: Sequence[int] | None = None) -> tuple[Tree, Tree]:
-    """Return both trees, of equal weight: the second is the first mirrored (even p) or moved by one rank (odd p)."""
+    """Return both trees, of equal weight: the second is the first with every rank called by the next one's number."""
     ranks = tuple(order or range(world))
-    second = [ranks[world - 1 - rank] if world % 2 == 0 else ranks[(rank + 1) % world] for rank in range(world)]
+    second = [ranks[(rank + 1) % world] for rank in range(world)]
     root, first = edges(world)
 
     def named(names: Sequence[int]) -> Tree:

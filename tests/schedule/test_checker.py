@@ -89,6 +89,18 @@ def test_the_same_sum_in_another_order_is_refused() -> None:
     assert "another order than rank 0" in str(error) and error.rank == 1
 
 
+def test_three_operands_in_another_order_are_another_sum() -> None:
+    """Rank 0 adds (0, 1, 2); helper 0 adds (1, 2, 0), for 0's value comes to it through helper 1."""
+    transfers = [
+        move(0, 0, 4), move(1, 1, 0, add=True), move(1, 2, 0, add=True),
+        move(1, 1, 3, add=True), move(1, 2, 3, add=True), move(1, 4, 3, add=True),
+        move(2, 3, 1), move(2, 0, 2),
+    ]  # fmt: skip
+    error = refused("all-reduce", 3, transfers, nodes=5)
+    assert "another order" in str(error) and error.rank == 1
+    prove("one of them", "all-reduce", 3, [*transfers[:-2], move(2, 3, 0), move(2, 3, 1), move(2, 3, 2)], nodes=5)
+
+
 def test_three_operands_in_one_step_are_not_the_same_as_two_and_then_one() -> None:
     at_once = [move(0, a, b, add=True, lane=b) for a in range(3) for b in range(3) if a != b]
     prove("at once", "all-reduce", 3, at_once)

@@ -210,6 +210,24 @@ def test_the_primitive_between_ranks_that_do_not_both_give_and_get() -> None:
     assert gathered.root == 3 and {one.source for one in gathered.transfers} == {0, 2}
 
 
+def test_a_movement_among_a_group_keeps_its_ends() -> None:
+    schedule = within(direct.build(ScatterGather((0,), (2, 1), 4, 8), 3), Group((7, 4, 5)), 9)
+    assert schedule.owners == (5, 4) and schedule.root == 7
+    assert {one.destination: one.chunk for one in schedule.transfers} == {5: 0, 4: 1}
+
+
+def test_a_promise_is_among_its_members_alone() -> None:
+    promised = promise("all-reduce", 5, 2, members=(1, 3))
+    assert set(promised.first) == set(promised.last) == {(rank, chunk) for rank in (1, 3) for chunk in (0, 1)}
+    assert set(promised.last.values()) == {0b1010}
+    for collective, chunks in [("all-to-all", 10), ("scatter", 4), ("all-gather", 0)]:
+        with pytest.raises(ValueError, match="multiple"):
+            promise(collective, 3, chunks)  # type: ignore[arg-type]
+    for owners in ((0, 1), (0, 1, 4)):
+        with pytest.raises(ValueError, match="owner each"):
+            promise("reduce-scatter", 3, 3, owners=owners)
+
+
 def test_a_transpose_is_an_all_to_all() -> None:
     """Row s, column d of a matrix: after it rank d holds column d."""
     world = 5

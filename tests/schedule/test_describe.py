@@ -33,6 +33,11 @@ def test_what_travels_together_stands_together_and_long_ones_are_cut() -> None:
     assert describe.spans((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
 
 
+def test_steps_stand_under_each_other() -> None:
+    found = describe.lines(catalog.build("chain", 7))
+    assert found[0].startswith("step  0  ") and found[11].startswith("step 11  ")
+
+
 def test_summary() -> None:
     assert describe.summary(catalog.build("ring", 4)) == (
         "ring: all-reduce among 4 ranks in 6 steps, 24 messages, at most 1.5 of the vector out of a rank"

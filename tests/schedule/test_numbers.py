@@ -174,6 +174,8 @@ def test_a_slow_rank_that_owns_nothing_sends_once_and_gets_once() -> None:
     assert schedule.steps == 9, "eight pieces in, the ninth step only back"
     both = {(one.action, one.source == 3) for one in dict(schedule.by_step())[4] if 3 in (one.source, one.destination)}
     assert both == {("reduce", True), ("copy", False)}, "in the middle it sends and gets at once"
+    lanes = [{one.lane for one in schedule.transfers if one.action == action} for action in ("reduce", "copy")]
+    assert not lanes[0] & lanes[1], "what comes back never waits behind what goes out"
 
 
 def test_racks_carry_one_vector_each_way_between_them() -> None:
@@ -249,6 +251,19 @@ def test_dedicated_servers_add_in_the_order_of_the_ranks() -> None:
     assert {one.step for one in pushes} == {0} and [one.source for one in pushes if one.destination == 3] == [0, 1, 2]
     for ends in ("source", "destination"):
         assert len({(getattr(one, ends), one.lane) for one in pushes}) == len(pushes), "no lane is used twice at an end"
+
+
+def test_each_tree_and_each_direction_has_lanes_of_its_own() -> None:
+    for name, trees in [("pipelined-chain", 1), ("pipelined-tree", 1), ("double-tree", 2)]:
+        schedule = catalog.build(name, 8, Options(chunks=3))
+        lanes: dict[tuple[int, str], set[int]] = {}
+        for one in schedule.transfers:
+            lanes.setdefault((one.chunk // 3, one.action), set()).add(one.lane)
+        assert len(lanes) == 2 * trees and sum(map(len, lanes.values())) == len(set().union(*lanes.values()))
+
+
+def test_lanes_do_not_travel_together() -> None:
+    assert len(ring.bidirectional(2).messages()) == 8 and len(ring.build(2).messages()) == 4
 
 
 def test_what_travels_together_is_one_message() -> None:
