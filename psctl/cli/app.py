@@ -72,7 +72,13 @@ def root(
     context: typer.Context,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="table|json|jsonl", envvar="PSCTL_OUTPUT", help="How to print results."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="table|json|jsonl",
+            envvar="PSCTL_OUTPUT",
+            help="How to print results; topo draws dot and svg, too.",
+        ),
     ] = "table",
     no_color: Annotated[bool, typer.Option("--no-color", help="Print without colour (as NO_COLOR=1).")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors only.")] = False,
@@ -92,7 +98,7 @@ def root(
     assert not version, "answered before the command line is read"
     options = Options(
         output=output, no_color=no_color, quiet=quiet, verbose=verbose, debug=debug, yes=yes, no_input=no_input,
-        timeout=timeout, forks=forks,
+        timeout=timeout, forks=forks, verb=context.invoked_subcommand or "",
     )  # fmt: skip
     context.obj = Context(options, os.environ)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 from psctl.units import parse_duration
 
 FORMATS = ("table", "json", "jsonl")
 """What -o takes with every command."""
 
 PICTURES = ("dot", "svg")
-"""What -o takes with topo, once pictures are built."""
+"""What -o takes with topo alone."""
 
 FLAGS = {
     "--no-color": "no_color", "-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose",
@@ -70,9 +70,10 @@ class Options:
     Args:
         front: what `hoist` put first.
         environment: for PSCTL_OUTPUT.
+        verb: the command that they are for; "" where it is not known.
 
     Raises:
-        UsageError: an unknown format, a number or duration that is none.
+        UsageError: a format that is unknown or that this command has not, a number or duration that is none.
     """
 
     def __init__(
@@ -87,14 +88,16 @@ class Options:
         no_input: bool = False,
         timeout: str | None = None,
         forks: int = 16,
+        verb: str = "",
     ) -> None:
         self.output, self.no_color, self.quiet, self.verbose = output, no_color, quiet, verbose
         self.debug, self.yes, self.no_input = debug, yes, no_input
         self.forks = forks
-        if output in PICTURES:
-            raise NotInThisVersion(f"-o {output}", hint="topo -o json prints all that is known")
-        if output not in FORMATS:
-            raise UsageError(f"-o {output}: unknown format", hint=f"one of {', '.join(FORMATS)}")
+        if output in PICTURES and verb != "topo":
+            raise UsageError(f"-o {output}: only topo draws pictures", hint=f"one of {', '.join(FORMATS)}")
+        if output not in (*FORMATS, *PICTURES):
+            every = ", ".join((*FORMATS, *PICTURES) if verb == "topo" else FORMATS)
+            raise UsageError(f"-o {output}: unknown format", hint=f"one of {every}")
         if forks < 1:
             raise UsageError(f"--forks {forks}: at least 1", hint="--forks 16 is the default")
         try:
@@ -109,7 +112,10 @@ class Options:
 
 
 def output_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the format that the arguments ask for, however wrong the rest of them is: errors are printed in it."""
+    """Return the format that the arguments ask for, however wrong the rest of them is: errors are printed in it.
+
+    Pictures count as table: what goes wrong stands on stderr, and no picture on stdout.
+    """
     front, _ = split(arguments)
     found = environment.get("PSCTL_OUTPUT") or "table"
     for index, word in enumerate(front):

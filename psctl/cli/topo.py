@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from psctl.cli.context import Context
+from psctl.cli.globals import PICTURES
 
 
 def topo(
@@ -14,27 +16,77 @@ def topo(
     cluster: Annotated[
         str | None, typer.Argument(metavar="CLUSTER", help="Cluster file or name; nothing: the current.")
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Not in this version.")] = False,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Not in this version.")] = False,
-    from_: Annotated[str | None, typer.Option("--from", metavar="DIR|FILE", help="Not in this version.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the links between hosts and between GPUs, and keep the result.")
+    ] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show what each machine's matrix says of pairs, in place of its tree.")
+    ] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DIR|FILE",
+            help="Read saved output in place of asking hosts: of nvidia-smi topo -m and its kin, or of topo -o json.",
+        ),
+    ] = None,
 ) -> None:
-    """Show the CPUs, memory, NICs and GPUs of every host, and which strategy suits them."""
-    from psctl.errors import NotInThisVersion
-    from psctl.launch import survey
-    from psctl.launch.converge import look_at_all, verdict
-    from psctl.view.topo import draw_topo
+    """Show what is inside the hosts and between them, how much each link carries, and which strategy suits them."""
+    from psctl.errors import UsageError
 
     own: Context = context.obj
-    for given, name in ((measure, "--measure"), (matrix, "--matrix"), (from_ is not None, "--from")):
-        if given:
-            raise NotInThisVersion(f"topo {name}")
+    if from_ is not None and (cluster is not None or measure):
+        other = "--measure" if measure else "a cluster"
+        raise UsageError(f"--from reads saved output; {other} makes no sense with it", hint="give one of them")
+    if matrix and own.options.output in PICTURES:
+        raise UsageError(f"--matrix is drawn with -o table; -o {own.options.output} is a picture", hint="leave one out")
+    if from_ is not None:
+        from psctl.launch.survey import saved_topology
+
+        _show(own, saved_topology(from_), matrix, None)
+    else:
+        _look(own, cluster, measure, matrix)
+
+
+def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> None:
+    """Ask the hosts, and show what they are."""
+    from psctl.launch import survey
+    from psctl.launch.converge import look_at_all, verdict
+
     chosen = own.cluster(cluster)
     with own.connect(chosen) as fleet:
         state = look_at_all(chosen, fleet)
-    for name in state.sites:
-        state.failed.pop(name, None)  # looking needs no room on the disk
-    document = survey.topology(chosen, state) if state.sites else {"hosts": [], "between": [], "strategy": None}
-    own.results(document, draw_topo, verdict(state.failed, len(chosen.spec.hosts), "seen"))
+        for name in state.sites:
+            state.failed.pop(name, None)  # looking needs no room on the disk
+        known: Any = None
+        if state.sites:
+            look = survey.measured_links if measure else survey.known_links
+            known, odd = look(own.home, chosen, fleet, state, own.progress)
+            for line in odd:
+                own.warn(line)
+        document = survey.topology(chosen, state, known)
+    _show(own, document, matrix, verdict(state.failed, len(chosen.spec.hosts), "seen"))
+
+
+def _show(own: Context, document: dict[str, Any], matrix: bool, error: Any) -> None:
+    """Print the document, or draw it; a picture of which nothing could be seen is none."""
+    from psctl.cli.context import Told
+
+    if own.options.output not in PICTURES:
+        from psctl.view.topo import draw_topo
+
+        own.results(document, lambda console, shown: draw_topo(console, shown, matrix), error)
+        return
+    if error is not None and all(host.get("error") for host in document["hosts"]):
+        raise error
+    if own.options.output == "dot":
+        from psctl.view.dot import dot as draw
+    else:
+        from psctl.view.svg import svg as draw
+    sys.stdout.flush()
+    sys.stdout.buffer.write(draw(document).encode())
+    if error is not None:
+        raise Told(error)
 
 
 VERB = topo

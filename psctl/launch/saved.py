@@ -191,7 +191,8 @@ def _document(data: bytes) -> Saved:
         body = msgspec.json.decode(data)
         if not isinstance(body, dict) or not ("hosts" in body or "devices" in body):
             raise Refused('a JSON document with neither "hosts" nor "devices"')
-        hosts = [host for host in body.get("hosts") or [] if isinstance(host, dict)]
+        listed = body.get("hosts")
+        hosts = [host for host in listed if isinstance(host, dict)] if isinstance(listed, list) else []
         failed = tuple(host for host in hosts if host.get("error"))
         if failed:
             body = {**body, "hosts": [host for host in body["hosts"] if host not in failed]}

@@ -1,50 +1,138 @@
-"""What `topo` shows: the machines of a cluster, their devices, what joins them, and which strategy suits them."""
+"""What `topo` shows: the machines of a cluster, their devices, what joins them, and which strategy suits them.
+
+Live hosts and saved output take the same way from the raw bytes on: text is recognised by its content, readings become
+one graph a host, graphs become one document.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from psctl import errors
+from psctl.launch import measure, reach
 from psctl.launch.clusters import Chosen
-from psctl.launch.converge import Converging
+from psctl.launch.converge import Converging, Say
+from psctl.launch.home import Home
+from psctl.launch.measure import Measurements
 from psctl.launch.roster import job_order, seat
+from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
 from psctl.plan.choose import choose
+from psctl.remote.fleet import Fleet
 from psctl.spec.job import JobSpec
-from psctl.topology.facts import host_document
-from psctl.words import HostName
+from psctl.topology.copies import with_copies
+from psctl.topology.document import cluster_document
+from psctl.topology.facts import HostFacts
+from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
+from psctl.topology.machine import build
 
-LATENCY = 1e-4
-"""Seconds between two hosts of one network, until it is measured."""
+
+def known_links(
+    home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say
+) -> tuple[Measurements | None, list[str]]:
+    """Find the addresses by which hosts reach each other, and recall what was measured between them.
+
+    Args:
+        home: where both are kept.
+        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
+        say: told of progress.
+
+    Returns:
+        what was measured, None where nothing was; and what went wrong, in words: that is no reason to show nothing.
+    """
+    try:
+        reach.find(home, chosen, fleet, state, say)
+    except errors.PsctlError as error:
+        return None, [f"how hosts reach each other was not found out: {error.message}"]
+    return measure.recall(home, chosen, state), []
 
 
-def topology(chosen: Chosen, state: Converging) -> dict[str, Any]:
-    """Return the document of `topo -o json`.
+def measured_links(
+    home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say
+) -> tuple[Measurements, list[str]]:
+    """Measure between the hosts and inside them, keep it with the cluster, and return it with what is odd about it.
+
+    Raises:
+        HostUnreachable and others: nothing could be measured.
+    """
+    reach.find(home, chosen, fleet, state, say)
+    found = measure.measure(chosen, fleet, state, say)
+    found = msgspec.structs.replace(found, inside=measure.inside(chosen, fleet, state, say))
+    measure.keep(home, chosen, found)
+    return found, [f"{finding.what} ({finding.cure})" for finding in measure.warnings(chosen, found)]
+
+
+def topology(chosen: Chosen, state: Converging, measured: Measurements | None) -> dict[str, Any]:
+    """Return the document of `topo -o json` for hosts that were looked at; those that failed are rows with the error.
+
+    Args:
+        chosen, state: the cluster, and what was found on its hosts.
+        measured: what is known of the links between and inside them.
 
     Raises:
         InvalidFile, HostUnreachable: a host has no address that others could use.
     """
-    machines = machines_of(chosen, state.sites)
-    labels = {host.name: dict(host.labels) for host in chosen.spec.hosts}
-    hosts = [
-        {**host_document(HostName(name), site.facts), "labels": labels[name]} for name, site in state.sites.items()
-    ]
-    between = [
-        {"a": name, "b": "network", "bandwidth": machine.rate or None, "latency": LATENCY, "measured": False}
-        for name, machine in machines.items()
-    ]
-    free = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+    specs = {host.name: host for host in chosen.spec.hosts}
+    copies = measured.inside if measured is not None else {}
+    nodes = tuple(
+        HostNode(
+            name,
+            with_copies(build(site.facts.readings, site.facts), copies.get(name, ())),
+            dict(specs[name].labels),
+            tuple(specs[name].roles),
+        )
+        for name, site in state.sites.items()
+    )
+    cluster = ClusterGraph(nodes, measure.between(chosen, state, measured) if len(nodes) > 1 else ())
+    document = _document(cluster, {name: site.facts for name, site in state.sites.items()}, state.failed)
+    order = list(specs)
+    document["strategy"] = _planned(chosen, state)
+    document["hosts"].sort(key=lambda host: order.index(host["name"]))
+    return document
+
+
+def saved_topology(reference: str) -> dict[str, Any]:
+    """Return the document of `topo -o json` for saved output; no host and no network is touched.
+
+    Args:
+        reference: a file, a folder, or "-" for standard input.
+
+    Raises:
+        InvalidFile: nothing in it is understood; whoever saved it.
+    """
+    saved = read_saved(reference)
+    document = _document(saved.cluster, {}, {})
+    for host in document["hosts"]:
+        host.update({key: value for key, value in saved.about.get(host["name"], {}).items() if host.get(key) is None})
+    document["hosts"] += saved.failed
+    return document
+
+
+def _document(
+    cluster: ClusterGraph, facts: Mapping[str, HostFacts], failed: Mapping[str, errors.PsctlError]
+) -> dict[str, Any]:
+    rows = [{"name": name, **error.document()} for name, error in failed.items()]
+    return cluster_document(cluster, suggestion_of(cluster), facts, rows)
+
+
+def suggestion_of(cluster: ClusterGraph) -> Suggestion | None:
+    """Return which strategy suits a cluster; None where there is nothing to synchronise."""
+    return None
+
+
+def _planned(chosen: Chosen, state: Converging) -> dict[str, Any] | None:
+    """Return what the plan chooses among the strategies that are built."""
+    free = {name: msgspec.structs.replace(one, busy={}) for name, one in machines_of(chosen, state).items()}
     try:
         order = job_order("topo", chosen.spec, JOB, seat(chosen.spec, free, JOB))
     except errors.InvalidFile:  # no host may hold a worker: there is nothing to synchronise
-        strategy: dict[str, Any] | None = None
-    else:
-        plan = choose(order, None, None, decided=False)
-        ranks = [[f"{host.name}/{local}" for host in order.hosts for local in range(host.workers)]]
-        strategy = {"name": plan.chosen, "reason": plan.reason, "groups": ranks if plan.chosen != "ps" else []}
-    return {"hosts": hosts, "between": between if len(hosts) > 1 else [], "strategy": strategy}
+        return None
+    plan = choose(order, None, None, decided=False)
+    ranks = [[f"{host.name}/{local}" for host in order.hosts for local in range(host.workers)]]
+    return {"name": plan.chosen, "reason": plan.reason, "groups": ranks if plan.chosen != "ps" else []}
 
 
 JOB = JobSpec(name="topo", script="train.py")

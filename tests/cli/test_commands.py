@@ -53,7 +53,7 @@ def test_every_command_has_help_that_names_it(tmp_path: Path) -> None:
 def test_help_is_fast_and_loads_neither_torch_nor_fabric(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom psctl.cli.app import run\nrun(['--help'])\n"
-        "bad = {'torch', 'fabric', 'paramiko', 'rich', 'yaml', 'cryptography', 'numpy'} & set(sys.modules)\n"
+        "bad = {'torch', 'fabric', 'paramiko', 'rich', 'yaml', 'cryptography', 'numpy', 'networkx'} & set(sys.modules)\n"
         "sys.exit(f'loaded {bad}' if bad else 0)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -97,8 +97,8 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
 @pytest.mark.parametrize(
     "words",
     [
-        ["scale", "digits-1", "--workers", "4"], ["bench", "allreduce"], ["bench"], ["topo", "--measure"],
-        ["topo", "--matrix"], ["topo", "--from", "x"], ["plan", "--topology", "x"],
+        ["scale", "digits-1", "--workers", "4"], ["bench", "allreduce"], ["bench"],
+        ["plan", "--topology", "x"],
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused(tmp_path: Path, words: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_this_machine_needs_no_cluster_file(tmp_path: Path) -> None:
     assert json.loads(psctl(tmp_path, "checkpoint", "list", "-o", "json").stdout) == {"checkpoints": []}
     topo = json.loads(psctl(tmp_path, "topo", "-o", "json").stdout)
     assert topo["hosts"][0]["name"] == "local"
-    assert {"name", "reason", "groups"} == set(topo["strategy"])
+    assert {"name", "reason", "groups"} <= set(topo["strategy"])
     plan = json.loads(psctl(tmp_path, "plan", "--size", "160MB", "-o", "json").stdout)
     assert (plan["size"], plan["decided"]) == (160_000_000, False)
     assert len({each["strategy"] for each in plan["candidates"]}) == len(plan["candidates"]) == 18

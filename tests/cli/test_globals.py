@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psctl.cli.globals import Options, hoist, output_of
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,10 @@ def test_options_that_mean_nothing_are_refused() -> None:
     assert Options(timeout="30s").timeout == 30.0
     with pytest.raises(UsageError, match="unknown format"):
         Options(output="yaml")
-    with pytest.raises(NotInThisVersion, match="-o svg"):
-        Options(output="svg")
+    for verb in ("", "jobs"):
+        with pytest.raises(UsageError, match="-o svg: only topo"):
+            Options(output="svg", verb=verb)
+    assert Options(output="svg", verb="topo").output == "svg"
     with pytest.raises(UsageError, match="--timeout"):
         Options(timeout="soon")
     with pytest.raises(UsageError, match="--forks 0"):
