@@ -3,8 +3,7 @@
 A message waits for what `waiting` says, then for its latency, then flows at its max-min fair rate over all links of
 its route (`sharing`), then is summed at its receiver, one message after another. There is no step at which all wait
 for all. Rates change only when a flow begins or ends; events that fall on one moment are taken together, so that a
-symmetric schedule of thousands of messages costs one computation of rates a step. Rates of a set of flows that was
-seen before are remembered: pipelines repeat themselves.
+symmetric schedule of thousands of messages costs one computation of rates a step.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import heapq
 from collections.abc import Sequence
 from typing import Literal
 
+from psctl.plan.flowing import Flowing
 from psctl.plan.routes import Network, Route
-from psctl.plan.sharing import NEAR, fair_rates
+from psctl.plan.sharing import NEAR
 from psctl.plan.symmetry import lockstep
 from psctl.plan.timing import Costs, Leg, Load, Timing
 from psctl.plan.waiting import Message, Waiting, messages
@@ -23,8 +23,8 @@ from psctl.schedule.transfer import Schedule
 FREE = Costs()
 """Bytes on links alone."""
 
-_REMEMBERED = 256
 _FLOW, _DONE = 0, 1
+_NEVER = float("inf")
 
 
 def simulate(
@@ -56,24 +56,6 @@ def simulate(
     return _Run(messages(schedule, size), network, placement, costs).timing()
 
 
-class _Flows:
-    """The flows of one route: all have one rate, so one counter of what each was served since the route woke."""
-
-    __slots__ = ("finish", "rate", "served", "since", "waiting")
-
-    def __init__(self, now: float) -> None:
-        self.waiting: list[tuple[float, int]] = []  # (served when it is through, message), a heap
-        self.served = 0.0
-        self.since = now
-        self.rate = 0.0
-        self.finish = float("inf")
-
-    def serve(self, now: float) -> None:
-        if self.rate != float("inf"):
-            self.served += self.rate * (now - self.since)
-        self.since = now
-
-
 class _Run:
     """One simulation."""
 
@@ -84,9 +66,7 @@ class _Run:
         self._waiting = Waiting(sent)
         self._routes = [network.route(placement[each.source], placement[each.destination]) for each in sent]
         self._due: list[tuple[float, int, int]] = []  # (time, message, what happens)
-        self._active: dict[tuple[int, ...], _Flows] = {}
-        self._changed: set[tuple[int, ...]] = set()
-        self._rates: dict[frozenset[tuple[tuple[int, ...], int]], dict[tuple[int, ...], float]] = {}
+        self._flows = Flowing(network.capacities)
         self._busy: dict[int, float] = {}  # node -> when its processor is free
         self._peers: dict[int, int] = {}  # node -> whom it sent to last
         count = len(self._waiting.need)
@@ -98,19 +78,16 @@ class _Run:
         for index, need in enumerate(list(self._waiting.need)):
             if need == 0:
                 self._begin(index, 0.0)
-        while self._due or self._active:
-            soonest = min((flows.finish for flows in self._active.values()), default=float("inf"))
-            now = min(soonest, self._due[0][0] if self._due else soonest)
+        while (now := min(self._flows.soonest(), self._due[0][0] if self._due else _NEVER)) < _NEVER:
             self._take(now)
-            if self._changed:
-                self._share(now)
+            self._flows.share(now)
         return self._report()
 
     def _take(self, now: float) -> None:
-        """Take all that falls on this moment."""
+        """Take all that falls on this moment; lane by lane, so that what is alike for all nodes stays so."""
+        for index in sorted(self._flows.ended(now), key=lambda index: (self._sent[index].lane, index)):
+            self._deliver(index, now)
         bound = now * (1 + NEAR)
-        for route in [route for route, flows in self._active.items() if flows.finish <= bound]:
-            self._finish(route, now)
         while self._due and self._due[0][0] <= bound:
             _, index, what = heapq.heappop(self._due)
             if what == _FLOW:
@@ -137,23 +114,7 @@ class _Run:
         if size <= 0.0 or not route:
             self._deliver(index, now)
             return
-        flows = self._active.get(route)
-        if flows is None:
-            flows = self._active[route] = _Flows(now)
-        else:
-            flows.serve(now)
-        heapq.heappush(flows.waiting, (flows.served + size, index))
-        self._changed.add(route)
-
-    def _finish(self, route: tuple[int, ...], now: float) -> None:
-        flows = self._active[route]
-        flows.serve(now)
-        bound = flows.waiting[0][0] * (1 + NEAR)
-        while flows.waiting and flows.waiting[0][0] <= bound:
-            self._deliver(heapq.heappop(flows.waiting)[1], now)
-        if not flows.waiting:
-            del self._active[route]
-        self._changed.add(route)
+        self._flows.add(route, size, index, now)
 
     def _deliver(self, index: int, now: float) -> None:
         message, costs = self._sent[index], self._costs
@@ -182,22 +143,6 @@ class _Run:
             return
         for after in (*self._waiting.delivered[then], *self._waiting.done[then]):
             self._release(after, then, now)
-
-    def _share(self, now: float) -> None:
-        """Give each flow its fair rate from now on."""
-        key = frozenset((route, len(flows.waiting)) for route, flows in self._active.items())
-        rates = self._rates.get(key)
-        if rates is None:
-            if len(self._rates) >= _REMEMBERED:
-                self._rates.clear()
-            rates = self._rates[key] = fair_rates(dict(key), self._network.capacities)
-        for route, flows in self._active.items():
-            rate = rates[route]
-            if rate != flows.rate or route in self._changed:
-                flows.serve(now)
-                flows.rate = rate
-                flows.finish = now + (flows.waiting[0][0] - flows.served) / rate
-        self._changed.clear()
 
     # -- what it says
 
