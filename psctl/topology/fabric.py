@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -29,6 +30,9 @@ TOLERANCE = 0.12
 
 ALONE = 4
 """Pairs of the same two racks that are measured again alone, at most: they cross the same cables."""
+
+SCATTER = 0.1
+"""Spread of a slow pair's repeats above which it is measured once more: a host was busy, perhaps."""
 
 Labels = Mapping[str, Mapping[str, str]]
 """Each host's labels of the cluster file."""
@@ -139,7 +143,8 @@ class _Seen:
         self.up = {h: _level([s.rate for (a, _), s in self.best.items() if a == h]) for h in self.hosts}
         self.down = {h: _level([s.rate for (_, b), s in self.best.items() if b == h]) for h in self.hosts}
         self.apart = {frozenset((s.a, s.b)) for one in series for s in one.samples if self.slow(s)}
-        self.singly = {frozenset(way) for one in series if len(one.samples) == 1 for way in one.ways}
+        self.times = Counter(way for one in series if len(one.samples) == 1 for way in one.ways)
+        self.singly = {frozenset(way) for way in self.times}
 
     def limit(self, a: str, b: str) -> float:
         """What both ports let through."""
@@ -195,7 +200,12 @@ class _Seen:
             done[crossing] = done.get(crossing, 0) + 1
             if frozenset((a, b)) not in self.singly and done[crossing] <= ALONE:
                 found.append((a, b))
-        return found
+        return found + [pair for pair in ordered if any(map(self._unsteady, (pair, pair[::-1])))]
+
+    def _unsteady(self, way: Pair) -> bool:
+        """Whether a pair was slow alone, its repeats far apart, and has had no second chance."""
+        sample = self.best.get(way)
+        return sample is not None and self.times[way] == 1 and sample.spread > SCATTER and self.slow(sample)
 
     def crossings(self) -> list[tuple[Pair, ...]]:
         """For each two racks as many pairs across as can run at once, where they have not run yet."""

@@ -232,6 +232,16 @@ def test_a_pair_that_others_slowed_is_measured_again_alone() -> None:
     assert set(asked) == {((a, b),) for a in FOUR[:2] for b in FOUR[2:]}
 
 
+def test_a_pair_that_was_slow_and_unsteady_alone_gets_a_second_chance() -> None:
+    def all_(slow: float, spread: float, again: int) -> list[Series]:
+        fast = [Series((Sample(a, b, G, HOP),)) for a, b in (("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"))]
+        return [*fast, *[Series((Sample(a, b, slow, HOP, spread),)) for a, b in (("a", "c"), ("c", "a"))] * again]
+
+    hosts = ("a", "b", "c")
+    assert more(hosts, all_(G / 2, 0.5, 1)) == ((("a", "c"),),)
+    assert more(hosts, all_(G / 2, 0.02, 1)) == more(hosts, all_(G / 2, 0.5, 2)) == more(hosts, all_(G, 0.5, 1)) == ()
+
+
 def test_many_slow_pairs_of_two_racks_are_not_all_measured_alone() -> None:
     one, two = [f"a{n}" for n in range(8)], [f"b{n}" for n in range(8)]
     world = World(racks(G / 2, one, two), 0)
