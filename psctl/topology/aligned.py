@@ -45,7 +45,7 @@ def align(table: Table, known: re.Pattern[str]) -> Grid:
     findings += _missing(table, rows, columns, words)
     findings += _lopsided(devices, words)
     tails = {row.label: row.tails for row in reversed(rows) if row.tails and row.label in place}
-    ends = next((row.label for row in table.rows if row.last and row.parts[-1][-1:].strip()), "")
+    ends = next((row.label for row in table.rows if row.last), "")
     return Grid(devices, words, tails, findings, ends)
 
 

@@ -70,7 +70,8 @@ def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dic
     found = {}
     for label, ways in grid.tails.items():
         if not (value := certain.get(label)):
-            value = _resolved(ways, titles, certain.values())
+            cut = label == grid.open_end  # what is missing is behind the end, and does not stick to anything
+            value = _titled(ways[0], titles) if cut else _resolved(ways, titles, certain.values())
         if label == grid.open_end and value and not _confirmed(value, label, certain):
             what = (
                 f"The text ends without a line feed in the row of {label}; its last value may be cut and is left out."
