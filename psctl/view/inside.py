@@ -1,9 +1,9 @@
 """A host of `topo -o json` arranged for drawing: the tree of its slots, and what joins devices beside the tree.
 
-Every drawing (terminal, dot, svg) begins here, so that all show the same machine. The tree is found breadth first over
-PCIe edges from the processors: each device hangs below the one that reached it. Whatever edge is not in the tree is a
-cable beside it: NVLink, xGMI, what joins the processors. Documents may come from anywhere: a device that no edge
-reaches hangs on the processor of its NUMA node, and where there is none it stands alone.
+Every drawing (terminal, dot, svg) begins here, so that all show the same machine. The tree is found breadth first from
+the processors over PCIe edges, and over whatever joins a NIC: each device hangs below the one that reached it. An edge
+that is not in the tree is a cable beside it: NVLink, xGMI, what joins the processors. Documents may come from anywhere:
+a device that no edge reaches hangs on the processor of its NUMA node, and where there is none it stands alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def inside(host: Document) -> Inside:
     relations = tuple(link for link in links if not is_edge(link))
     slots: dict[str, list[tuple[str, Document]]] = {key: [] for key in devices}
     for link in edges:
-        if link["type"] == "PCIe":
+        if link["type"] == "PCIe" or "nic" in {devices[str(link[end])]["kind"] for end in "ab"}:
             slots[str(link["a"])].append((str(link["b"]), link))
             slots[str(link["b"])].append((str(link["a"]), link))
     hubs = tuple(

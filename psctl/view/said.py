@@ -41,8 +41,13 @@ def named(id: object) -> str:
     return one_line(str(id))
 
 
-def about(device: Document) -> list[str]:
-    """Return what is known of a device beside its id, in a person's order."""
+def about(device: Document, slot: Document | None = None) -> list[str]:
+    """Return what is known of a device beside its id, in a person's order.
+
+    Args:
+        device: the device.
+        slot: the edge that is shown beside it: what is said there is not said again.
+    """
     name, kind = one_line(str(device.get("name") or "")), str(device["kind"])
     numa = device.get("numa")
     words = [f"NUMA {numa}"] if kind == "cpu" and numa is not None else []
@@ -53,7 +58,7 @@ def about(device: Document) -> list[str]:
     words.append(one_line(str(device.get("interface") or "")) if device.get("interface") != device["id"] else "")
     words += [one_line(str(address)) for address in device.get("addresses") or []]
     port = rate(device.get("bandwidth"), "nic")
-    words.append(f"port {port}" if port else "")
+    words.append(f"port {port}" if port and not (slot and slot["type"] in NETWORKS) else "")
     return [word for word in words if word]
 
 

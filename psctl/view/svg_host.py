@@ -57,7 +57,7 @@ class Panel:
         self.roots = self._place()
         self.nodes = {str(node.branch.device["id"]): node for root in self.roots for node in root.all()}
         inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
-        self.width = max(240.0, inner + 2 * PAD, text_width(said.named(host["name"]), 14, True) + 70)
+        self.width = max(300.0, inner + 2 * PAD, text_width(said.named(host["name"]), 14, True) + 70)
         self.head = self._head(uplinks)
         self.top = PAD + 20 + sum(size * LINE_HEIGHT for _, size, _ in self.head) + 18
         self.below = self._levels()

@@ -99,7 +99,7 @@ class _Drawing:
             line.append(" " * (first - cell_len(line.plain)))
             if links[id(branch)]:
                 line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
-            words = Text(f" {self.signs.dot} ".join(said.about(branch.device)))
+            words = Text(f" {self.signs.dot} ".join(said.about(branch.device, branch.link)))
             if branch.device.get("derived"):
                 words.append(" derived" if words.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
