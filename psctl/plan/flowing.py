@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from psctl.plan.sharing import NEAR, fair_rates
+from psctl.plan.sharing import NEAR, fill
 
 _Links = tuple[int, ...]
 
@@ -91,15 +91,15 @@ class Flowing:
 
     def share(self, now: float) -> None:
         """Give the flows that what began or ended has touched their fair rates from now on."""
-        part = self._touched()
+        part, across = self._touched()
         if part:
-            key = frozenset((route, len(flows.waiting)) for route, flows in part.items())
+            counts = {route: len(flows.waiting) for route, flows in part.items()}
+            key = frozenset(counts.items())
             rates = self._rates.get(key)
             if rates is None:
                 if len(self._rates) >= _REMEMBERED:
                     self._rates.clear()
-                counts = {route: len(flows.waiting) for route, flows in part.items()}
-                rates = self._rates[key] = fair_rates(counts, self._capacities)
+                rates = self._rates[key] = fill(counts, across, self._capacities)
             for route, flows in part.items():
                 rate = rates[route]
                 if rate != flows.rate or route in self._changed:
@@ -109,18 +109,20 @@ class Flowing:
                     heapq.heappush(self._ends, (flows.finish, route))
         self._changed.clear()
 
-    def _touched(self) -> dict[_Links, _Flows]:
-        """Return the active routes that share links with the changed ones, directly or through others."""
-        seen: set[int] = set()
+    def _touched(self) -> tuple[dict[_Links, _Flows], dict[int, dict[_Links, None]]]:
+        """Return the active routes that share links with the changed ones, directly or through others; and who
+        crosses each of these links."""
+        across: dict[int, dict[_Links, None]] = {}
         part: dict[_Links, _Flows] = {}
         links = [link for route in self._changed for link in route]
         while links:
             link = links.pop()
-            if link in seen:
+            routes = self._across.get(link)
+            if not routes or link in across:
                 continue
-            seen.add(link)
-            for route in self._across.get(link, ()):
+            across[link] = routes
+            for route in routes:
                 if route not in part:
                     part[route] = self._active[route]
                     links.extend(route)
-        return part
+        return part, across

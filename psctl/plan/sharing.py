@@ -7,7 +7,7 @@ is full, the flows across it stay as they are; go on with the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 NEAR = 1e-9
 """Shares and times that differ by no more than this part of themselves are one: symmetric things stay symmetric."""
@@ -23,28 +23,30 @@ def fair_rates(flows: Mapping[tuple[int, ...], int], capacities: Sequence[float]
     Returns:
         bytes/s of a single flow of each route; infinite for a route without links.
     """
-    rates = {route: float("inf") for route in flows}
-    unfixed: dict[int, int] = {}
-    routes: dict[int, list[tuple[int, ...]]] = {}
-    for route, count in flows.items():
+    across: dict[int, list[tuple[int, ...]]] = {}
+    for route in flows:
         for link in route:
-            if link in unfixed:
-                unfixed[link] += count
-                routes[link].append(route)
-            else:
-                unfixed[link] = count
-                routes[link] = [route]
-    left = {link: capacities[link] for link in unfixed}
-    shares = {link: capacities[link] / count for link, count in unfixed.items()}
-    fixed: set[tuple[int, ...]] = set()
+            across.setdefault(link, []).append(route)
+    return fill(flows, across, capacities)
+
+
+def fill(
+    flows: Mapping[tuple[int, ...], int],
+    across: Mapping[int, Collection[tuple[int, ...]]],
+    capacities: Sequence[float],
+) -> dict[tuple[int, ...], float]:
+    """Return the rates as `fair_rates` does, where it is known already which of the routes cross each link."""
+    rates: dict[tuple[int, ...], float] = {}
+    unfixed = {link: sum([flows[route] for route in routes]) for link, routes in across.items()}
+    left = {link: capacities[link] for link in across}
+    shares = {link: left[link] / count for link, count in unfixed.items()}
     while shares:
         least = min(shares.values())
         bound = least * (1 + NEAR)
         touched: set[int] = set()
         for link in [link for link, share in shares.items() if share <= bound]:
-            for route in routes[link]:
-                if route not in fixed:
-                    fixed.add(route)
+            for route in across[link]:
+                if route not in rates:
                     rates[route] = least
                     count = flows[route]
                     for other in route:
@@ -56,4 +58,6 @@ def fair_rates(flows: Mapping[tuple[int, ...], int], capacities: Sequence[float]
                 shares[link] = left[link] / unfixed[link]
             else:
                 del shares[link]
+    for route in flows.keys() - rates.keys():
+        rates[route] = float("inf")  # it crosses nothing
     return rates
