@@ -23,7 +23,7 @@ from psctl.launch.home import Home
 from psctl.launch.serving import Serving, Way, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.topology.fabric import Fabric, Sample, Series, infer, more
+from psctl.topology.fabric import Fabric, Sample, Series, best, infer, more
 from psctl.topology.findings import Finding
 from psctl.topology.graph import NETWORK, Between, Link
 from psctl.topology.rounds import Pair, rounds
@@ -220,6 +220,9 @@ def inside(chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> dict[st
         if why:
             say(str(name), f"no copies measured: {why}")
         else:
+            for row in outcome.value["copies"]:
+                if row["spread"] > WIDE:
+                    say(str(name), f"copies {row['a']} - {row['b']} varied by {row['spread']:.0%}: a device is busy")
             found[str(name)] = tuple(
                 Link(row["a"], row["b"], "copy", row["bandwidth"], row["latency"], measured=True)
                 for row in outcome.value["copies"]
@@ -350,14 +353,15 @@ def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float
 
 def warnings(chosen: Chosen, measured: Measurements) -> tuple[Finding, ...]:
     """Return what is not as it should be: repeats that scatter, pairs that could not be measured, odd fabrics."""
-    wide = [each for one in measured.series for each in one.samples if each.spread > WIDE]
+    wide = sorted((each for each in best(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread)
+    listed = [f"{each.a} -> {each.b} by {each.spread:.0%} around {format_bit_rate(each.rate)}" for each in wide]
+    others = [f"{len(listed) - 3} more"] if len(listed) > 3 else []
     scattered = [
         Finding(
-            f"{each.a} -> {each.b}: the rate varied by {each.spread:.0%} around {format_bit_rate(each.rate)}",
-            "other traffic was on that link, or a host was busy: `psctl topo --measure` measures again",
+            f"rates varied from repeat to repeat: {', '.join([*listed[:3], *others])}",
+            "other traffic was on the links, or hosts were busy: `psctl topo --measure` measures again",
         )
-        for each in wide
-    ]
+    ] * bool(listed)
     lost = [
         Finding(f"{a} - {b} could not be measured: {why}", "`psctl doctor` shows whether the two reach each other")
         for a, b, why in measured.missing

@@ -270,14 +270,15 @@ class _Seen:
         return found
 
     def uneven(self) -> list[Finding]:
-        """Ports that are faster in one direction."""
+        """Ports that are faster in one direction, by steady samples."""
+        unsteady = {host for pair, sample in self.best.items() if sample.spread > SCATTER for host in pair}
         return [
             Finding(
                 f"{host} sends {format_bit_rate(self.up[host])} and receives {format_bit_rate(self.down[host])}",
                 "look at its NIC and cable (`ethtool`), and at limits that the network sets on one direction",
             )
             for host in self.hosts
-            if _far(min(self.up[host], self.down[host]), max(self.up[host], self.down[host]))
+            if host not in unsteady and _far(min(self.up[host], self.down[host]), max(self.up[host], self.down[host]))
         ]
 
     # ---- latency -------------------------------------------------------------------------------------------------

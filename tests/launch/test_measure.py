@@ -171,7 +171,11 @@ def test_a_measurement_that_fails_is_a_warning_and_no_action(tmp_path: Path) -> 
 def test_wide_scatter_lost_pairs_and_odd_fabrics_are_told() -> None:
     assert measure.warnings(cluster(), measured("a", "b", spread=0.09)) == ()
     wide = measure.warnings(cluster(), measured("a", "b", spread=0.25))
-    assert wide[0].what == "a -> b: the rate varied by 25% around 9 Gbit/s"
+    assert [each.what for each in wide] == [
+        "rates varied from repeat to repeat: a -> b by 25% around 9 Gbit/s, b -> a by 25% around 9 Gbit/s"
+    ]
+    many = measure.warnings(cluster(), measured("a", "b", "c", spread=0.25))
+    assert many[0].what.endswith("around 9 Gbit/s, 3 more")
     lost = msgspec.structs.replace(measured("a", "b"), missing=(("a", "c", "no route"),))
     assert [each.what for each in measure.warnings(cluster(), lost)] == ["a - c could not be measured: no route"]
 
@@ -229,7 +233,7 @@ def test_a_cluster_without_pairs_has_nothing_to_measure() -> None:
 
 def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
     said: list[tuple[str, str]] = []
-    row = {"a": "CPU1", "b": "GPU0", "bandwidth": 2e10, "latency": 1e-5, "spread": 0.0}
+    row = {"a": "CPU1", "b": "GPU0", "bandwidth": 2e10, "latency": 1e-5, "spread": 0.31}
     shells = {HostName(name): FakeShell(name) for name in "ab"}
     shells[HostName("a")].on("/w/python", Result(0, json.dumps({"copies": [row], "error": ""}).encode(), b""))
     shells[HostName("b")].on("/w/python", Result(0, b'{"copies": [], "error": "its torch sees no GPU"}', b""))
@@ -237,7 +241,10 @@ def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
         cluster(), Fleet(dict(shells), {}), state("a", "b", gpus=1), lambda *words: said.append(words)
     )
     assert found == {"a": (Link("CPU1", "GPU0", "copy", 2e10, 1e-5, measured=True),)}
-    assert ("b", "no copies measured: its torch sees no GPU") in said
+    assert said[1:] == [
+        ("a", "copies CPU1 - GPU0 varied by 31%: a device is busy"),
+        ("b", "no copies measured: its torch sees no GPU"),
+    ]
     assert json.loads(shells[HostName("a")].calls[-1][-1])["nodes"] == [1]
     assert measure.inside(cluster(), Fleet(dict(shells), {}), state("a", "b"), lambda *_: None) == {}
 
