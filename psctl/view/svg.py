@@ -157,7 +157,7 @@ def _draw_legend(canvas: Canvas, document: Document, pens: Pens, width: float, y
     y, x = y + 14, MARGIN
     canvas.text(x, y, "Each direction, payload; thickness grows with the logarithm of the rate.", 10, FAINT)
     y += 18
-    for words, (pen, colour, dashed) in samples.items():
+    for words, (pen, colour, dashed) in sorted(samples.items(), key=lambda each: (each[1][2], each[1][1], -each[1][0])):
         needed = 34 + text_width(words, 10) + 18
         if x > MARGIN and x + needed > width - MARGIN:
             x, y = MARGIN, y + 17
