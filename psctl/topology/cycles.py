@@ -1,0 +1,217 @@
+"""Hamiltonian cycles of small graphs: all of them, as many as fit the links, and the closed form of complete graphs.
+
+Devices are numbers; a cycle starts at 0 and goes on to the lower of 0's two neighbours in it, so each stands once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+Cycle = tuple[int, ...]
+Filling = dict[Cycle, int]
+"""Cycles and their widths."""
+
+
+def hamiltonian(table: Sequence[Sequence[int]], steps: int) -> tuple[list[Cycle], bool]:
+    """List the cycles through all devices, in order; and whether these are all.
+
+    A way is given up as soon as a device not yet visited has less than two neighbours left to be visited between.
+
+    Args:
+        table: units between each two devices.
+        steps: how many ways may be looked at.
+    """
+    count = len(table)
+    near = [sum(1 << other for other, units in enumerate(row) if units) for row in table]
+    found: list[Cycle] = []
+    everything = (1 << count) - 1
+    stack: list[tuple[Cycle, int]] = [((0,), 1)]
+    while stack and steps > 0:
+        steps -= 1
+        way, seen = stack.pop()
+        last = way[-1]
+        if seen == everything:
+            if near[last] & 1 and way[1] < last:
+                found.append(way)
+            continue
+        free = everything & ~seen
+        open_ = free | 1 | 1 << last
+        if all((near[node] & open_).bit_count() >= 2 for node in range(1, count) if free >> node & 1):
+            reached = near[last] & free
+            stack += [((*way, node), seen | 1 << node) for node in range(count - 1, 0, -1) if reached >> node & 1]
+    return found, not stack
+
+
+def fill(
+    links: Sequence[tuple[int, int, int]], cycles: Sequence[Cycle], bound: int, tries: int
+) -> tuple[Filling, bool]:
+    """Choose cycles and widths: the widest sum that fits the links, by the fewest cycles; and whether that is proven.
+
+    Args:
+        links: (a, b, units).
+        cycles: those to choose from.
+        bound: no sum is wider.
+        tries: how many cycles may be looked at.
+    """
+    search = _Search(links, cycles, tries)
+    best: Filling = {}
+    for target in range(bound, 0, -1):
+        found = search.find(target, len(cycles))
+        if found is not None:
+            best = found
+            break
+    proven = search.tries > 0
+    search.tries = max(search.tries, tries // 4)
+    for most in range(1, len(best)):
+        found = search.find(sum(best.values()), most)
+        if found is not None:
+            return found, proven
+    return best, proven
+
+
+class _Search:
+    """Fills links with cycles until a sum is met.
+
+    At each step one link is decided: the one, of those at the device with the fewest units to spare, that the fewest
+    cycles run over. Some cycle over it is taken, widest first, or none of them is, and its units are spent.
+    """
+
+    def __init__(self, links: Sequence[tuple[int, int, int]], cycles: Sequence[Cycle], tries: int) -> None:
+        self.tries = tries
+        self._links = links
+        index = {pair: at for at, (a, b, _) in enumerate(links) for pair in ((a, b), (b, a))}
+        self._cycles = cycles
+        self._over = [[index[pair] for pair in itertools.pairwise((*cycle, 0))] for cycle in cycles]
+        self._masks = [sum(1 << at for at in over) for over in self._over]
+
+    def find(self, target: int, most: int) -> Filling | None:
+        """Return at most `most` cycles with widths that add up to the target; None when none are found."""
+        left = [units for _, _, units in self._links]
+        picked = self._go(left, list(range(len(self._cycles))), target, most)
+        return None if picked is None else {self._cycles[at]: width for at, width in picked}
+
+    def _go(self, left: list[int], live: list[int], target: int, most: int) -> list[tuple[int, int]] | None:
+        if target == 0:
+            return []
+        spare = self._spare(left, target)
+        if most == 0 or self.tries <= 0 or min(spare) < 0:
+            return None
+        at = self._decide(left, live, spare)
+        if at is None:
+            return None
+        over = [cycle for cycle in live if self._masks[cycle] >> at & 1]
+        rest = [cycle for cycle in live if not self._masks[cycle] >> at & 1]
+        while over and self.tries > 0:
+            cycle = over.pop(0)
+            for width in range(min(target, *(left[link] for link in self._over[cycle])), 0, -1):
+                less = list(left)
+                for link in self._over[cycle]:
+                    less[link] -= width
+                found = self._go(less, self._fitting(less, over + rest), target - width, most - 1)
+                if found is not None:
+                    return [(cycle, width), *found]
+        none = list(left)
+        none[at] = 0
+        return self._go(none, rest, target, most)
+
+    def _spare(self, left: list[int], target: int) -> list[int]:
+        """Units at each device beyond the two ends that each ring takes there."""
+        spare: dict[int, int] = {}
+        for (a, b, _), units in zip(self._links, left, strict=True):
+            spare[a] = spare.get(a, -2 * target) + units
+            spare[b] = spare.get(b, -2 * target) + units
+        return [spare[node] for node in sorted(spare)]
+
+    def _decide(self, left: list[int], live: list[int], spare: list[int]) -> int | None:
+        """Index of the link to decide next; None when a device must have links that no cycle runs over."""
+        self.tries -= 4 * len(live)
+        uses = [0] * len(left)
+        for cycle in live:
+            for over in self._over[cycle]:
+                uses[over] += 1
+        order = [
+            (min(spare[a], spare[b]), uses[at], at) for at, (a, b, _) in enumerate(self._links) if left[at] and uses[at]
+        ]
+        return min(order)[2] if order else None
+
+    def _fitting(self, left: list[int], live: list[int]) -> list[int]:
+        self.tries -= len(live)
+        gone = sum(1 << at for at, units in enumerate(left) if not units)
+        return [cycle for cycle in live if not self._masks[cycle] & gone]
+
+
+def zigzags(count: int, units: int) -> Filling:
+    """Return cycles that fill a complete graph of `count` devices, `units` between each two, as far as any can.
+
+    Walecki: one device stands still; the others sit in a circle, and a zigzag over them is turned step by step. Half of
+    the turns use each link once when the circle is even, all turns use each link twice when it is odd. With an even
+    number of devices and single links, the last device is put into the turns of the others.
+    """
+    found: Filling = {}
+    pairs, single = divmod(units, 2) if count % 2 == 0 else (0, units)
+    for turn in range((count - 1) if pairs else 0):
+        _add(found, _zigzag(count - 1, turn), pairs)
+    if single and count % 2:
+        for turn in range((count - 1) // 2):
+            _add(found, _zigzag(count - 1, turn), single)
+    elif single:
+        for turn in range((count - 2) // 2):
+            # The links that halve the circle are a matching, one in each zigzag: the last device goes between.
+            cycle = _zigzag(count - 2, turn)
+            _add(found, [*cycle[: count // 2], count - 1, *cycle[count // 2 :]], single)
+    return found
+
+
+def _zigzag(ring: int, turn: int) -> list[int]:
+    """0, then the devices 1 .. ring in a zigzag that starts at `turn`."""
+    steps = [0, *(side * far for far in range(1, ring) for side in (1, -1))][:ring]
+    return [0, *(1 + (turn + step) % ring for step in steps)]
+
+
+def _add(found: Filling, cycle: Sequence[int], width: int) -> None:
+    way = tuple(cycle) if cycle[1] < cycle[-1] else (cycle[0], *reversed(cycle[1:]))
+    found[way] = found.get(way, 0) + width
+
+
+def peel(table: Sequence[Sequence[int]], bound: int, steps: int) -> Filling:
+    """Take one cycle after another off the links, each over those with the most units left, as long as one is found.
+
+    For graphs with too many cycles to list: no proof, but a cycle is found quickly where there are many.
+
+    Args:
+        table: units between each two devices.
+        bound: stop when the widths add up to this.
+        steps: ways that may be looked at for all cycles together.
+    """
+    left = [list(row) for row in table]
+    found: Filling = {}
+    for _ in range(bound):
+        cycle, steps = _one(left, steps)
+        if cycle is None:
+            break
+        _add(found, cycle, 1)
+        for a, b in itertools.pairwise((*cycle, 0)):
+            left[a][b] -= 1
+            left[b][a] -= 1
+    return found
+
+
+def _one(left: Sequence[Sequence[int]], steps: int) -> tuple[Cycle | None, int]:
+    """A cycle that goes on over the link with the most units, to the device with the fewest free links."""
+    count = len(left)
+    stack: list[Cycle] = [(0,)]
+    while stack and steps > 0:
+        steps -= 1
+        way = stack.pop()
+        last, free = way[-1], [node for node in range(count) if node not in way]
+        if not free and left[last][0]:
+            return way, steps
+        open_ = [*free, 0, last]
+        degrees = {node: sum(1 for other in open_ if left[node][other]) for node in free}
+        if all(degree >= 2 for degree in degrees.values()):
+            onward = sorted(
+                (node for node in free if left[last][node]), key=lambda node: (-degrees[node], left[last][node])
+            )
+            stack += [(*way, node) for node in onward]
+    return None, steps
