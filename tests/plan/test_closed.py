@@ -248,3 +248,28 @@ def test_two_short_pipelines_tell_of_a_long_one() -> None:
     assert short.seconds == pytest.approx(long.seconds, rel=0.01)
     assert short.loads[0].bytes == pytest.approx(long.loads[0].bytes)
     assert (short.waiting, short.flowing) == pytest.approx((long.waiting, long.flowing), rel=0.02)
+
+
+@pytest.mark.parametrize("world", [4, 5, 8])
+@pytest.mark.parametrize("gamma", [0.0, 1e-9])
+def test_one_rank_stands_for_all_only_where_the_time_is_the_same(world: int, gamma: float) -> None:
+    plans = [catalog.build(name, world) for name in FORMS]
+    plans.append(catalog.build("ps", world, Options(servers=tuple(range(world)), pieces=3)))
+    plans.append(catalog.build("sharded", world, Options(pieces=3)))
+    plans.append(catalog.build("sharded", world, Options(paced=True)))
+    plans.append(catalog.build("ring", world, Options(pieces=2)))
+    plans += [
+        collectives.build(name, world, one)
+        for name, known in collectives.ALGORITHMS.items()
+        for one in known
+        if one != "halving-doubling" or not world & (world - 1)
+    ]
+    used = 0
+    for plan in plans:
+        places = [f"node{index}" for index in range(plan.nodes)]
+        network, costs = Network(star(plan.nodes, BANDWIDTH, ALPHA)), Costs(gamma=gamma)
+        short = simulate(plan, network, places, 1e6, costs)
+        long = simulate(plan, network, places, 1e6, costs, method="simulated")
+        assert short.seconds == pytest.approx(long.seconds, rel=1e-6), f"{plan.collective} {plan.name}"
+        used += short.method == "symmetry"
+    assert used >= 10
