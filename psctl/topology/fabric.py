@@ -32,7 +32,7 @@ ALONE = 4
 """Pairs of the same two racks that are measured again alone, at most: they cross the same cables."""
 
 SCATTER = 0.1
-"""Spread of a slow pair's repeats above which it is measured once more: a host was busy, perhaps."""
+"""Spread of a pair's repeats above which it is measured once more: a host was busy, perhaps."""
 
 Labels = Mapping[str, Mapping[str, str]]
 """Each host's labels of the cluster file."""
@@ -144,6 +144,7 @@ class _Seen:
         self.down = {h: _level([s.rate for (_, b), s in self.best.items() if b == h]) for h in self.hosts}
         self.apart = {frozenset((s.a, s.b)) for one in series for s in one.samples if self.slow(s)}
         self.times = Counter(way for one in series if len(one.samples) == 1 for way in one.ways)
+        self.runs = Counter(way for one in series for way in one.ways)
         self.singly = {frozenset(way) for way in self.times}
 
     def limit(self, a: str, b: str) -> float:
@@ -200,12 +201,16 @@ class _Seen:
             done[crossing] = done.get(crossing, 0) + 1
             if frozenset((a, b)) not in self.singly and done[crossing] <= ALONE:
                 found.append((a, b))
-        return found + [pair for pair in ordered if any(map(self._unsteady, (pair, pair[::-1])))]
+        unsteady = [p for p in itertools.combinations(self.hosts, 2) if self._unsteady(p) or self._unsteady(p[::-1])]
+        few = len(unsteady) <= max(2, len(self.hosts) // 2)  # else the whole network is busy, and stays so
+        return found + [pair for pair in (unsteady if few else ordered) if pair in unsteady and pair not in found]
 
     def _unsteady(self, way: Pair) -> bool:
-        """Whether a pair was slow alone, its repeats far apart, and has had no second chance."""
+        """Whether a pair's repeats were far apart and it has had no second chance; one that was slow alone gets it."""
         sample = self.best.get(way)
-        return sample is not None and self.times[way] == 1 and sample.spread > SCATTER and self.slow(sample)
+        if sample is None or sample.spread <= SCATTER:
+            return False
+        return self.times[way] == 1 if self.slow(sample) else self.runs[way] == 1
 
     def crossings(self) -> list[tuple[Pair, ...]]:
         """For each two racks as many pairs across as can run at once, where they have not run yet."""
