@@ -262,6 +262,20 @@ def test_each_tree_and_each_direction_has_lanes_of_its_own() -> None:
         assert len(lanes) == 2 * trees and sum(map(len, lanes.values())) == len(set().union(*lanes.values()))
 
 
+def test_who_speaks_to_many_at_once_has_a_lane_for_each() -> None:
+    star_of_five = Options(trees=((0, tuple((0, rank) for rank in range(1, 5)), 1),), chunks=1)
+    for name, told in [("sharded", Options()), ("one-shot", Options()), ("packed-trees", star_of_five)]:
+        schedule = catalog.build(name, 5, told)
+        for _, transfers in schedule.by_step():
+            for ends in ("source", "destination"):
+                assert len({(getattr(one, ends), one.lane) for one in transfers}) == len(transfers), name
+
+
+def test_pieces_of_a_ring_keep_their_order_in_both_laps() -> None:
+    for _, transfers in ring.build(4, pieces=3).by_step():
+        assert {one.chunk % 3 for one in transfers} == {transfers[0].step % 3}
+
+
 def test_lanes_do_not_travel_together() -> None:
     assert len(ring.bidirectional(2).messages()) == 8 and len(ring.build(2).messages()) == 4
 
