@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.plan.flow import simulate
+from psctl.plan.flowing import Flowing
 from psctl.plan.routes import Network, star
 from psctl.plan.sharing import fair_rates
 from psctl.plan.timing import Costs
@@ -227,6 +228,47 @@ def test_rates_fill_a_link_on_every_way_where_none_is_faster(data: st.DataObject
             and all(rates[other] <= rates[flow] * (1 + 1e-6) for other in flows if link in other)
             for link in flow
         )
+
+
+def slow_ends(starts: list[tuple[float, tuple[int, ...], float]], capacities: list[float]) -> list[float]:
+    """When each flow of (start, route, size) ends, all rates computed anew at every event."""
+    left = {index: size for index, (_, _, size) in enumerate(starts)}
+    ends, now = [0.0] * len(starts), 0.0
+    while left:
+        going = [index for index in left if starts[index][0] <= now]
+        routes = [starts[index][1] for index in going]
+        rates = fair_rates({route: routes.count(route) for route in routes}, capacities)
+        done = [now + left[index] / rates[starts[index][1]] for index in going]
+        later = [start for start, _, _ in starts if start > now]
+        soonest = min([*done, *later])
+        for index, end in zip(going, done, strict=True):
+            left[index] -= rates[starts[index][1]] * (soonest - now)
+            if end <= soonest + 1e-9:
+                ends[index] = soonest
+                del left[index]
+        now = soonest
+    return ends
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_computing_only_what_a_change_touches_changes_nothing(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    capacities = data.draw(st.lists(st.integers(1, 9).map(float), min_size=count, max_size=count))
+    route = st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True).map(tuple)
+    one = st.tuples(st.integers(0, 5).map(float), route, st.integers(1, 9).map(float))
+    starts: list[tuple[float, tuple[int, ...], float]] = data.draw(st.lists(one, min_size=1, max_size=10))
+    flowing, ends = Flowing(capacities), [0.0] * len(starts)
+    waiting = sorted(range(len(starts)), key=lambda index: starts[index][0], reverse=True)
+    while waiting or flowing.soonest() < float("inf"):
+        now = min(flowing.soonest(), starts[waiting[-1]][0] if waiting else float("inf"))
+        for index in flowing.ended(now):
+            ends[index] = now
+        while waiting and starts[waiting[-1]][0] <= now:
+            index = waiting.pop()
+            flowing.add(starts[index][1], starts[index][2], index, now)
+        flowing.share(now)
+    assert ends == pytest.approx(slow_ends(starts, capacities), rel=1e-6, abs=1e-6)
 
 
 # -- speed
