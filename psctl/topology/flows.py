@@ -5,12 +5,12 @@ By the theorem of Ford and Fulkerson the greatest flow from s to t is as large a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 Table = list[list[int]]
 
 
-def flow(capacity: Sequence[Sequence[int]], source: int, sink: int, enough: int | None = None) -> tuple[int, set[int]]:
+def flow(
+    capacity: Table, source: int, sink: int, enough: int | None = None, keep: bool = False
+) -> tuple[int, set[int]]:
     """Return the greatest flow, and the side of a least cut that holds the source (the smallest such side).
 
     Args:
@@ -18,25 +18,30 @@ def flow(capacity: Sequence[Sequence[int]], source: int, sink: int, enough: int 
         source: where it comes from.
         sink: where it goes to.
         enough: stop as soon as the flow is this large; the side is then that of no cut.
+        keep: leave in `capacity` what is left of it.
     """
-    left = [list(row) for row in capacity]
+    left = capacity if keep else [row.copy() for row in capacity]
+    near = [
+        [other for other in range(len(left)) if left[node][other] or left[other][node]] for node in range(len(left))
+    ]
     total = 0
     while enough is None or total < enough:
-        came = _search(left, source, sink)
+        came = _search(left, near, source, sink)
         if came[sink] < 0:
             return total, {node for node, before in enumerate(came) if before >= 0}
         total += _push(left, came, source, sink)
     return total, {source}
 
 
-def _search(left: Table, source: int, sink: int) -> list[int]:
+def _search(left: Table, near: Table, source: int, sink: int) -> list[int]:
     """Breadth first over what is left; the node before each that was reached, else -1."""
     came = [-1] * len(left)
     came[source] = source
     queue = [source]
     for node in queue:
-        for other, room in enumerate(left[node]):
-            if room > 0 and came[other] < 0:
+        row = left[node]
+        for other in near[node]:
+            if row[other] > 0 and came[other] < 0:
                 came[other] = node
                 if other == sink:
                     return came

@@ -1,11 +1,12 @@
 """Packed spanning trees: as much as the direct links of a set of GPUs can carry, rings or not (Blink, MLSys 2020).
 
-For an all-reduce, a tree of weight w reduces to its root over one direction of its links and spreads from it over the
-other, so links count once whatever the direction: the trees together carry at most the graph's strength (module
-`strength`), and a packing that reaches it is found by a linear program with whole numbers (module `packing`). For a
-broadcast, each direction of a link counts by itself: as many trees leave the root as the least of the greatest flows
-from it to any other device (Edmonds), found by taking off one tree after another so that the flows fall no faster than
-the trees are taken (Lovász). The weights are link units; bytes go to the trees in proportion to them.
+For a broadcast, each direction of a link counts by itself: as many trees leave the root as the least of the greatest
+flows from it to any other device (Edmonds). They are found by taking off one tree after another such that the flows
+fall no faster than trees are taken, which is always possible (Lovász 1976). For an all-reduce, a tree of weight w
+reduces to its root over one direction of its links and spreads from it over the other, so links count once whatever the
+direction: the trees together carry at most the graph's strength. Module `strength` divides each link's units between
+its directions such that as much can be broadcast; those trees are the packing. Nothing is rounded: all is counted in
+whole parts of a link unit, the strength's denominator. Bytes go to the trees in proportion to their weights.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from fractions import Fraction
 import msgspec
 
 from psctl.topology.flows import flow
-from psctl.topology.packing import Columns, among, pack
-from psctl.topology.strength import strength
+from psctl.topology.packing import Columns, among
+from psctl.topology.strength import directed, strength
 from psctl.topology.wires import Wires
+
+Edges = tuple[tuple[int, int], ...]
+"""From the root outwards: (parent, child)."""
+
+TRIED = 8
+"""Of graphs with at most so many devices, all are tried as roots."""
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -60,8 +67,7 @@ def all_reduce(wires: Wires, most: int | None = None) -> Packing:
 
     Args:
         wires: devices and their direct links.
-        most: use no more trees than this; None for as many as it takes to reach the bound, which is never more than
-            there are links.
+        most: use no more trees than this; None for as many as it takes to reach the bound.
 
     Returns:
         Trees over all devices, rooted at their middle; none where the links don't join all devices. The total is the
@@ -70,10 +76,9 @@ def all_reduce(wires: Wires, most: int | None = None) -> Packing:
     if len(wires.nodes) < 2 or not wires.links or not wires.connected:
         return Packing((), Fraction(), wires.unit)
     bound, _ = strength(wires)
-    units = [count for _, _, count in wires.links]
-    found = _complete(wires) or pack(units, lambda prices: _cheapest(wires, prices), bound)
+    found = _complete(wires) or _reaching(wires, bound)
     if most is not None:
-        found = _fewer(units, found, most)
+        found = _fewer([count for _, _, count in wires.links], found, most)
     trees = [_rooted(wires, links, weight) for links, weight in found.items()]
     return Packing(tuple(sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
 
@@ -89,20 +94,10 @@ def broadcast(wires: Wires, root: str) -> Packing:
         Trees with whole weights; their total is the bound. None where the links don't join all devices.
     """
     source = wires.nodes.index(root)
-    left = wires.units()
-    others = [node for node in range(len(left)) if node != source]
-    reach = min((flow(left, source, node)[0] for node in others), default=0)
-    bound = Fraction(reach)
-    trees: dict[tuple[tuple[int, int], ...], int] = {}
-    while reach:
-        edges = _outwards(left, source, reach)
-        weight = _heaviest(left, edges, source, reach)
-        for a, b in edges:
-            left[a][b] -= weight
-        reach -= weight
-        trees[tuple(edges)] = trees.get(tuple(edges), 0) + weight
+    bound, trees = _leaving(wires.units(), source)
     named = [_named(wires, source, edges, Fraction(weight)) for edges, weight in trees.items()]
-    return Packing(tuple(sorted(named, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
+    ordered = sorted(named, key=lambda tree: (-tree.weight, tree.depth, tree.edges))
+    return Packing(tuple(ordered), Fraction(bound), wires.unit)
 
 
 def _complete(wires: Wires) -> dict[Columns, Fraction] | None:
@@ -114,24 +109,26 @@ def _complete(wires: Wires) -> dict[Columns, Fraction] | None:
     return dict.fromkeys(stars, Fraction(sizes.pop(), 2))
 
 
-def _cheapest(wires: Wires, prices: Sequence[int]) -> Columns:
-    """Kruskal: the links by their price, the widest of equal ones first, unless both ends are joined already."""
-    label = list(range(len(wires.nodes)))
-    tree = []
-    for at in sorted(range(len(prices)), key=lambda at: (prices[at], -wires.links[at][2], at)):
-        a, b, _ = wires.links[at]
-        old, new = label[a], label[b]
-        if old != new:
-            label = [new if one == old else one for one in label]
-            tree.append(at)
-    return frozenset(tree)
+def _reaching(wires: Wires, bound: Fraction) -> dict[Columns, Fraction]:
+    """Trees whose weights add up to the bound: from the root, of a few that are tried, that needs the fewest."""
+    index = {pair: at for at, (a, b, _) in enumerate(wires.links) for pair in ((a, b), (b, a))}
+    best: dict[Columns, Fraction] = {}
+    for root in range(len(wires.nodes) if len(wires.nodes) <= TRIED else 1):
+        _, trees = _leaving(directed(wires, bound, root), root)
+        found: dict[Columns, Fraction] = {}
+        for edges, weight in trees.items():
+            links = frozenset(index[edge] for edge in edges)
+            found[links] = found.get(links, Fraction()) + Fraction(weight, bound.denominator)
+        if not best or len(found) < len(best):
+            best = found
+    return best
 
 
 def _fewer(units: Sequence[int], found: dict[Columns, Fraction], most: int) -> dict[Columns, Fraction]:
-    """Leave out the tree with the least weight, weigh the others anew, until few enough are left."""
+    """Leave out trees with the least weights, half of those too many at a time, and weigh the others anew."""
     while len(found) > max(1, most):
-        lightest = min(found, key=lambda tree: (found[tree], sorted(tree)))
-        found = among(units, [tree for tree in found if tree != lightest])
+        heavy = sorted(found, key=lambda tree: (-found[tree], sorted(tree)))
+        found = among(units, heavy[: max(1, most) + (len(found) - max(1, most)) // 2])
     return found
 
 
@@ -163,44 +160,68 @@ def _named(wires: Wires, root: int, edges: Iterable[tuple[int, int]], weight: Fr
     return Tree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 
-def _outwards(left: Sequence[Sequence[int]], source: int, reach: int) -> list[tuple[int, int]]:
-    """A tree from the source such that what remains still carries reach - 1 to every device.
+def _leaving(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
+    """The least of the greatest flows from the root, and trees from it with whole weights that add up to it."""
+    left = [row.copy() for row in table]
+    others = [node for node in range(len(left)) if node != root]
+    bound = reach = min((flow(left, root, node)[0] for node in others), default=0)
+    trees: dict[Edges, int] = {}
+    while reach:
+        edges = _outwards(left, root, reach)
+        weight = _heaviest(left, edges, root, reach)
+        for a, b in edges:
+            left[a][b] -= weight
+        reach -= weight
+        trees[edges] = trees.get(edges, 0) + weight
+    return bound, trees
 
-    Breadth first; an arc may be taken when no cut that it crosses is left with less. Only cuts with its end on the far
-    side and its start on the near side lose by it, so one flow tells.
+
+def _outwards(left: list[list[int]], root: int, reach: int) -> Edges:
+    """A tree from the root such that what remains without it still carries reach - 1 to every device.
+
+    Breadth first, wide links first; an arc may be taken when no cut that it crosses is left with less. Only cuts with
+    its end on the far side and its start on the near side lose by it, so one flow tells.
     """
-    rest = [list(row) for row in left]
+    rest = [row.copy() for row in left]
     edges: list[tuple[int, int]] = []
-    inside = [source]
+    inside = [root]
     while len(inside) < len(left):
-        edges.append(_safe(rest, source, inside, reach))
-        a, b = edges[-1]
+        a, b = _safe(rest, root, inside, reach)
         rest[a][b] -= 1
+        edges.append((a, b))
         inside.append(b)
-    return edges
+    return tuple(edges)
 
 
-def _safe(rest: list[list[int]], source: int, inside: Sequence[int], reach: int) -> tuple[int, int]:
+def _safe(rest: list[list[int]], root: int, inside: Sequence[int], reach: int) -> tuple[int, int]:
+    outside = set(range(len(rest))) - set(inside)
     for a in inside:
-        for b in sorted(set(range(len(rest))) - set(inside), key=lambda node: -rest[a][node]):
-            if rest[a][b] <= 0:
-                continue
+        for b in sorted((node for node in outside if rest[a][node] > 0), key=lambda node: -rest[a][node]):
             rest[a][b] -= 1
-            kept, rest[source][a] = rest[source][a], rest[source][a] + reach
-            enough = flow(rest, source, b, reach - 1)[0] >= reach - 1
-            rest[source][a] = kept
+            near, rest[root][a] = rest[root][a], rest[root][a] + reach
+            enough = flow(rest, root, b, reach - 1)[0] >= reach - 1
+            rest[root][a] = near
             rest[a][b] += 1
             if enough:
                 return a, b
     raise AssertionError("by Lovász's proof of Edmonds' theorem some arc is safe")
 
 
-def _heaviest(left: Sequence[Sequence[int]], edges: Sequence[tuple[int, int]], source: int, reach: int) -> int:
-    """How often the tree can be taken while what remains carries as much less to every device as was taken."""
-    for weight in range(min(reach, *(left[a][b] for a, b in edges)), 1, -1):
-        rest = [list(row) for row in left]
-        for a, b in edges:
-            rest[a][b] -= weight
-        if all(flow(rest, source, b, reach - weight)[0] >= reach - weight for _, b in edges):
-            return weight
-    return 1
+def _heaviest(left: list[list[int]], edges: Edges, root: int, reach: int) -> int:
+    """How often the tree can be taken while what remains carries only as much less to every device as was taken.
+
+    A cut that the tree crosses t times allows (its units - reach) / (t-1); each cut found lacking lowers the weight.
+    """
+    weight = min(reach, *(left[a][b] for a, b in edges))
+    for _, node in edges:
+        while weight > 1:
+            rest = [row.copy() for row in left]
+            for a, b in edges:
+                rest[a][b] -= weight
+            carried, side = flow(rest, root, node, reach - weight)
+            if carried >= reach - weight:
+                break
+            units = sum(left[a][b] for a in side for b in range(len(left)) if b not in side)
+            crossed = sum(a in side and b not in side for a, b in edges)
+            weight = max(1, (units - reach) // (crossed - 1))
+    return weight

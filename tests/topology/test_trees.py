@@ -63,7 +63,7 @@ def test_the_hybrid_cube_mesh_carries_24_sevenths_and_broadcasts_six() -> None:
     found = all_reduce(net)
     check(found, net)
     assert found.total == found.bound == Fraction(24, 7) and found.unit == 25e9
-    assert len(found.trees) <= 16
+    assert len(found.trees) <= 11
     for root in net.nodes:
         spread = broadcast(net, root)
         check(spread, net, directed=True)
@@ -100,7 +100,7 @@ def test_any_graph_reaches_the_bound_of_brute_force(net: Wires) -> None:
     check(spread, net, directed=True)
     assert found.total == found.bound == weakest(net)
     assert spread.total == spread.bound == least_cut(net, len(net.nodes) - 1)
-    assert len(found.trees) <= len(net.links)
+    assert len(found.trees) <= 2 * len(net.links)
 
 
 @settings(max_examples=50, deadline=None)
