@@ -1,0 +1,151 @@
+"""What messages cost on this network and these machines, fitted to what `bench` measured.
+
+Predictions follow from `Costs`: alpha a message waits, overhead it keeps a processor, gamma a reduced byte. Along a
+critical path a prediction is linear in each of them, so a fit linearises it where it stands (finite differences),
+solves the least squares with no cost below zero, and goes on from there (Gauss-Newton). Errors are counted relative to
+what was measured, so that 10 % of a millisecond weigh as much as 10 % of a second, and a measurement that lies far off
+counts less the further off it is (Huber 1964).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from psctl.plan.timing import Costs
+
+SCALES = (1e-4, 1e-4, 1e-9)
+"""Usual sizes of alpha, overhead (seconds) and gamma (seconds a byte): a step of the differences is a part of these."""
+
+NEAR = 0.1
+"""Relative error up to which a measurement counts in full."""
+
+ROUNDS = 6
+HALVINGS = 4
+
+Predict = Callable[[int, Costs], float]
+"""`predict(i, costs)` returns the seconds that measurement i should have taken."""
+
+_Vector = tuple[float, ...]
+
+
+class Fitted(msgspec.Struct, frozen=True):
+    """Costs, and the median relative error of predictions before and after."""
+
+    costs: Costs
+    before: float
+    after: float
+
+
+def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None) -> Fitted:
+    """Return the costs under which predictions meet measurements best.
+
+    Args:
+        measured: seconds, more than 0.
+        predict: called with the place of a measurement and costs; about 5 times for each measurement and round.
+        start: where to begin; its `switch` is kept.
+
+    Returns:
+        the costs; where nothing was measured, those it began with.
+    """
+    begin = start or Costs()
+    if not measured:
+        return Fitted(begin, 0.0, 0.0)
+    at = (begin.alpha, begin.overhead, begin.gamma)
+
+    def errors(values: _Vector) -> list[float]:
+        costs = Costs(*values, switch=begin.switch)
+        return [predict(index, costs) / seconds - 1.0 for index, seconds in enumerate(measured)]
+
+    first = now = errors(at)
+    for _ in range(ROUNDS):
+        columns = [_slope(errors, at, now, each) for each in range(len(SCALES))]
+        step = _solve(columns, now, at)
+        better = _shorten(errors, at, step, _loss(now))
+        if better is None:
+            break
+        gained = 1.0 - _loss(better[1]) / _loss(now) if _loss(now) else 0.0
+        at, now = better
+        if gained < 1e-3:
+            break
+    return Fitted(Costs(*at, switch=begin.switch), _middle(first), _middle(now))
+
+
+def _middle(errors: Sequence[float]) -> float:
+    return statistics.median(abs(each) for each in errors)
+
+
+def _loss(errors: Sequence[float]) -> float:
+    """Huber's: squares near zero, straight beyond."""
+    return sum(e * e if abs(e) <= NEAR else NEAR * (2 * abs(e) - NEAR) for e in errors)
+
+
+def _slope(errors: Callable[[_Vector], list[float]], at: _Vector, now: Sequence[float], which: int) -> list[float]:
+    """Return how each error changes with one cost, per SCALES of it."""
+    step = max(0.05 * at[which], 0.02 * SCALES[which])
+    moved = errors(tuple(value + step * (index == which) for index, value in enumerate(at)))
+    return [(there - here) / step * SCALES[which] for there, here in zip(moved, now, strict=True)]
+
+
+def _solve(columns: Sequence[Sequence[float]], now: Sequence[float], at: _Vector) -> _Vector:
+    """Return the best step of the linearised problem that leaves no cost below zero.
+
+    With three unknowns all ways to hold some of them at zero can be tried.
+    """
+    weights = [1.0 if abs(e) <= NEAR else NEAR / abs(e) for e in now]
+    floor = [-value / scale for value, scale in zip(at, SCALES, strict=True)]
+    best, least = tuple(0.0 for _ in at), float("inf")
+    for held in itertools.product((False, True), repeat=len(at)):
+        step = [low if fixed else 0.0 for low, fixed in zip(floor, held, strict=True)]
+        free = [index for index, fixed in enumerate(held) if not fixed]
+        target = [-(e + _dot(columns, row, step)) for row, e in enumerate(now)]
+        for index, value in zip(free, _normal(columns, free, weights, target), strict=True):
+            step[index] = value
+        if any(value < low - 1e-12 for value, low in zip(step, floor, strict=True)):
+            continue
+        left = sum(w * (e + _dot(columns, row, step)) ** 2 for row, (w, e) in enumerate(zip(weights, now, strict=True)))
+        if left < least:
+            best, least = tuple(value * scale for value, scale in zip(step, SCALES, strict=True)), left
+    return best
+
+
+def _dot(columns: Sequence[Sequence[float]], row: int, step: Sequence[float]) -> float:
+    return sum(column[row] * value for column, value in zip(columns, step, strict=True))
+
+
+def _normal(
+    columns: Sequence[Sequence[float]], free: Sequence[int], weights: Sequence[float], target: Sequence[float]
+) -> list[float]:
+    """Solve weighted least squares for some columns, by Gauss's elimination; a column that tells nothing stays put."""
+    count = len(free)
+    rows = [
+        [sum(w * a * b for w, a, b in zip(weights, columns[i], columns[j], strict=True)) for j in free]
+        + [sum(w * a * t for w, a, t in zip(weights, columns[i], target, strict=True))]
+        for i in free
+    ]
+    for index in range(count):
+        rows[index][index] += 1e-9 * (1.0 + rows[index][index])  # alike columns share what they explain
+    for pivot in range(count):
+        most = max(range(pivot, count), key=lambda row: abs(rows[row][pivot]))
+        rows[pivot], rows[most] = rows[most], rows[pivot]
+        for row in range(count):
+            if row != pivot:
+                factor = rows[row][pivot] / rows[pivot][pivot]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[pivot], strict=True)]
+    return [rows[index][count] / rows[index][index] for index in range(count)]
+
+
+def _shorten(
+    errors: Callable[[_Vector], list[float]], at: _Vector, step: _Vector, loss: float
+) -> tuple[_Vector, list[float]] | None:
+    """Return where the step leads, halved until it is better there; None when it never is."""
+    for _ in range(HALVINGS):
+        there = tuple(max(0.0, value + move) for value, move in zip(at, step, strict=True))
+        found = errors(there)
+        if _loss(found) < loss:
+            return there, found
+        step = tuple(move / 2 for move in step)
+    return None

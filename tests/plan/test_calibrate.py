@@ -1,0 +1,80 @@
+"""Costs come out of measurements that were made with them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from psctl.plan.calibrate import fit
+from psctl.plan.flow import simulate
+from psctl.plan.routes import Network
+from psctl.plan.timing import Costs
+from psctl.schedule.catalog import Options, build
+from psctl.schedule.transfer import Schedule
+from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
+
+RATE = 25e6
+SIZES = (1_000, 64_000, 1_000_000, 16_000_000)
+
+
+def network() -> Network:
+    hosts = tuple(HostNode(f"h{i}", HostGraph()) for i in range(4))
+    edges = tuple(Between(f"h{i}", "network", RATE, 5e-5) for i in range(4))
+    return Network(ClusterGraph(hosts, edges))
+
+
+def cases() -> list[tuple[Schedule, int]]:
+    built = [
+        build("ring", 4), build("root", 4), build("halving-doubling", 4), build("one-shot", 4),
+        build("tree", 4), build("pipelined-chain", 4, Options(chunks=6)),
+    ]  # fmt: skip
+    return [(schedule, size) for schedule in built for size in SIZES]
+
+
+def measure(costs: Costs, noise: float = 0.0, seed: int = 1) -> tuple[list[float], list[tuple[Schedule, int]], Network]:
+    chance, net = random.Random(seed), network()
+    rows = cases()
+    places = [f"h{i}" for i in range(4)]
+    seconds = [simulate(s, net, places, size, costs).seconds * (1 + chance.gauss(0, noise)) for s, size in rows]
+    return seconds, rows, net
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [Costs(3e-4, 1e-4, 1e-9), Costs(0.0, 4e-4, 0.0), Costs(1e-3, 0.0, 4e-9), Costs(5e-5, 2e-5, 2e-10)],
+)
+def test_costs_come_back_from_what_they_made(truth: Costs) -> None:
+    seconds, rows, net = measure(truth)
+    places = [f"h{i}" for i in range(4)]
+
+    def predict(index: int, costs: Costs) -> float:
+        return simulate(rows[index][0], net, places, rows[index][1], costs).seconds
+
+    found = fit(seconds, predict, Costs(1e-4, 5e-5))
+    assert found.after < 0.005
+    assert found.after <= found.before
+    assert found.costs.alpha == pytest.approx(truth.alpha, rel=0.1, abs=1e-5)
+    assert found.costs.overhead == pytest.approx(truth.overhead, rel=0.1, abs=1e-5)
+    assert found.costs.gamma == pytest.approx(truth.gamma, rel=0.1, abs=2e-10)
+
+
+def test_noise_and_a_measurement_far_off_do_not_lead_it_astray() -> None:
+    truth = Costs(3e-4, 1e-4, 2e-9)
+    seconds, rows, net = measure(truth, noise=0.05)
+    seconds[3] *= 8
+    places = [f"h{i}" for i in range(4)]
+    found = fit(seconds, lambda i, costs: simulate(rows[i][0], net, places, rows[i][1], costs).seconds)
+    assert found.after < 0.06
+    assert found.costs.alpha + 2 * found.costs.overhead == pytest.approx(5e-4, rel=0.25)
+
+
+def test_costs_never_fall_below_zero() -> None:
+    """Everything took less time than bytes on links alone would."""
+    found = fit([0.5, 0.05], lambda i, c: (1.0, 0.1)[i] + 10 * (c.alpha + c.overhead) + c.gamma * 1e6, Costs(1e-3))
+    assert (found.costs.alpha, found.costs.overhead, found.costs.gamma) == (0.0, 0.0, 0.0)
+
+
+def test_without_measurements_it_stays_where_it_began() -> None:
+    start = Costs(1e-4, 2e-5, 3e-10, switch=1e-6)
+    assert fit([], lambda i, c: 1.0, start).costs == start
