@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -29,7 +29,8 @@ HALVINGS = 4
 Predict = Callable[[int, Costs], float]
 """`predict(i, costs)` returns the seconds that measurement i should have taken."""
 
-_Vector = tuple[float, ...]
+_Vector = tuple[float, float, float]
+"""Alpha, overhead, gamma."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
     at = (begin.alpha, begin.overhead, begin.gamma)
 
     def errors(values: _Vector) -> list[float]:
-        costs = Costs(*values, switch=begin.switch)
+        costs = Costs(values[0], values[1], values[2], begin.switch)
         return [predict(index, costs) / seconds - 1.0 for index, seconds in enumerate(measured)]
 
     first = now = errors(at)
@@ -71,7 +72,12 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
         at, now = better
         if gained < 1e-3:
             break
-    return Fitted(Costs(*at, switch=begin.switch), _middle(first), _middle(now))
+    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first), _middle(now))
+
+
+def _vector(values: Iterable[float]) -> _Vector:
+    alpha, overhead, gamma = values
+    return alpha, overhead, gamma
 
 
 def _middle(errors: Sequence[float]) -> float:
@@ -86,7 +92,7 @@ def _loss(errors: Sequence[float]) -> float:
 def _slope(errors: Callable[[_Vector], list[float]], at: _Vector, now: Sequence[float], which: int) -> list[float]:
     """Return how each error changes with one cost, per SCALES of it."""
     step = max(0.05 * at[which], 0.02 * SCALES[which])
-    moved = errors(tuple(value + step * (index == which) for index, value in enumerate(at)))
+    moved = errors(_vector(value + step * (index == which) for index, value in enumerate(at)))
     return [(there - here) / step * SCALES[which] for there, here in zip(moved, now, strict=True)]
 
 
@@ -97,7 +103,7 @@ def _solve(columns: Sequence[Sequence[float]], now: Sequence[float], at: _Vector
     """
     weights = [1.0 if abs(e) <= NEAR else NEAR / abs(e) for e in now]
     floor = [-value / scale for value, scale in zip(at, SCALES, strict=True)]
-    best, least = tuple(0.0 for _ in at), float("inf")
+    best, least = (0.0, 0.0, 0.0), float("inf")
     for held in itertools.product((False, True), repeat=len(at)):
         step = [low if fixed else 0.0 for low, fixed in zip(floor, held, strict=True)]
         free = [index for index, fixed in enumerate(held) if not fixed]
@@ -108,7 +114,7 @@ def _solve(columns: Sequence[Sequence[float]], now: Sequence[float], at: _Vector
             continue
         left = sum(w * (e + _dot(columns, row, step)) ** 2 for row, (w, e) in enumerate(zip(weights, now, strict=True)))
         if left < least:
-            best, least = tuple(value * scale for value, scale in zip(step, SCALES, strict=True)), left
+            best, least = _vector(value * scale for value, scale in zip(step, SCALES, strict=True)), left
     return best
 
 
@@ -143,9 +149,9 @@ def _shorten(
 ) -> tuple[_Vector, list[float]] | None:
     """Return where the step leads, halved until it is better there; None when it never is."""
     for _ in range(HALVINGS):
-        there = tuple(max(0.0, value + move) for value, move in zip(at, step, strict=True))
+        there = _vector(max(0.0, value + move) for value, move in zip(at, step, strict=True))
         found = errors(there)
         if _loss(found) < loss:
             return there, found
-        step = tuple(move / 2 for move in step)
+        step = _vector(move / 2 for move in step)
     return None
