@@ -17,10 +17,7 @@ from psctl.launch.clusters import Chosen
 from psctl.launch.converge import Converging, Say
 from psctl.launch.home import Home
 from psctl.launch.measure import Measurements
-from psctl.launch.roster import job_order, seat
 from psctl.launch.saved import read_saved
-from psctl.launch.submit import machines_of
-from psctl.plan.choose import choose
 from psctl.remote.fleet import Fleet
 from psctl.spec.job import JobSpec
 from psctl.topology.copies import with_copies
@@ -124,7 +121,11 @@ def suggestion_of(cluster: ClusterGraph) -> Suggestion | None:
 
 
 def _planned(chosen: Chosen, state: Converging) -> dict[str, Any] | None:
-    """Return what the plan chooses among the strategies that are built."""
+    """Return what the plan chooses among the strategies that are built; saved output loads nothing of the plan."""
+    from psctl.launch.roster import job_order, seat
+    from psctl.launch.submit import machines_of
+    from psctl.plan.choose import choose
+
     free = {name: msgspec.structs.replace(one, busy={}) for name, one in machines_of(chosen, state).items()}
     try:
         order = job_order("topo", chosen.spec, JOB, seat(chosen.spec, free, JOB))
