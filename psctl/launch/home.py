@@ -2,6 +2,7 @@
 
     $PSCTL_HOME/clusters/lab.json       a copy of the file and where it lay, so that a later command needs no file
     $PSCTL_HOME/measured/links/lab.json what was measured between its hosts; measured/reach/lab.json: their addresses
+    $PSCTL_HOME/measured/costs/lab.json what messages cost there, as `bench` found
     $PSCTL_HOME/current                 the name of the cluster that `up` saw last
     $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
 
@@ -25,7 +26,7 @@ import msgspec
 
 from psctl import errors
 
-MEASURED = ("links", "reach")
+MEASURED = ("links", "reach", "costs")
 """What may be kept of a cluster beside its file."""
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -156,7 +157,7 @@ class Home:
         return msgspec.json.decode(data, type=KnownCluster)
 
     def keep(self, what: str, name: str, value: msgspec.Struct) -> None:
-        """Keep what was measured of a cluster; `what` is "links" or "reach"."""
+        """Keep what was measured of a cluster; `what` is one of MEASURED."""
         write_atomic(self._measured(what, name), msgspec.json.encode(value))
 
     def kept(self, what: str, name: str, kind: type[S]) -> S | None:

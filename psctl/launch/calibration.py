@@ -1,0 +1,72 @@
+"""What `bench` found that messages cost on a cluster: kept with it, and used by every plan while the machines stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import reach
+from psctl.launch.clusters import Chosen
+from psctl.launch.converge import Converging
+from psctl.launch.home import Home
+from psctl.plan.timing import Costs
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One engine's costs, and by how much predictions were off, as a median part of what was measured."""
+
+    costs: Costs
+    measurements: int
+    before: float
+    after: float
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """What was found, and on which machines: host to address, cores and GPUs."""
+
+    time: float
+    machines: dict[str, str]
+    engines: dict[str, Found]
+
+
+def keep(home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found]) -> Calibration:
+    """Keep what was found of these engines beside what is known of others on the same machines."""
+    machines = machines_of(chosen, state)
+    before = _kept(home, chosen)
+    known = before.engines if before is not None and before.machines == machines else {}
+    made = Calibration(time.time(), machines, {**known, **engines})
+    home.keep("costs", chosen.spec.name, made)
+    return made
+
+
+def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str, float]]:
+    """Return the kept costs by engine, when all hosts are as they were then; else none.
+
+    Call `reach.find` or `reach.settled` before.
+    """
+    kept = _kept(home, chosen)
+    if kept is None or not machines_of(chosen, state).items() <= kept.machines.items():
+        return {}
+    return {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
+
+
+def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:
+    """Return by what hosts are known again: a change of these makes old costs worthless."""
+    try:
+        at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+    except errors.PsctlError:  # a host has no address that others could use: whoever needs one says so
+        at = {}
+    return {
+        name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus"
+        for name, site in state.sites.items()
+    }
+
+
+def _kept(home: Home, chosen: Chosen) -> Calibration | None:
+    try:
+        return home.kept("costs", chosen.spec.name, Calibration)
+    except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall
+        return None
