@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/job tests/plan
+
 .PHONY: demo test soak bench lint clean system
 
 demo: $(VENV)/installed
@@ -18,6 +20,7 @@ test: system $(VENV)/installed-dev
 
 soak: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m soak --timeout 1800 --durations=15
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
