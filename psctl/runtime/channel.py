@@ -1,29 +1,60 @@
 """How a schedule's messages travel: a seam with one maker for each way to move bytes between ranks.
 
-A channel moves a contiguous piece of a tensor to the same place of another rank's. Both ends call it in the same order
-for one (peer, lane), with the same tag; different lanes and peers run at once, each from a thread of its own.
+A channel moves a contiguous piece of a tensor to the same place of another rank's. What is sent to a peer with a tag
+meets what that peer receives with it, in the order in which both were posted. Posting never waits; what was posted is
+waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+NOBODY_SENDS = (1 << 31) - 1
+"""A tag that no message has."""
 
-class Channel(Protocol):
-    """Moves pieces of tensors between ranks; safe to use from several threads."""
 
-    def send(self, piece: torch.Tensor, peer: int, tag: int) -> None:
-        """Send; returns when the piece may be written again.
+class Parcel:
+    """A piece to be sent to, or received from, a peer.
+
+    Args:
+        piece: contiguous.
+        peer: a node of the schedule.
+        tag: the number of its message.
+    """
+
+    __slots__ = ("peer", "piece", "tag")
+
+    def __init__(self, piece: torch.Tensor, peer: int, tag: int) -> None:
+        self.piece, self.peer, self.tag = piece, peer, tag
+
+
+class Pending(Protocol):
+    """What was posted."""
+
+    def wait(self) -> Any:
+        """Return when the piece may be used again (sent) or is there (received).
 
         Raises:
             RuntimeError: the peer is gone; the job's end, told by whoever watches processes.
         """
 
-    def receive(self, piece: torch.Tensor, peer: int, tag: int) -> None:
-        """Receive into the piece; returns when it is there. Errors as `send`."""
+
+class Channel(Protocol):
+    """Moves pieces of tensors between ranks; may be called from several threads."""
+
+    ahead: bool
+    """Receives may be posted before their turn, and from several threads; otherwise a step's are posted together."""
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        """Post these together; returns one pending for each, those of sends first."""
+
+    def abort(self) -> None:
+        """End every wait, here and at the peers, with an error; nothing can travel afterwards."""
 
 
 class EngineChannel:
@@ -33,18 +64,77 @@ class EngineChannel:
         group: a process group of its own, so that tags meet nobody else's.
     """
 
+    ahead = True
+
     def __init__(self, group: Any) -> None:
         self._group = group
         # Ranks of a schedule are ranks of the group; the engine counts in those of the world.
         self._peers = dist.get_process_group_ranks(group)
 
-    def send(self, piece: torch.Tensor, peer: int, tag: int) -> None:
-        _done(dist.isend(piece, self._peers[peer], group=self._group, tag=tag))
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        # Receives first: a sender whose receiver has posted sends without asking.
+        coming = [dist.irecv(one.piece, self._peers[one.peer], group=self._group, tag=one.tag) for one in receives]
+        leaving = [dist.isend(one.piece, self._peers[one.peer], group=self._group, tag=one.tag) for one in sends]
+        return [_posted(work) for work in leaving + coming]
 
-    def receive(self, piece: torch.Tensor, peer: int, tag: int) -> None:
-        _done(dist.irecv(piece, self._peers[peer], group=self._group, tag=tag))
+    def abort(self) -> None:
+        # Gloo has no abort that ends a wait. A wait that runs out closes all connections of its group, which does.
+        me = dist.get_rank(self._group)
+        other = self._peers[(me + 1) % len(self._peers)]
+        if len(self._peers) > 1:
+            try:
+                never = dist.irecv(torch.empty(1), other, group=self._group, tag=NOBODY_SENDS)
+                _posted(never).wait(timedelta(milliseconds=1))
+            except RuntimeError:
+                return  # as meant; or the connections were closed before
 
 
-def _done(work: Any) -> None:
+class BatchChannel:
+    """The engine's point-to-point operations, a step's in one batch: what NCCL wants of tensors on GPUs.
+
+    NCCL knows no tags, it matches what two ranks post in its order; and it runs nothing of a batch before the whole of
+    it was posted. Waiting makes the current stream wait, never the host.
+
+    Args:
+        group: a process group of its own.
+    """
+
+    ahead = False
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._peers = dist.get_process_group_ranks(group)
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        asked = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
+        if not asked:
+            return []
+        together = _Together(
+            dist.batch_isend_irecv(
+                [
+                    dist.P2POp(what, one.piece, self._peers[one.peer], group=self._group, tag=one.tag)
+                    for what, one in asked
+                ]
+            )
+        )
+        return [together] * len(asked)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+
+class _Together:
+    """The works of one batch; NCCL has one for all."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = list(works)
+
+    def wait(self) -> None:
+        while self._works:
+            self._works[-1].wait()
+            self._works.pop()
+
+
+def _posted(work: Any) -> Any:
     assert work is not None, "this process is a member of the group"
-    work.wait()
+    return work

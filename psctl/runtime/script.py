@@ -46,11 +46,20 @@ class In(msgspec.Struct, frozen=True):
     staged: bool
 
 
+class Step(msgspec.Struct, frozen=True):
+    """What one rank does in one step, both ends' messages in the same order."""
+
+    out: tuple[Out, ...]
+    into: tuple[In, ...]
+    writes: tuple[Write, ...]
+
+
 class Script(msgspec.Struct, frozen=True):
-    """All that one rank does. Messages of one peer and lane are in the order in which they travel."""
+    """All that one rank does: by steps (those in which it does something), and by peer and lane as it travels."""
 
     rank: int
     writes: tuple[Write, ...]
+    steps: tuple[Step, ...]
     out: dict[tuple[int, int], tuple[Out, ...]]  # (peer, lane)
     into: dict[tuple[int, int], tuple[In, ...]]
 
@@ -78,36 +87,38 @@ class _Draft:
         self._reading: dict[int, list[int]] = {}  # chunk -> messages out since its last write
         self._out: dict[tuple[int, int], list[Out]] = {}
         self._into: dict[tuple[int, int], list[In]] = {}
+        self._steps: list[Step] = []
         self._sent = 0
 
     def take(self, step: Sequence[tuple[int, Message]]) -> None:
         """Add all messages of one step: what leaves first, for it reads what was there before."""
-        leaving = set[int]()
-        for tag, message in step:
-            if message.source == self._rank:
-                self._send(tag, message)
-                leaving.update(message.chunks)
+        out = [self._send(tag, message) for tag, message in step if message.source == self._rank]
+        leaving = {chunk for each in out for chunk in each.message.chunks}
         coming = [(tag, message) for tag, message in step if message.destination == self._rank]
         made = self._write([message for _, message in coming])
+        into = []
         for tag, message in coming:
             staged = message.action == "reduce" or any(chunk in leaving for chunk in message.chunks)
-            writes = tuple(made[chunk] for chunk in message.chunks)
-            lane = (message.source, message.lane)
-            self._into.setdefault(lane, []).append(In(tag, message, writes, staged))
+            into.append(In(tag, message, tuple(made[chunk] for chunk in message.chunks), staged))
+            self._into.setdefault((message.source, message.lane), []).append(into[-1])
+        writes = tuple(self._writes[index] for index in made.values())
+        self._steps.append(Step(tuple(out), tuple(into), writes))
 
     def finish(self) -> Script:
         """Return the script."""
         out = {lane: tuple(found) for lane, found in self._out.items()}
         into = {lane: tuple(found) for lane, found in self._into.items()}
-        return Script(self._rank, tuple(self._writes), out, into)
+        return Script(self._rank, tuple(self._writes), tuple(self._steps), out, into)
 
-    def _send(self, tag: int, message: Message) -> None:
+    def _send(self, tag: int, message: Message) -> Out:
         needs = tuple(sorted({self._last[chunk] for chunk in message.chunks if chunk in self._last}))
         lane = (message.destination, message.lane)
-        self._out.setdefault(lane, []).append(Out(self._sent, tag, message, needs))
+        made = Out(self._sent, tag, message, needs)
+        self._out.setdefault(lane, []).append(made)
         for chunk in message.chunks:
             self._reading.setdefault(chunk, []).append(self._sent)
         self._sent += 1
+        return made
 
     def _write(self, coming: Sequence[Message]) -> dict[int, int]:
         sources: dict[int, list[int]] = {}
