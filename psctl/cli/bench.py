@@ -1,4 +1,4 @@
-"""psctl bench: promised, not built yet."""
+"""psctl bench: every strategy measured on the cluster itself, beside what the plan predicts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,43 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli.context import Context
+
 
 def bench(
-    operation: Annotated[str | None, typer.Argument(metavar="allreduce|pushpull", help="What to measure.")] = None,
+    context: typer.Context,
+    operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull", help="What to measure.")],
     cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers.")] = None,
-    servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of servers.")] = None,
-    sizes: Annotated[str | None, typer.Option("--sizes", metavar="1KB:256MB", help="Sizes to measure.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", metavar="all|S,S", help="What to measure.")] = None,
-) -> None:
-    """Measure strategies beside their predictions (not in this version)."""
-    from psctl.errors import NotInThisVersion
+    servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of parameter servers.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="1KB:256MB", help="A:B by powers of four, or a list A,B,C.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", metavar="all|S,S", help="What to measure; all: what is feasible.")
+    ] = None,
+) -> int:
+    """Measure strategies on a cluster, beside their predictions; what messages cost is kept for later plans.
 
-    raise NotInThisVersion("psctl bench", hint="psctl plan prints the predictions")
+    allreduce: a vector is summed over all workers, by each strategy. pushpull: workers push it to parameter servers and
+    pull the sum. A time is the slowest worker's, from a barrier on.
+    """
+    from psctl.cli.benching import Benching
+    from psctl.errors import UsageError
+    from psctl.launch import benching
+    from psctl.view.bench import draw_bench
+
+    own: Context = context.obj
+    if operation not in ("allreduce", "pushpull"):
+        raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
+    wish = benching.Wish(
+        "allreduce" if operation == "allreduce" else "pushpull", benching.sizes_of(sizes),
+        benching.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
+    )  # fmt: skip
+    run = Benching(own, own.cluster(cluster), wish)
+    code = run.go()
+    own.result(run.document(), draw_bench)
+    return code
 
 
 VERB = bench

@@ -141,7 +141,7 @@ class Following:
         """Follow; return the exit code."""
         follower = Follower(self.record, self._connect, self._clock, self._noticed, self._head())
         last: Finished | None = None
-        with Show(self.context) as show:
+        with self._shown() as show:
             self._show = show
             self._presses.following = True
             try:
@@ -162,6 +162,10 @@ class Following:
                 last = self._killed(show)
                 show.event(last)
         return self._end(last, show)
+
+    def _shown(self) -> Show:
+        """Return where the events go."""
+        return Show(self.context)
 
     def _next_act(self) -> Act | None:
         now = self._clock.now()

@@ -97,7 +97,7 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
 @pytest.mark.parametrize(
     "words",
     [
-        ["scale", "digits-1", "--workers", "4"], ["bench", "allreduce"], ["bench"],
+        ["scale", "digits-1", "--workers", "4"],
         ["plan", "--topology", "x"],
     ],
 )  # fmt: skip

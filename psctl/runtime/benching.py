@@ -1,0 +1,277 @@
+"""The script of `psctl bench`: every worker runs it, measures together with the others, and rank 0 says what came out.
+
+Strategies of one size take turns, so that what disturbs the machines disturbs all alike. A time is the slowest rank's,
+from a barrier on. Leaving a barrier takes the ranks different times, so what is short is repeated until that no longer
+counts, one after another as training would. Vectors are checked before and after: fractions on all ranks to the bit,
+whole numbers exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from psctl.job.benching import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
+from psctl.runtime import patterns
+from psctl.runtime.channel import BatchChannel, EngineChannel
+from psctl.runtime.native import local_device
+from psctl.runtime.player import Player
+from psctl.schedule.catalog import Options, build
+
+TOGETHER = 1 << 30
+"""Bytes of vectors that the strategies which take turns may hold, about; large ones are measured in smaller groups."""
+
+
+class Ranks:
+    """The groups of all ranks, and what they find together: the slowest, whether all agree (over Gloo, apart)."""
+
+    def __init__(self) -> None:
+        self._group: Any = dist.new_group(backend="gloo")
+        self.engine: Any = dist.new_group()
+        """What the engine's own all-reduce uses."""
+        self.played: Any = dist.new_group()
+        """What schedules are played over."""
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def meet(self) -> None:
+        """Return when all are here."""
+        dist.barrier(group=self._group)
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest of all ranks' numbers."""
+        found = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return float(found)
+
+    def all(self, mine: bool) -> bool:
+        """Whether it is true on every rank."""
+        return self.slowest(0.0 if mine else 1.0) == 0.0
+
+    def alike(self, number: int) -> bool:
+        """Whether all ranks have the same whole number."""
+        return self.slowest(number) == -self.slowest(-number)
+
+
+class Contestant(Protocol):
+    """A way to sum vectors over all ranks."""
+
+    name: str
+    mean: bool
+
+    def sum(self) -> None:
+        """Sum what `fill` put there; the result stands in `result`."""
+
+    def fill(self, source: torch.Tensor) -> None:
+        """Put this rank's numbers in place."""
+
+    @property
+    def result(self) -> torch.Tensor:
+        """The sum, or the mean."""
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+
+
+class Collective:
+    """A collective: the engine's own, or a schedule that is played.
+
+    Args:
+        name: the strategy.
+        play: sums a vector in place.
+        close: ends it.
+        length: elements.
+    """
+
+    mean = False
+
+    def __init__(
+        self, name: str, play: Callable[[torch.Tensor], object], close: Callable[[], None], vector: torch.Tensor
+    ) -> None:
+        self.name, self._play, self._close, self._vector = name, play, close, vector
+
+    def sum(self) -> None:
+        self._play(self._vector)
+
+    def fill(self, source: torch.Tensor) -> None:
+        self._vector.copy_(source)
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self._vector
+
+    def close(self) -> None:
+        self._close()
+
+
+class Served:
+    """Parameter servers that sum (`update: worker`), through psctl's own run: a model of one parameter.
+
+    Args:
+        length: elements.
+    """
+
+    name = "ps"
+    mean = True
+
+    def __init__(self, length: int) -> None:
+        import psctl
+
+        model = nn.Module()
+        self._parameter = nn.Parameter(torch.zeros(length))
+        model.register_parameter("values", self._parameter)
+        # it never steps: a run without steps saves nothing
+        psctl.init().prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        self._gradient = torch.zeros(length)
+
+    def sum(self) -> None:
+        self._parameter.grad = None
+        _Given.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
+
+    def fill(self, source: torch.Tensor) -> None:
+        self._gradient.copy_(source)
+
+    @property
+    def result(self) -> torch.Tensor:
+        assert self._parameter.grad is not None, "summed"
+        return self._parameter.grad
+
+    def close(self) -> None:
+        """The run ends with the process."""
+
+
+class _Given(torch.autograd.Function):
+    """A loss whose gradient is given."""
+
+    @staticmethod
+    def forward(context: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        context.gradient = gradient
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(context: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return context.gradient, None
+
+
+class Bench:
+    """Measures contestants of one size.
+
+    Args:
+        ranks: all of them.
+        effort: how often.
+        source: this rank's whole numbers, on the device.
+    """
+
+    def __init__(self, ranks: Ranks, effort: Effort, source: torch.Tensor) -> None:
+        self._ranks, self._effort, self._source = ranks, effort, source
+
+    def measure(self, contestants: Sequence[Contestant]) -> list[tuple[Contestant, list[float], bool]]:
+        """Return each one's times and whether its sums were right."""
+        right = {one.name: self._right(one) for one in contestants}
+        repeats = {one.name: self._repeats(self._time(one, 1)) for one in contestants}
+        times: dict[str, list[float]] = {one.name: [] for one in contestants}
+        while left := [one for one in contestants if not self._effort.enough(times[one.name])]:
+            for one in left:
+                times[one.name].append(self._time(one, repeats[one.name]))
+        return [(one, times[one.name], right[one.name] and self._exact(one)) for one in contestants]
+
+    def _repeats(self, seconds: float) -> int:
+        return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
+
+    def _time(self, one: Contestant, repeats: int) -> float:
+        """Return the slowest rank's seconds of one sum."""
+        one.fill(self._source)
+        self._settle()
+        self._ranks.meet()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            if repeats > 1:  # sums of sums would grow beyond what a float holds
+                one.fill(self._source)
+            one.sum()
+        self._settle()
+        return self._ranks.slowest(time.perf_counter() - began) / repeats
+
+    def _right(self, one: Contestant) -> bool:
+        """Sum fractions: near the true sum, and the same bits everywhere."""
+        world = self._ranks.world
+        mine = patterns.spread(patterns.fractions(self._ranks.rank), self._source.numel())
+        one.fill(mine.to(self._source.device))
+        one.sum()
+        self._settle()
+        found = one.result * world if one.mean else one.result
+        same = self._ranks.alike(patterns.bits(one.result))
+        return self._ranks.all(patterns.close(found, world + 1 if one.mean else world)) and same
+
+    def _exact(self, one: Contestant) -> bool:
+        return self._ranks.all(patterns.exact(one.result, self._ranks.world, one.mean))
+
+    def _settle(self) -> None:
+        if self._source.is_cuda:
+            torch.cuda.synchronize()
+
+
+def main(arguments: list[str]) -> None:
+    """Measure what the question asks."""
+    question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
+    device = local_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    ranks = Ranks()
+    for each in question.rounds:
+        _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
+    ranks.meet()
+    dist.destroy_process_group()
+
+
+def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device) -> None:
+    length = max(1, asked.bytes // 4)
+    source = patterns.spread(patterns.whole(ranks.rank), length).to(device)
+    bench = Bench(ranks, question.effort, source)
+    names = list(asked.strategies)
+    each = max(1, TOGETHER // (8 * 4 * length))
+    for start in range(0, len(names), each):
+        group = names[start : start + each]
+        _say(ranks, Doing(asked.bytes, group))
+        contestants = [_contestant(name, asked.strategies[name], ranks, torch.empty_like(source)) for name in group]
+        for one, times, correct in bench.measure(contestants):
+            _say(ranks, Row(question.operation, one.name, asked.bytes, ranks.world, times, correct))
+        for one in contestants:
+            one.close()
+
+
+def collective(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Collective:
+    """Return the engine's own all-reduce, or a player of a schedule.
+
+    Args:
+        name: `native`, or a strategy that is played.
+        options: of the schedule, as plain data.
+        ranks: who takes part.
+        vector: what it sums.
+    """
+    if name == "native":
+        return Collective(name, lambda vector: dist.all_reduce(vector, group=ranks.engine), lambda: None, vector)
+    schedule = build(name, ranks.world, msgspec.convert(options, Options))
+    channel = BatchChannel(ranks.played) if vector.is_cuda else EngineChannel(ranks.played)
+    player = Player(schedule, ranks.rank, channel)
+    return Collective(name, player.play, player.close, vector)
+
+
+def _contestant(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Contestant:
+    if name == "ps":
+        return Served(vector.numel())
+    return collective(name, options, ranks, vector)
+
+
+def _say(ranks: Ranks, answer: Doing | Row) -> None:
+    if ranks.rank == 0:
+        print(to_line(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Vectors whose sums are known: by them `bench` finds out whether a strategy is right.
+
+Rank r's vector repeats a block of BLOCK numbers, a prime, so that a chunk in the wrong place shows. Sums of whole
+numbers this small are exact in float32, whatever the order. Sums of fractions depend on the order, so they show whether
+all ranks got the same bits: they must lie within world * eps * (sum of magnitudes) of the true sum.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+BLOCK = 1009
+
+
+def whole(rank: int) -> torch.Tensor:
+    """Return the block of whole numbers of a rank."""
+    return ((torch.arange(BLOCK) * (2 * rank + 1) + 31 * rank) % 61 - 30).to(torch.float32)
+
+
+def fractions(rank: int) -> torch.Tensor:
+    """Return the block of fractions of a rank."""
+    chance = torch.Generator().manual_seed(rank)
+    return torch.randn(BLOCK, generator=chance, dtype=torch.float32)
+
+
+def spread(block: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a vector of so many elements that repeats the block."""
+    return block.repeat(-(-length // BLOCK))[:length].contiguous()
+
+
+def exact(found: torch.Tensor, world: int, mean: bool = False) -> bool:
+    """Whether a vector is the sum of all ranks' whole numbers.
+
+    Args:
+        found: the vector.
+        world: number of ranks.
+        mean: it is their mean, whose division rounds.
+    """
+    expected = sum((whole(rank) for rank in range(world)), torch.zeros(BLOCK))
+    if mean:
+        return _within(found, expected.double() / world, expected.abs().double() * (4 * _eps() / world))
+    return _within(found, expected.double(), torch.zeros(BLOCK, dtype=torch.float64))
+
+
+def close(found: torch.Tensor, world: int) -> bool:
+    """Whether a vector is the sum of all ranks' fractions, as near as float32 comes in any order."""
+    blocks = [fractions(rank).double() for rank in range(world)]
+    expected = sum(blocks, torch.zeros(BLOCK, dtype=torch.float64))
+    magnitudes = sum((block.abs() for block in blocks), torch.zeros(BLOCK, dtype=torch.float64))
+    return _within(found, expected, magnitudes * (world * _eps()))
+
+
+def bits(found: torch.Tensor) -> int:
+    """Return a number that differs where two vectors differ in a bit."""
+    return zlib.crc32(found.detach().cpu().numpy().view("u1").data)
+
+
+def _eps() -> float:
+    return torch.finfo(torch.float32).eps
+
+
+def _within(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> bool:
+    """Compare with a repeated block, a part of the vector at a time."""
+    low, high = (expected - bound).to(found.device), (expected + bound).to(found.device)
+    step = BLOCK * 4096
+    for start in range(0, found.numel(), step):
+        part = found[start : start + step]
+        even = part.numel() // BLOCK * BLOCK
+        rows, rest = part[:even].view(-1, BLOCK).double(), part[even:].double()
+        if not bool(((rows >= low) & (rows <= high)).all()):
+            return False
+        if not bool(((rest >= low[: rest.numel()]) & (rest <= high[: rest.numel()])).all()):
+            return False
+    return True
