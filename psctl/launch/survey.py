@@ -19,12 +19,12 @@ from psctl.launch.home import Home
 from psctl.launch.measure import Measurements
 from psctl.launch.saved import read_saved
 from psctl.remote.fleet import Fleet
-from psctl.spec.job import JobSpec
 from psctl.topology.copies import with_copies
 from psctl.topology.document import cluster_document
 from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.machine import build
+from psctl.topology.suggest import suggest
 
 
 def known_links(
@@ -86,7 +86,6 @@ def topology(chosen: Chosen, state: Converging, measured: Measurements | None) -
     cluster = ClusterGraph(nodes, measure.between(chosen, state, measured) if len(nodes) > 1 else ())
     document = _document(cluster, {name: site.facts for name, site in state.sites.items()}, state.failed)
     order = list(specs)
-    document["strategy"] = _planned(chosen, state)
     document["hosts"].sort(key=lambda host: order.index(host["name"]))
     return document
 
@@ -117,24 +116,4 @@ def _document(
 
 def suggestion_of(cluster: ClusterGraph) -> Suggestion | None:
     """Return which strategy suits a cluster; None where there is nothing to synchronise."""
-    return None
-
-
-def _planned(chosen: Chosen, state: Converging) -> dict[str, Any] | None:
-    """Return what the plan chooses among the strategies that are built; saved output loads nothing of the plan."""
-    from psctl.launch.roster import job_order, seat
-    from psctl.launch.submit import machines_of
-    from psctl.plan.choose import choose
-
-    free = {name: msgspec.structs.replace(one, busy={}) for name, one in machines_of(chosen, state).items()}
-    try:
-        order = job_order("topo", chosen.spec, JOB, seat(chosen.spec, free, JOB))
-    except errors.InvalidFile:  # no host may hold a worker: there is nothing to synchronise
-        return None
-    plan = choose(order, None, None, decided=False)
-    ranks = [[f"{host.name}/{local}" for host in order.hosts for local in range(host.workers)]]
-    return {"name": plan.chosen, "reason": plan.reason, "groups": ranks if plan.chosen != "ps" else []}
-
-
-JOB = JobSpec(name="topo", script="train.py")
-"""A job that takes what it can get."""
+    return suggest(cluster) if any("worker" in host.roles for host in cluster.hosts) else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -138,13 +138,11 @@ def test_a_large_machine_takes_less_than_a_second(tmp_path: Path) -> None:
     (tmp_path / "large").write_text("\n".join(rows) + "\n")
     times = []
     for _ in range(3):
-        before = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         psctl(tmp_path, "topo", "--from", "large")
-        times.append(time.perf_counter() - before)
-    bare = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import typer, rich.table, msgspec"], check=True)
-    bare = time.perf_counter() - bare
-    assert min(times) < 1.0 + bare, times
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times) < 1.0, times  # of a processor: others may keep the machine busy
 
 
 def _word(i: int, j: int) -> str:
