@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from psctl.words import Address
@@ -56,6 +58,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_file: str  # text of job.yaml, for the manifest
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
+    topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
+    costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 
 class AgentOrders(msgspec.Struct, frozen=True):

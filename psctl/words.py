@@ -18,9 +18,6 @@ STRATEGIES = (
 )  # fmt: skip
 """Every name of a way to synchronise, as promised to users."""
 
-BUILT_STRATEGIES = ("ps", "native")
-"""Those that this version can run."""
-
 
 class Range(msgspec.Struct, frozen=True, order=True):
     """A half-open range [start, stop)."""

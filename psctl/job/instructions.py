@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from psctl.job.events import AnyEvent, Planned
@@ -32,13 +34,15 @@ class ConnectionLost(msgspec.Struct, frozen=True):
 
 
 class PlanMade(msgspec.Struct, frozen=True):
-    """Answer to MakePlan. `servers` has the host index of each server; `problem` says why there is no plan."""
+    """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
+    says why there is no plan."""
 
     chosen: str
     update: str
     servers: list[int]
     event: Planned | None
     problem: str = ""
+    options: dict[str, Any] = {}
 
 
 class ShardsMade(msgspec.Struct, frozen=True):

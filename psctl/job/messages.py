@@ -276,7 +276,8 @@ class Welcome(Message, frozen=True):
 class Decision(Message, frozen=True):
     """How gradients are synchronised, decided. Servers and shards are empty unless the strategy is ps.
 
-    `servers[i]` is server i's address; `owners[j]` the server rank that holds shard j.
+    `servers[i]` is server i's address; `owners[j]` the server rank that holds shard j. `options` are what the
+    strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps and native.
     """
 
     strategy: str
@@ -286,6 +287,7 @@ class Decision(Message, frozen=True):
     owners: list[int]
     servers: list[Address]
     resume: Resume | None = None
+    options: dict[str, Any] = {}
 
 
 class Go(Message, frozen=True):

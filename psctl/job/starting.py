@@ -143,7 +143,7 @@ def _decide(job: Job, made: ShardsMade) -> None:
     servers = [rank.address for rank in job.of("server") if rank.address is not None]
     decision = Decision(
         strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, owners=made.owners,
-        servers=servers, resume=job.resume,
+        servers=servers, resume=job.resume, options=job.plan.options,
     )  # fmt: skip
     job.first["decided"] = job.now
     for rank in [*job.of("server"), *job.of("worker")]:

@@ -9,6 +9,7 @@ import msgspec
 from psctl.launch import measure, reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
+from psctl.launch.ground import machines_document
 from psctl.launch.home import Home
 from psctl.launch.roster import job_order, seat
 from psctl.launch.submit import machines_of
@@ -45,11 +46,13 @@ def plan(home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | Non
         if name not in state.sites:
             raise error
     reach.settled(home, chosen, state)
-    measure.recall(home, chosen, state)
+    measure.recall(home, chosen, state)  # sets the rates of ports
     machines = machines_of(chosen, state)
     idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
-    return plan_of(job_order(job.name, chosen.spec, asked, seat(chosen.spec, idle, asked)), size)
+    seats = seat(chosen.spec, idle, asked)
+    known = machines_document(home, chosen, state, seats.names)
+    return plan_of(job_order(job.name, chosen.spec, asked, seats, topology=known), size)
 
 
 def plan_of(order: JobOrder, size: int | None) -> dict[str, Any]:

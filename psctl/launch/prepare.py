@@ -15,6 +15,7 @@ from psctl.launch import reach as reach_each_other
 from psctl.launch.archive import pack_folder
 from psctl.launch.clusters import Chosen, recall
 from psctl.launch.connecting import Connect
+from psctl.launch.ground import machines_document
 from psctl.launch.home import Home, JobRecord
 from psctl.launch.planning import plan_of
 from psctl.launch.roster import Machine, Resumed, Seats, job_order, seat
@@ -152,7 +153,8 @@ def source_of(stage: Stage, record: JobRecord, connect: Connect, name: str) -> I
 def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
     seats, _ = seats_of(stage, request.job)
-    order = job_order(request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code)
+    known = machines_document(stage.home, stage.chosen, stage.state, seats.names)
+    order = job_order(request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code, topology=known)
     plan = choose(order, size if size is not None else order.size, None, decided=False)
     span = order.ports
     return {

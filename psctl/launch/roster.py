@@ -7,6 +7,7 @@ another job runs counts as full, for nothing tells which of its GPUs that job us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -185,6 +186,8 @@ def job_order(
     job_file: str = "",
     environment: Mapping[str, str] | None = None,
     resume: Resumed | None = None,
+    topology: dict[str, Any] | None = None,
+    costs: Mapping[str, dict[str, float]] | None = None,
 ) -> JobOrder:
     """Return the job as its coordinator, its agents and the plan are told of it.
 
@@ -195,6 +198,8 @@ def job_order(
         job_file: its text, for the checkpoint's manifest.
         environment: variables for every process, secrets left out.
         resume: where it goes on from.
+        topology: the document of its hosts; None: nominal rates alone.
+        costs: what messages were measured to cost on this cluster, by engine.
     """
     every = job.checkpoint.every
     best = job.checkpoint.keep_best
@@ -228,6 +233,8 @@ def job_order(
         job_file=job_file,
         environment=dict(environment or {}),
         congestion=cluster.network.congestion,
+        topology=topology,
+        costs=dict(costs or {}),
     )
 
 
@@ -253,9 +260,11 @@ class Place(msgspec.Struct, frozen=True):
 def agent_orders(
     job: JobOrder, host: int, place: Place, keys: Keys, coordinator: Address | None, secrets: Mapping[str, str]
 ) -> AgentOrders:
-    """Return the orders of one agent; `host` is its place in the roster, the head's is 0."""
+    """Return the orders of one agent; `host` is its place in the roster, the head's is 0. The plan is made on the head,
+    so what it is made from goes nowhere else."""
     assert (coordinator is None) == (host == 0), "the head's agent starts the coordinator, all others reach it"
     assert bool(keys.authority_key) == (host == 0), "the authority's key goes to the head and nowhere else"
+    job = job if host == 0 else msgspec.structs.replace(job, topology=None, costs={})
     return AgentOrders(
         job=job, host=host, python=place.python, paths=[place.code], workdir=place.workdir, job_dir=place.job_dir,
         code_dir=place.job_code, authority=keys.authority, certificate=keys.certificate, key=keys.key,

@@ -20,6 +20,7 @@ from psctl.launch.archive import Archive
 from psctl.launch.clusters import Chosen
 from psctl.launch.connecting import Connect
 from psctl.launch.converge import Converging, send_archive
+from psctl.launch.ground import machines_document
 from psctl.launch.home import Home, HostRecord, JobRecord, split_job
 from psctl.launch.measure import PAYLOAD
 from psctl.launch.roster import Keys, Machine, Place, Resumed, Seats, agent_orders, job_order
@@ -159,6 +160,7 @@ class _Launch:
         self.order: JobOrder = job_order(
             name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
             environment=request.environment, resume=resume,
+            topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)

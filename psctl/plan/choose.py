@@ -1,17 +1,27 @@
-"""The choice of a strategy, with every candidate and the reason."""
+"""The choice of a strategy, with every candidate and the reason.
+
+Candidates within TIE of the fastest count as equal, for predictions are no better: of these the engine's own all-reduce
+is taken, then `ps`, then the fastest of the others. So a played schedule is taken only when it is predicted faster
+than what is simplest by more than that. Where training buckets the gradients, a synchronisation is the sum over its
+buckets, one after another; that it overlaps with backward is left out, for it does so for all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from psctl.errors import UsageError
 from psctl.job.events import Candidate, Planned
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.cost import Cost, ring, sharded_servers
-from psctl.plan.placement import place_servers, ports
-from psctl.units import format_bytes, format_seconds
-from psctl.words import BUILT_STRATEGIES, STRATEGIES, Layout
+from psctl.plan.buckets import buckets
+from psctl.plan.candidates import Predicted, Search, plain
+from psctl.plan.ground import Ground, ground_of
+from psctl.plan.placement import place_servers, serve
+from psctl.plan.reasons import bottleneck, reason
+from psctl.words import STRATEGIES, Layout
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -20,13 +30,23 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_0
 """Where `winners` looks when the size of the model is not known yet."""
 
 TIE = 1.05
-"""Predictions closer than this are one: nominal rates are no better."""
+"""Predictions closer than this are one."""
+
+HOPELESS = 2.0
+"""A rough prediction so many times the best one is not worth a finer search."""
+
+UNKNOWN = 100_000_000
+"""Bytes of gradients that a plan is made for when nobody says how many there are."""
+
+ALONE = "one worker has nothing to synchronise"
 
 
 class Plan(msgspec.Struct, frozen=True):
     """How gradients are synchronised and why.
 
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
+    `options` are what the chosen schedule is built with (`schedule.catalog.Options` as plain data, defaults left out);
+    empty for native and ps.
     """
 
     size: int
@@ -37,6 +57,12 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str
     decided: bool
     candidates: list[Candidate]
+    options: dict[str, Any] = {}
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of what was chosen."""
+        return next((each.seconds for each in self.candidates if each.strategy == self.chosen), None)
 
     def event(self, time: float) -> Planned:
         """Return the plan as the event of the job's log."""
@@ -44,6 +70,24 @@ class Plan(msgspec.Struct, frozen=True):
             time=time, size=self.size, world=self.world, chosen=self.chosen, reason=self.reason,
             decided=self.decided, candidates=self.candidates,
         )  # fmt: skip
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is asked of a plan.
+
+    Args:
+        strategy: one of the names, or auto.
+        update: auto, server or worker.
+        servers: how many; None: what the plan says.
+        optimizer: whether the optimizer is fit for servers.
+        bucketed: gradients travel in buckets, as training sends them; else as one vector.
+    """
+
+    strategy: str = "auto"
+    update: str = "auto"
+    servers: int | None = None
+    optimizer: bool = True
+    bucketed: bool = False
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -62,85 +106,132 @@ def choose(order: JobOrder, size: int | None, layout: Layout | None, decided: bo
 
     Returns:
         the plan: all candidates, best first, every strategy's name once.
+
+    Raises:
+        UsageError: the strategy that was asked for can't do it here; the message says why.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    size = known if known is not None else 100_000_000
-    update = _update(order, layout)
-    servers = place_servers(order.hosts, order.servers, size)
-    candidates = sorted(
-        (_candidate(name, order, size, servers, update) for name in STRATEGIES),
-        key=lambda each: (not each.feasible, each.seconds if each.seconds is not None else 0.0),
+    return Planner(ground_of(order), order.hosts, asked_of(order, layout)).plan(
+        known if known is not None else UNKNOWN, decided
     )
-    chosen, reason = _pick(order, candidates, size)
-    candidates.sort(key=lambda each: (not each.feasible, each.strategy != chosen and order.strategy == "auto"))
-    return Plan(
-        size=size, world=_world(order.hosts), chosen=chosen, update=update if chosen == "ps" else "worker",
-        servers=servers if chosen == "ps" else [], reason=reason, decided=decided, candidates=candidates,
-    )  # fmt: skip
 
 
 def winners(order: JobOrder, sizes: Sequence[int] = SIZES) -> list[Plan]:
     """Return the plan for each of several sizes, for a job whose size is not known before it runs."""
-    return [choose(order, size, None, decided=False) for size in sizes]
+    planner = Planner(ground_of(order), order.hosts, asked_of(order, None))
+    return [planner.plan(size) for size in sizes]
 
 
-def _world(hosts: Sequence[HostOrder]) -> int:
-    return sum(host.workers for host in hosts)
+def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
+    """Return what a job asks for."""
+    fit = layout is None or bool(layout.optimizer)
+    return Asked(order.strategy, order.update, order.servers, fit, bucketed=True)
 
 
-def _update(order: JobOrder, layout: Layout | None) -> str:
-    if order.update != "auto":
-        return order.update
-    return "worker" if layout is not None and not layout.optimizer else "server"
+class Planner:
+    """Plans on one ground.
 
+    Args:
+        ground: machines, ranks, costs.
+        hosts: the roster, to place servers on.
+        asked: what is asked for.
+    """
 
-def _candidate(name: str, order: JobOrder, size: int, servers: list[int], update: str) -> Candidate:
-    why_not = _why_not(name, order, servers)
-    if why_not is not None:
-        return Candidate(name, {}, None, None, None, None, False, why_not)
-    cost: Cost
-    if name == "ps":
-        cost = sharded_servers(size, ports(order.hosts, servers))
-        params: dict[str, object] = {"servers": len(servers), "update": update}
-    else:
-        cost = ring(size, ports(order.hosts))
-        params = {}
-    seconds = round(cost.seconds, 9)  # what is equal but for rounding is a tie
-    return Candidate(name, params, seconds, cost.steps, cost.bytes_per_rank, cost.bottleneck, True, None)
+    def __init__(self, ground: Ground, hosts: Sequence[HostOrder], asked: Asked) -> None:
+        self._ground, self._hosts, self._asked = ground, hosts, asked
+        self._search = Search(ground)
 
+    def plan(self, size: int, decided: bool = False) -> Plan:
+        """Return the plan for so many bytes.
 
-def _why_not(name: str, order: JobOrder, servers: list[int]) -> str | None:
-    if name not in BUILT_STRATEGIES:
-        return "not in this version"
-    if name == "ps" and not servers:
-        return "servers: 0 was asked for" if order.servers == 0 else "no host may hold a server (roles)"
-    if name == "native" and order.update == "server":
-        return "update: server was asked for, and collectives update on workers"
-    return None
+        Raises:
+            UsageError: the strategy that was asked for can't do it here.
+        """
+        servers = place_servers(self._ground, self._hosts, self._asked.servers, size)
+        update = self._update()
+        found = self._predicted([name for name in STRATEGIES if self._why_not(name, servers) is None], size)
+        rows = [self._candidate(name, found.get(name), size, servers, update) for name in STRATEGIES]
+        rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
+        chosen = self._pick(rows)
+        rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._asked.strategy == "auto"))
+        own = found.get(chosen) if chosen != "native" else None  # the engine needs to be told nothing
+        return Plan(
+            size=size, world=self._ground.world, chosen=chosen, update=update if chosen == "ps" else "worker",
+            servers=servers if chosen == "ps" else [], decided=decided, candidates=rows,
+            reason=self._reason(chosen, rows, size), options=plain(own.options) if own is not None else {},
+        )  # fmt: skip
 
+    def _update(self) -> str:
+        if self._asked.update != "auto":
+            return self._asked.update
+        return "server" if self._asked.optimizer else "worker"
 
-def _pick(order: JobOrder, candidates: list[Candidate], size: int) -> tuple[str, str]:
-    by_name = {each.strategy: each for each in candidates}
-    if order.strategy != "auto":
-        return order.strategy, f"strategy: {order.strategy} was asked for"
-    feasible = [each for each in candidates if each.feasible]
-    if len(feasible) == 1:
-        only, other = feasible[0], by_name["native" if feasible[0].strategy == "ps" else "ps"]
-        return only.strategy, f"{only.strategy}, for {other.strategy} is out: {other.why_not}"
-    ps, native = by_name["ps"], by_name["native"]
-    assert ps.seconds is not None
-    assert native.seconds is not None
-    what = f"{format_bytes(size)} of gradients"
-    if _world(order.hosts) == 1:
-        return "native", "one worker has nothing to synchronise"
-    if any(host.gpus for host in order.hosts):
-        return "native", "gradients lie on GPUs, where the engine's own all-reduce moves them without a copy"
-    if ps.seconds <= native.seconds * TIE:
-        return "ps", (
-            f"{what}: servers take {format_seconds(ps.seconds)}, the engine's ring {format_seconds(native.seconds)}, "
-            f"and pushes start while backward still runs"
-        )
-    return "native", (
-        f"{what}: the engine's ring takes {format_seconds(native.seconds)}, servers {format_seconds(ps.seconds)} "
-        f"(they wait for {ps.bottleneck})"
-    )
+    def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
+        if name == "ps":
+            if servers:
+                return None
+            return "servers: 0 was asked for" if self._asked.servers == 0 else "no host may hold a server (roles)"
+        if self._asked.update == "server":
+            return "update: server was asked for, and collectives update on workers"
+        if self._ground.world == 1 and name != "native":
+            return ALONE
+        return self._search.why_not(name)
+
+    def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
+        """Return strategies for the bucket that most bytes travel in; those that may win, or were asked for, as they do
+        best."""
+        part = max(self._buckets(size))
+        found = {name: self._search.rough(name, part) for name in names if name != "ps"}
+        least = min((each.seconds for each in found.values()), default=0.0)
+        for name, rough in found.items():
+            if rough.seconds <= HOPELESS * least or name == self._asked.strategy:
+                found[name] = self._search.finer(rough, part)
+        return found
+
+    def _buckets(self, size: int) -> tuple[int, ...]:
+        return buckets(size) if self._asked.bucketed else (size,)
+
+    def _candidate(
+        self, name: str, found: Predicted | None, size: int, servers: Sequence[int], update: str
+    ) -> Candidate:  # fmt: skip
+        why_not = self._why_not(name, servers)
+        if why_not is not None:
+            return Candidate(name, {}, None, None, None, None, False, why_not)
+        if found is None:
+            names = [self._hosts[at].name for at in servers]
+            timing, steps, sent = serve(self._ground, names, size)
+            params: dict[str, Any] = {"servers": len(servers), "hosts": names, "update": update}
+            return Candidate(name, params, round(timing.seconds, 9), steps, sent, bottleneck(timing), True, None)
+        moving, largest = found.seconds - found.timing.waiting, max(self._buckets(size))
+        seconds = sum(found.timing.waiting + moving * part / max(1, largest) for part in self._buckets(size))
+        sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
+        params = plain(found.options) | ({"buckets": len(self._buckets(size))} if self._asked.bucketed else {})
+        where = bottleneck(found.timing)
+        return Candidate(name, params, round(seconds, 9), found.steps, sent, where, True, None)
+
+    def _pick(self, rows: Sequence[Candidate]) -> str:
+        """Return the name that is chosen; `rows` are the fastest first."""
+        by_name = {row.strategy: row for row in rows}
+        wanted = self._asked.strategy
+        if wanted != "auto":
+            row = by_name[wanted]
+            if row.feasible:
+                return wanted
+            if row.why_not == ALONE:
+                return "native"
+            raise UsageError(f"strategy: {wanted} can't be taken here: {row.why_not}", hint="strategy: auto")
+        feasible = [row for row in rows if row.feasible and row.seconds is not None]
+        if not feasible:
+            raise UsageError(f"no strategy can do what is asked for: {rows[0].why_not}", hint="servers: auto")
+        if self._ground.world == 1 and by_name["native"].feasible:
+            return "native"
+        limit = TIE * (feasible[0].seconds or 0.0)
+        equal = [row.strategy for row in feasible if row.seconds is not None and row.seconds <= limit]
+        return next((name for name in ("native", "ps") if name in equal), equal[0])
+
+    def _reason(self, chosen: str, rows: Sequence[Candidate], size: int) -> str:
+        if self._asked.strategy != "auto" and self._asked.strategy == chosen:
+            return f"strategy: {chosen} was asked for"
+        if self._ground.world == 1:
+            return ALONE
+        return reason(chosen, rows, size)

@@ -1,21 +1,20 @@
-"""Predicted seconds of one synchronisation, by closed forms on nominal rates.
+"""What is taken for granted until it is measured: rates, latencies, and what a message costs each engine.
 
-Every host has one full-duplex port of B bytes/s (payload); processes of one host meet through its loopback. N is the
-bytes of gradients of one worker, n the number of workers, k of servers.
+A message of an engine costs more than the wire's latency: processes are woken, threads take turns, Python runs. On
+links of a gigabit that decides about everything below a megabyte. `bench` measures it and keeps it with the cluster;
+until then the figures of ENGINES hold, which were measured with test hosts that shared two cores:
 
-    ring over all ranks      2 (n-1)/n N / B_slowest + 2 (n-1) alpha          (Patarasuk and Yuan 2009)
-    sharded servers          push, then pull: each phase lasts as long as the busiest port or loopback:
-                             out(h) = workers(h) N (1 - servers(h)/k),  in(h) = servers(h) N/k (n - workers(h))
-                             and the same with in and out exchanged for the pull; 2 alpha a phase
-
-These are the first word only: flow simulation on the measured topology takes this room over when it is there.
+    gloo    all-reduce of 4 KB among 4 ranks 7 ms: 6 steps of its ring
+    psctl   recursive doubling of 4 KB among 4 ranks over Gloo's point-to-point operations 2 ms: 2 steps
+    ps      a push and a pull of a small model 2.4 ms: two messages and the server's turn
+    gpus    NCCL's few microseconds a step (its own tuning tables); played schedules are driven by Python, a launch each
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-import msgspec
+from psctl.plan.timing import Costs
 
 ASSUMED_RATE = 0.956 * 1e9 / 8
 """Payload bytes/s of a port whose speed nothing tells: 1 Gbit/s less headers at an MTU of 1500."""
@@ -26,57 +25,35 @@ LOOPBACK_RATE = 4e9
 ALPHA = 1e-4
 """Seconds a message between hosts waits beside its bytes: a switch, two kernels, two processes woken."""
 
+ADDING = 1 / 4e9
+"""Seconds to add a byte of float32 on one core that others use too."""
 
-class Port(msgspec.Struct, frozen=True):
-    """A host as the closed forms see it."""
+ENGINES: Mapping[str, Costs] = {
+    "gloo": Costs(alpha=1e-3, gamma=ADDING),
+    "psctl": Costs(alpha=2e-4, overhead=3.5e-4, gamma=ADDING),
+    "ps": Costs(alpha=6e-4, overhead=2e-4, gamma=ADDING),
+}
+"""Of processes on CPUs."""
 
-    name: str
-    rate: float  # payload bytes/s, one direction
-    workers: int
-    servers: int = 0
+ON_GPUS: Mapping[str, Costs] = {
+    "nccl": Costs(alpha=5e-6),
+    "psctl": Costs(alpha=2e-5, overhead=1e-5),
+    "ps": Costs(alpha=6e-4, overhead=2e-4, gamma=ADDING),
+}
+"""Where gradients lie on GPUs."""
 
-
-class Cost(msgspec.Struct, frozen=True):
-    """A prediction: seconds, steps, bytes that the busiest rank sends, and what it waits for."""
-
-    seconds: float
-    steps: int
-    bytes_per_rank: float
-    bottleneck: str
-
-
-def ring(size: float, ports: Sequence[Port]) -> Cost:
-    """Return the cost of a ring all-reduce of `size` bytes over all workers in host order."""
-    ranks = sum(port.workers for port in ports)
-    if ranks < 2:
-        return Cost(0.0, 0, 0.0, "none: one worker")
-    used = [port for port in ports if port.workers]
-    moved = 2 * (ranks - 1) / ranks * size
-    steps = 2 * (ranks - 1)
-    inside = moved * max(port.workers for port in used) / LOOPBACK_RATE
-    if len(used) == 1:
-        return Cost(inside, steps, moved, f"{used[0].name} loopback")
-    slowest = min(used, key=lambda port: port.rate)
-    across = moved / slowest.rate
-    seconds = max(across, inside) + steps * ALPHA
-    return Cost(seconds, steps, moved, f"{slowest.name} port" if across >= inside else "loopback")
+FREE: Mapping[str, Costs] = {"gloo": Costs(), "nccl": Costs(), "psctl": Costs(), "ps": Costs()}
+"""For machines that are described in a file: what is known of them is on their links."""
 
 
-def sharded_servers(size: float, ports: Sequence[Port]) -> Cost:
-    """Return the cost of pushing `size` bytes a worker to all servers and pulling as many, shards spread evenly."""
-    workers = sum(port.workers for port in ports)
-    servers = sum(port.servers for port in ports)
-    assert workers > 0 < servers, "a parameter server needs workers and servers"
-    worst, bottleneck = 0.0, "none"
-    for port in ports:
-        outward = port.workers * size * (1 - port.servers / servers)
-        inward = port.servers * size / servers * (workers - port.workers)
-        inside = port.workers * size * port.servers / servers
-        for seconds, what in (
-            (max(outward, inward) / port.rate, f"{port.name} port"),
-            (inside / LOOPBACK_RATE, f"{port.name} loopback"),
-        ):
-            if seconds > worst:
-                worst, bottleneck = seconds, what
-    alpha = ALPHA if sum(1 for port in ports if port.workers or port.servers) > 1 else 0.0
-    return Cost(2 * worst + 4 * alpha, 2, 2 * size, bottleneck)
+def engine_costs(gpus: bool, measured: Mapping[str, Mapping[str, float]]) -> dict[str, Costs]:
+    """Return what a message costs each engine.
+
+    Args:
+        gpus: gradients lie on GPUs.
+        measured: what `bench` found on this cluster, by engine: alpha, overhead, gamma; the rest is taken for granted.
+    """
+    found = dict(ON_GPUS if gpus else ENGINES)
+    for engine, costs in measured.items():
+        found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
+    return found

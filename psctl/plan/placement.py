@@ -1,27 +1,62 @@
-"""Which hosts hold the servers."""
+"""Which hosts hold the servers of `ps`, and how long a push and a pull take with them.
+
+A server is a process of its own on its host. Shards are dealt out evenly over servers, so a host's share of the vector
+is its share of the servers. Servers on idle hosts take load off the workers' ports; with n worker hosts and k < n idle
+ones the best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for every n-k of a worker host, which
+whole servers come near to.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from psctl.orders import HostOrder
-from psctl.plan.cost import ASSUMED_RATE, Port, sharded_servers
+from psctl.plan.flow import simulate
+from psctl.plan.ground import Ground
+from psctl.plan.timing import Costs, Timing
+from psctl.schedule import catalog
+from psctl.schedule.catalog import Options
+from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
+
+MOST_A_HOST = 4
+"""Servers on one host that a split may ask for: each is a process with its own sums."""
+
+TRANSFERS = 12_000
+"""Of one simulation; above, shards are counted together."""
+
+LARGE = 64
+"""Workers up to which a push and a pull are simulated; with more, the busiest port decides."""
 
 
-def ports(hosts: Sequence[HostOrder], servers: Sequence[int] = ()) -> list[Port]:
-    """Return the hosts as ports, with `servers` (a host index for each server) counted in."""
-    return [
-        Port(host.name, host.rate or ASSUMED_RATE, host.workers, sum(1 for at in servers if at == index))
-        for index, host in enumerate(hosts)
-    ]
+def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, int, float]:
+    """Return the time of a push and a pull, its steps, and the bytes that a worker sends.
+
+    Args:
+        ground: the machines and the workers.
+        servers: the host of each server.
+        size: bytes a worker pushes.
+    """
+    if ground.world > LARGE:
+        return _by_ports(ground, servers, size), 2, size
+    pieces = _pieces(len(servers), size, ground.world)
+    nodes = tuple(range(ground.world, ground.world + len(servers)))
+    schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
+    costs = ground.costs.get("ps", Costs())
+    return simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), 2, size
 
 
-def place_servers(hosts: Sequence[HostOrder], wanted: int | None, size: float) -> list[int]:
+def place_servers(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float) -> list[int]:
     """Return the host index of each server; empty when none may be placed.
 
-    `wanted` None asks for as many as serve best: the hosts without workers alone, or every host that may serve,
-    whichever is predicted faster for `size` bytes. A single host gets two, so that sums use two cores.
-    A given number is dealt out in turn, hosts without workers first, for their ports are idle.
+    Args:
+        ground: the machines and the workers.
+        hosts: the roster.
+        wanted: their number, dealt out in turn, hosts without workers first, for their ports are idle; None asks for
+            as many as serve best: those hosts alone, or every host that may serve, or idle hosts with a larger part.
+            A single host gets two, so that sums use two cores.
+        size: bytes a worker pushes.
     """
     may = [index for index, host in enumerate(hosts) if host.may_serve]
     if not may or wanted == 0:
@@ -32,5 +67,44 @@ def place_servers(hosts: Sequence[HostOrder], wanted: int | None, size: float) -
         return sorted(order[turn % len(order)] for turn in range(wanted))
     if len(hosts) == 1:
         return [0] * min(2, max(1, hosts[0].workers))
-    choices = [chosen for chosen in (free, may) if chosen]
-    return min(choices, key=lambda chosen: sharded_servers(size, ports(hosts, chosen)).seconds)
+    choices = [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
+    if len(choices) == 1:
+        return may
+    return min(choices, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size)[0].seconds)
+
+
+def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) -> list[int]:
+    """Return servers for the best split, as near as whole servers come; empty where it is none of its own."""
+    busy = [index for index in may if hosts[index].workers]
+    if not free or len(free) >= len(busy):
+        return []
+    times = min(MOST_A_HOST, max(1, round(2 * (len(busy) - 1) / (len(busy) - len(free)))))
+    return sorted([*busy, *(index for index in free for _ in range(times))])
+
+
+def _by_ports(ground: Ground, servers: Sequence[str], size: float) -> Timing:
+    """Return the time when pushes and pulls overlap: that of the busiest port, or loopback, beside two messages."""
+    costs = ground.costs.get("ps", Costs())
+    workers, held = Counter(ground.hosts), Counter(servers)
+    worst, name, wait = 0.0, "", 0.0
+    for host in {*workers, *held}:
+        away = next((other for other in (ground.hosts[0], ground.hosts[-1]) if other != host), None)
+        part = held[host] / len(servers)
+        across = size * (workers[host] * (1 - part) + part * (ground.world - workers[host]))
+        ways = [(across, away)] if away is not None else []
+        ways += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
+        for amount, other in ways:
+            route = ground.network.route(host, other)
+            rate, link = min((ground.network.capacities[link], link) for link in route.links)
+            wait = max(wait, route.latency)
+            if amount / rate > worst:
+                worst, name = amount / rate, ground.network.names[link]
+    waiting = 2 * (wait + costs.alpha + 2 * costs.overhead)
+    return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
+
+
+def _pieces(servers: int, size: float, world: int) -> int:
+    """Return how many shards a server holds: as `store/shards` cuts them."""
+    target = min(LARGEST, max(SMALLEST, size / (servers * SHARDS_A_SERVER)))
+    most = max(1, TRANSFERS // (2 * servers * world))
+    return max(1, min(most, math.ceil(size / servers / target)))

@@ -159,7 +159,8 @@ class Coordinator:
             plan = choose(self._orders.order, None, wanted.layout, decided=True)
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
-        return PlanMade(plan.chosen, plan.update, plan.servers, plan.event(time.time()))
+        event = plan.event(time.time())
+        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
 
 
 def _resumed(name: str | None, folder: Path | None) -> Resume | None:

@@ -67,7 +67,7 @@ class SyncSpec(Section, frozen=True):
 
     strategy: Annotated[
         str,
-        choice(AUTO, *words.STRATEGIES, only=(AUTO, *words.BUILT_STRATEGIES)),
+        choice(AUTO, *words.STRATEGIES),
         doc("Way to synchronise; auto: what the plan predicts to be fastest."),
     ] = AUTO
     consistency: Annotated[

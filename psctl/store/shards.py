@@ -25,8 +25,9 @@ LARGEST = 4 << 20
 SMALLEST = 64 << 10
 """Bytes; below this the message costs more than its bytes."""
 
-SHARDS_A_SERVER = 8
-"""So that the balance is within an eighth of a server, and the first push leaves early."""
+SHARDS_A_SERVER = 16
+"""So that the balance is within a sixteenth of a server, and the first push leaves early: what can't overlap of pushes
+and pulls is one shard."""
 
 _BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,

@@ -1,17 +1,26 @@
-"""The choice names every strategy once, says why, and agrees with the closed forms."""
+"""The choice names every strategy once, says why, and reaches the bounds of uneven networks."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.choose import choose, winners
-from psctl.plan.cost import ALPHA, Port, ring, sharded_servers
-from psctl.plan.placement import place_servers
+from psctl.plan.buckets import BUCKET, FIRST, buckets
+from psctl.plan.choose import TIE, Asked, Plan, Planner, choose, winners
+from psctl.plan.cost import ENGINES
+from psctl.plan.ground import Ground, ground_of
+from psctl.plan.timing import Costs
+from psctl.schedule import catalog
+from psctl.topology.document import cluster_document
+from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 from psctl.words import STRATEGIES, Layout, ParameterInfo
 
 SAVE = CheckpointOrder(None, 0, 0.0, 3, None, True, 1)
 GBIT = 0.956 * 1e9 / 8
+MBIT = 0.956 * 1e6 / 8
+SIZE = 100_000_000
 
 
 def host(name: str, workers: int = 1, gpus: int = 0, rate: float = GBIT, serve: bool = True) -> HostOrder:
@@ -25,36 +34,188 @@ def order(*hosts: HostOrder, strategy: str = "auto", servers: int | None = None,
     )  # fmt: skip
 
 
+def names(count: int) -> list[str]:
+    return [f"h{index}" for index in range(count)]
+
+
+def wired(cables: dict[tuple[str, str], float], hosts: list[str]) -> ClusterGraph:
+    between = tuple(Between(a, b, rate * MBIT, 0.0, measured=True) for (a, b), rate in cables.items())
+    return ClusterGraph(tuple(HostNode(name, HostGraph()) for name in hosts), between)
+
+
+def planned(cables: dict[tuple[str, str], float], ranks: list[str], idle: int = 0) -> Plan:
+    """Plan 100 MB on wires alone: no message costs anything but its bytes."""
+    hosts = list(dict.fromkeys([*ranks, *(f"idle{index}" for index in range(idle))]))
+    ground = Ground(wired(cables, hosts), ranks, hosts)
+    roster = [host(name, ranks.count(name)) for name in hosts]
+    return Planner(ground, roster, Asked()).plan(SIZE)
+
+
+def seconds(plan: Plan, name: str) -> float:
+    found = next(each.seconds for each in plan.candidates if each.strategy == name)
+    assert found is not None
+    return found
+
+
+def star(hosts: list[str], rate: float = 200.0, **slow: float) -> dict[tuple[str, str], float]:
+    return {(name, "network"): slow.get(name, rate) for name in hosts}
+
+
+# ---- the aims: what auto takes beside the engine's ring ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "rate"), [(4, 200), (8, 200), (4, 500), (8, 500)])
+def test_equal_hosts_take_the_engine_at_the_ring_bound(count: int, rate: float) -> None:
+    plan = planned(star(names(count), rate), names(count))
+    assert plan.chosen == "native"
+    assert plan.seconds == pytest.approx(2 * (count - 1) / count * SIZE / (rate * MBIT))
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_a_slow_host_sends_once_and_gets_once(count: int) -> None:
+    plan = planned(star(names(count), h1=40.0), names(count))
+    engine, bound = 2 * (count - 1) / count, 1.0
+    assert seconds(plan, "native") * 40 * MBIT / SIZE == pytest.approx(engine)
+    assert plan.seconds is not None
+    assert bound <= plan.seconds * 40 * MBIT / SIZE < 1.08
+    if count > 3:
+        assert seconds(plan, "native") / plan.seconds >= 1.4
+
+
+def test_two_racks_gain_what_the_link_between_them_allows() -> None:
+    cables = {("h0", "r1"): 500.0, ("h1", "r1"): 500.0, ("h2", "r2"): 500.0, ("h3", "r2"): 500.0, ("r1", "r2"): 200.0}
+    plan = planned(cables, names(4))
+    assert plan.seconds is not None
+    assert seconds(plan, "native") / plan.seconds >= 1.4
+    assert plan.seconds >= SIZE / (200 * MBIT)
+    assert "r1 -> r2" in plan.reason or "r2 -> r1" in plan.reason
+
+
+def test_racks_dealt_round_gain_more() -> None:
+    cables = {("h0", "r1"): 500.0, ("h1", "r2"): 500.0, ("h2", "r1"): 500.0, ("h3", "r2"): 500.0, ("r1", "r2"): 200.0}
+    plan = planned(cables, names(4))
+    assert plan.seconds is not None
+    assert seconds(plan, "native") / plan.seconds >= 2.8
+
+
+@pytest.mark.parametrize(("dealt", "aim"), [(False, 1.12), (True, 2.1)])
+def test_two_workers_a_host_send_through_its_port_once(dealt: bool, aim: float) -> None:
+    ranks = names(4) * 2 if dealt else [name for name in names(4) for _ in range(2)]
+    plan = planned(star(names(4)), ranks)
+    assert plan.seconds is not None
+    assert seconds(plan, "native") / plan.seconds >= aim
+    assert plan.seconds >= 1.5 * SIZE / (200 * MBIT)
+
+
+@pytest.mark.parametrize(("idle", "aim"), [(2, 1.15), (4, 1.4), (8, 1.4)])
+def test_idle_hosts_serve(idle: int, aim: float) -> None:
+    hosts = [*names(4), *(f"idle{index}" for index in range(idle))]
+    plan = planned(star(hosts), names(4), idle=idle)
+    assert plan.chosen == "ps"
+    assert plan.seconds is not None
+    assert seconds(plan, "native") / plan.seconds >= aim
+    assert set(plan.servers) >= set(range(4, 4 + min(idle, 4)))
+
+
+# ---- what a plan says ----------------------------------------------------------------------------------------------
+
+
 def test_every_strategy_stands_in_the_plan_exactly_once_and_the_best_is_first() -> None:
-    plan = choose(order(host("a"), host("b")), 100_000_000, None, decided=False)
+    plan = choose(order(host("a"), host("b")), SIZE, None, decided=False)
     assert sorted(each.strategy for each in plan.candidates) == sorted(STRATEGIES)
     assert plan.candidates[0].strategy == plan.chosen
     assert all(each.seconds is None and each.why_not for each in plan.candidates if not each.feasible)
+    times = [each.seconds for each in plan.candidates[1:] if each.seconds is not None]
+    assert times == sorted(times)
 
 
-def test_sharded_servers_on_the_workers_hosts_cost_what_a_ring_costs() -> None:
-    ports = [Port(name, GBIT, 1, 1) for name in "abcd"]
-    assert sharded_servers(1e8, ports).seconds - 4 * ALPHA == pytest.approx(2 * 3 / 4 * 1e8 / GBIT)
-    assert ring(1e8, ports).seconds - 6 * ALPHA == pytest.approx(2 * 3 / 4 * 1e8 / GBIT)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_options_build_the_schedule_that_was_predicted(world: int) -> None:
+    hosts = [host(name, rate=GBIT if index else GBIT / 5) for index, name in enumerate(names(world))]
+    for name in set(STRATEGIES) - {"native", "ps", "cpu"}:
+        plan = choose(order(*hosts, strategy=name), 30_000_000, None, decided=True)
+        if world == 1:
+            assert (plan.chosen, plan.reason) == ("native", "one worker has nothing to synchronise")
+            continue
+        told = msgspec.convert(msgspec.json.decode(msgspec.json.encode(plan.options)), catalog.Options)
+        schedule = catalog.build(plan.chosen, world, told)
+        row = next(each for each in plan.candidates if each.strategy == name)
+        assert (plan.chosen, schedule.steps) == (name, row.steps)
+        assert row.bytes_per_rank == pytest.approx(max(schedule.sent(30_000_000)[:world]))
 
 
-def test_one_server_for_many_workers_waits_for_its_port() -> None:
-    """m workers on one server: 2 m N / B."""
-    ports = [Port(f"w{rank}", GBIT, 1, 0) for rank in range(4)] + [Port("s", GBIT, 0, 1)]
-    cost = sharded_servers(1e8, ports)
-    assert cost.seconds - 4 * ALPHA == pytest.approx(2 * 4 * 1e8 / GBIT)
-    assert cost.bottleneck == "s port"
+def test_native_and_ps_need_no_options() -> None:
+    for name in ("native", "ps"):
+        assert choose(order(host("a"), host("b"), strategy=name), SIZE, None, decided=True).options == {}
 
 
-def test_idle_hosts_hold_the_servers_where_that_is_faster() -> None:
-    hosts = [host(f"w{rank}") for rank in range(4)] + [host(f"s{rank}", workers=0) for rank in range(4)]
-    assert place_servers(hosts, None, 1e8) == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert place_servers(hosts, 4, 1e8) == [4, 5, 6, 7]
+def test_within_a_twentieth_the_simplest_is_taken() -> None:
+    """Of equal predictions native, then ps, then the fastest."""
+    hosts, ranks = names(4), names(4)
+    ground = Ground(wired(star(hosts), hosts), ranks, hosts, {"gloo": Costs(alpha=0.0)})
+    found = {
+        row.strategy: row.seconds
+        for row in Planner(ground, [host(name) for name in hosts], Asked()).plan(SIZE).candidates
+    }
+    assert found["ring"] == pytest.approx(found["native"])
+    slower = Costs(alpha=0.06 * (found["native"] or 0) / 6)
+    ground = Ground(wired(star(hosts), hosts), ranks, hosts, {"gloo": slower})
+    assert Planner(ground, [host(name) for name in hosts], Asked()).plan(SIZE).chosen == "ps"
+    assert Planner(ground, [host(name) for name in hosts], Asked(servers=0)).plan(SIZE).chosen not in ("native", "ps")
+    assert TIE == 1.05
+
+
+def test_small_messages_take_few_steps() -> None:
+    plan = choose(order(*map(host, names(4))), 4096, None, decided=False)
+    assert plan.chosen == "recursive-doubling"
+    assert seconds(plan, "native") == pytest.approx(7e-3, rel=0.1), "as it was measured"
+    assert seconds(plan, "recursive-doubling") == pytest.approx(2e-3, rel=0.1)
+
+
+def test_what_was_measured_stands_in_for_what_is_assumed() -> None:
+    measured = msgspec.structs.replace(order(*map(host, names(4))), costs={"gloo": {"alpha": 1e-5}})
+    assert choose(measured, 4096, None, decided=False).chosen == "native"
+    assert ground_of(measured).costs["psctl"] == ENGINES["psctl"]
+
+
+def test_measured_links_in_the_order_decide() -> None:
+    slow = cluster_document(wired(star(names(4), h3=40.0), names(4)))
+    plain = order(*map(host, names(4)))
+    assert choose(plain, SIZE, None, decided=True).chosen == "native"
+    plan = choose(msgspec.structs.replace(plain, topology=slow), SIZE, None, decided=True)
+    assert plan.chosen not in ("native", "ring")
+    assert "h3" in plan.reason
+
+
+def test_hosts_that_the_topology_does_not_know_are_nominal() -> None:
+    other = cluster_document(wired(star(["x", "y"]), ["x", "y"]))
+    wanted = msgspec.structs.replace(order(host("a"), host("b")), topology=other)
+    assert ground_of(wanted).ranks == ("a", "b")
+
+
+def test_ranks_sit_on_gpus_where_there_are_enough() -> None:
+    graph = HostGraph(
+        (Device("GPU0", "gpu"), Device("GPU1", "gpu"), Device("SW0", "switch")),
+        (Link("GPU0", "SW0", "PCIe", 16e9), Link("GPU1", "SW0", "PCIe", 16e9)),
+    )
+    document = cluster_document(ClusterGraph((HostNode("a", graph),)))
+    two = msgspec.structs.replace(order(host("a", 2, gpus=2)), topology=document)
+    assert (ground_of(two).ranks, ground_of(two).engine) == (("a/GPU0", "a/GPU1"), "nccl")
+    three = msgspec.structs.replace(order(host("a", 3, gpus=2)), topology=document)
+    assert (ground_of(three).ranks, ground_of(three).engine) == (("a", "a", "a"), "gloo")
+
+
+def test_the_processor_adds_up_for_ranks_of_one_host_alone() -> None:
+    [row] = [each for each in choose(order(host("a", 4)), SIZE, None, False).candidates if each.strategy == "cpu"]
+    assert row.feasible
+    with pytest.raises(UsageError, match="several hosts"):
+        choose(order(host("a"), host("b"), strategy="cpu"), SIZE, None, decided=True)
 
 
 def test_a_host_that_may_not_serve_gets_no_server() -> None:
-    assert place_servers([host("a", serve=False), host("b")], 2, 1e6) == [1, 1]
-    plan = choose(order(host("a", serve=False), host("b", serve=False)), 1_000_000, None, decided=False)
+    plan = choose(order(host("a", serve=False), host("b"), strategy="ps", servers=2), 1_000_000, None, decided=False)
+    assert plan.servers == [1, 1]
+    plan = choose(order(host("a", serve=False), host("b", serve=False)), SIZE, None, decided=False)
     assert plan.chosen == "native"
     assert "roles" in plan.reason
 
@@ -64,14 +225,29 @@ def test_what_was_asked_for_is_taken_and_said() -> None:
     assert (plan.chosen, plan.reason, plan.servers) == ("native", "strategy: native was asked for", [])
 
 
-def test_gradients_on_gpus_take_the_engine() -> None:
-    assert choose(order(host("a", 2, gpus=2), host("b", 2, gpus=2)), 10**8, None, decided=False).chosen == "native"
+def test_update_on_servers_leaves_ps_alone() -> None:
+    plan = choose(order(host("a"), host("b"), update="server"), 1_000_000, None, decided=True)
+    assert (plan.chosen, plan.update) == ("ps", "server")
+    assert {each.strategy for each in plan.candidates if each.feasible} == {"ps"}
+    with pytest.raises(UsageError, match="update: server"):
+        choose(order(host("a"), host("b"), update="server", servers=0), 1_000_000, None, decided=True)
 
 
 def test_an_optimizer_unfit_for_servers_steps_on_workers() -> None:
     layout = Layout((ParameterInfo("w", (3, 5), "float64", 0),), "", ({},))
-    plan = choose(order(host("a"), host("b")), None, layout, decided=True)
+    plan = choose(order(host("a"), host("b"), strategy="ps"), None, layout, decided=True)
     assert (plan.size, plan.update) == (120, "worker")
+
+
+def test_gradients_travel_in_buckets_in_training() -> None:
+    assert buckets(1000) == (1000,)
+    assert buckets(FIRST + BUCKET + 5) == (FIRST, BUCKET, 5)
+    assert sum(buckets(123_456_789)) == 123_456_789
+    plan = choose(order(*map(host, names(4))), SIZE, None, decided=False)
+    [row] = [each for each in plan.candidates if each.strategy == "native"]
+    alone = Planner(ground_of(order(*map(host, names(4)))), [], Asked(servers=0)).plan(SIZE)
+    assert row.params["buckets"] == 5
+    assert seconds(plan, "native") == pytest.approx(seconds(alone, "native") + 4 * 6 * (1e-3 + 1e-4), rel=1e-3)
 
 
 def test_before_the_run_there_is_a_winner_for_each_size() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
 from psctl.spec.job import Every, JobSpec, KeepBest, PerHost, load_job
-from psctl.words import BUILT_STRATEGIES, STRATEGIES
+from psctl.words import STRATEGIES
 
 FULL = """\
 version: 1
@@ -200,12 +200,8 @@ def test_what_is_promised_and_not_built_is_refused_with_its_place(more: str, whe
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_promised_strategy_is_known_and_only_the_built_ones_are_taken(strategy: str) -> None:
-    if strategy in BUILT_STRATEGIES:
-        assert short(f"sync: {{strategy: {strategy}}}").sync.strategy == strategy
-    else:
-        with pytest.raises(NotInThisVersion, match=strategy):
-            short(f"sync: {{strategy: {strategy}}}")
+def test_every_promised_strategy_is_taken(strategy: str) -> None:
+    assert short(f"sync: {{strategy: {strategy}}}").sync.strategy == strategy
 
 
 def test_overrides_come_before_the_check() -> None:

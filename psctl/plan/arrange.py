@@ -1,0 +1,187 @@
+"""How ranks lie on the machines, as schedules want it told: orders, groups, weights, rings, trees.
+
+A ring should cross each slow cable once each way, so ranks of one host, and hosts of one switch, stand side by side. A
+rank whose port is slow belongs where it carries each byte once: at the end of a chain, at a leaf of a tree, and with a
+small share where ranks add up parts for each other.
+
+Shares for the latter: rank i adds up the part w_i for all p, so it sends (1 - w_i) of the vector to the other owners
+and its sum to p - 1 ranks, (1 + (p-2) w_i) S in all, and gets as much. With ports B_i all done at T:
+w_i = max(0, (T B_i / S - 1) / (p - 2)), with T so that they sum to 1; never sooner than S / B_slowest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+
+from psctl.plan.ground import Ground
+from psctl.schedule.catalog import Ring
+from psctl.schedule.trees import Tree
+from psctl.topology import trees as packing
+from psctl.topology.rings import rings as ring_search
+from psctl.topology.wires import components, wires
+
+Groups = tuple[tuple[int, ...], ...]
+Order = tuple[int, ...]
+
+SHARES = 64
+"""Weights are whole parts of this: finer ones gain less than a hundredth."""
+
+LOOKED = 16
+"""Other ranks that are looked at to find out what a rank's port carries."""
+
+
+def by_host(ground: Ground) -> Groups:
+    """Return the ranks of each host, hosts in the order of their first ranks."""
+    return _grouped(ground.hosts)
+
+
+def by_rack(ground: Ground) -> Groups:
+    """Return the ranks of each network switch that hosts hang on; a host on none stands alone."""
+    switch = _switches(ground)
+    return _grouped([switch[host] for host in ground.hosts])
+
+
+def by_island(ground: Ground) -> Groups:
+    """Return the ranks of one host in groups that direct links join, else of its NUMA nodes; else all in one."""
+    whole = (tuple(range(ground.world)),)
+    graph = ground.cluster.host(ground.hosts[0])
+    if ground.nodes > 1 or not ground.gpus or graph is None:
+        return whole
+    ids = [place.rpartition("/")[2] for place in ground.ranks]
+    joined = wires(graph.graph, ids)
+    if joined.links and not joined.connected:
+        return tuple(tuple(part) for part in components(ground.world, ((a, b) for a, b, _ in joined.links)))
+    if joined.links or joined.ports:
+        return whole
+    return _grouped([device.numa if (device := graph.graph.device(one)) else None for one in ids])
+
+
+def order(ground: Ground) -> Order:
+    """Return all ranks with those of a host side by side, hosts of a switch likewise, GPUs as their cables run."""
+    rack = {rank: at for at, group in enumerate(by_rack(ground)) for rank in group}
+    hosts = sorted(by_host(ground), key=lambda group: (rack[group[0]], group[0]))
+    return tuple(rank for group in hosts for rank in _along(ground, group))
+
+
+def slow_last(ranks: Sequence[int], port: Sequence[float]) -> Order:
+    """Return the order with the rank of the slowest port at its end and the next slowest at its start, where they are
+    slower than most: the ends of a chain carry each byte once."""
+    middle = sorted(port)[len(port) // 2]
+    slow = sorted((rank for rank in ranks if port[rank] < 0.95 * middle), key=lambda rank: port[rank])[:2]
+    rest = [rank for rank in ranks if rank not in slow]
+    return (*slow[1:], *rest, *slow[:1])
+
+
+def fastest_first(port: Sequence[float]) -> Order:
+    """Return the ranks with the widest ports first: a tree's first places carry most."""
+    return tuple(sorted(range(len(port)), key=lambda rank: (-port[rank], rank)))
+
+
+def ports(ground: Ground) -> list[float]:
+    """Return the bytes/s of each rank's own way out: its narrowest link towards where it is widest, shared with the
+    other ranks behind the same link."""
+    found: list[tuple[float, int]] = []
+    for rank, place in enumerate(ground.ranks):
+        step = max(1, (ground.world - 1) // LOOKED)
+        others = [ground.ranks[(rank + away) % ground.world] for away in range(1, ground.world, step)]
+        found.append(max((_narrowest(ground, place, other) for other in others), default=(math.inf, -1)))
+    behind = {link: sum(1 for _, other in found if other == link) for _, link in found}
+    return [capacity / behind[link] for capacity, link in found]
+
+
+def shares(port: Sequence[float]) -> tuple[int, ...]:
+    """Return the weights of ranks that add up parts for each other, so that all ports are done together.
+
+    Args:
+        port: bytes/s of each rank, more than 0.
+
+    Returns:
+        whole numbers without a common factor; equal ones where no other are better.
+    """
+    count = len(port)
+    if count < 3 or max(port) <= 1.05 * min(port):
+        return (1,) * count
+    low, high = 1 / min(port), 2 / min(port)
+    if sum(_part(low, rate, count) for rate in port) >= 1:
+        high = low  # the slowest port decides, whatever the others carry
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(_part(middle, rate, count) for rate in port) >= 1 else (middle, high)
+    parts = [_part(high, rate, count) for rate in port]
+    weights = [round(SHARES * part / sum(parts)) for part in parts]
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
+
+
+def rings(ground: Ground) -> tuple[Ring, ...]:
+    """Return the rings that share no cable among the GPUs of one host; one ring of all ranks elsewhere."""
+    graph = ground.cluster.host(ground.hosts[0])
+    if ground.nodes == 1 and ground.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in ground.ranks]
+        rank = {one: number for number, one in enumerate(ids)}
+        found = tuple(
+            (tuple(rank[one] for one in ring.order), ring.width) for ring in ring_search(wires(graph.graph, ids)).rings
+        )
+        if found:
+            return found
+    return ((order(ground), 1),)
+
+
+def trees(ground: Ground, port: Sequence[float]) -> tuple[Tree, ...]:
+    """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one round each rank that has a
+    share: what all hang on one switch can do."""
+    graph = ground.cluster.host(ground.hosts[0])
+    if ground.nodes == 1 and ground.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in ground.ranks]
+        rank = {one: number for number, one in enumerate(ids)}
+        found = packing.all_reduce(wires(graph.graph, ids)).trees
+        if found:
+            whole = math.lcm(*(tree.weight.denominator for tree in found))
+            return tuple(
+                (rank[tree.root], tuple((rank[a], rank[b]) for a, b in tree.edges), int(tree.weight * whole))
+                for tree in found
+            )
+    everyone = range(ground.world)
+    return tuple(
+        (root, tuple((root, rank) for rank in everyone if rank != root), weight)
+        for root, weight in enumerate(shares(port))
+        if weight
+    )
+
+
+def _part(time: float, rate: float, count: int) -> float:
+    return max(0.0, (time * rate - 1) / (count - 2))
+
+
+def _narrowest(ground: Ground, place: str, other: str) -> tuple[float, int]:
+    links = ground.network.route(place, other).links
+    return min(((ground.network.capacities[link], link) for link in links), default=(math.inf, -1))
+
+
+def _grouped(keys: Iterable[Hashable]) -> Groups:
+    found: dict[Hashable, list[int]] = {}
+    for rank, key in enumerate(keys):
+        found.setdefault(key, []).append(rank)
+    return tuple(tuple(group) for group in found.values())
+
+
+def _switches(ground: Ground) -> dict[str, str]:
+    """Return the switch of each host: the other end of its widest cable, itself where that is a host too."""
+    hosts = {host.name for host in ground.cluster.hosts}
+    found = {host: (0.0, host) for host in hosts}
+    for cable in ground.cluster.between:
+        for host, end in ((cable.a, cable.b), (cable.b, cable.a)):
+            if host in hosts and end not in hosts:
+                found[host] = max(found[host], (cable.bandwidth or 0.0, end))
+    return {host: switch for host, (_, switch) in found.items()}
+
+
+def _along(ground: Ground, group: Sequence[int]) -> Sequence[int]:
+    """Return the ranks of one host in the order in which their cables run round."""
+    graph = ground.cluster.host(ground.hosts[group[0]])
+    ids = [ground.ranks[rank].rpartition("/")[2] for rank in group]
+    if graph is None or ground.ranks[group[0]] == ground.hosts[group[0]] or len(group) < 3:
+        return group
+    found = ring_search(wires(graph.graph, ids)).rings
+    return [group[ids.index(one)] for one in found[0].order] if found else group

@@ -1,0 +1,294 @@
+"""The best that each strategy can do on given machines: its options are searched, its schedule is simulated.
+
+The search is small. Orders, groups, shares, rings and trees follow from the machines (`arrange`); what is left to try
+is how often a vector is cut, and the closed forms say about where. Up to LARGE ranks every candidate is simulated. With
+more, equal cables are counted by one rank or by the closed form, others by a lower bound: the most that any link has to
+carry, as each candidate's `method` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl.plan import arrange, closed
+from psctl.plan.flow import simulate
+from psctl.plan.ground import Ground
+from psctl.plan.pipelined import simulate_pipeline
+from psctl.plan.timing import Costs, Timing
+from psctl.schedule import catalog
+from psctl.schedule.catalog import Options
+from psctl.schedule.transfer import Schedule
+
+SMALL = 16
+"""Ranks up to which several orders and cuts are tried."""
+
+LARGE = 64
+"""Ranks up to which what is unequal is simulated; an `overhead` is waited for beside others above it."""
+
+PHASES: Mapping[str, tuple[int, ...]] = {
+    "sharded": (1, 16), "hierarchical": (1, 16), "ring": (4,), "bidirectional-ring": (4,), "multi-ring": (4,),
+}  # fmt: skip
+"""Pieces that are tried where phases may overlap, beside those of the rough prediction."""
+
+COARSE = 16
+"""Chunks of a rough prediction."""
+
+MESSAGES = 16_000
+"""Transfers of one schedule that a search may simulate."""
+
+LEAST = 1024
+"""Bytes of a chunk below which cutting gains nothing."""
+
+MOST = 256
+"""Chunks of a pipeline."""
+
+PIPELINES = frozenset({"pipelined-chain", "pipelined-tree", "double-tree", "packed-trees"})
+
+ONLY = Options()
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """A strategy's prediction: what it is told, how long it takes, in how many steps, what a rank sends."""
+
+    strategy: str
+    options: Options
+    timing: Timing
+    steps: int
+    bytes_per_rank: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.timing.seconds
+
+
+class Search:
+    """Predictions of played schedules and of the engine's own, on one ground.
+
+    Args:
+        ground: machines, ranks, costs.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._port = arrange.ports(ground) if ground.world > 1 else [1.0]
+        self._order = arrange.order(ground)
+        self._uniform = ground.network.uniform(ground.ranks)
+        self._few = ground.world <= SMALL
+
+    def rough(self, strategy: str, size: float) -> Predicted:
+        """Return a strategy with the arrangement that suits it best, cut neither finely nor coarsely; `ps` is not one
+        of these.
+
+        Args:
+            strategy: one that `why_not` has nothing against.
+            size: bytes of the vector.
+        """
+        if strategy == "native":
+            return self.at(strategy, self._native(), size)
+        found = [self.at(strategy, options, size) for options in self._tried(strategy, size)]
+        return min(found, key=lambda each: each.seconds)
+
+    def finer(self, rough: Predicted, size: float) -> Predicted:
+        """Return a strategy cut as it does best, from what `rough` found."""
+        best, told = rough, rough.options
+        if rough.strategy in PIPELINES:
+            cuts = [msgspec.structs.replace(told, chunks=cut) for cut in self._chunks(rough.strategy, size)]
+        else:
+            cuts = [msgspec.structs.replace(told, pieces=cut) for cut in self._cuts(rough, size)]
+        for options in cuts:
+            if options != told:
+                best = min(best, self.at(rough.strategy, options, size), key=lambda each: each.seconds)
+        return best
+
+    def at(self, strategy: str, options: Options, size: float) -> Predicted:
+        """Return a strategy's prediction with given options.
+
+        Args:
+            strategy: one that is played, or `native`.
+            options: what it is told.
+            size: bytes of the vector.
+        """
+        ground = self._ground
+        costs = self._costs(ground.engine if strategy == "native" else "psctl")
+        name = "ring" if strategy == "native" else strategy
+        if ground.world > LARGE:
+            form = self._form(name, options, size, costs)
+            return Predicted(strategy, options, form.timing(), form.steps, form.sent)
+        schedule = catalog.build(name, ground.world, options)
+        places = (*ground.ranks, *(ground.hosts[0] for _ in range(schedule.nodes - ground.world)))
+        if strategy in PIPELINES:
+
+            def cut(chunks: int) -> Schedule:
+                return catalog.build(name, ground.world, msgspec.structs.replace(options, chunks=chunks))
+
+            timing = simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
+        else:
+            timing = simulate(schedule, ground.network, places, size, costs)
+        sent = max(schedule.sent(size)[: ground.world])
+        return Predicted(strategy, options, timing, schedule.steps, sent)
+
+    def why_not(self, strategy: str) -> str | None:
+        """Return why a strategy can't be played here; None when it can."""
+        if strategy == "cpu" and self._ground.nodes > 1:
+            return "the ranks sit on several hosts, which share no processor"
+        return None
+
+    # -- what is tried
+
+    def _native(self) -> Options:
+        """NCCL runs its ring along the cables, Gloo by the ranks' numbers."""
+        return Options(order=self._order) if self._ground.gpus else ONLY
+
+    def _tried(self, strategy: str, size: float) -> Iterable[Options]:
+        """Options that differ in how the ranks are arranged."""
+        chunks = min(COARSE, self._chunks(strategy, size)[-1]) if strategy in PIPELINES else ONLY.chunks
+        match strategy:
+            case "sharded":
+                weights = dict.fromkeys((tuple[int, ...](), arrange.shares(self._port)))
+                return [Options(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
+            case "multi-ring":
+                return [Options(rings=arrange.rings(self._ground))]
+            case "packed-trees":
+                trees = arrange.trees(self._ground, self._port)
+                return [Options(trees=trees, chunks=max(1, chunks // len(trees)))]
+            case "hierarchical":
+                return self._levels()
+            case "root":
+                best = max(range(self._ground.world), key=lambda rank: (self._port[rank], -rank))
+                return [Options(root=root) for root in dict.fromkeys((0, best))]
+            case (
+                "ring" | "bidirectional-ring" | "chain" | "tree" | "pipelined-chain" | "pipelined-tree" | "double-tree"
+            ):
+                return [Options(order=each, chunks=chunks) for each in self._orders(strategy)]
+            case _:
+                return [ONLY]
+
+    def _orders(self, strategy: str) -> Sequence[arrange.Order]:
+        """Orders worth a try; () is that of the ranks' numbers."""
+        plain = tuple(range(self._ground.world))
+        found = [() if self._order == plain else self._order]
+        if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
+            found.append(arrange.slow_last(self._order, self._port))
+            if "tree" in strategy:
+                first = arrange.fastest_first(self._port)
+                found += [first, first[::-1]]
+        return list(dict.fromkeys(found)) if self._few else found[-1:]
+
+    @property
+    def _few_pieces(self) -> int:
+        return 4 if self._few else 1
+
+    def _cuts(self, rough: Predicted, size: float) -> Sequence[int]:
+        """How often to cut what has phases."""
+        world, strategy = self._ground.world, rough.strategy
+        if not self._few or strategy not in PHASES:
+            return ()
+        transfers = 2 * world * world * max(1, 2 * len(rough.options.rings))
+        most = min(MESSAGES / transfers, size / world / LEAST)
+        return [cut for cut in PHASES[strategy] if cut <= most or cut == 1]
+
+    def _chunks(self, strategy: str, size: float) -> Sequence[int]:
+        """How many chunks to try: what the closed form says of a uniform network, and fewer."""
+        form = "double-tree" if strategy == "packed-trees" else strategy
+        best = closed.FORMS[form](self._ground.world, size, self._rates(self._costs("psctl"))).chunks
+        most = max(1, min(MOST, int(size / LEAST)))
+        if strategy == "packed-trees":
+            best = max(1, best // self._ground.world)
+        best = max(1, min(most, best))
+        return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
+
+    def _levels(self) -> Iterable[Options]:
+        """Groups of each kind of closeness, and both kinds as three levels."""
+        ground, pieces = self._ground, self._few_pieces
+        host, rack = arrange.by_host(ground), arrange.by_rack(ground)
+        kinds = [groups for groups in (host, rack, arrange.by_island(ground)) if 1 < len(groups) < ground.world]
+        for groups in list(dict.fromkeys(kinds)) or [_even(self._order)]:
+            inners = ("ring", "sharded") if _alike(groups) else ("sharded", "tree")
+            for inner in inners if self._few else inners[:1]:
+                yield Options(groups=groups, inner=inner, pieces=pieces)
+                if self._few and len(groups) > 2:
+                    yield Options(groups=groups, inner=inner, outer="sharded", pieces=pieces)
+        if 1 < len(rack) < len(host) < ground.world:
+            place = {rank: at for at, group in enumerate(host) for rank in group}
+            across = tuple(tuple(dict.fromkeys(place[rank] for rank in group)) for group in rack)
+            yield Options(
+                groups=host, inner="ring" if _alike(host) else "sharded", outer="hierarchical", pieces=pieces,
+                across=Options(groups=across, inner="ring" if _alike(across) else "sharded"),
+            )  # fmt: skip
+
+    # -- what it costs
+
+    def _costs(self, engine: str) -> Costs:
+        costs = self._ground.costs.get(engine, Costs())
+        if self._ground.world > LARGE and costs.overhead:
+            return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * costs.overhead, overhead=0.0)
+        return costs
+
+    def _rates(self, costs: Costs) -> closed.Rates:
+        """The machines as one uniform network: the slowest port, the longest wait."""
+        ground = self._ground
+        far = [ground.network.route(ground.ranks[0], place).latency for place in ground.ranks[1:]]
+        wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
+        return closed.Rates(wait, 1 / min(self._port), costs.gamma)
+
+    def _form(self, name: str, options: Options, size: float, costs: Costs) -> closed.Form:
+        """Return what stands for a simulation of very many ranks."""
+        ground = self._ground
+        rates = self._rates(costs)
+        if name in ("ring", "multi-ring", "bidirectional-ring"):
+            orders = [order for order, _ in options.rings] or [options.order or tuple(range(ground.world))]
+            return closed.ring(ground.world, size, msgspec.structs.replace(rates, beta=_crossed(ground, orders[0])))
+        if name == "hierarchical":
+            return self._two_levels(options, size, rates)
+        if name == "packed-trees":
+            return closed.sharded(ground.world, size, rates)
+        return closed.FORMS[name](ground.world, size, rates)
+
+    def _two_levels(self, options: Options, size: float, rates: closed.Rates) -> closed.Form:
+        ground, groups = self._ground, options.groups
+        inner = msgspec.structs.replace(rates, beta=max(_crossed(ground, group) for group in groups))
+        heads = [group[0] for group in groups]
+        across = msgspec.structs.replace(rates, beta=_crossed(ground, heads) * max(map(len, groups)))
+        return closed.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
+
+
+def _crossed(ground: Ground, order: Sequence[int]) -> float:
+    """Return the seconds a byte takes round a ring whose every rank sends at once: by the most crossed link."""
+    count: dict[int, int] = {}
+    for at, rank in enumerate(order):
+        other = order[(at + 1) % len(order)]
+        if other != rank:
+            for link in ground.network.route(ground.ranks[rank], ground.ranks[other]).links:
+                count[link] = count.get(link, 0) + 1
+    return max((times / ground.network.capacities[link] for link, times in count.items()), default=0.0)
+
+
+def _alike(groups: arrange.Groups) -> bool:
+    """Whether all groups have the same size."""
+    return len(set(map(len, groups))) == 1
+
+
+def _unequal(weights: Sequence[int]) -> bool:
+    """Whether weights say more than that all are alike: () says that already."""
+    return not weights or len(set(weights)) > 1
+
+
+def _even(order: Sequence[int]) -> arrange.Groups:
+    """Return an order cut into groups of one size, about as many as there are in one; of a prime number, halves."""
+    world = len(order)
+    each = max((part for part in range(1, world) if world % part == 0 and part * part <= world), default=1)
+    each = each if each > 1 else (world + 1) // 2
+    return tuple(tuple(order[at : at + each]) for at in range(0, world, each))
+
+
+def plain(options: Options) -> dict[str, Any]:
+    """Return what options say beyond the defaults, as plain data; `msgspec.convert` makes them options again."""
+    usual = msgspec.to_builtins(ONLY)
+    found = {key: value for key, value in msgspec.to_builtins(options).items() if value != usual[key]}
+    if options.across is not None:
+        found["across"] = plain(options.across)
+    return found

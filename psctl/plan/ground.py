@@ -1,0 +1,126 @@
+"""What a plan stands on: the hosts with their links, where each rank sits, who may serve, what messages cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psctl.errors import InvalidFile, UsageError
+from psctl.orders import HostOrder, JobOrder
+from psctl.plan.cost import ASSUMED_RATE, FREE, engine_costs
+from psctl.plan.routes import Network, places
+from psctl.plan.timing import Costs
+from psctl.topology.document import read_cluster_document
+from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
+
+
+class Ground:
+    """Hosts, links, and who sits where.
+
+    Args:
+        cluster: the graph.
+        ranks: the place of each rank.
+        serving: the hosts that may hold servers, in order.
+        costs: of each engine's messages.
+    """
+
+    def __init__(
+        self, cluster: ClusterGraph, ranks: Sequence[str], serving: Sequence[str], costs: Mapping[str, Costs] = FREE
+    ) -> None:
+        self.cluster = cluster
+        self.network = Network(cluster)
+        self.ranks = tuple(ranks)
+        self.serving = tuple(serving)
+        self.costs = costs
+        names = {host.name for host in cluster.hosts}
+        self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
+        """The host of each rank."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def gpus(self) -> bool:
+        """Whether the ranks sit on GPUs."""
+        return any(place != host for place, host in zip(self.ranks, self.hosts, strict=True))
+
+    @property
+    def engine(self) -> str:
+        """The engine whose own all-reduce `native` is."""
+        return "nccl" if self.gpus else "gloo"
+
+    @property
+    def nodes(self) -> int:
+        """Number of hosts that hold ranks."""
+        return len(set(self.hosts))
+
+
+def ground_of(order: JobOrder) -> Ground:
+    """Return what a job stands on: its hosts in roster order, with what is known of the links between and in them.
+
+    Raises:
+        InvalidFile: the topology in the order is damaged.
+    """
+    names = [host.name for host in order.hosts]
+    cluster = read_cluster_document(order.topology) if order.topology is not None else None
+    if cluster is None or any(cluster.host(name) is None for name in names):
+        cluster = nominal(order.hosts)
+    ranks = [place for host in order.hosts for place in _places(host, cluster)]
+    serving = [host.name for host in order.hosts if host.may_serve]
+    return Ground(cluster, ranks, serving, engine_costs(any("/" in place for place in ranks), order.costs))
+
+
+def ground_in(cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE) -> Ground:
+    """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
+
+    Args:
+        cluster: the machines; one that may not hold workers holds no ranks.
+        world: the first so many are ranks, the others may serve; None for all.
+        costs: of each engine's messages; what files describe has none but its links' latencies.
+
+    Raises:
+        UsageError: there are fewer places than `world`, or none; whoever asked.
+        InvalidFile: nothing joins two of the ranks.
+    """
+    workers = ClusterGraph(tuple(host for host in cluster.hosts if "worker" in host.roles))
+    found = places(workers)
+    if not found or (world is not None and world > len(found)):
+        raise UsageError(
+            f"--world {world}: the topology has places for {len(found)} ranks"
+            if found
+            else "the topology has no host that may hold a worker",
+            hint="ranks are its GPUs, or its hosts where there are none",
+        )
+    ground = Ground(cluster, found[:world], [host.name for host in cluster.hosts if "server" in host.roles], costs)
+    _joined(ground)
+    return ground
+
+
+def nominal(hosts: Sequence[HostOrder]) -> ClusterGraph:
+    """Return hosts on one switch, each with the rate of its port, where nothing more is known."""
+    return ClusterGraph(
+        tuple(HostNode(host.name, HostGraph()) for host in hosts),
+        tuple(Between(host.name, NETWORK, host.rate or ASSUMED_RATE) for host in hosts) if len(hosts) > 1 else (),
+    )
+
+
+def _places(host: HostOrder, cluster: ClusterGraph) -> list[str]:
+    """Return where a host's ranks sit: one a GPU, by local rank; on the host itself where there are too few."""
+    node = cluster.host(host.name)
+    gpus = node.graph.of_kind("gpu") if node is not None and host.gpus else ()
+    if not gpus or len(gpus) < host.workers:
+        return [host.name] * host.workers
+    return [f"{host.name}/{gpu.id}" for gpu in gpus[: host.workers]]
+
+
+def _joined(ground: Ground) -> None:
+    """Refuse ranks that nothing joins."""
+    for place in ground.ranks[1:]:
+        try:
+            ground.network.route(ground.ranks[0], place)
+        except KeyError as error:
+            raise InvalidFile(
+                f"the topology joins {ground.ranks[0]} and {place} by nothing",
+                hint='"between" names the cables between hosts: [{"a": "h0", "b": "network", "bandwidth": 125e6}]',
+            ) from error

@@ -1,0 +1,77 @@
+"""Why a strategy was chosen, in a sentence that whoever builds models understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psctl.job.events import Candidate
+from psctl.plan.timing import Timing
+from psctl.units import format_bytes, format_seconds
+
+HOW: Mapping[str, str] = {
+    "native": "the engine's own ring over all ranks",
+    "ps": "servers that add up and send back",
+    "root": "one rank adds up for all",
+    "cpu": "the host's processor adds up for all",
+    "sharded": "each rank adds up a part for all, as large as its port carries",
+    "one-shot": "each rank sends all it has to all others at once",
+    "chain": "from rank to rank and back",
+    "pipelined-chain": "along a chain, piece behind piece",
+    "ring": "a ring in the order of the cables",
+    "bidirectional-ring": "a ring that uses both directions of its cables",
+    "multi-ring": "several rings over cables that they do not share",
+    "tree": "up a tree and down again",
+    "pipelined-tree": "up a tree and down again, piece behind piece",
+    "double-tree": "two trees that keep every port busy",
+    "packed-trees": "trees that share no cable",
+    "recursive-doubling": "pairs exchange all they have, so few messages wait for each other",
+    "halving-doubling": "pairs exchange halves, quarters and so on, so few messages wait for each other",
+    "hierarchical": "near ranks add up first, so that the slow links carry less",
+}
+
+
+def bottleneck(timing: Timing) -> str:
+    """Return in words what a prediction waits for."""
+    if timing.bottleneck == "latency":
+        return "messages that wait for each other"
+    if timing.bottleneck == "sums":
+        return "adding up"
+    more = f" and {timing.alike} like it" if timing.alike > 0 else ""
+    return f"{timing.bottleneck}{more}" if timing.bottleneck else "nothing"
+
+
+def reason(chosen: str, rows: Sequence[Candidate], size: int) -> str:
+    """Return why `chosen` was taken among the candidates.
+
+    Args:
+        chosen: the name.
+        rows: every candidate.
+        size: bytes of gradients.
+    """
+    feasible = sorted((row for row in rows if row.feasible), key=lambda row: row.seconds or 0.0)
+    by_name = {row.strategy: row for row in rows}
+    own, native = by_name[chosen], by_name["native"]
+    begin = f"{format_bytes(size)} of gradients: {HOW[chosen]}"
+    took = f"{chosen} takes {format_seconds(own.seconds or 0.0)}"
+    if len(feasible) == 1:
+        out = by_name["native" if chosen == "ps" else "ps"]
+        return f"{begin}; {out.strategy} is out: {out.why_not}"
+    if chosen == "native":
+        rival = next(row for row in feasible if row.strategy != "native")
+        text = f"{begin} takes {format_seconds(own.seconds or 0.0)}"
+        if rival.seconds is not None and own.seconds is not None and rival.seconds < own.seconds:
+            text += f"; nothing else is faster by a twentieth (the best, {rival.strategy}, by less)"
+            return text + _no_servers(by_name)
+        text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
+        return text + _no_servers(by_name)
+    if not native.feasible:
+        return f"{begin}; {took}; the engine's own is out: {native.why_not}"
+    return (
+        f"{begin}; {took}, the engine's own ring {format_seconds(native.seconds or 0.0)}, "
+        f"which waits for {native.bottleneck}"
+    )
+
+
+def _no_servers(by_name: Mapping[str, Candidate]) -> str:
+    ps = by_name["ps"]
+    return "" if ps.feasible else f" (ps is out: {ps.why_not})"
