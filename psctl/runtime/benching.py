@@ -207,7 +207,7 @@ class Bench:
         self._settle()
         found = one.result * world if one.mean else one.result
         same = self._ranks.alike(patterns.bits(one.result))
-        return self._ranks.all(patterns.close(found, world + 1 if one.mean else world)) and same
+        return self._ranks.all(patterns.close(found, world, 2 if one.mean else 0)) and same
 
     def _exact(self, one: Contestant) -> bool:
         return self._ranks.all(patterns.exact(one.result, self._ranks.world, one.mean))

@@ -44,12 +44,18 @@ def exact(found: torch.Tensor, world: int, mean: bool = False) -> bool:
     return _within(found, expected.double(), torch.zeros(BLOCK, dtype=torch.float64))
 
 
-def close(found: torch.Tensor, world: int) -> bool:
-    """Whether a vector is the sum of all ranks' fractions, as near as float32 comes in any order."""
+def close(found: torch.Tensor, world: int, roundings: int = 0) -> bool:
+    """Whether a vector is the sum of all ranks' fractions, as near as float32 comes in any order.
+
+    Args:
+        found: the vector.
+        world: number of ranks.
+        roundings: how often it was rounded beyond the sums (a mean that was multiplied back).
+    """
     blocks = [fractions(rank).double() for rank in range(world)]
     expected = sum(blocks, torch.zeros(BLOCK, dtype=torch.float64))
     magnitudes = sum((block.abs() for block in blocks), torch.zeros(BLOCK, dtype=torch.float64))
-    return _within(found, expected, magnitudes * (world * _eps()))
+    return _within(found, expected, magnitudes * ((world + roundings) * _eps()))
 
 
 def bits(found: torch.Tensor) -> int:
