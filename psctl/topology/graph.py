@@ -141,13 +141,15 @@ class Suggestion(msgspec.Struct, frozen=True):
     """Which strategy suits a topology, as `topo -o json`'s `strategy`.
 
     `groups` holds the device ids of each ring in order; behind a host's name and "/" where there are several hosts.
-    `shares` is the part of the bytes that each group carries, as long as `groups`, summing to 1.
+    `shares` is the part of the bytes that each group carries, as long as `groups`, summing to 1. For packed trees,
+    `trees` holds the (parent, child) edges of each group's tree from its root outwards.
     """
 
     name: str
     reason: str
     groups: tuple[tuple[str, ...], ...] = ()
     shares: tuple[float, ...] = ()
+    trees: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
 def bonded(word: str) -> int:
