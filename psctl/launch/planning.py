@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.launch import measure, reach
+from psctl.launch import calibration, measure, reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
 from psctl.launch.ground import machines_document
@@ -52,7 +52,8 @@ def plan(home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | Non
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
     seats = seat(chosen.spec, idle, asked)
     known = machines_document(home, chosen, state, seats.names)
-    return plan_of(job_order(job.name, chosen.spec, asked, seats, topology=known), size)
+    costs = calibration.recall(home, chosen, state)
+    return plan_of(job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs), size)
 
 
 def plan_of(order: JobOrder, size: int | None) -> dict[str, Any]:

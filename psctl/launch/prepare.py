@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import checkpoints, converge, measure
+from psctl.launch import calibration, checkpoints, converge, measure
 from psctl.launch import reach as reach_each_other
 from psctl.launch.archive import pack_folder
 from psctl.launch.clusters import Chosen, recall
@@ -154,7 +154,10 @@ def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
     seats, _ = seats_of(stage, request.job)
     known = machines_document(stage.home, stage.chosen, stage.state, seats.names)
-    order = job_order(request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code, topology=known)
+    order = job_order(
+        request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code, topology=known,
+        costs=calibration.recall(stage.home, stage.chosen, stage.state),
+    )  # fmt: skip
     plan = choose(order, size if size is not None else order.size, None, decided=False)
     span = order.ports
     return {

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask, calls, reach
+from psctl.launch import ask, calibration, calls, reach
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import Chosen
 from psctl.launch.connecting import Connect
@@ -161,6 +161,7 @@ class _Launch:
             name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
             environment=request.environment, resume=resume,
             topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
+            costs=calibration.recall(stage.home, stage.chosen, stage.state),
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)
