@@ -63,7 +63,7 @@ def _yielding(order: JobOrder, host: HostOrder) -> dict[str, str]:
     measured with a worker and a server on two cores. 1000 turns is what libgomp itself takes when it sees more threads
     of its own process than cores.
     """
-    shared = host.may_serve and order.strategy != "native" and "OMP_WAIT_POLICY" not in order.environment
+    shared = host.may_serve and order.strategy in ("auto", "ps") and "OMP_WAIT_POLICY" not in order.environment
     return {SPINS: "1000"} if shared else {}
 
 

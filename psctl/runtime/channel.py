@@ -62,14 +62,16 @@ class EngineChannel:
 
     Args:
         group: a process group of its own, so that tags meet nobody else's.
+        nodes: of the schedule, where it has helpers behind the ranks: rank 0's process plays them.
     """
 
     ahead = True
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, nodes: int = 0) -> None:
         self._group = group
         # Ranks of a schedule are ranks of the group; the engine counts in those of the world.
-        self._peers = dist.get_process_group_ranks(group)
+        ranks = dist.get_process_group_ranks(group)
+        self._peers = [*ranks, *ranks[:1] * (nodes - len(ranks))]
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         # Receives first: a sender whose receiver has posted sends without asking.
@@ -79,9 +81,9 @@ class EngineChannel:
 
     def abort(self) -> None:
         # Gloo has no abort that ends a wait. A wait that runs out closes all connections of its group, which does.
-        me = dist.get_rank(self._group)
-        other = self._peers[(me + 1) % len(self._peers)]
-        if len(self._peers) > 1:
+        world = dist.get_world_size(self._group)
+        other = self._peers[(dist.get_rank(self._group) + 1) % world]
+        if world > 1:
             try:
                 never = dist.irecv(torch.empty(1), other, group=self._group, tag=NOBODY_SENDS)
                 _posted(never).wait(timedelta(milliseconds=1))

@@ -1,6 +1,6 @@
 """The joint mean gradient stands in `.grad` after backward: what any optimizer, clipping and GradScaler then work on.
 
-A reducer sums buckets: over servers (`update: worker`) or with the engine's all-reduce (`native`). Buckets leave while
+A reducer sums buckets: over servers (`update: worker`) or by a collective. Buckets leave while
 backward still runs; when it ends the rest leaves, and the mean is written into `.grad`. A parameter that no rank had a
 gradient for keeps its `.grad`. Gradients that several backwards add up are summed as they stand: what was joint before
 stays so, for the weights of all ranks sum to their number.
@@ -50,7 +50,7 @@ class Joint:
     """Makes gradients joint at the end of each backward outside `accumulate`.
 
     Args:
-        name: the strategy: "ps" or "native".
+        name: the strategy's name.
         names: of the trainable parameters.
         parameters: the trainable parameters.
         reducer: sums.

@@ -1,13 +1,15 @@
-"""Strategy `native`: the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs).
+"""Collectives: gradients in buckets, each summed over all ranks while backward goes on, by the engine or by a schedule.
 
-What torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
+Strategy `native` is the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs); the others
+play their schedule over the engine's point-to-point operations (`runtime/summing.py`). All the rest is one: what
+torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
 instead of by 1/N; `with run.accumulate(): loss.backward()` holds although the forward ran outside (DDP's no_sync must
 hold both); whatever of the model was called counts, not only its `forward`; and a parameter without a gradient on any
 rank keeps none, without a walk through the graph at each forward (DDP's find_unused_parameters, whose cost one cannot
 know to need). The user's module stays itself: only hooks on its parameters.
 
-Buckets hold gradients of one type and device, last layers first, and are all-reduced in one fixed order on every rank
-while backward runs. The last bucket also carries one element a parameter that says who had a gradient.
+Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
+last bucket also carries one element a parameter that says who had a gradient.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from psctl.errors import JobFailed
+from psctl.runtime.summing import Summing, Waited
 from psctl.words import Layout
 
 FIRST_BUCKET = 1 << 20
@@ -83,23 +86,24 @@ class Group:
 
 
 class AllReduce:
-    """A reducer over the engine's all-reduce.
+    """A reducer of collectives.
 
     Args:
         group: who takes part.
+        summing: sums a bucket.
         parameters: the trainable ones, in the model's order.
     """
 
     doing = "compute"
 
-    def __init__(self, group: Group, parameters: Sequence[nn.Parameter]) -> None:
-        self._group, self._parameters = group, parameters
+    def __init__(self, group: Group, summing: Summing, parameters: Sequence[nn.Parameter]) -> None:
+        self._group, self._summing, self._parameters = group, summing, parameters
         self.buckets: list[list[int]] = buckets(parameters)
         self.bytes_moved = 0
         self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
         self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
         self._next = 0
-        self._works: list[Any] = []
+        self._works: list[Waited] = []
 
     def send(self, bucket: int, weight: float) -> None:
         self._waiting[bucket] = weight
@@ -121,6 +125,7 @@ class AllReduce:
 
     def close(self, reason: str, *, failed: bool) -> None:
         if not failed:  # the engine's goodbye waits for ranks that may be gone
+            self._summing.close()
             self._group.close()
 
     def _make(self, index: int) -> torch.Tensor:
@@ -154,8 +159,8 @@ class AllReduce:
             if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
                 self._there().copy_(torch.tensor(marks))
-        self.bytes_moved += 2 * flat.numel() * flat.element_size() * (self._group.world - 1) // self._group.world
-        self._works.append(dist.all_reduce(flat, group=self._group.group, async_op=True))
+        self.bytes_moved += self._summing.moved(flat.numel() * flat.element_size())
+        self._works.append(self._summing.put(flat))
 
     def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
         if parameter.grad is None:

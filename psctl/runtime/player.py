@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from psctl.errors import JobFailed
+from psctl.errors import PeerLost
 from psctl.runtime.channel import Channel
 from psctl.runtime.chunks import Chunks
 from psctl.runtime.laned import Laned
@@ -54,7 +54,7 @@ class Player:
             vector: contiguous, one-dimensional; as long and of the same type on every rank.
 
         Raises:
-            JobFailed: a peer is gone; the same again at every later call.
+            PeerLost: a peer is gone; the same again at every later call.
         """
         assert vector.dim() == 1, "a vector"
         assert vector.is_contiguous(), "contiguous"
@@ -68,7 +68,7 @@ class Player:
                 self._channel.abort()
                 if not isinstance(error, RuntimeError):
                     raise
-        raise JobFailed(
+        raise PeerLost(
             f"rank {self.rank} lost a peer while gradients were summed: {self._lost}",
             "the rank that ended first is named by psctl status",
         ) from self._lost
@@ -145,7 +145,7 @@ class Ticket:
         """Return when it is summed; once.
 
         Raises:
-            JobFailed: a peer was lost.
+            PeerLost: a peer is gone.
         """
         error = self._ended.get()
         if error is not None:

@@ -98,7 +98,7 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        """How gradients are synchronised: "ps", "native" or "alone"; "" before `prepare`, which decides it."""
+        """How gradients are synchronised: a strategy's name, or "alone"; "" before `prepare`, which decides it."""
         return self._strategy
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from psctl.clock import Clock
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 from psctl.job.messages import Decision, Resume, Welcome
 from psctl.runtime.checkpoints import Parts, wanted
 from psctl.runtime.cuts import Verdict
@@ -16,8 +17,10 @@ from psctl.runtime.joint import Joint
 from psctl.runtime.native import AllReduce, Group
 from psctl.runtime.pushing import Client, Flat, ServerSum
 from psctl.runtime.served import Served
+from psctl.runtime.summing import EngineSum, PlayedSum, Summing
 from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
+from psctl.schedule import catalog
 from psctl.words import Layout, Member, TensorSlice
 
 
@@ -74,13 +77,11 @@ def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
     if decision.resume is not None:
         on_servers = decision.strategy == "ps" and decision.update == "server"
         restore(parts, decision.resume, tools.seat, on_servers=on_servers)
-    if decision.strategy == "alone" or (decision.strategy == "native" and tools.world == 1):
-        return Alone(list(parts.trainable().values()), decision.strategy)
-    if decision.strategy == "native":
-        return _native(parts, decision, tools)
     if decision.strategy == "ps":
         return _ps(parts, decision, tools)
-    raise NotInThisVersion(f"strategy {decision.strategy}")
+    if decision.strategy == "alone" or tools.world == 1:
+        return Alone(list(parts.trainable().values()), decision.strategy)
+    return _collective(parts, decision, tools)
 
 
 def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool) -> None:
@@ -102,16 +103,22 @@ def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool) -> No
     parts.load_scheduler(resume.state.get("scheduler"))
 
 
-def _native(parts: Parts, decision: Decision, tools: Tools) -> Way:
+def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
     trainable = parts.trainable()
     parameters = list(trainable.values())
     group = Group(parameters[0].device)
     if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
         group.same_everywhere(decision.layout, parameters[0].device)
     group.spread([*parts.parameters().values(), *parts.buffers().values()])
-    return Joint(
-        "native", list(trainable), parameters, AllReduce(group, parameters), tools.share, tools.clock, tools.trace
-    )
+    reducer = AllReduce(group, _summing(decision, group, parameters[0].device), parameters)
+    return Joint(decision.strategy, list(trainable), parameters, reducer, tools.share, tools.clock, tools.trace)
+
+
+def _summing(decision: Decision, group: Group, device: torch.device) -> Summing:
+    if decision.strategy == "native":
+        return EngineSum(group.group)
+    options = msgspec.convert(decision.options, catalog.Options)
+    return PlayedSum(catalog.build(decision.strategy, group.world, options), device)
 
 
 def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:

@@ -35,6 +35,7 @@ def test_the_engines_use_the_network_by_which_the_hosts_meet() -> None:
         (ORDER, "1000"),
         (replace(ORDER, strategy="ps"), "1000"),
         (replace(ORDER, strategy="native"), None),
+        (replace(ORDER, strategy="ring"), None),
         (replace(ORDER, hosts=[replace(HOST, may_serve=False)]), None),
         (replace(ORDER, environment={"OMP_WAIT_POLICY": "active"}), None),
         (replace(ORDER, environment={"GOMP_SPINCOUNT": "7"}), "7"),

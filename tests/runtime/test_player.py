@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from psctl.errors import JobFailed
+from psctl.errors import PeerLost
 from psctl.plan.flow import simulate
 from psctl.plan.routes import Network, star
 from psctl.runtime.player import Player, Queue
@@ -121,11 +121,11 @@ def test_a_lost_connection_ends_the_sum_everywhere_at_once(name: str, way: str) 
         with Cast(schedule, way, fails={1: posts}) as cast:
             before = cast.play([torch.ones(64) for _ in range(4)])
             assert cast.channels[1].aborted
-            assert isinstance(before[1], JobFailed)
+            assert isinstance(before[1], PeerLost)
             assert before[1].message == "rank 1 lost a peer while gradients were summed: connection reset"
-            assert all(isinstance(error, JobFailed) and "aborted" in error.message for error in before[2:4])
+            assert all(isinstance(error, PeerLost) and "aborted" in error.message for error in before[2:4])
             again = cast.play([torch.ones(64) for _ in range(4)])
-            assert all(isinstance(error, JobFailed) for error in again), "nothing is played after a loss"
+            assert all(isinstance(error, PeerLost) for error in again), "nothing is played after a loss"
         assert lanes() == 0
 
 
@@ -175,7 +175,7 @@ def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
     def play(vector: torch.Tensor) -> None:
         seen.append(int(vector[0]))
         if len(seen) == 3:
-            raise JobFailed("a peer is gone")
+            raise PeerLost("a peer is gone")
         vector.add_(1)
 
     queue = Queue(play)
@@ -183,7 +183,7 @@ def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
     tickets = [queue.put(vector) for vector in vectors]
     tickets[0].wait()
     tickets[1].wait()
-    with pytest.raises(JobFailed, match="a peer is gone"):
+    with pytest.raises(PeerLost, match="a peer is gone"):
         tickets[2].wait()
     tickets[3].wait()
     queue.close()

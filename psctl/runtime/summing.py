@@ -1,0 +1,233 @@
+"""How one flat vector is summed over all ranks: by the engine itself, or by a schedule that is played.
+
+All collectives share everything else: buckets, their order, their overlap with backward, weights (`runtime/native.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from psctl.runtime.channel import BatchChannel, Channel, EngineChannel, Parcel, Pending
+from psctl.runtime.player import Player, Queue
+from psctl.schedule.transfer import Schedule
+
+
+class Waited(Protocol):
+    """A vector that is on its way."""
+
+    def wait(self) -> Any:
+        """Return when it is summed; once. Raises when a rank is lost."""
+
+
+class Summing(Protocol):
+    """Sums vectors in place over all ranks, in one order on every rank."""
+
+    world: int
+
+    def put(self, vector: torch.Tensor) -> Waited:
+        """Begin to sum a vector."""
+
+    def moved(self, size: int) -> int:
+        """Return the bytes that this rank sends for a vector of `size` bytes."""
+
+    def close(self) -> None:
+        """End threads; nothing is on its way."""
+
+
+class EngineSum:
+    """The engine's own all-reduce.
+
+    Args:
+        group: the engine's.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.world = dist.get_world_size(group)
+
+    def put(self, vector: torch.Tensor) -> Waited:
+        work: Waited = dist.all_reduce(vector, group=self._group, async_op=True)
+        return work
+
+    def moved(self, size: int) -> int:
+        return 2 * size * (self.world - 1) // self.world
+
+    def close(self) -> None:
+        return
+
+
+class PlayedSum:
+    """A schedule, played on a thread of its own (on GPUs: on a stream of its own) while backward goes on.
+
+    The helper of strategy `cpu`, the node behind the ranks, is played in rank 0's process, on memory of the host;
+    vectors on GPUs are brought there first and back at the end.
+
+    Args:
+        schedule: what is played.
+        device: where the vectors are.
+    """
+
+    def __init__(self, schedule: Schedule, device: torch.device) -> None:
+        self._schedule = schedule
+        on_host = device.type == "cpu" or schedule.nodes > schedule.world
+        self._on_device = not on_host
+        group = dist.new_group(backend="gloo" if on_host else "nccl")
+        self.world, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        dist.barrier(group)  # NCCL wants all ranks in a group's first operation
+        helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
+        self._players = _players(schedule, [self._rank, *helpers], group, on_host=on_host)
+        self._helping = [Queue(player.play) for player in self._players[1:]]
+        self._own = Queue(self.play) if on_host else Streamed(self.play)
+
+    def put(self, vector: torch.Tensor) -> Waited:
+        if vector.is_cuda and isinstance(self._own, Queue):
+            torch.cuda.current_stream().synchronize()  # a thread of the host reads it
+        return self._own.put(vector)
+
+    def moved(self, size: int) -> int:
+        return int(self._schedule.sent(size)[self._rank])
+
+    def close(self) -> None:
+        for each in (self._own, *self._helping, *self._players):
+            each.close()
+
+    def play(self, vector: torch.Tensor) -> None:
+        """Sum a vector now, on the calling thread; not while others are on their way."""
+        here = vector if self._on_device else vector.cpu()
+        helping = [each.put(torch.empty_like(here)) for each in self._helping]
+        self._players[0].play(here)
+        for each in helping:
+            each.wait()
+        if here is not vector:
+            vector.copy_(here)
+
+
+def _players(schedule: Schedule, nodes: Sequence[int], group: Any, *, on_host: bool) -> list[Player]:
+    """Return the players of the nodes in this process."""
+    if not on_host:
+        return [Player(schedule, nodes[0], BatchChannel(group))]
+    engine = EngineChannel(group, schedule.nodes)
+    if len(nodes) == 1:
+        return [Player(schedule, nodes[0], engine)]
+    inside = Inside()
+    return [Player(schedule, node, HereChannel(node, nodes, inside, engine)) for node in nodes]
+
+
+class Streamed:
+    """Plays vectors on a CUDA stream of its own; the host waits for nothing.
+
+    Args:
+        play: puts the work of a sum on the current stream.
+    """
+
+    def __init__(self, play: Any) -> None:
+        self._play = play
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def put(self, vector: torch.Tensor) -> Waited:
+        """Have a vector summed that the current stream has filled."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._play(vector)
+            return _Event(self._stream.record_event())
+
+    def close(self) -> None:
+        """Wait for what was put."""
+        self._stream.synchronize()
+
+
+class _Event:
+    """A place in a stream."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """Make the current stream wait."""
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class Inside:
+    """What nodes of one process send each other: copied when both ends have posted."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._posted: dict[tuple[int, int, int, bool], deque[Copy]] = {}
+        self._ended = False
+
+    def post(self, source: int, destination: int, tag: int, piece: torch.Tensor, *, sends: bool) -> Copy:
+        """Post one end."""
+        with self._changed:
+            others = self._posted.get((source, destination, tag, not sends))
+            if others:
+                other = others.popleft()
+                first, second = (piece, other.piece) if sends else (other.piece, piece)
+                second.copy_(first)
+                other.done = True
+                self._changed.notify_all()
+                return Copy(self, piece, done=True)
+            mine = Copy(self, piece, done=self._ended)
+            self._posted.setdefault((source, destination, tag, sends), deque()).append(mine)
+            return mine
+
+    def wait(self, copy: Copy) -> None:
+        """Return when it is copied."""
+        with self._changed:
+            self._changed.wait_for(lambda: copy.done or self._ended)
+            if self._ended:
+                raise RuntimeError("another node of this process lost a peer")
+
+    def abort(self) -> None:
+        """End every wait with an error."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class Copy:
+    """One end of what is copied inside a process."""
+
+    def __init__(self, inside: Inside, piece: torch.Tensor, *, done: bool) -> None:
+        self._inside, self.piece, self.done = inside, piece, done
+
+    def wait(self) -> None:
+        """Return when it is copied."""
+        self._inside.wait(self)
+
+
+class HereChannel:
+    """The channel of a node whose process has other nodes too.
+
+    Args:
+        node: whose it is.
+        here: the nodes of this process.
+        inside: carries what they send each other.
+        engine: carries the rest.
+    """
+
+    ahead = True
+
+    def __init__(self, node: int, here: Sequence[int], inside: Inside, engine: Channel) -> None:
+        self._node, self._here, self._inside, self._engine = node, set(here), inside, engine
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        return [
+            *(self._one(each, sends=True) for each in sends),
+            *(self._one(each, sends=False) for each in receives),
+        ]
+
+    def _one(self, each: Parcel, *, sends: bool) -> Pending:
+        if each.peer not in self._here:
+            return self._engine.post([each] if sends else [], [] if sends else [each])[0]
+        source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
+        return self._inside.post(source, destination, each.tag, each.piece, sends=sends)
+
+    def abort(self) -> None:
+        self._inside.abort()
+        self._engine.abort()
