@@ -14,7 +14,7 @@ from fractions import Fraction
 import msgspec
 
 from psctl.topology import traffic
-from psctl.topology.graph import ClusterGraph, HostGraph, HostNode, Suggestion
+from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.islands import Groups, Level, hierarchy, name, ranks
 from psctl.topology.placing import holders
 from psctl.topology.rings import Rings, rings
@@ -90,14 +90,16 @@ def candidates(cluster: ClusterGraph, size: float = SIZE) -> tuple[Candidate, ..
     linked = {host.name: _linked(host, several) for host in cluster.hosts}
     found = _flat(everyone, [ident for group in _ringed(everyone, linked) for ident in group], size, roads)
     if several:
+        found += _served(cluster, everyone, size, roads, linked)
+    inside = next((host for host in cluster.hosts if set(everyone) <= set(linked[host.name][0].nodes)), None)
+    if inside is None:
         found.append(
             _one("double-tree", traffic.double_tree(everyone, size), everyone, roads, "two trees need few steps")
         )
-        found += _served(cluster, everyone, size, roads, linked)
     else:
         found += _crowded(everyone, size, roads) if len(everyone) <= CROWD else []
-        found += _direct(next(iter(linked.values())), size, roads)
-        found += _central(cluster.hosts[0].graph, everyone, size, roads)
+        found += _direct(linked[inside.name], size, roads)
+        found += _central(inside, several, everyone, size, roads)
     found += [_hierarchical(level, everyone, size, roads, linked) for level in hierarchy(cluster)]
     possible = [one for one in found if math.isfinite(one.seconds)]
     least = min((one.seconds for one in possible), default=0.0)
@@ -202,12 +204,12 @@ def _fraction(value: Fraction) -> str:
     return str(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
 
 
-def _central(graph: HostGraph, order: Sequence[str], size: float, roads: Roads) -> list[Candidate]:
+def _central(host: HostNode, several: bool, order: Sequence[str], size: float, roads: Roads) -> list[Candidate]:
     """One place gathers: the first GPU, or the first processor."""
     rows = [_one("root", traffic.root(order, size, order[0]), order, roads, "one GPU gathers and spreads")]
-    cpus = graph.of_kind("cpu")
+    cpus = host.graph.of_kind("cpu")
     if cpus:
-        phases = traffic.root(order, size, cpus[0].id)
+        phases = traffic.root(order, size, name(host.name, cpus[0].id, several))
         rows.append(_one("cpu", phases, order, roads, "the processor gathers and spreads"))
     return rows
 

@@ -179,8 +179,8 @@ def _leaving(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
 def _outwards(left: list[list[int]], root: int, reach: int) -> Edges:
     """A tree from the root such that what remains without it still carries reach - 1 to every device.
 
-    Breadth first, wide links first; an arc may be taken when no cut that it crosses is left with less. Only cuts with
-    its end on the far side and its start on the near side lose by it, so one flow tells.
+    Breadth first, wide links first. Only cuts between the root and its end lose by an arc, so one flow tells whether it
+    may be taken.
     """
     rest = [row.copy() for row in left]
     edges: list[tuple[int, int]] = []
@@ -198,9 +198,7 @@ def _safe(rest: list[list[int]], root: int, inside: Sequence[int], reach: int) -
     for a in inside:
         for b in sorted((node for node in outside if rest[a][node] > 0), key=lambda node: -rest[a][node]):
             rest[a][b] -= 1
-            near, rest[root][a] = rest[root][a], rest[root][a] + reach
             enough = flow(rest, root, b, reach - 1)[0] >= reach - 1
-            rest[root][a] = near
             rest[a][b] += 1
             if enough:
                 return a, b

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
+from psctl.topology.cycles import hamiltonian
 from psctl.topology.graph import Device, HostGraph, Link
 from psctl.topology.rings import Ring, Rings, rings
 from psctl.topology.wires import Wires, wires
@@ -184,6 +185,14 @@ def test_sixteen_gpus_take_no_time(net: Wires, width: int) -> None:
     assert time.perf_counter() - start < 3
     check(found, net)
     assert found.width == width
+
+
+def test_each_cycle_is_listed_once() -> None:
+    """(p-1)!/2 in complete graphs, 6 in the cube, 1344 in the hypercube of 16."""
+    three = mesh(8, ((a, a ^ 1 << k, 1) for a in range(8) for k in range(3) if a < a ^ 1 << k))
+    for net, count in ((complete(4, 1), 3), (complete(7, 2), 360), (three, 6), (cube(), 1344)):
+        cycles, all_ = hamiltonian(net.units(), 1_000_000)
+        assert all_ and len(cycles) == count == len({frozenset(zip(c, (*c[1:], 0), strict=True)) for c in cycles})
 
 
 def test_out_of_steps_is_said() -> None:

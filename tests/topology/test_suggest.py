@@ -71,6 +71,14 @@ def test_the_hybrid_cube_mesh_gets_its_two_rings(rate: float, expected: float) -
     assert "24 of their 24" in found.reason
 
 
+def test_a_host_that_may_only_serve_does_not_hide_the_rings_of_the_one_that_works() -> None:
+    other = HostNode("spare", HostGraph(), roles=("server",))
+    found = suggest(ClusterGraph((HostNode("box", dgx1v()), other), (Between("box", "spare", 1e9),)))
+    sound(found)
+    assert found.name == "multi-ring" and found.groups[0][:2] == ("box/GPU0", "box/GPU3")
+    assert "(cpu)" in found.reason
+
+
 def test_partial_machines_without_a_ring_get_trees() -> None:
     """Whatever GPUs of the hybrid cube mesh one is given, if direct links join them, they are used."""
     for count in range(3, 9):

@@ -131,6 +131,12 @@ def test_fewer_trees_when_asked(most: int) -> None:
     assert found.bound == Fraction(24, 7) > found.total >= min(3, most)
 
 
+def test_wide_links_make_heavy_trees_and_not_many() -> None:
+    for units in (1, 12, 60):
+        net = mesh(8, ((a, b, n * units) for a, b, n in DGX1V))
+        assert len(all_reduce(net).trees) <= 11 and len(broadcast(net, "GPU0").trees) <= 6
+
+
 def test_a_switch_or_no_links_packs_nothing() -> None:
     assert all_reduce(wires(nvswitch(8))).trees == ()
     assert broadcast(wires(nvswitch(8)), "GPU0").trees == ()
