@@ -23,7 +23,7 @@ class Effort(msgspec.Struct, frozen=True):
     most: int = 40
     seconds: float = 1.5
     slow: float = 10.0
-    lasting: float = 0.02
+    lasting: float = 0.1
 
     def enough(self, times: list[float]) -> bool:
         """Whether a strategy that took these seconds has been measured often enough."""

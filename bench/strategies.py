@@ -1,0 +1,207 @@
+"""Every strategy on test hosts with shaped links: beside the engine, the bound, and the prediction.
+
+    python bench/strategies.py [--networks a,b] [--sizes 1MB,25MB,100MB] [--strategy S,S] [--json FILE]
+
+Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B of a shaped link in the same run.
+What runs is `psctl up` (which measures the links), then `psctl bench allreduce -o json`, as a user would. It prints
+Markdown for docs/performance.md. The bound is what no schedule can be faster than on that network:
+
+    equal hosts             2 (n-1)/n S / B: every rank sends what its part of the work is
+    one slow host           S / B_slow: it sends its gradients once, and gets the sum once
+    two racks               S / B_between: each rack's sum crosses once
+    two workers a host      2 (h-1)/h S / B among h hosts
+    as many free hosts      S / B: workers push and pull once, servers do the rest
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole"), str(Path(__file__).resolve().parent)]
+
+from hosts import Hosts  # noqa: E402
+from links import iperf  # noqa: E402
+
+from psctl.units import format_bytes, parse_size  # noqa: E402
+
+
+@dataclass
+class Lab:
+    """A network of test hosts.
+
+    `bound` gives the seconds that S bytes take at best, B being the payload bytes/s of a link of `rate` Mbit/s.
+    `aim` is how much faster than the engine what `auto` takes should be at 100 MB; 0: within 2 % of it.
+    """
+
+    title: str
+    count: int
+    rate: dict[str, str] | str
+    link: int  # Mbit/s of the link that bounds
+    bound: Callable[[float, float], float]
+    engine: Callable[[float, float], float]
+    aim: float = 0.0
+    workers: str | None = None
+    servers: str | None = None
+    more: str = ""
+    hosts: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def ring(ranks: int) -> Callable[[float, float], float]:
+    """Return the time of a ring over equal ports."""
+    return lambda size, rate: 2 * (ranks - 1) / ranks * size / rate
+
+
+def once(size: float, rate: float) -> float:
+    """Return the time of a vector that crosses a link once each way, both at once."""
+    return size / rate
+
+
+def equal(count: int, rate: int) -> Lab:
+    """Return equal hosts."""
+    return Lab(f"{count} equal hosts, {rate} Mbit/s", count, f"{rate}mbit", rate, ring(count), ring(count))
+
+
+def labs() -> dict[str, Lab]:
+    """Return the networks by name."""
+    names = [f"h{index}" for index in range(1, 5)]
+    two = "".join(f"  - {{name: {name}, address: {name}, slots: 2}}\n" for name in names)
+    return {
+        "equal4-200": equal(4, 200),
+        "equal4-500": equal(4, 500),
+        "equal8-200": equal(8, 200),
+        "slow": Lab("4 hosts of 500 Mbit/s, one at a fifth", 4, {**{n: "500mbit" for n in names[:3]}, "h4": "100mbit"},
+                    100, once, ring(4), 1.4),
+        "racks": Lab("two racks of two hosts, 200 Mbit/s between, 500 inside", 4, "500mbit", 200, once, ring(4), 1.4,
+                     options={"far": ("h3", "h4"), "trunk": "200mbit"}),
+        "pairs": Lab("4 hosts of 500 Mbit/s, two workers each", 4, "500mbit", 500, ring(4), ring(8), 1.12,
+                     workers="8", hosts=two.splitlines(keepends=True)),
+        "free4": Lab("4 workers, 4 further hosts free to serve, 200 Mbit/s", 8, "200mbit", 200, once, ring(4), 1.4,
+                     workers="4"),
+    }  # fmt: skip
+
+
+def cluster(lab: Lab, hosts: Hosts) -> str:
+    """Return the cluster's file."""
+    text = hosts.cluster_text(more=lab.more)
+    if not lab.hosts:
+        return text
+    head, _, _ = text.partition("hosts:\n")
+    return head + "hosts:\n" + "".join(lab.hosts)
+
+
+def run(home: dict[str, str], *words: str, seconds: float = 3600) -> Any:
+    """Run psctl and return its document."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "psctl", *words, "-o", "json"], env={**home, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=seconds, check=False, cwd=home["HOME"],
+    )  # fmt: skip
+    print(f"<!-- psctl {' '.join(words)}: {time.monotonic() - began:.0f} s, exit {done.returncode} -->", flush=True)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def measure(lab: Lab, sizes: str, strategies: str, rounds: int) -> tuple[float, list[dict[str, Any]]]:
+    """Return the payload rate of the link that bounds, and what bench said, once a round."""
+    with Hosts(2, rate=f"{lab.link}mbit") as pair:
+        rate = iperf(pair, "auto")
+    with Hosts(lab.count, rate=lab.rate, **lab.options) as hosts, tempfile.TemporaryDirectory() as folder:
+        home = hosts.make_home(Path(folder) / "home")
+        file = Path(folder) / "lab.yaml"
+        file.write_text(cluster(lab, hosts))
+        run(home.env, "up", str(file))
+        words = ["bench", "allreduce", "--sizes", sizes, "--strategy", strategies]
+        words += ["--workers", lab.workers] if lab.workers else []
+        words += ["--servers", lab.servers] if lab.servers else []
+        return rate, [run(home.env, *words) for _ in range(rounds)]
+
+
+def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
+    """Return Markdown: every strategy at every size; the last round is the calibrated one."""
+    first, last = documents[0], documents[-1]
+    lines = [f"### {lab.title}", "", f"Payload rate of the bounding link (iperf3): {rate * 8e-6:.1f} Mbit/s.", ""]
+    lines += ["| size | strategy | median s | of bound | faster than engine | predicted before | after | sum |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for size in last["sizes"]:
+        rows = [row for row in last["results"] if row["bytes"] == size["bytes"]]
+        native = next((row["seconds"]["median"] for row in rows if row["strategy"] == "native"), None)
+        bound = lab.bound(size["bytes"], rate)
+        for row in sorted(rows, key=lambda each: each["seconds"]["median"]):
+            lines.append(_line(row, _same(first, row), bound, native, size))
+    lines.append("")
+    for size in last["sizes"]:
+        lines.append(_verdict(lab, size, rate, last))
+    return "\n".join(lines) + "\n"
+
+
+def _same(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    wanted = (row["bytes"], row["strategy"])
+    return next(each for each in document["results"] if (each["bytes"], each["strategy"]) == wanted)
+
+
+def _line(row: dict[str, Any], before: dict[str, Any], bound: float, native: float | None, size: dict[str, Any]) -> str:
+    median = row["seconds"]["median"]
+    marks = "**" if row["strategy"] == size["winner"] else ""
+    auto = " (auto)" if row["strategy"] == size["auto"] else ""
+    ratios = [each["predicted_seconds"] / each["seconds"]["median"] for each in (before, row)]
+    gain = f"{native / median:.2f}" if native else "-"
+    return (
+        f"| {format_bytes(row['bytes'])} | {marks}{row['strategy']}{marks}{auto} | {median:.4g} | {median / bound:.3f} "
+        f"| {gain} | {ratios[0]:.2f} | {ratios[1]:.2f} | {'right' if row['correct'] else 'WRONG'} |"
+    )
+
+
+def _verdict(lab: Lab, size: dict[str, Any], rate: float, document: dict[str, Any]) -> str:
+    times = {
+        row["strategy"]: row["seconds"]["median"] for row in document["results"] if row["bytes"] == size["bytes"]
+    }  # fmt: skip
+    auto, bytes_ = times.get(size["auto"]), size["bytes"]
+    regret = "-" if size["regret"] is None else f"{size['regret']:.1%}"
+    said = f"- {format_bytes(bytes_)}: auto takes {size['auto']}, regret {regret}"
+    if auto and "native" in times:
+        share = lab.bound(bytes_, rate) / auto
+        aim = f", aim {lab.aim}" if lab.aim else ""
+        said += f", {share:.1%} of the bound, {times['native'] / auto:.2f} times the engine{aim}"
+        said += f"; the engine is at {times['native'] / lab.engine(bytes_, rate):.3f} of its own ring's bound"
+    return said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--networks", default=",".join(labs()))
+    parser.add_argument("--sizes", default="1MB,25MB,100MB")
+    parser.add_argument("--strategy", default="all")
+    parser.add_argument("--rounds", type=int, default=2, help="benches of each network; later ones are calibrated")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if shutil.which("iperf3") is None or os.getuid() != 0:
+        print("needs root and iperf3")
+        return 1
+    assert all(parse_size(each) for each in given.sizes.split(",")), "sizes"
+    everything = {}
+    for name in given.networks.split(","):
+        lab = labs()[name]
+        rate, documents = measure(lab, given.sizes, given.strategy, given.rounds)
+        everything[name] = {"rate": rate, "documents": documents}
+        print(table(lab, rate, documents), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(everything))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
