@@ -1,6 +1,6 @@
 """Every strategy on test hosts with shaped links: beside the engine, the bound, and the prediction.
 
-    python bench/strategies.py [--networks a,b] [--sizes 1MB,25MB,100MB] [--strategy S,S] [--json FILE]
+    python bench/strategies.py [--networks a,b] [--sizes 1MB,25MB,100MB] [--again 1MB,25MB] [--strategy S,S]
 
 Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B of a shaped link in the same run.
 What runs is `psctl up` (which measures the links), then `psctl bench allreduce -o json`, as a user would. It prints
@@ -82,8 +82,8 @@ def labs() -> dict[str, Lab]:
         "equal4-200": equal(4, 200),
         "equal4-500": equal(4, 500),
         "equal8-200": equal(8, 200),
-        "slow": Lab("4 hosts of 500 Mbit/s, one at a fifth", 4, {**{n: "500mbit" for n in names[:3]}, "h4": "100mbit"},
-                    100, once, ring(4), 1.4),
+        "slow": Lab("4 hosts of 500 Mbit/s, one at a fifth", 4,
+                    {**dict.fromkeys(names[:3], "500mbit"), "h4": "100mbit"}, 100, once, ring(4), 1.4),
         "racks": Lab("two racks of two hosts, 200 Mbit/s between, 500 inside", 4, "500mbit", 200, once, ring(4), 1.4,
                      options={"far": ("h3", "h4"), "trunk": "200mbit"}),
         "pairs": Lab("4 hosts of 500 Mbit/s, two workers each", 4, "500mbit", 500, ring(4), ring(8), 1.12,
@@ -115,8 +115,8 @@ def run(home: dict[str, str], *words: str, seconds: float = 3600) -> Any:
     return json.loads(done.stdout)
 
 
-def measure(lab: Lab, sizes: str, strategies: str, rounds: int) -> tuple[float, list[dict[str, Any]]]:
-    """Return the payload rate of the link that bounds, and what bench said, once a round."""
+def measure(lab: Lab, sizes: str, strategies: str, again: str) -> tuple[float, list[dict[str, Any]]]:
+    """Return the payload rate of the link that bounds, and what bench said: first, and calibrated by that."""
     with Hosts(2, rate=f"{lab.link}mbit") as pair:
         rate = iperf(pair, "auto")
     with Hosts(lab.count, rate=lab.rate, **lab.options) as hosts, tempfile.TemporaryDirectory() as folder:
@@ -124,54 +124,61 @@ def measure(lab: Lab, sizes: str, strategies: str, rounds: int) -> tuple[float, 
         file = Path(folder) / "lab.yaml"
         file.write_text(cluster(lab, hosts))
         run(home.env, "up", str(file))
-        words = ["bench", "allreduce", "--sizes", sizes, "--strategy", strategies]
+        words = ["bench", "allreduce", "--strategy", strategies]
         words += ["--workers", lab.workers] if lab.workers else []
         words += ["--servers", lab.servers] if lab.servers else []
-        return rate, [run(home.env, *words) for _ in range(rounds)]
+        return rate, [run(home.env, *words, "--sizes", each) for each in (sizes, again) if each]
 
 
 def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
-    """Return Markdown: every strategy at every size; the last round is the calibrated one."""
-    first, last = documents[0], documents[-1]
+    """Return Markdown: every strategy at every size, then what `auto` took and how far that is from the bound."""
+    first, *more = documents
     lines = [f"### {lab.title}", "", f"Payload rate of the bounding link (iperf3): {rate * 8e-6:.1f} Mbit/s.", ""]
     lines += ["| size | strategy | median s | of bound | faster than engine | predicted before | after | sum |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for size in last["sizes"]:
-        rows = [row for row in last["results"] if row["bytes"] == size["bytes"]]
+    for size in first["sizes"]:
+        rows = [row for row in first["results"] if row["bytes"] == size["bytes"]]
         native = next((row["seconds"]["median"] for row in rows if row["strategy"] == "native"), None)
         bound = lab.bound(size["bytes"], rate)
         for row in sorted(rows, key=lambda each: each["seconds"]["median"]):
-            lines.append(_line(row, _same(first, row), bound, native, size))
+            lines.append(_line(row, [_same(each, row) for each in more], bound, native, size))
     lines.append("")
-    for size in last["sizes"]:
-        lines.append(_verdict(lab, size, rate, last))
+    for document, when in zip(documents, ("", ", calibrated"), strict=False):
+        lines += [_verdict(lab, size, rate, document, when) for size in document["sizes"]]
     return "\n".join(lines) + "\n"
 
 
-def _same(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def _same(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any] | None:
     wanted = (row["bytes"], row["strategy"])
-    return next(each for each in document["results"] if (each["bytes"], each["strategy"]) == wanted)
+    return next((each for each in document["results"] if (each["bytes"], each["strategy"]) == wanted), None)
 
 
-def _line(row: dict[str, Any], before: dict[str, Any], bound: float, native: float | None, size: dict[str, Any]) -> str:
+def _line(
+    row: dict[str, Any],
+    later: Sequence[dict[str, Any] | None],
+    bound: float,
+    native: float | None,
+    size: dict[str, Any],
+) -> str:
     median = row["seconds"]["median"]
     marks = "**" if row["strategy"] == size["winner"] else ""
     auto = " (auto)" if row["strategy"] == size["auto"] else ""
-    ratios = [each["predicted_seconds"] / each["seconds"]["median"] for each in (before, row)]
+    ratios = [f"{each['predicted_seconds'] / each['seconds']['median']:.2f}" if each else "-" for each in (row, *later)]
+    before, after = ratios[0], ratios[1] if len(ratios) > 1 else "-"
     gain = f"{native / median:.2f}" if native else "-"
     return (
         f"| {format_bytes(row['bytes'])} | {marks}{row['strategy']}{marks}{auto} | {median:.4g} | {median / bound:.3f} "
-        f"| {gain} | {ratios[0]:.2f} | {ratios[1]:.2f} | {'right' if row['correct'] else 'WRONG'} |"
+        f"| {gain} | {before} | {after} | {'right' if row['correct'] else 'WRONG'} |"
     )
 
 
-def _verdict(lab: Lab, size: dict[str, Any], rate: float, document: dict[str, Any]) -> str:
+def _verdict(lab: Lab, size: dict[str, Any], rate: float, document: dict[str, Any], when: str) -> str:
     times = {
         row["strategy"]: row["seconds"]["median"] for row in document["results"] if row["bytes"] == size["bytes"]
     }  # fmt: skip
     auto, bytes_ = times.get(size["auto"]), size["bytes"]
     regret = "-" if size["regret"] is None else f"{size['regret']:.1%}"
-    said = f"- {format_bytes(bytes_)}: auto takes {size['auto']}, regret {regret}"
+    said = f"- {format_bytes(bytes_)}{when}: auto takes {size['auto']}, regret {regret}"
     if auto and "native" in times:
         share = lab.bound(bytes_, rate) / auto
         aim = f", aim {lab.aim}" if lab.aim else ""
@@ -185,7 +192,7 @@ def main() -> int:
     parser.add_argument("--networks", default=",".join(labs()))
     parser.add_argument("--sizes", default="1MB,25MB,100MB")
     parser.add_argument("--strategy", default="all")
-    parser.add_argument("--rounds", type=int, default=2, help="benches of each network; later ones are calibrated")
+    parser.add_argument("--again", default="1MB,25MB", help="sizes of a second, calibrated bench; empty: none")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if shutil.which("iperf3") is None or os.getuid() != 0:
@@ -195,7 +202,7 @@ def main() -> int:
     everything = {}
     for name in given.networks.split(","):
         lab = labs()[name]
-        rate, documents = measure(lab, given.sizes, given.strategy, given.rounds)
+        rate, documents = measure(lab, given.sizes, given.strategy, given.again)
         everything[name] = {"rate": rate, "documents": documents}
         print(table(lab, rate, documents), flush=True)
         if given.json:
