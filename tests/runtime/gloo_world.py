@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
+from psctl.errors import PsctlError
 from psctl.job.messages import Decision
 from psctl.runtime.channel import BatchChannel
 from psctl.runtime.lone import Lone
@@ -132,6 +135,26 @@ def train(rank: int, world: int, name: str) -> dict[str, Any]:
     return found
 
 
+def loss(rank: int, world: int) -> dict[str, Any]:
+    """The last rank dies while the others sum a long vector; returns what they learn of it."""
+    played = PlayedSum(catalog.build("ring", world, options(world)), torch.device("cpu"))
+    played.put(torch.ones(2_000_000)).wait()
+    if rank == world - 1:
+        os._exit(0)
+    began, code = time.monotonic(), ""
+    try:
+        played.put(torch.ones(2_000_000)).wait()
+    except PsctlError as error:
+        code = error.code
+    seconds = time.monotonic() - began
+    played.close()
+    return {"code": code, "seconds": seconds, "threads": threads()}
+
+
+def threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("psctl")]
+
+
 def main(file: str) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -140,11 +163,12 @@ def main(file: str) -> None:
         "batched": {name: batched(rank, world, name) for name in NAMES if name != "cpu"},
         "trained": {name: train(rank, world, name) for name in ("native", *NAMES)},
         "alone": train(0, 1, "alone") if rank == 0 else {},
-        "threads": [each.name for each in threading.enumerate() if each.name.startswith("psctl")],
+        "threads": threads(),
     }
     Path(file).write_text(json.dumps(document))
-    dist.barrier()
-    dist.destroy_process_group()
+    document["loss"] = loss(rank, world)
+    Path(file).write_text(json.dumps(document))
+    os._exit(0)  # the engine's goodbye would wait for the lost rank
 
 
 if __name__ == "__main__":

@@ -81,3 +81,10 @@ def test_bytes_are_counted_by_what_the_schedule_sends(ranks: list[dict[str, Any]
 
 def test_nothing_is_left_running(ranks: list[dict[str, Any]]) -> None:
     assert all(each["threads"] == [] for each in ranks)
+
+
+def test_a_rank_that_dies_ends_a_sum_at_once(ranks: list[dict[str, Any]]) -> None:
+    assert "loss" not in ranks[-1], "it died"
+    for each in ranks[:-1]:
+        assert (each["loss"]["code"], each["loss"]["threads"]) == ("peer-lost", [])
+        assert each["loss"]["seconds"] < 5
