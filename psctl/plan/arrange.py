@@ -12,6 +12,7 @@ w_i = max(0, (T B_i / S - 1) / (p - 2)), with T so that they sum to 1; never soo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 from psctl.plan.ground import Ground
@@ -25,10 +26,10 @@ Groups = tuple[tuple[int, ...], ...]
 Order = tuple[int, ...]
 
 SHARES = 64
-"""Weights are whole parts of this: finer ones gain less than a hundredth."""
+"""Weights are whole parts of this, or of four times the ranks: finer ones gain less than a hundredth."""
 
-LOOKED = 16
-"""Other ranks that are looked at to find out what a rank's port carries."""
+LOOKED = 64
+"""Ranks up to which every other one is looked at to find out what a rank's port carries; with more, a few of them."""
 
 
 def by_host(ground: Ground) -> Groups:
@@ -83,11 +84,24 @@ def ports(ground: Ground) -> list[float]:
     other ranks behind the same link."""
     found: list[tuple[float, int]] = []
     for rank, place in enumerate(ground.ranks):
-        step = max(1, (ground.world - 1) // LOOKED)
+        step = 1 if ground.world <= LOOKED else (ground.world - 1) // 4
         others = [ground.ranks[(rank + away) % ground.world] for away in range(1, ground.world, step)]
         found.append(max((_narrowest(ground, place, other) for other in others), default=(math.inf, -1)))
-    behind = {link: sum(1 for _, other in found if other == link) for _, link in found}
+    behind = Counter(link for _, link in found)
     return [capacity / behind[link] for capacity, link in found]
+
+
+def outwards(ground: Ground) -> float:
+    """Return the least bytes/s that a rank has when all ranks send to other hosts at once (to other ranks, where there
+    is one host): what counts for schedules that know no nearness."""
+    found = []
+    for rank, place in enumerate(ground.ranks):
+        away = next(
+            (other for other, host in zip(ground.ranks, ground.hosts, strict=True) if host != ground.hosts[rank]), ""
+        )
+        found.append(_narrowest(ground, place, away or ground.ranks[rank - 1]))
+    behind = Counter(link for _, link in found)
+    return min(capacity / behind[link] for capacity, link in found)
 
 
 def shares(port: Sequence[float]) -> tuple[int, ...]:
@@ -109,7 +123,7 @@ def shares(port: Sequence[float]) -> tuple[int, ...]:
         middle = (low + high) / 2
         low, high = (low, middle) if sum(_part(middle, rate, count) for rate in port) >= 1 else (middle, high)
     parts = [_part(high, rate, count) for rate in port]
-    weights = [round(SHARES * part / sum(parts)) for part in parts]
+    weights = [round(max(SHARES, 4 * count) * part / sum(parts)) for part in parts]
     divisor = math.gcd(*weights)
     return tuple(weight // divisor for weight in weights)
 

@@ -1,9 +1,8 @@
-"""The best that each strategy can do on given machines: its options are searched, its schedule is simulated.
+"""The best that each strategy can do on given machines: its options are searched, its schedule is timed.
 
 The search is small. Orders, groups, shares, rings and trees follow from the machines (`arrange`); what is left to try
 is how often a vector is cut, and the closed forms say about where. Up to LARGE ranks every candidate is simulated. With
-more, equal cables are counted by one rank or by the closed form, others by a lower bound: the most that any link has to
-carry, as each candidate's `method` says.
+more, the closed forms stand for equal cables, and steps are counted one by one on unequal ones (`stepwise`).
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from typing import Any
 import msgspec
 
 from psctl.plan import arrange, closed
+from psctl.plan.cost import side_by_side
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.pipelined import simulate_pipeline
+from psctl.plan.stepwise import stepwise
 from psctl.plan.timing import Costs, Timing
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
@@ -26,7 +27,10 @@ SMALL = 16
 """Ranks up to which several orders and cuts are tried."""
 
 LARGE = 64
-"""Ranks up to which what is unequal is simulated; an `overhead` is waited for beside others above it."""
+"""Ranks up to which candidates are simulated."""
+
+HUGE = 256
+"""Ranks up to which unequal machines are counted step by step; with more, the closed forms stand for them."""
 
 PHASES: Mapping[str, tuple[int, ...]] = {
     "sharded": (1, 16), "hierarchical": (1, 16), "ring": (4,), "bidirectional-ring": (4,), "multi-ring": (4,),
@@ -36,7 +40,7 @@ PHASES: Mapping[str, tuple[int, ...]] = {
 COARSE = 16
 """Chunks of a rough prediction."""
 
-MESSAGES = 16_000
+MESSAGES = 4000
 """Transfers of one schedule that a search may simulate."""
 
 LEAST = 1024
@@ -113,23 +117,27 @@ class Search:
             size: bytes of the vector.
         """
         ground = self._ground
-        costs = self._costs(ground.engine if strategy == "native" else "psctl")
+        costs = ground.costs.get(ground.engine if strategy == "native" else "psctl", Costs())
         name = "ring" if strategy == "native" else strategy
-        if ground.world > LARGE:
-            form = self._form(name, options, size, costs)
+        if ground.world > LARGE and (self._uniform is not None or ground.world > HUGE):
+            form = self._form(name, options, size, _in_alpha(costs))
             return Predicted(strategy, options, form.timing(), form.steps, form.sent)
         schedule = catalog.build(name, ground.world, options)
+        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
+        return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
+
+    def _timing(self, name: str, options: Options, schedule: Schedule, size: float, costs: Costs) -> Timing:
+        ground = self._ground
         places = (*ground.ranks, *(ground.hosts[0] for _ in range(schedule.nodes - ground.world)))
-        if strategy in PIPELINES:
+        if ground.world > LARGE:
+            return stepwise(schedule, ground.network, places, size, costs)
+        if name not in PIPELINES:
+            return simulate(schedule, ground.network, places, size, costs)
 
-            def cut(chunks: int) -> Schedule:
-                return catalog.build(name, ground.world, msgspec.structs.replace(options, chunks=chunks))
+        def cut(chunks: int) -> Schedule:
+            return catalog.build(name, ground.world, msgspec.structs.replace(options, chunks=chunks))
 
-            timing = simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
-        else:
-            timing = simulate(schedule, ground.network, places, size, costs)
-        sent = max(schedule.sent(size)[: ground.world])
-        return Predicted(strategy, options, timing, schedule.steps, sent)
+        return simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
 
     def why_not(self, strategy: str) -> str | None:
         """Return why a strategy can't be played here; None when it can."""
@@ -180,7 +188,8 @@ class Search:
 
     @property
     def _few_pieces(self) -> int:
-        return 4 if self._few else 1
+        """How often a rough prediction cuts what has phases; a sharded sum of 32 ranks has 2,000 transfers uncut."""
+        return 4 if 8 * self._ground.world**2 <= MESSAGES else 1
 
     def _cuts(self, rough: Predicted, size: float) -> Sequence[int]:
         """How often to cut what has phases."""
@@ -194,7 +203,8 @@ class Search:
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
         """How many chunks to try: what the closed form says of a uniform network, and fewer."""
         form = "double-tree" if strategy == "packed-trees" else strategy
-        best = closed.FORMS[form](self._ground.world, size, self._rates(self._costs("psctl"))).chunks
+        rates = self._rates(self._ground.costs.get("psctl", Costs()))
+        best = closed.FORMS[form](self._ground.world, size, rates).chunks
         most = max(1, min(MOST, int(size / LEAST)))
         if strategy == "packed-trees":
             best = max(1, best // self._ground.world)
@@ -222,18 +232,13 @@ class Search:
 
     # -- what it costs
 
-    def _costs(self, engine: str) -> Costs:
-        costs = self._ground.costs.get(engine, Costs())
-        if self._ground.world > LARGE and costs.overhead:
-            return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * costs.overhead, overhead=0.0)
-        return costs
-
     def _rates(self, costs: Costs) -> closed.Rates:
         """The machines as one uniform network: the slowest port, the longest wait."""
         ground = self._ground
         far = [ground.network.route(ground.ranks[0], place).latency for place in ground.ranks[1:]]
         wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
-        return closed.Rates(wait, 1 / min(self._port), costs.gamma)
+        port = arrange.outwards(ground) if ground.world > LARGE else min(self._port)
+        return closed.Rates(wait, 1 / port, costs.gamma)
 
     def _form(self, name: str, options: Options, size: float, costs: Costs) -> closed.Form:
         """Return what stands for a simulation of very many ranks."""
@@ -254,6 +259,10 @@ class Search:
         heads = [group[0] for group in groups]
         across = msgspec.structs.replace(rates, beta=_crossed(ground, heads) * max(map(len, groups)))
         return closed.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
+
+
+def _in_alpha(costs: Costs) -> Costs:
+    return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * costs.overhead, overhead=0.0)
 
 
 def _crossed(ground: Ground, order: Sequence[int]) -> float:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from psctl.orders import HostOrder
+from psctl.plan.cost import side_by_side
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.timing import Costs, Timing
@@ -23,7 +24,7 @@ from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
 MOST_A_HOST = 4
 """Servers on one host that a split may ask for: each is a process with its own sums."""
 
-TRANSFERS = 12_000
+TRANSFERS = 4000
 """Of one simulation; above, shards are counted together."""
 
 LARGE = 64
@@ -43,7 +44,7 @@ def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, 
     pieces = _pieces(len(servers), size, ground.world)
     nodes = tuple(range(ground.world, ground.world + len(servers)))
     schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
-    costs = ground.costs.get("ps", Costs())
+    costs = side_by_side(ground.costs.get("ps", Costs()), schedule)
     return simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), 2, size
 
 
