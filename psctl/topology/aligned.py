@@ -178,8 +178,9 @@ def _is_complete(word: str, known: re.Pattern[str]) -> bool:
 def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: int) -> None:
     """Fill rows that are not whole by the columns that their words stand in, where whole rows give the measure.
 
-    It holds only if the row's X and its end (its last word, or what stands behind the words) are where they should be:
-    then nothing moved, and an empty place is just that.
+    A lost stretch moves what follows it to the left; only a word that reaches into the next column moves anything to
+    the right. So in a row without such a word nothing moved if its X and its end (its last word, or what stands behind
+    the words) are where they should be, and an empty place is just that.
     """
     if all(read.whole for read in rows):
         return
@@ -187,47 +188,47 @@ def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: in
         own = place.get(row.label)
         if read.whole or own is None or len(row.parts) > 1:
             continue
-        words_at, crosses_at, tails_at = _measure(table, rows, width, row)
-        words: dict[int, str] = {}
-        ends = False
-        for word, at in row.placed():
-            column = (crosses_at if word == "X" else words_at).get(at)
-            if ends := ends or at in tails_at:
-                break
-            if column is None or is_tail(word):
-                words = {}
-                break
+        begins = _measure(table, rows, width, row)
+        words = _placed(row, begins, width) if begins else {}
+        if words.get(own) == "X" and (width in words or (width - 1 in words and not row.last)):
+            read.words = {at: word for at, word in words.items() if at < width}
+
+
+def _placed(row: Row, begins: list[int], width: int) -> dict[int, str]:
+    """Return a row's words by the columns that they begin in, and the first value behind them; {} if one is between."""
+    words: dict[int, str] = {}
+    for word, at in row.placed():
+        centred = at - 1 if word == "X" and at not in begins else at
+        if centred not in begins:
+            return {}
+        column = begins.index(centred)
+        if column == width:
             words[column] = word
-        if words.get(own) == "X" and (ends or (width - 1 in words and not row.last)):
-            read.words = words
+            break
+        if is_tail(word) or (column + 1 < len(begins) and at + len(word) >= begins[column + 1]):
+            return {}
+        words[column] = word
+    return words
 
 
-def _measure(table: Table, rows: list[Read], width: int, like: Row) -> tuple[dict[int, int], dict[int, int], set[int]]:
-    """Return where words, X and what follows them begin in whole rows: the column of each place.
+def _measure(table: Table, rows: list[Read], width: int, like: Row) -> list[int]:
+    """Return where each column begins, and what stands behind the words, if there is such; [] if whole rows differ.
 
     X stands centred. Only rows count whose name reaches as many tab stops, as a longer one moves all that follows.
     """
-    words: dict[int, int] = {}
-    crosses: dict[int, int] = {}
-    tails: set[int] = set()
+    seen: list[set[int]] = [set() for _ in range(width + 1)]
     for row, read in zip(table.rows, rows, strict=True):
-        placed = row.placed()
-        if (
-            not read.whole
-            or len(row.parts) > 1
-            or len(row.label) // 8 != len(like.label) // 8
-            or [word for word, _ in placed[:width]] != list(read.words.values())
-        ):
+        if not read.whole or len(row.parts) > 1 or len(row.label) // 8 != len(like.label) // 8:
             continue
-        tails.update(at for _, at in placed[width : width + 1])
-        for column, (word, at) in enumerate(placed[:width]):
-            if word == "X":
-                crosses[at] = column
-                words.setdefault(at - 1, column)
-            else:
-                words[at] = column
-                crosses.update({at: column, at + 1: column})
-    return words, crosses, tails - words.keys()
+        placed = row.placed()
+        if [word for word, _ in placed[:width]] != list(read.words.values()):
+            continue
+        for column, (word, at) in enumerate(placed[: width + 1]):
+            if word != "X":
+                seen[column].add(at)
+    if not seen[-1]:
+        seen.pop()
+    return [min(begin) for begin in seen] if all(len(begin) == 1 for begin in seen) else []
 
 
 def _cut_word(row: Row, read: Read, known: re.Pattern[str]) -> int | None:

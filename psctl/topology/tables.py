@@ -129,7 +129,7 @@ class _Scan:
         known: set[str] = set()
         for text in (" ".join(header), "".join(header)):  # a name may be broken
             known.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
-        known -= _TITLES
+        known = {name for name in known - _TITLES if name[0].isalpha()}  # half of a name is none
         tokens = list(re.finditer(r"\S+", line))
         for at, token in enumerate(tokens[:-1]):
             if token[0] in known or GPU.fullmatch(token[0]):
