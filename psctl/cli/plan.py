@@ -13,26 +13,38 @@ def plan(
     context: typer.Context,
     job: Annotated[str | None, typer.Argument(metavar="JOB.yaml", help="Job file; nothing: any job.")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
-    topology: Annotated[str | None, typer.Option("--topology", metavar="FILE", help="Not in this version.")] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--topology", metavar="FILE", help="Machines from a file: what topo -o json prints, or a saved matrix."
+        ),
+    ] = None,
     size: Annotated[str | None, typer.Option("--size", metavar="160MB", help="Bytes of gradients a worker.")] = None,
-    world: Annotated[int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks.")] = None,
+    world: Annotated[
+        int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may serve.")
+    ] = None,
 ) -> None:
     """Predict the time of every strategy and say which is chosen, and why; changes nothing."""
     from psctl.cli import launching
-    from psctl.errors import NotInThisVersion
+    from psctl.errors import UsageError
     from psctl.launch import planning
     from psctl.view.tables import draw_plan
 
     own: Context = context.obj
+    if topology is not None and cluster is not None:
+        raise UsageError("--topology describes machines, and --cluster names others", hint="give one of them")
+    wanted = planning.job_of(*own.cwd_file(job, "a job file")) if job else None
+    known = launching.size_of(size) or (wanted.sync.size or launching.last_size(own, wanted.name) if wanted else None)
     if topology is not None:
-        raise NotInThisVersion("plan --topology", hint="plan --cluster C looks at the hosts themselves")
-    wanted = planning.job_of(*own.cwd_file(job, "a job file")) if job else planning.any_job()
-    folder = launching.folder_of(wanted.source) if job else None
-    chosen = own.cluster(cluster, wanted.cluster, folder)
-    known = launching.size_of(size) or wanted.sync.size or launching.last_size(own, wanted.name)
-    with own.connect(chosen) as fleet:
-        document = planning.plan(own.home, chosen, fleet, wanted, known, world)
+        made, document = planning.on_paper(topology, wanted, known, world)
+    else:
+        asked = wanted or planning.any_job()
+        chosen = own.cluster(cluster, asked.cluster, launching.folder_of(asked.source) if wanted else None)
+        with own.connect(chosen) as fleet:
+            made, document = planning.plan(own.home, chosen, fleet, asked, known, world)
     own.result(document, draw_plan)
+    if own.options.verbose:
+        own.detail(*planning.schedule_text(made))
 
 
 VERB = plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +12,19 @@ from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
 from psctl.launch.ground import machines_document
 from psctl.launch.home import Home
-from psctl.launch.roster import job_order, seat
+from psctl.launch.roster import Seats, job_order, seat, servers_of
+from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
-from psctl.orders import JobOrder
-from psctl.plan.choose import Plan, choose, winners
+from psctl.orders import HostOrder, JobOrder
+from psctl.plan.choose import SIZES, UNKNOWN, Asked, Plan, Planner, choose, winners
+from psctl.plan.ground import ground_in
 from psctl.remote.fleet import Fleet
+from psctl.schedule import catalog
+from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec, load_job
+
+SHORT = 200
+"""Messages of a schedule that are still read by people."""
 
 
 def job_of(text: str, source: str) -> JobSpec:
@@ -29,8 +37,10 @@ def any_job() -> JobSpec:
     return JobSpec(name="any", script="train.py")
 
 
-def plan(home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: int | None) -> dict[str, Any]:
-    """Return the document of `plan -o json`; what runs on the hosts now does not count.
+def plan(
+    home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: int | None
+) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan for a cluster and the document of `plan -o json`; what runs on the hosts now does not count.
 
     Args:
         home: where measured rates and the hosts' addresses are kept; what is not is nominal.
@@ -56,15 +66,44 @@ def plan(home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | Non
     return plan_of(job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs), size)
 
 
-def plan_of(order: JobOrder, size: int | None) -> dict[str, Any]:
-    """Return the document of `plan`: by size where it is known, else with a table of winners by size."""
+def on_paper(reference: str, job: JobSpec | None, size: int | None, world: int | None) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan for machines that a file describes, and its document; nothing is asked of any host.
+
+    What messages cost beside their bytes is what the file says of its links, for nothing is known of the machines'
+    processors; gradients count as one vector.
+
+    Args:
+        reference: what `topo -o json` prints, one host of it, a saved matrix, or a folder of these.
+        job: what is asked for; None: whatever is fastest.
+        size: bytes of gradients a worker; None adds a table of winners by size.
+        world: the first so many places are ranks, hosts behind them may serve; None: all of them.
+
+    Raises:
+        InvalidFile: the file is none of these.
+        UsageError: too few places for `world`; the strategy that is asked for can't be taken there.
+    """
+    cluster = read_saved(reference).cluster
+    if world is None and job is not None and isinstance(job.workers, int):
+        world = job.workers
+    ground = ground_in(cluster, world)
+    hosts = [
+        HostOrder(
+            name=host.name, address="", interface="", cores=0, gpus=len(host.graph.of_kind("gpu")),
+            workers=ground.hosts.count(host.name), may_serve="server" in host.roles,
+        )
+        for host in cluster.hosts
+    ]  # fmt: skip
+    asked = Asked() if job is None else Asked(job.sync.strategy, job.sync.update, servers_of(job, Seats(hosts)))
+    planner = Planner(ground, hosts, asked)
+    plan = planner.plan(size if size is not None else UNKNOWN)
+    return plan, _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])
+
+
+def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
+    """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
     known = size if size is not None else order.size
-    document = plan_document(choose(order, known, None, decided=False))
-    if known is None:
-        document["winners"] = [
-            {"size": each.size, "chosen": each.chosen, "seconds": _seconds(each)} for each in winners(order)
-        ]
-    return document
+    plan = choose(order, known, None, decided=False)
+    return plan, _with_winners(plan, [] if known is not None else winners(order))
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -75,5 +114,17 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _seconds(plan: Plan) -> float | None:
-    return next((each.seconds for each in plan.candidates if each.strategy == plan.chosen), None)
+def schedule_text(plan: Plan) -> list[str]:
+    """Return the chosen schedule, message by message; nothing where the engine or servers do it, or it is long."""
+    if plan.chosen in ("native", "ps"):
+        return []
+    schedule = catalog.build(plan.chosen, plan.world, msgspec.convert(plan.options, catalog.Options))
+    text = lines(schedule) if len(schedule.transfers) <= SHORT else []
+    return [summary(schedule), *(text if len(text) <= SHORT else [])]
+
+
+def _with_winners(plan: Plan, by_size: Sequence[Plan]) -> dict[str, Any]:
+    document = plan_document(plan)
+    if by_size:
+        document["winners"] = [{"size": one.size, "chosen": one.chosen, "seconds": one.seconds} for one in by_size]
+    return document

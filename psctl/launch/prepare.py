@@ -20,7 +20,7 @@ from psctl.launch.home import Home, JobRecord
 from psctl.launch.planning import plan_of
 from psctl.launch.roster import Machine, Resumed, Seats, job_order, seat
 from psctl.launch.submit import Request, Stage, machines_of, secrets_of, submit, variables
-from psctl.plan.choose import Plan, choose
+from psctl.plan.choose import Plan
 from psctl.remote.shell import Shell
 from psctl.spec import yaml
 from psctl.spec.job import JobSpec, load_job
@@ -158,7 +158,7 @@ def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
         request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code, topology=known,
         costs=calibration.recall(stage.home, stage.chosen, stage.state),
     )  # fmt: skip
-    plan = choose(order, size if size is not None else order.size, None, decided=False)
+    plan, document = plan_of(order, size)
     span = order.ports
     return {
         "job": request.job.name,
@@ -172,7 +172,7 @@ def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
         ],
         "ports": f"{span[0]}-{span[1]}" if span else "any free port of each host's address",
         "files": _files(request),
-        "plan": plan_of(order, size),
+        "plan": document,
     }  # fmt: skip
 
 

@@ -99,7 +99,6 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
     "words",
     [
         ["scale", "digits-1", "--workers", "4"],
-        ["plan", "--topology", "x"],
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused(tmp_path: Path, words: list[str]) -> None:

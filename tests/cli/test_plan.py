@@ -1,0 +1,136 @@
+"""psctl plan: machines that one does not have, from a file; every strategy, the choice, the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psctl.words import STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MATRIX = """\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity
+GPU0\t X \tPIX\tPIX\tPIX\t0-7
+GPU1\tPIX\t X \tPIX\tPIX\t0-7
+GPU2\tPIX\tPIX\t X \tPIX\t0-7
+GPU3\tPIX\tPIX\tPIX\t X \t0-7
+"""
+
+JOB = "version: 1\nname: j\nscript: t.py\nsync: {strategy: %s}\n"
+
+
+def psctl(home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PSCTL_HOME": str(home / "state"), "NO_COLOR": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "psctl", *words], check=False, capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert run.returncode == code, run.stderr
+    return run
+
+
+def planned(home: Path, *words: str) -> dict[str, Any]:
+    return json.loads(psctl(home, "plan", *words, "-o", "json").stdout)  # type: ignore[no-any-return]
+
+
+def hosts(rate: dict[str, float], roles: dict[str, list[str]] | None = None) -> str:
+    return json.dumps(
+        {
+            "hosts": [
+                {"name": name, "devices": [], "links": [], **({"roles": roles[name]} if name in (roles or {}) else {})}
+                for name in rate
+            ],
+            "between": [{"a": name, "b": "network", "bandwidth": each, "latency": 0} for name, each in rate.items()],
+        }
+    )
+
+
+def test_the_box_of_the_texts_from_a_saved_matrix(tmp_path: Path) -> None:
+    """160 MB on four GPUs behind a switch: 60 ms on one of them, 80 ms on the processor, 15 ms sharded."""
+    file = tmp_path / "m.txt"
+    file.write_text(MATRIX)
+    document = planned(tmp_path, "--topology", str(file), "--size", "160MB")
+    assert list(document) == ["size", "world", "chosen", "reason", "decided", "candidates"]
+    assert (document["size"], document["world"], document["decided"]) == (160_000_000, 4, False)
+    assert sorted(row["strategy"] for row in document["candidates"]) == sorted(STRATEGIES)
+    assert document["candidates"][0]["strategy"] == document["chosen"]
+    found = {row["strategy"]: row["seconds"] for row in document["candidates"]}
+    times = (found["root"], found["cpu"], found["sharded"])
+    assert times == pytest.approx((0.060, 0.080, 0.015), rel=0.01)
+
+
+def test_a_cluster_that_is_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(hosts({"a": 1e9, "b": 1e9, "c": 2e8, "d": 1e9}))
+    document = planned(tmp_path, "--topology", str(file), "--size", "1GB")
+    best = document["candidates"][0]
+    assert set(best) == {
+        "strategy", "params", "seconds", "steps", "bytes_per_rank", "bottleneck", "feasible", "why_not",
+    }  # fmt: skip
+    assert 5.0 <= best["seconds"] < 7.5 / 1.4
+    assert "c -> network" in document["reason"] or "network -> c" in document["reason"]
+
+
+def test_hosts_behind_the_world_may_serve(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    names = [f"h{index}" for index in range(8)]
+    file.write_text(hosts(dict.fromkeys(names, 1e8)))
+    document = planned(tmp_path, "--topology", str(file), "--size", "100MB", "--world", "4")
+    assert (document["chosen"], document["world"]) == ("ps", 4)
+    assert document["candidates"][0]["params"]["hosts"] == names[4:]
+    file.write_text(hosts(dict.fromkeys(names, 1e8), {name: ["worker"] for name in names[4:]}))
+    assert planned(tmp_path, "--topology", str(file), "--size", "100MB", "--world", "4")["chosen"] == "native"
+
+
+def test_one_host_of_topo_is_enough_and_small_gradients_take_few_steps(tmp_path: Path) -> None:
+    file = tmp_path / "h.json"
+    gpus = [{"id": f"GPU{index}", "kind": "gpu", "numa": 0} for index in range(4)]
+    cables = [{"a": f"GPU{index}", "b": "SW0", "type": "PCIe", "bandwidth": 16e9} for index in range(4)]
+    switch = {"id": "SW0", "kind": "switch", "numa": None}
+    file.write_text(json.dumps({"devices": [*gpus, switch], "links": cables}))
+    document = planned(tmp_path, "--topology", str(file))
+    chosen = {row["size"]: row["chosen"] for row in document["winners"]}
+    assert chosen[1000] in ("one-shot", "recursive-doubling")
+    assert chosen[1_000_000_000] == "native"
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "clusters").glob("*.json")), ids=lambda path: path.stem)
+def test_every_preset_is_planned_for(tmp_path: Path, preset: Path) -> None:
+    document = planned(tmp_path, "--topology", str(preset), "--size", "160MB")
+    assert document["chosen"] in STRATEGIES
+    assert document["reason"]
+
+
+def test_what_a_job_asks_for_is_taken_or_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB % "chain")
+    box, nodes = str(ROOT / "clusters/pcie-box.json"), str(ROOT / "clusters/four-cpu-hosts.json")
+    assert planned(tmp_path, str(tmp_path / "job.yaml"), "--topology", box, "--size", "1MB")["chosen"] == "chain"
+    (tmp_path / "job.yaml").write_text(JOB % "cpu")
+    run = psctl(tmp_path, "plan", str(tmp_path / "job.yaml"), "--topology", nodes, "--size", "1MB", code=2)
+    assert "several hosts" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--topology", "clusters/pcie-box.json", "--world", "5"], "places for 4 ranks"),
+        (["--topology", "clusters/pcie-box.json", "--cluster", "x.yaml"], "--topology"),
+        (["--topology", "no-such-file"], "no-such-file"),
+        (["--topology", "LICENSE"], "none of the outputs"),
+    ],
+)
+def test_what_can_not_be_planned_for_is_refused(tmp_path: Path, words: list[str], says: str) -> None:
+    assert says in psctl(tmp_path, "plan", *words, code=2).stderr
+
+
+def test_with_v_the_chosen_schedule_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB % "root")
+    words = ["plan", str(tmp_path / "job.yaml"), "--topology", "clusters/pcie-box.json", "--size", "1MB"]
+    run = psctl(tmp_path, "-v", *words)
+    assert "step 0  rank 1 -> rank 0  add chunk 0" in run.stderr
+    assert "step" not in psctl(tmp_path, *words).stderr
