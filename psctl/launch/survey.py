@@ -24,6 +24,7 @@ from psctl.topology.document import cluster_document
 from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.machine import build
+from psctl.topology.placing import seats
 from psctl.topology.suggest import suggest
 
 
@@ -111,7 +112,12 @@ def _document(
     cluster: ClusterGraph, facts: Mapping[str, HostFacts], failed: Mapping[str, errors.PsctlError]
 ) -> dict[str, Any]:
     rows = [{"name": name, **error.document()} for name, error in failed.items()]
-    return cluster_document(cluster, suggestion_of(cluster), facts, rows)
+    document = cluster_document(cluster, suggestion_of(cluster), facts, rows)
+    for host in document["hosts"]:
+        node = cluster.host(host["name"])
+        if node is not None and "worker" in node.roles:
+            host["workers"] = [msgspec.to_builtins(seat) for seat in seats(node.graph)]
+    return document
 
 
 def suggestion_of(cluster: ClusterGraph) -> Suggestion | None:

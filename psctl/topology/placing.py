@@ -54,16 +54,6 @@ def seats(graph: HostGraph) -> tuple[Seat, ...]:
     return tuple(Seat(rank, gpu.id, own.get(gpu.id, ""), nodes[gpu.id]) for rank, gpu in enumerate(gpus))
 
 
-def nic_order(graph: HostGraph) -> tuple[str, ...]:
-    """Return the NICs that the workers of a host use, by the first worker that does: the order for NCCL_IB_HCA.
-
-    Returns:
-        The NICs' own names where they have one ("mlx5_0" for NIC0), else their ids.
-    """
-    names = {device.id: device.name or device.id for device in graph.of_kind("nic")}
-    return tuple(dict.fromkeys(names[seat.nic] for seat in seats(graph) if seat.nic))
-
-
 def holders(cluster: ClusterGraph, count: int | None = None) -> tuple[Holder, ...]:
     """Return which hosts hold servers, and how much.
 

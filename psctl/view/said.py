@@ -195,6 +195,17 @@ def latency(link: Document) -> str:
     return format_seconds(float(value)) if isinstance(value, int | float) else ""
 
 
+def workers(host: Document) -> list[str]:
+    """Return which GPU and NIC each worker of a host gets; nothing where there is no choice."""
+    found = []
+    for seat in host.get("workers") or []:
+        near = [f"NUMA {seat['numa']}"] if seat.get("numa") is not None else []
+        parts = [one_line(str(part)) for part in (seat.get("gpu"), seat.get("nic")) if part] + near
+        if seat.get("gpu") and seat.get("nic"):
+            found.append(f"{seat['rank']}: {', '.join(parts)}")
+    return found
+
+
 def findings(host: Document) -> list[tuple[str, str]]:
     """Return what is amiss on a host and how it is mended; the error of a host that failed is the first of them."""
     found = []

@@ -84,6 +84,7 @@ class _Drawing:
             else:
                 self.tree(arranged)
                 self.cables(arranged)
+                self.workers(host)
         for what, cure in said.findings(host):
             self.finding(what, cure, failed)
         self.put(Text(""))
@@ -141,6 +142,11 @@ class _Drawing:
             for line in lines:
                 self.columns(head, Text(line), "")
                 head = Text(" " * cell_len(head.plain))
+
+    def workers(self, host: Document) -> None:
+        told = said.workers(host)
+        if told:
+            self.columns(Text("workers  ", style="bold"), Text(f" {self.signs.dot} ".join(told)), "")
 
     def finding(self, what: str, cure: str, failed: bool) -> None:
         style = "red" if failed else "yellow"

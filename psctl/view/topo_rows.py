@@ -56,6 +56,8 @@ def _host(host: Document) -> Iterator[tuple[str, ...]]:
     for link in arranged.relations:
         if link.get("measured"):
             yield _row(name, "copy", link["a"], link["b"], _kind(link), _rate(link), "measured", said.latency(link))
+    for told in said.workers(host):
+        yield _row(name, "worker", "", "", "", "", "", told)
     for what, cure in said.findings(host):
         yield _row(name, "error" if failed else "problem", "", "", "", "", "", f"{what} -> {cure}" if cure else what)
         failed = False  # what follows an error are findings

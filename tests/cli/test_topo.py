@@ -41,6 +41,8 @@ def test_a_saved_matrix_becomes_the_promised_document(tmp_path: Path) -> None:
     cable = pairs[frozenset(("GPU0", "GPU3"))]
     assert (cable["type"], cable["switched"], cable["bandwidth"], cable["measured"]) == ("NV2", False, 50e9, False)
     assert pairs[frozenset(("GPU0", "GPU5"))]["type"] == "SYS"
+    beside = [(worker["rank"], worker["gpu"], worker["nic"]) for worker in host["workers"]]
+    assert beside == [(rank, f"GPU{rank}", f"mlx5_{pair}") for rank, pair in enumerate((0, 0, 1, 1, 2, 2, 3, 3))]
     assert not (tmp_path / "state").exists(), "nothing was remembered"
 
 
@@ -58,6 +60,7 @@ def test_what_it_prints_it_reads(tmp_path: Path) -> None:
 def test_tables_matrices_and_pictures(tmp_path: Path) -> None:
     table, _ = psctl(tmp_path, "topo", "--from", str(MESH))
     assert "saved\tlink\tGPU0\tGPU3\tNV2\t50 GB/s\tnominal\t-\n" in table
+    assert "saved\tworker\t-\t-\t-\t-\t-\t3: GPU3, mlx5_1\n" in table
     matrix, _ = psctl(tmp_path, "topo", "--from", str(MESH), "--matrix")
     assert "GPU0\tX\tNV1\tNV1\tNV2\tNV2\tSYS\tSYS\tSYS\tPIX\tSYS\tPHB\tSYS" in matrix
     picture, err = psctl(tmp_path, "topo", "--from", str(MESH), "-o", "svg")
