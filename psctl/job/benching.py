@@ -25,9 +25,9 @@ class Effort(msgspec.Struct, frozen=True):
     slow: float = 10.0
     lasting: float = 0.1
 
-    def enough(self, times: list[float]) -> bool:
-        """Whether a strategy that took these seconds has been measured often enough."""
-        spent = sum(times)
+    def enough(self, times: list[float], repeats: int = 1) -> bool:
+        """Whether a strategy that took these seconds, each over so many repeats, has been measured often enough."""
+        spent = sum(times) * repeats
         if len(times) < self.least:
             return bool(times) and spent >= self.slow
         return len(times) >= self.most or spent >= self.seconds

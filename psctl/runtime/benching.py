@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +21,8 @@ from torch import nn
 
 from psctl.job.benching import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
 from psctl.runtime import patterns
-from psctl.runtime.channel import BatchChannel, EngineChannel
 from psctl.runtime.native import local_device
-from psctl.runtime.player import Player
+from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.schedule.catalog import Options, build
 
 TOGETHER = 1 << 30
@@ -38,7 +37,8 @@ class Ranks:
         self.engine: Any = dist.new_group()
         """What the engine's own all-reduce uses."""
         self.played: Any = dist.new_group()
-        """What schedules are played over."""
+        """What schedules are played over: one for all, for each has its turn."""
+        self.played_on_host: Any = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def meet(self) -> None:
@@ -81,24 +81,21 @@ class Contestant(Protocol):
 
 
 class Collective:
-    """A collective: the engine's own, or a schedule that is played.
+    """A collective as training has it: the engine's own, or a schedule that is played.
 
     Args:
         name: the strategy.
-        play: sums a vector in place.
-        close: ends it.
-        length: elements.
+        summing: sums.
+        vector: what is summed.
     """
 
     mean = False
 
-    def __init__(
-        self, name: str, play: Callable[[torch.Tensor], object], close: Callable[[], None], vector: torch.Tensor
-    ) -> None:
-        self.name, self._play, self._close, self._vector = name, play, close, vector
+    def __init__(self, name: str, summing: Summing, vector: torch.Tensor) -> None:
+        self.name, self._summing, self._vector = name, summing, vector
 
     def sum(self) -> None:
-        self._play(self._vector)
+        self._summing.put(self._vector).wait()
 
     def fill(self, source: torch.Tensor) -> None:
         self._vector.copy_(source)
@@ -108,7 +105,7 @@ class Collective:
         return self._vector
 
     def close(self) -> None:
-        self._close()
+        self._summing.close()
 
 
 class Served:
@@ -179,7 +176,7 @@ class Bench:
             right[one.name], first = self._right(one)
             repeats[one.name] = 1 if first > self._effort.lasting else self._repeats(self._time(one, 3))
         times: dict[str, list[float]] = {one.name: [] for one in contestants}
-        while left := [one for one in contestants if not self._effort.enough(times[one.name])]:
+        while left := [one for one in contestants if not self._effort.enough(times[one.name], repeats[one.name])]:
             for one in left:
                 times[one.name].append(self._time(one, repeats[one.name]))
         return [(one, times[one.name], right[one.name] and self._exact(one)) for one in contestants]
@@ -251,7 +248,7 @@ def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device)
 
 
 def collective(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Collective:
-    """Return the engine's own all-reduce, or a player of a schedule.
+    """Return the engine's own all-reduce, or a schedule that is played.
 
     Args:
         name: `native`, or a strategy that is played.
@@ -260,11 +257,10 @@ def collective(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.T
         vector: what it sums.
     """
     if name == "native":
-        return Collective(name, lambda vector: dist.all_reduce(vector, group=ranks.engine), lambda: None, vector)
+        return Collective(name, EngineSum(ranks.engine), vector)
     schedule = build(name, ranks.world, msgspec.convert(options, Options))
-    channel = BatchChannel(ranks.played) if vector.is_cuda else EngineChannel(ranks.played)
-    player = Player(schedule, ranks.rank, channel)
-    return Collective(name, player.play, player.close, vector)
+    group = ranks.played_on_host if played_on_host(schedule, vector.device) else ranks.played
+    return Collective(name, PlayedSum(schedule, vector.device, group), vector)
 
 
 def _contestant(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Contestant:

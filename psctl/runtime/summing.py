@@ -71,13 +71,14 @@ class PlayedSum:
     Args:
         schedule: what is played.
         device: where the vectors are.
+        group: what it is played over, when nothing else is; None: one is made. Of Gloo where `played_on_host`.
     """
 
-    def __init__(self, schedule: Schedule, device: torch.device) -> None:
+    def __init__(self, schedule: Schedule, device: torch.device, group: Any = None) -> None:
         self._schedule = schedule
-        on_host = device.type == "cpu" or schedule.nodes > schedule.world
+        on_host = played_on_host(schedule, device)
         self._on_device = not on_host
-        group = dist.new_group(backend="gloo" if on_host else "nccl")
+        group = group if group is not None else dist.new_group(backend="gloo" if on_host else "nccl")
         self.world, self._rank = dist.get_world_size(group), dist.get_rank(group)
         dist.barrier(group)  # NCCL wants all ranks in a group's first operation
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
@@ -106,6 +107,11 @@ class PlayedSum:
             each.wait()
         if here is not vector:
             vector.copy_(here)
+
+
+def played_on_host(schedule: Schedule, device: torch.device) -> bool:
+    """Whether a schedule is played on memory of the host: vectors lie there, or a helper needs them there."""
+    return device.type == "cpu" or schedule.nodes > schedule.world
 
 
 def _players(schedule: Schedule, nodes: Sequence[int], group: Any, *, on_host: bool) -> list[Player]:

@@ -75,3 +75,4 @@ def test_measuring_ends_by_count_time_and_patience() -> None:
     assert effort.enough([0.2] * 5)
     assert effort.enough([0.01] * 6)
     assert effort.enough([0.5] * 3)
+    assert effort.enough([0.005] * 3, repeats=100)  # each stands for half a second
