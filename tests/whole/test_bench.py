@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-from running import Psctl
+from running import Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
@@ -74,3 +75,23 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(tmp_path: Path)
         assert run.code == 2, run
         assert set(run.document) == {"error"}
     assert psctl.run("jobs", "-o", "json").document == {"jobs": []}
+
+
+def test_slots_are_held_and_an_interrupt_stops_it_and_prints_what_was_measured(tmp_path: Path) -> None:
+    psctl = Psctl(tmp_path)
+    words = ["bench", "allreduce", "--workers", "2", "--strategy", "ring", "-o", "json"]
+    with psctl.start(*words, "--sizes", "1KB,256MB") as process:
+
+        def running() -> bool:
+            jobs = psctl.run("jobs", "-o", "json").document["jobs"]
+            return any(rank["role"] == "worker" for job in jobs for rank in job["ranks"])
+
+        until(running, 60)
+        refused = psctl.run(*words, "--sizes", "1KB")
+        assert refused.code == 7, refused
+        assert refused.document["error"]["code"] == "job-running"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert {row["bytes"] for row in json.loads(out)["results"]} <= {1_000}
+    assert [job["state"] for job in psctl.run("jobs", "-o", "json").document["jobs"]] == ["stopped"]
