@@ -36,6 +36,26 @@ from links import iperf  # noqa: E402
 
 from psctl.units import format_bytes, parse_size  # noqa: E402
 
+DEALT = """
+import os, time
+rank, world, each = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+os.environ["RANK"] = str(rank % each * (world // each) + rank // each)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for size in SIZES:
+    vector, times = torch.ones(size // 4), []
+    for turn in range(4):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(vector)
+        took = torch.tensor([time.perf_counter() - began])
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        times.append(float(took))
+    if dist.get_rank() == 0:
+        print("dealt", size, sorted(times[1:])[1], flush=True)
+"""
+"""The engine's all-reduce with neighbouring ranks on different hosts, as a launcher that deals them round has them."""
+
 
 @dataclass
 class Lab:
@@ -55,6 +75,7 @@ class Lab:
     workers: str | None = None
     servers: str | None = None
     more: str = ""
+    dealt: bool = False
     hosts: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -87,7 +108,7 @@ def labs() -> dict[str, Lab]:
         "racks": Lab("two racks of two hosts, 200 Mbit/s between, 500 inside", 4, "500mbit", 200, once, ring(4), 1.4,
                      options={"far": ("h3", "h4"), "trunk": "200mbit"}),
         "pairs": Lab("4 hosts of 500 Mbit/s, two workers each", 4, "500mbit", 500, ring(4), ring(8), 1.12,
-                     workers="8", hosts=two.splitlines(keepends=True)),
+                     workers="8", dealt=True, hosts=two.splitlines(keepends=True)),
         "free4": Lab("4 workers, 4 further hosts free to serve, 200 Mbit/s", 8, "200mbit", 200, once, ring(4), 1.4,
                      workers="4"),
     }  # fmt: skip
@@ -127,7 +148,26 @@ def measure(lab: Lab, sizes: str, strategies: str, again: str) -> tuple[float, l
         words = ["bench", "allreduce", "--strategy", strategies]
         words += ["--workers", lab.workers] if lab.workers else []
         words += ["--servers", lab.servers] if lab.servers else []
-        return rate, [run(home.env, *words, "--sizes", each) for each in (sizes, again) if each]
+        found = [run(home.env, *words, "--sizes", each) for each in (sizes, again) if each]
+        if lab.dealt:
+            found[0]["dealt"] = dealt(home.env, lab, [size["bytes"] for size in found[0]["sizes"]])
+        return rate, found
+
+
+def dealt(env: dict[str, str], lab: Lab, sizes: Sequence[int]) -> dict[int, float]:
+    """Return the engine's seconds by size with ranks dealt round the hosts."""
+    folder = Path(env["HOME"]) / "dealt"
+    folder.mkdir()
+    (folder / "dealt.py").write_text(DEALT.replace("SIZES", repr(list(sizes))))
+    (folder / "job.yaml").write_text(
+        f"name: dealt\nscript: dealt.py\nworkers: {lab.workers}\nsync: {{strategy: native}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "psctl", "train", str(folder / "job.yaml"), "-o", "jsonl"],
+        env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True, cwd=env["HOME"],
+    )  # fmt: skip
+    texts = [event["text"].split() for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "log"]
+    return {int(words[1]): float(words[2]) for words in texts if words[:1] == ["dealt"]}
 
 
 def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
@@ -145,6 +185,11 @@ def table(lab: Lab, rate: float, documents: Sequence[dict[str, Any]]) -> str:
     lines.append("")
     for document, when in zip(documents, ("", ", calibrated"), strict=False):
         lines += [_verdict(lab, size, rate, document, when) for size in document["sizes"]]
+    for bytes_, seconds in first.get("dealt", {}).items():
+        auto = next(each["auto"] for each in first["sizes"] if each["bytes"] == bytes_)
+        took = _same(first, {"bytes": bytes_, "strategy": auto})
+        gain = f"; what auto takes is {seconds / took['seconds']['median']:.2f} times as fast" if took else ""
+        lines.append(f"- {format_bytes(bytes_)}: the engine with its ranks dealt round takes {seconds:.4g} s{gain}")
     return "\n".join(lines) + "\n"
 
 
