@@ -26,6 +26,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/links.py
+	$(BIN)/python bench/strategies.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
