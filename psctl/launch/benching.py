@@ -27,7 +27,7 @@ from psctl.plan.candidates import Search
 from psctl.plan.choose import Asked, Plan, Planner
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import place_servers, serve
-from psctl.plan.timing import Costs
+from psctl.plan.timing import Costs, Timing, paced
 from psctl.schedule.catalog import Options
 from psctl.units import parse_size
 from psctl.words import STRATEGIES
@@ -41,8 +41,14 @@ SMALLEST, LARGEST = 1_000, 256_000_000
 FACTOR = 4
 """From one size to the next."""
 
-SAMPLES = 48
+SAMPLES = 40
 """Measurements of one engine that costs are fitted to, at most."""
+
+FLOWS = 0.8
+"""Part of a prediction from which on it tells how fast a strategy's bytes flow."""
+
+SLOWEST = 4.0
+"""Times as long, or as short, as bytes may be taken to flow."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -238,55 +244,86 @@ def sizes_document(outlook: Outlook, results: Sequence[Result]) -> list[dict[str
 
 
 def calibrate(stage: Stage, outlook: Outlook, results: Sequence[Result]) -> dict[str, Found]:
-    """Fit what messages cost each engine to what was measured, and keep it with the cluster.
+    """Fit what messages cost each engine, and how fast each strategy's bytes flow, and keep it with the cluster.
 
     Returns:
         by engine, what was found; an engine with less than three measurements is left as it was.
     """
+    measured = [each for each in results if each.row.correct and each.median > 0]
+    predictor = _Predictor(outlook)
+    paces = {**outlook.ground.paces, **predictor.paces(measured)}
     engines: dict[str, list[Result]] = {}
-    for each in results:
-        if each.row.correct and each.median > 0:
-            engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
-    found = {}
-    for engine, measured in engines.items():
-        if len(measured) >= 3:
-            found[engine] = _fitted(outlook, engine, _some(measured))
+    for each in measured:
+        engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
+    found = {engine: predictor.fitted(engine, rows, paces) for engine, rows in engines.items() if len(rows) >= 3}
     if found:
-        calibration.keep(stage.home, stage.chosen, stage.state, found)
+        calibration.keep(stage.home, stage.chosen, stage.state, found, {**paces, **predictor.paces(measured)})
     return found
+
+
+class _Predictor:
+    """Predicts with costs that change.
+
+    Args:
+        outlook: the plan that measurements were made for.
+    """
+
+    def __init__(self, outlook: Outlook) -> None:
+        self._outlook = outlook
+        self._ground = copy.copy(outlook.ground)
+        self._ground.paces = {}
+        self._search = Search(self._ground)
+        self._servers: dict[int, list[str]] = {}
+
+    def timing(self, row: Row) -> Timing:
+        """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
+        if row.strategy == "ps":
+            return serve(self._ground, self._serving(row.bytes), row.bytes)[0]
+        return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
+
+    def fitted(self, engine: str, results: Sequence[Result], paces: Mapping[str, float]) -> Found:
+        """Fit an engine's costs; they stay in place for what is asked next."""
+        some = _some(results)
+
+        def predict(index: int, costs: Costs) -> float:
+            self._ground.costs = {**self._ground.costs, engine: costs}
+            row = some[index].row
+            return paced(self.timing(row), paces.get(row.strategy, 1.0)).seconds
+
+        fitted = fit([each.median for each in some], predict, self._ground.costs.get(engine))
+        self._ground.costs = {**self._ground.costs, engine: fitted.costs}
+        before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
+        return Found(fitted.costs, len(some), statistics.median(before), fitted.after)
+
+    def paces(self, results: Sequence[Result]) -> dict[str, float]:
+        """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
+        found: dict[str, list[float]] = {}
+        for each in results:
+            timing = self.timing(each.row)
+            if timing.flowing >= FLOWS * timing.seconds:
+                rest = timing.seconds - timing.flowing
+                found.setdefault(each.row.strategy, []).append((each.median - rest) / timing.flowing)
+        return {
+            name: min(SLOWEST, max(1 / SLOWEST, statistics.median(each))) for name, each in found.items()
+        }  # fmt: skip
+
+    def _serving(self, size: int) -> list[str]:
+        if size not in self._servers:
+            hosts, order = self._outlook.order.hosts, self._outlook.order
+            places = place_servers(self._outlook.ground, hosts, order.servers, size)
+            self._servers[size] = [hosts[at].name for at in places]
+        return self._servers[size]
 
 
 def _engine(ground: Ground, strategy: str) -> str:
     return {"native": ground.engine, "ps": "ps"}.get(strategy, "psctl")
 
 
-def _some(results: list[Result]) -> list[Result]:
+def _some(results: Sequence[Result]) -> list[Result]:
     """Return at most SAMPLES of them, spread over sizes and strategies."""
     ordered = sorted(results, key=lambda each: (each.row.bytes, each.row.strategy))
     step = max(1.0, len(ordered) / SAMPLES)
     return [ordered[int(at * step)] for at in range(min(len(ordered), SAMPLES))]
-
-
-def _fitted(outlook: Outlook, engine: str, results: Sequence[Result]) -> Found:
-    start = outlook.ground.costs.get(engine)
-    ground = copy.copy(outlook.ground)
-    search = Search(ground)
-    servers = {each.row.bytes: _servers(outlook, each.row.bytes) for each in results if each.row.strategy == "ps"}
-
-    def predict(index: int, costs: Costs) -> float:
-        ground.costs = {**outlook.ground.costs, engine: costs}
-        row = results[index].row
-        if row.strategy == "ps":
-            return serve(ground, servers[row.bytes], row.bytes)[0].seconds
-        return search.at(row.strategy, outlook.options(row.strategy, row.bytes), row.bytes).seconds
-
-    fitted = fit([each.median for each in results], predict, start)
-    return Found(fitted.costs, len(results), fitted.before, fitted.after)
-
-
-def _servers(outlook: Outlook, size: int) -> list[str]:
-    hosts = outlook.order.hosts
-    return [hosts[at].name for at in place_servers(outlook.ground, hosts, outlook.order.servers, size)]
 
 
 def describe(found: Mapping[str, Found]) -> list[str]:

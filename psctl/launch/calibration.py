@@ -25,32 +25,39 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What was found, and on which machines: host to address, cores and GPUs."""
+    """What was found, and on which machines: host to address, cores and GPUs.
+
+    `paces` says of strategies how many times as long their bytes flow as the links' rates tell.
+    """
 
     time: float
     machines: dict[str, str]
     engines: dict[str, Found]
+    paces: dict[str, float] = {}
 
 
-def keep(home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found]) -> Calibration:
-    """Keep what was found of these engines beside what is known of others on the same machines."""
+def keep(
+    home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found], paces: Mapping[str, float]
+) -> Calibration:
+    """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
     machines = machines_of(chosen, state)
     before = _kept(home, chosen)
-    known = before.engines if before is not None and before.machines == machines else {}
-    made = Calibration(time.time(), machines, {**known, **engines})
+    known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
+    made = Calibration(time.time(), machines, {**known.engines, **engines}, {**known.paces, **paces})
     home.keep("costs", chosen.spec.name, made)
     return made
 
 
 def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str, float]]:
-    """Return the kept costs by engine, when all hosts are as they were then; else none.
+    """Return the kept costs by engine, and the `paces` by strategy, when all hosts are as they were then; else none.
 
     Call `reach.find` or `reach.settled` before.
     """
     kept = _kept(home, chosen)
     if kept is None or not machines_of(chosen, state).items() <= kept.machines.items():
         return {}
-    return {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
+    found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
+    return {**found, "paces": kept.paces} if kept.paces else found
 
 
 def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:

@@ -21,16 +21,23 @@ class Ground:
         ranks: the place of each rank.
         serving: the hosts that may hold servers, in order.
         costs: of each engine's messages.
+        paces: how many times as long a strategy's bytes were found to flow as the links' rates tell.
     """
 
     def __init__(
-        self, cluster: ClusterGraph, ranks: Sequence[str], serving: Sequence[str], costs: Mapping[str, Costs] = FREE
+        self,
+        cluster: ClusterGraph,
+        ranks: Sequence[str],
+        serving: Sequence[str],
+        costs: Mapping[str, Costs] = FREE,
+        paces: Mapping[str, float] | None = None,
     ) -> None:
         self.cluster = cluster
         self.network = Network(cluster)
         self.ranks = tuple(ranks)
         self.serving = tuple(serving)
         self.costs = costs
+        self.paces = paces or {}
         names = {host.name for host in cluster.hosts}
         self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
         """The host of each rank."""
@@ -68,7 +75,9 @@ def ground_of(order: JobOrder) -> Ground:
         cluster = nominal(order.hosts)
     ranks = [place for host in order.hosts for place in _places(host, cluster)]
     serving = [host.name for host in order.hosts if host.may_serve]
-    return Ground(cluster, ranks, serving, engine_costs(any("/" in place for place in ranks), order.costs))
+    gpus = any("/" in place for place in ranks)
+    measured = {engine: costs for engine, costs in order.costs.items() if engine != "paces"}
+    return Ground(cluster, ranks, serving, engine_costs(gpus, measured), order.costs.get("paces"))
 
 
 def ground_in(cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE) -> Ground:

@@ -61,3 +61,12 @@ class Timing(msgspec.Struct, frozen=True):
     summing: float = 0.0
     loads: tuple[Load, ...] = ()
     critical: tuple[Leg, ...] = ()
+
+
+def paced(timing: Timing, pace: float) -> Timing:
+    """Return a timing whose bytes flow `pace` times as long: what `bench` found that the links' rates do not tell, such
+    as senders that meet at one receiver."""
+    if pace == 1.0:
+        return timing
+    longer = timing.flowing * (pace - 1.0)
+    return msgspec.structs.replace(timing, seconds=timing.seconds + longer, flowing=timing.flowing + longer)
