@@ -45,10 +45,10 @@ class Pending(Protocol):
 
 
 class Channel(Protocol):
-    """Moves pieces of tensors between ranks; may be called from several threads."""
+    """Moves pieces of tensors between ranks; may be called from several threads (the nodes of one process)."""
 
     ahead: bool
-    """Receives may be posted before their turn, and from several threads; otherwise a step's are posted together."""
+    """Receives may be posted before their turn; otherwise a step's messages are posted together."""
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         """Post these together; returns one pending for each, those of sends first."""

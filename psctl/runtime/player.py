@@ -1,9 +1,4 @@
-"""Plays a schedule on torch tensors, again and again; and a queue that does so while backward goes on.
-
-There are two ways to play, for neither is good at both ends: short vectors go step by step on the calling thread
-(`runtime/stepped.py`), long ones with a thread a lane (`runtime/laned.py`). Both take the same script and send the same
-messages.
-"""
+"""Plays one rank's part of a schedule on torch tensors, again and again; and a queue that does so beside backward."""
 
 from __future__ import annotations
 
@@ -16,13 +11,9 @@ import torch
 from psctl.errors import PeerLost
 from psctl.runtime.channel import Channel
 from psctl.runtime.chunks import Chunks
-from psctl.runtime.laned import Laned
 from psctl.runtime.script import script
 from psctl.runtime.stepped import Stepped
 from psctl.schedule.transfer import Schedule
-
-SHORT = 2 << 20
-"""Bytes of a vector up to which it goes step by step; measured in `runtime/stepped.py`."""
 
 LENGTHS = 64
 """Lengths of vectors for which the cuts are kept."""
@@ -35,15 +26,12 @@ class Player:
         schedule: what is played; every rank must play the same.
         rank: which node of it this is.
         channel: moves the bytes.
-        short: bytes of a vector up to which it goes step by step, where the channel lets it choose.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, channel: Channel, short: int = SHORT) -> None:
+    def __init__(self, schedule: Schedule, rank: int, channel: Channel) -> None:
         self.schedule, self.rank = schedule, rank
-        self._channel, self._short = channel, short
-        self._script = script(schedule, rank)
-        self._stepped = Stepped(self._script, channel)
-        self._laned: Laned | None = None
+        self._channel = channel
+        self._stepped = Stepped(script(schedule, rank), channel)
         self._chunks: dict[int, Chunks] = {}
         self._lost: BaseException | None = None
 
@@ -61,7 +49,7 @@ class Player:
         if self._lost is None:
             try:
                 with torch.no_grad():
-                    self._play(vector)
+                    self._stepped.play(vector, self._cut(vector.numel()))
                 return
             except BaseException as error:
                 self._lost = error
@@ -72,21 +60,6 @@ class Player:
             f"rank {self.rank} lost a peer while gradients were summed: {self._lost}",
             "the rank that ended first is named by psctl status",
         ) from self._lost
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._laned is not None:
-            self._laned.close()
-            self._laned = None
-
-    def _play(self, vector: torch.Tensor) -> None:
-        chunks = self._cut(vector.numel())
-        if not self._channel.ahead or vector.numel() * vector.element_size() <= self._short:
-            self._stepped.play(vector, chunks)
-            return
-        if self._laned is None:
-            self._laned = Laned(self._script, self._channel)
-        self._laned.play(vector, chunks)
 
     def _cut(self, length: int) -> Chunks:
         if length not in self._chunks:

@@ -4,7 +4,7 @@ The semantics are those of `schedule/transfer.py`. A *write* is what a step does
 comes in for it, reduced in the order of the nodes' numbers with the own value at its place, or one copy. What a rank
 sends of a chunk in a step is the value before that step's write; so a write waits for the write before it, for its own
 incoming messages, and until what is sent of the chunk up to that step has left. A message out waits for the writes of
-all earlier steps. Nothing else waits: there is no barrier between steps.
+all earlier steps. There is no barrier between the steps of different ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Out(msgspec.Struct, frozen=True):
     index: int
     tag: int
     message: Message
-    needs: tuple[int, ...]  # writes
 
 
 class In(msgspec.Struct, frozen=True):
@@ -55,13 +54,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True):
-    """All that one rank does: by steps (those in which it does something), and by peer and lane as it travels."""
+    """All that one rank does, by the steps in which it does something."""
 
     rank: int
     writes: tuple[Write, ...]
     steps: tuple[Step, ...]
-    out: dict[tuple[int, int], tuple[Out, ...]]  # (peer, lane)
-    into: dict[tuple[int, int], tuple[In, ...]]
 
 
 def script(schedule: Schedule, rank: int) -> Script:
@@ -85,8 +82,6 @@ class _Draft:
         self._writes: list[Write] = []
         self._last: dict[int, int] = {}  # chunk -> its last write
         self._reading: dict[int, list[int]] = {}  # chunk -> messages out since its last write
-        self._out: dict[tuple[int, int], list[Out]] = {}
-        self._into: dict[tuple[int, int], list[In]] = {}
         self._steps: list[Step] = []
         self._sent = 0
 
@@ -100,21 +95,15 @@ class _Draft:
         for tag, message in coming:
             staged = message.action == "reduce" or any(chunk in leaving for chunk in message.chunks)
             into.append(In(tag, message, tuple(made[chunk] for chunk in message.chunks), staged))
-            self._into.setdefault((message.source, message.lane), []).append(into[-1])
         writes = tuple(self._writes[index] for index in made.values())
         self._steps.append(Step(tuple(out), tuple(into), writes))
 
     def finish(self) -> Script:
         """Return the script."""
-        out = {lane: tuple(found) for lane, found in self._out.items()}
-        into = {lane: tuple(found) for lane, found in self._into.items()}
-        return Script(self._rank, tuple(self._writes), tuple(self._steps), out, into)
+        return Script(self._rank, tuple(self._writes), tuple(self._steps))
 
     def _send(self, tag: int, message: Message) -> Out:
-        needs = tuple(sorted({self._last[chunk] for chunk in message.chunks if chunk in self._last}))
-        lane = (message.destination, message.lane)
-        made = Out(self._sent, tag, message, needs)
-        self._out.setdefault(lane, []).append(made)
+        made = Out(self._sent, tag, message)
         for chunk in message.chunks:
             self._reading.setdefault(chunk, []).append(self._sent)
         self._sent += 1

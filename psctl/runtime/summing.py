@@ -95,7 +95,7 @@ class PlayedSum:
         return int(self._schedule.sent(size)[self._rank])
 
     def close(self) -> None:
-        for each in (self._own, *self._helping, *self._players):
+        for each in (self._own, *self._helping):
             each.close()
 
     def play(self, vector: torch.Tensor) -> None:

@@ -21,20 +21,19 @@ from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
 
-WAYS = {"stepped": (True, 1 << 40), "laned": (True, -1), "batched": (False, 0)}
-"""Whether receives may be posted ahead, and up to which size a vector goes step by step."""
+WAYS = {"ahead": True, "batched": False}
+"""Whether receives may be posted before their turn."""
 
 
 class Cast:
     """One player a node of a schedule, each driven by a thread of its own."""
 
     def __init__(self, schedule: Schedule, way: str, seed: int | None = None, fails: dict[int, int] | None = None):
-        ahead, short = WAYS[way]
         self.hub, self.schedule = Hub(seed), schedule
         self.channels = [
-            MemoryChannel(self.hub, node, ahead, (fails or {}).get(node, -1)) for node in range(schedule.nodes)
+            MemoryChannel(self.hub, node, WAYS[way], (fails or {}).get(node, -1)) for node in range(schedule.nodes)
         ]
-        self.players = [Player(schedule, node, channel, short) for node, channel in enumerate(self.channels)]
+        self.players = [Player(schedule, node, channel) for node, channel in enumerate(self.channels)]
 
     def play(self, vectors: Sequence[torch.Tensor]) -> list[BaseException | None]:
         """Play in place; helpers begin with anything. Returns what each rank raised."""
@@ -55,30 +54,18 @@ class Cast:
             assert not thread.is_alive(), "it hangs"
         return errors
 
-    def __enter__(self) -> Cast:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for player in self.players:
-            player.close()
-
-
-def lanes() -> int:
-    return sum(thread.name == "psctl-lane" for thread in threading.enumerate())
-
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_numbers_are_summed_exactly_at_every_length(name: str, way: str) -> None:
     for world in range(2, 9):
-        with Cast(catalog.build(name, world, options(world, pieces=2)), way) as cast:
-            for length in (37, 0, 1, 2, world - 1, 1003, 37):
-                vectors = [torch.arange(length, dtype=torch.int64) * (7**rank) - rank for rank in range(world)]
-                expected = torch.stack(vectors).sum(dim=0)
-                assert cast.play(vectors) == [None] * cast.schedule.nodes
-                for rank, vector in enumerate(vectors):
-                    assert torch.equal(vector, expected), (name, world, length, rank)
-    assert lanes() == 0
+        cast = Cast(catalog.build(name, world, options(world, pieces=2)), way)
+        for length in (37, 0, 1, 2, world - 1, 1003, 37):
+            vectors = [torch.arange(length, dtype=torch.int64) * (7**rank) - rank for rank in range(world)]
+            expected = torch.stack(vectors).sum(dim=0)
+            assert cast.play(vectors) == [None] * cast.schedule.nodes
+            for rank, vector in enumerate(vectors):
+                assert torch.equal(vector, expected), (name, world, length, rank)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,17 +73,17 @@ def test_floats_are_near_the_sum_and_have_the_same_bits_everywhere(name: str) ->
     generator = torch.Generator().manual_seed(3)
     for world in (2, 3, 5, 8):
         schedule = catalog.build(name, world, options(world))
-        with Cast(schedule, "stepped") as stepped, Cast(schedule, "laned") as laned:
-            for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-                given = [torch.randn(37 * world + 1, generator=generator).to(dtype) for _ in range(world)]
-                wide = torch.stack(given).double()
-                found = [[each.clone() for each in given] for _ in range(2)]
-                assert not any(stepped.play(found[0]))
-                assert not any(laned.play(found[1]))
-                every = found[0] + found[1]
-                assert all(torch.equal(each, every[0]) for each in every), (name, world, dtype)
-                allowed = world * torch.finfo(dtype).eps * wide.abs().sum(dim=0)
-                assert ((every[0].double() - wide.sum(dim=0)).abs() <= allowed).all(), (name, world, dtype)
+        ahead, batched = Cast(schedule, "ahead"), Cast(schedule, "batched")
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            given = [torch.randn(37 * world + 1, generator=generator).to(dtype) for _ in range(world)]
+            wide = torch.stack(given).double()
+            found = [[each.clone() for each in given] for _ in range(2)]
+            assert not any(ahead.play(found[0]))
+            assert not any(batched.play(found[1]))
+            every = found[0] + found[1]
+            assert all(torch.equal(each, every[0]) for each in every), (name, world, dtype)
+            allowed = world * torch.finfo(dtype).eps * wide.abs().sum(dim=0)
+            assert ((every[0].double() - wide.sum(dim=0)).abs() <= allowed).all(), (name, world, dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,12 +92,12 @@ def test_messages_may_arrive_in_any_order(name: str) -> None:
         world = 3 + seed % 3
         for way in WAYS:
             schedule = catalog.build(name, world, options(world, pieces=3, chunks=7))
-            with Cast(schedule, way, seed) as cast:
-                for length in (53, 11):
-                    vectors = [torch.arange(length) * 10**rank for rank in range(world)]
-                    expected = torch.stack(vectors).sum(dim=0)
-                    assert not any(cast.play(vectors))
-                    assert all(torch.equal(vector, expected) for vector in vectors), (name, seed, way)
+            cast = Cast(schedule, way, seed)
+            for length in (53, 11):
+                vectors = [torch.arange(length) * 10**rank for rank in range(world)]
+                expected = torch.stack(vectors).sum(dim=0)
+                assert not any(cast.play(vectors))
+                assert all(torch.equal(vector, expected) for vector in vectors), (name, seed, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -118,15 +105,14 @@ def test_messages_may_arrive_in_any_order(name: str) -> None:
 def test_a_lost_connection_ends_the_sum_everywhere_at_once(name: str, way: str) -> None:
     schedule = catalog.build(name, 4, options(4, pieces=2))
     for posts in (0, 2):
-        with Cast(schedule, way, fails={1: posts}) as cast:
-            before = cast.play([torch.ones(64) for _ in range(4)])
-            assert cast.channels[1].aborted
-            assert isinstance(before[1], PeerLost)
-            assert before[1].message == "rank 1 lost a peer while gradients were summed: connection reset"
-            assert all(isinstance(error, PeerLost) and "aborted" in error.message for error in before[2:4])
-            again = cast.play([torch.ones(64) for _ in range(4)])
-            assert all(isinstance(error, PeerLost) for error in again), "nothing is played after a loss"
-        assert lanes() == 0
+        cast = Cast(schedule, way, fails={1: posts})
+        before = cast.play([torch.ones(64) for _ in range(4)])
+        assert cast.channels[1].aborted
+        assert isinstance(before[1], PeerLost)
+        assert before[1].message == "rank 1 lost a peer while gradients were summed: connection reset"
+        assert all(isinstance(error, PeerLost) and "aborted" in error.message for error in before[2:4])
+        again = cast.play([torch.ones(64) for _ in range(4)])
+        assert all(isinstance(error, PeerLost) for error in again), "nothing is played after a loss"
 
 
 def test_one_schedule_is_proven_predicted_and_played() -> None:
@@ -148,25 +134,25 @@ def test_one_schedule_is_proven_predicted_and_played() -> None:
 
     traces = []
     for schedule in (proven, changed):
-        with Cast(schedule, "stepped") as cast:
-            vectors = [torch.full((500,), rank + 1.0, dtype=torch.float64) for rank in range(4)]
-            assert not any(cast.play(vectors))
-            assert all((vector == 10).all() for vector in vectors)
-            traces.append([(source, target, size) for source, target, _, size in cast.hub.trace])
+        cast = Cast(schedule, "ahead")
+        vectors = [torch.full((500,), rank + 1.0, dtype=torch.float64) for rank in range(4)]
+        assert not any(cast.play(vectors))
+        assert all((vector == 10).all() for vector in vectors)
+        traces.append([(source, target, size) for source, target, _, size in cast.hub.trace])
     assert traces[0].count((last.source, last.destination, 1000)) == 6
     assert traces[1].count((last.source, last.destination, 1000)) == 5
     assert sorted(traces[1]).count((owner, last.destination, 1000)) == 1
 
 
-def test_buffers_are_made_once() -> None:
-    with Cast(catalog.build("ring", 2), "laned") as cast:
-        pointers = set()
-        for _ in range(3):
-            assert not any(cast.play([torch.ones(1000) for _ in range(2)]))
-            laned = cast.players[0]._laned
-            assert laned is not None
-            pointers.add(tuple(each.data_ptr() for held in laned._buffers.values() for each in held))
-        assert len(pointers) == 1
+def test_buffers_are_made_once_and_hold_two_vectors_at_most() -> None:
+    cast = Cast(catalog.build("ring", 4, options(4, pieces=3)), "ahead")
+    places = set()
+    for length in (1200, 600, 1200):
+        assert not any(cast.play([torch.ones(length) for _ in range(4)]))
+        held = cast.players[0]._stepped._bytes
+        places.add((held.data_ptr(), held.numel()))
+    [(_, size)] = places
+    assert size <= 2 * 1200 * 4
 
 
 def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
