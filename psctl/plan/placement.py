@@ -16,7 +16,7 @@ from psctl.orders import HostOrder
 from psctl.plan.cost import side_by_side
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
-from psctl.plan.timing import Costs, Timing
+from psctl.plan.timing import Costs, Timing, paced
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
@@ -39,13 +39,14 @@ def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, 
         servers: the host of each server.
         size: bytes a worker pushes.
     """
+    pace = ground.paces.get("ps", 1.0)
     if ground.world > LARGE:
-        return _by_ports(ground, servers, size), 2, size
+        return paced(_by_ports(ground, servers, size), pace), 2, size
     pieces = _pieces(len(servers), size, ground.world)
     nodes = tuple(range(ground.world, ground.world + len(servers)))
     schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
     costs = side_by_side(ground.costs.get("ps", Costs()), schedule)
-    return simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), 2, size
+    return paced(simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), pace), 2, size
 
 
 def place_servers(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float) -> list[int]:
