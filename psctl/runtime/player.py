@@ -12,7 +12,7 @@ from psctl.errors import PeerLost
 from psctl.runtime.channel import Channel
 from psctl.runtime.chunks import Chunks
 from psctl.runtime.script import script
-from psctl.runtime.stepped import Stepped
+from psctl.runtime.stepped import SHORT, Stepped
 from psctl.schedule.transfer import Schedule
 
 LENGTHS = 64
@@ -26,12 +26,13 @@ class Player:
         schedule: what is played; every rank must play the same.
         rank: which node of it this is.
         channel: moves the bytes.
+        short: as `Stepped` has it.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, channel: Channel) -> None:
+    def __init__(self, schedule: Schedule, rank: int, channel: Channel, short: int = SHORT) -> None:
         self.schedule, self.rank = schedule, rank
         self._channel = channel
-        self._stepped = Stepped(script(schedule, rank), channel)
+        self._stepped = Stepped(script(schedule, rank), channel, short)
         self._chunks: dict[int, Chunks] = {}
         self._lost: BaseException | None = None
 

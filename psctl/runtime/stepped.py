@@ -22,7 +22,10 @@ from psctl.runtime.chunks import Chunks
 from psctl.runtime.script import In, Out, Script, Write
 
 SLOTS = 9
-"""Steps for which messages are expected at once, at most: this one and the next."""
+"""Steps for which messages are expected at once: this one and the next; what comes later finds its place free."""
+
+SHORT = 1 << 20
+"""Bytes of a vector up to which all steps' are: memory does not count then, each sender that must ask does."""
 
 
 class Stepped:
@@ -31,10 +34,11 @@ class Stepped:
     Args:
         script: what is played.
         channel: moves the bytes.
+        short: bytes of a vector up to which all steps' messages are expected at once.
     """
 
-    def __init__(self, script: Script, channel: Channel) -> None:
-        self._script, self._channel = script, channel
+    def __init__(self, script: Script, channel: Channel, short: int = SHORT) -> None:
+        self._script, self._channel, self._short = script, channel, short
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def play(self, vector: torch.Tensor, chunks: Chunks) -> None:
@@ -57,10 +61,15 @@ class Stepped:
         round_.have_left(each.index for step in steps for each in step.out)
 
     def _slots(self, vector: torch.Tensor, chunks: Chunks) -> list[torch.Tensor]:
-        """Return places for what steps put aside, as large as two vectors or one step: the same memory each time."""
+        """Return places for what steps put aside, for long vectors as large as two or one step: the same memory."""
         most = max((sum(chunks.size(m.message.chunks) for m in step.into) for step in self._script.steps), default=0)
-        count = min(SLOTS, max(1, 2 * vector.numel() // max(1, most))) if self._channel.ahead else 1
         width = most * vector.element_size()
+        if not self._channel.ahead:
+            count = 1
+        elif vector.numel() * vector.element_size() <= self._short:
+            count = max(1, len(self._script.steps))
+        else:
+            count = min(SLOTS, max(1, 2 * vector.numel() // max(1, most)))
         if self._bytes.numel() < count * width or self._bytes.device != vector.device:
             self._bytes = torch.empty(count * width, dtype=torch.uint8, device=vector.device)
         return [self._bytes[at * width : (at + 1) * width].view(vector.dtype) for at in range(count)]

@@ -21,19 +21,20 @@ from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
 
-WAYS = {"ahead": True, "batched": False}
-"""Whether receives may be posted before their turn."""
+WAYS = {"ahead": (True, 1 << 20), "windowed": (True, -1), "batched": (False, 0)}
+"""Whether receives may be posted before their turn, and up to which size those of all steps are."""
 
 
 class Cast:
     """One player a node of a schedule, each driven by a thread of its own."""
 
     def __init__(self, schedule: Schedule, way: str, seed: int | None = None, fails: dict[int, int] | None = None):
+        ahead, short = WAYS[way]
         self.hub, self.schedule = Hub(seed), schedule
         self.channels = [
-            MemoryChannel(self.hub, node, WAYS[way], (fails or {}).get(node, -1)) for node in range(schedule.nodes)
+            MemoryChannel(self.hub, node, ahead, (fails or {}).get(node, -1)) for node in range(schedule.nodes)
         ]
-        self.players = [Player(schedule, node, channel) for node, channel in enumerate(self.channels)]
+        self.players = [Player(schedule, node, channel, short) for node, channel in enumerate(self.channels)]
 
     def play(self, vectors: Sequence[torch.Tensor]) -> list[BaseException | None]:
         """Play in place; helpers begin with anything. Returns what each rank raised."""
@@ -147,12 +148,12 @@ def test_one_schedule_is_proven_predicted_and_played() -> None:
 def test_buffers_are_made_once_and_hold_two_vectors_at_most() -> None:
     cast = Cast(catalog.build("ring", 4, options(4, pieces=3)), "ahead")
     places = set()
-    for length in (1200, 600, 1200):
+    for length in (600_000, 300_000, 600_000):
         assert not any(cast.play([torch.ones(length) for _ in range(4)]))
         held = cast.players[0]._stepped._bytes
         places.add((held.data_ptr(), held.numel()))
     [(_, size)] = places
-    assert size <= 2 * 1200 * 4
+    assert size <= 2 * 600_000 * 4
 
 
 def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
