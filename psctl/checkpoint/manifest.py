@@ -101,6 +101,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {STATE: self.state.size} | {file.name: file.size for file in self.files}
 
 
+_MANIFEST = msgspec.json.Decoder(Manifest)
+"""Made here and not at first use: threads that have msgspec learn a type at the same moment crash it."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong with a checkpoint; `torn` when something is missing, else bytes are wrong."""
 
@@ -144,7 +148,7 @@ def decode(data: bytes, where: str) -> Manifest:
                 hint="install the psctl that wrote it",
                 where=where,
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _MANIFEST.decode(data)
     except msgspec.DecodeError as error:
         raise Problem(f"{MANIFEST} is damaged: {error}").error(where) from error
     for problem in (*misplaced(manifest), *uncovered(manifest.files)):

@@ -73,6 +73,10 @@ class Site(msgspec.Struct, frozen=True):
         return ".".join(self.version.split(".")[:2])
 
 
+_LEARNT = msgspec.json.Decoder(Site)
+"""Hosts are looked at in a thread each, and threads that have msgspec learn a type at the same moment crash it."""
+
+
 def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Site:
     """Look at a host.
 

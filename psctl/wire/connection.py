@@ -42,6 +42,10 @@ STRANGER = 64 << 10
 """Bytes that an end may send before it has shown who it is."""
 HALF_ID = 16
 
+# Made here and not at first use: threads that have msgspec learn a type at the same moment crash it.
+_KEYS = msgspec.msgpack.Decoder(Keys | Refused)
+_SAID = msgspec.msgpack.Decoder(Credit | Bye | Long)
+
 
 class Codec:
     """Encoder and decoder of the application's messages.
@@ -253,7 +257,7 @@ class Connection:
             if not self._next_record():
                 return None
         try:
-            theirs = msgspec.msgpack.decode(data, type=Keys | Refused)
+            theirs = _KEYS.decode(data)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"it sent no keys: {error}") from error
         if isinstance(theirs, Refused):
@@ -334,7 +338,7 @@ class Connection:
 
     def _control(self, header: Bytes) -> Event | None:
         try:
-            said = msgspec.msgpack.decode(header, type=Credit | Bye | Long)
+            said = _SAID.decode(header)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"it sent a frame of no kind known here: {error}") from error
         if isinstance(said, Credit):

@@ -1,0 +1,36 @@
+"""Types that several threads decode at once are known to msgspec from the import on.
+
+msgspec learns a type at its first use and fills what it knows in place; a second thread that comes by in that moment
+reads what is not there yet, and the process ends by a segmentation fault. Imports are one at a time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LEARNT = """
+import gc, importlib, sys
+module, name = sys.argv[1].rsplit(".", 1)
+found = getattr(importlib.import_module(module), name)
+sys.exit("StructInfo" not in [type(one).__name__ for one in gc.get_referents(found)])
+"""
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        "psctl.launch.site.Site",  # a thread a host
+        "psctl.topology.facts.HostFacts",
+        "psctl.topology.rdma.RdmaPort",
+        "psctl.wire.connection.Keys",  # a thread a peer
+        "psctl.wire.connection.Credit",
+        "psctl.checkpoint.manifest.Manifest",  # a server's saver beside its readers
+    ],
+)
+def test_a_type_is_learnt_before_threads_use_it(type: str) -> None:
+    imported = "psctl.launch.site.Site" if type.endswith(".HostFacts") else type
+    script = f"import {imported.rsplit('.', 1)[0]}\n{LEARNT}"
+    assert subprocess.run([sys.executable, "-c", script, type], check=False).returncode == 0
