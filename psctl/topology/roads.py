@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from psctl.topology import rates
-from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostNode
+from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostNode, Link
 from psctl.topology.paths import Path, Router
 from psctl.topology.placing import seats
 from psctl.topology.wires import is_direct
@@ -51,6 +51,7 @@ class Roads:
         self._several = len(cluster.hosts) > 1
         self._own: dict[str, str] = {}
         self._routers: dict[str, Router] = {}
+        self._cables: dict[str, set[frozenset[str]]] = {}
         self._paths: dict[tuple[str, str], dict[str, Path]] = {}
         self._near: dict[str, list[tuple[str, Between]]] = {}
         for host in cluster.hosts:
@@ -74,11 +75,14 @@ class Roads:
         return math.fsum(self._latency[arc] for arc in road)
 
     def _add_host(self, host: HostNode) -> None:
-        edges = []
+        edges: list[Link] = []
+        cables = self._cables.setdefault(host.name, set())
         for link in host.graph.edges:
             known = link.bandwidth > 0
             edges.append(link if known else msgspec.structs.replace(link, bandwidth=INSIDE))
             self._add(host.name, link.a, link.b, edges[-1].bandwidth, link.latency, link.type, known)
+            if is_direct(link):
+                cables.add(link.ends)
         self._routers[host.name] = Router(host.graph.devices, edges)
         self._own |= {f"{host.name}/{seat.gpu}": seat.nic for seat in seats(host.graph)}
 
@@ -125,9 +129,8 @@ class Roads:
     def _inside(self, host: str, a: str, b: str) -> Road:
         if not a or not b or a == b:
             return ()
-        for link in self._hosts[host].graph.edges:
-            if link.ends == {a, b} and is_direct(link):
-                return ((host, a, b),)
+        if frozenset((a, b)) in self._cables[host]:
+            return ((host, a, b),)
         if (host, a) not in self._paths:
             self._paths[host, a] = self._routers[host].paths(a)
         path = self._paths[host, a].get(b)
