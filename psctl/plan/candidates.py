@@ -18,7 +18,7 @@ from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.pipelined import simulate_pipeline
 from psctl.plan.stepwise import stepwise
-from psctl.plan.timing import Costs, Timing
+from psctl.plan.timing import Costs, Timing, paced
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.schedule.transfer import Schedule
@@ -83,21 +83,19 @@ class Search:
         self._uniform = ground.network.uniform(ground.ranks)
         self._few = ground.world <= SMALL
 
-    def rough(self, strategy: str, size: float) -> Predicted:
-        """Return a strategy with the arrangement that suits it best, cut neither finely nor coarsely; `ps` is not one
-        of these.
+    def best(self, strategy: str, size: float) -> Predicted:
+        """Return a strategy as it does best: first how ranks are arranged, then how often the vector is cut.
 
         Args:
-            strategy: one that `why_not` has nothing against.
+            strategy: one that `why_not` has nothing against; `ps` is not one of these.
             size: bytes of the vector.
         """
         if strategy == "native":
             return self.at(strategy, self._native(), size)
         found = [self.at(strategy, options, size) for options in self._tried(strategy, size)]
-        return min(found, key=lambda each: each.seconds)
+        return self._finer(min(found, key=lambda each: each.seconds), size)
 
-    def finer(self, rough: Predicted, size: float) -> Predicted:
-        """Return a strategy cut as it does best, from what `rough` found."""
+    def _finer(self, rough: Predicted, size: float) -> Predicted:
         best, told = rough, rough.options
         if rough.strategy in PIPELINES:
             cuts = [msgspec.structs.replace(told, chunks=cut) for cut in self._chunks(rough.strategy, size)]
@@ -121,9 +119,9 @@ class Search:
         name = "ring" if strategy == "native" else strategy
         if ground.world > LARGE and (self._uniform is not None or ground.world > HUGE):
             form = self._form(name, options, size, _in_alpha(costs))
-            return Predicted(strategy, options, form.timing(), form.steps, form.sent)
+            return Predicted(strategy, options, self._paced(strategy, form.timing()), form.steps, form.sent)
         schedule = catalog.build(name, ground.world, options)
-        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
+        timing = self._paced(strategy, self._timing(name, options, schedule, size, side_by_side(costs, schedule)))
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
 
     def _timing(self, name: str, options: Options, schedule: Schedule, size: float, costs: Costs) -> Timing:
@@ -139,6 +137,9 @@ class Search:
 
         return simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
 
+    def _paced(self, strategy: str, timing: Timing) -> Timing:
+        return paced(timing, self._ground.paces.get(strategy, 1.0))
+
     def why_not(self, strategy: str) -> str | None:
         """Return why a strategy can't be played here; None when it can."""
         if strategy == "cpu" and self._ground.nodes > 1:
@@ -153,7 +154,8 @@ class Search:
 
     def _tried(self, strategy: str, size: float) -> Iterable[Options]:
         """Options that differ in how the ranks are arranged."""
-        chunks = min(COARSE, self._chunks(strategy, size)[-1]) if strategy in PIPELINES else ONLY.chunks
+        chunks = self._chunks(strategy, size)[-1] if strategy in PIPELINES else ONLY.chunks
+        chunks = min(COARSE, chunks) if self._few else chunks
         match strategy:
             case "sharded":
                 weights = dict.fromkeys((tuple[int, ...](), arrange.shares(self._port)))
@@ -162,7 +164,7 @@ class Search:
                 return [Options(rings=arrange.rings(self._ground))]
             case "packed-trees":
                 trees = arrange.trees(self._ground, self._port)
-                return [Options(trees=trees, chunks=max(1, chunks // len(trees)))]
+                return [Options(trees=trees, chunks=chunks)]
             case "hierarchical":
                 return self._levels()
             case "root":

@@ -32,9 +32,6 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_0
 TIE = 1.05
 """Predictions closer than this are one."""
 
-HOPELESS = 2.0
-"""A rough prediction so many times the best one is not worth a finer search."""
-
 UNKNOWN = 100_000_000
 """Bytes of gradients that a plan is made for when nobody says how many there are."""
 
@@ -81,6 +78,7 @@ class Asked(msgspec.Struct, frozen=True):
         servers: how many; None: what the plan says.
         optimizer: whether the optimizer is fit for servers.
         bucketed: gradients travel in buckets, as training sends them; else as one vector.
+        serving: servers were asked for by their number, so only what uses them is considered.
     """
 
     strategy: str = "auto"
@@ -88,6 +86,7 @@ class Asked(msgspec.Struct, frozen=True):
     servers: int | None = None
     optimizer: bool = True
     bucketed: bool = False
+    serving: bool = False
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -125,7 +124,8 @@ def winners(order: JobOrder, sizes: Sequence[int] = SIZES) -> list[Plan]:
 def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
     """Return what a job asks for."""
     fit = layout is None or bool(layout.optimizer)
-    return Asked(order.strategy, order.update, order.servers, fit, bucketed=True)
+    serving = order.strategy == "auto" and bool(order.servers)
+    return Asked(order.strategy, order.update, order.servers, fit, bucketed=True, serving=serving)
 
 
 class Planner:
@@ -158,7 +158,7 @@ class Planner:
         return Plan(
             size=size, world=self._ground.world, chosen=chosen, update=update if chosen == "ps" else "worker",
             servers=servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            reason=self._reason(chosen, rows, size), options=plain(own.options) if own is not None else {},
+            reason=self._reason(chosen, rows), options=plain(own.options) if own is not None else {},
         )  # fmt: skip
 
     def _update(self) -> str:
@@ -173,20 +173,16 @@ class Planner:
             return "servers: 0 was asked for" if self._asked.servers == 0 else "no host may hold a server (roles)"
         if self._asked.update == "server":
             return "update: server was asked for, and collectives update on workers"
+        if self._asked.serving:
+            return f"servers: {self._asked.servers} was asked for, and collectives use none"
         if self._ground.world == 1 and name != "native":
             return ALONE
         return self._search.why_not(name)
 
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
-        """Return strategies for the bucket that most bytes travel in; those that may win, or were asked for, as they do
-        best."""
+        """Return strategies as each does best for the bucket that most bytes travel in."""
         part = max(self._buckets(size))
-        found = {name: self._search.rough(name, part) for name in names if name != "ps"}
-        least = min((each.seconds for each in found.values()), default=0.0)
-        for name, rough in found.items():
-            if rough.seconds <= HOPELESS * least or name == self._asked.strategy:
-                found[name] = self._search.finer(rough, part)
-        return found
+        return {name: self._search.best(name, part) for name in names if name != "ps"}
 
     def _buckets(self, size: int) -> tuple[int, ...]:
         return buckets(size) if self._asked.bucketed else (size,)
@@ -229,9 +225,9 @@ class Planner:
         equal = [row.strategy for row in feasible if row.seconds is not None and row.seconds <= limit]
         return next((name for name in ("native", "ps") if name in equal), equal[0])
 
-    def _reason(self, chosen: str, rows: Sequence[Candidate], size: int) -> str:
+    def _reason(self, chosen: str, rows: Sequence[Candidate]) -> str:
         if self._asked.strategy != "auto" and self._asked.strategy == chosen:
             return f"strategy: {chosen} was asked for"
-        if self._ground.world == 1:
+        if self._ground.world == 1 and chosen == "native":
             return ALONE
-        return reason(chosen, rows, size)
+        return reason(chosen, rows)

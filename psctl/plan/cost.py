@@ -2,11 +2,12 @@
 
 A message of an engine costs more than the wire's latency: processes are woken, threads take turns, Python runs. On
 links of a gigabit that decides about everything below a megabyte. `bench` measures it and keeps it with the cluster;
-until then the figures of ENGINES hold, which were measured with test hosts that shared two cores:
+until then the figures of ENGINES hold. They lie between two measurements on two cores, with 4 kB each: of 2 ranks that
+have a core each, and of 4 test hosts that share them.
 
-    gloo    all-reduce of 4 KB among 4 ranks 7 ms: 6 steps of its ring
-    psctl   recursive doubling of 4 KB among 4 ranks over Gloo's point-to-point operations 2 ms: 2 steps
-    ps      a push and a pull of a small model 2.4 ms: two messages and the server's turn
+    gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6 steps of its ring
+    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2 steps, over Gloo's send and receive
+    ps      a push and a pull                          1.7 ms with two servers on the same two cores
     gpus    NCCL's few microseconds a step (its own tuning tables); played schedules are driven by Python, a launch each
 """
 
@@ -33,9 +34,9 @@ ADDING = 1 / 4e9
 """Seconds to add a byte of float32 on one core that others use too."""
 
 ENGINES: Mapping[str, Costs] = {
-    "gloo": Costs(alpha=1e-3, gamma=ADDING),
-    "psctl": Costs(alpha=2e-4, overhead=3.5e-4, gamma=ADDING),
-    "ps": Costs(alpha=6e-4, overhead=2e-4, gamma=ADDING),
+    "gloo": Costs(alpha=5e-4, gamma=ADDING),
+    "psctl": Costs(alpha=1e-4, overhead=2e-4, gamma=ADDING),
+    "ps": Costs(alpha=4e-4, overhead=2e-4, gamma=ADDING),
 }
 """Of processes on CPUs."""
 

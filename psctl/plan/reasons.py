@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psctl.job.events import Candidate
 from psctl.plan.timing import Timing
-from psctl.units import format_bytes, format_seconds
+from psctl.units import format_seconds
 
 HOW: Mapping[str, str] = {
     "native": "the engine's own ring over all ranks",
@@ -40,18 +40,17 @@ def bottleneck(timing: Timing) -> str:
     return f"{timing.bottleneck}{more}" if timing.bottleneck else "nothing"
 
 
-def reason(chosen: str, rows: Sequence[Candidate], size: int) -> str:
+def reason(chosen: str, rows: Sequence[Candidate]) -> str:
     """Return why `chosen` was taken among the candidates.
 
     Args:
         chosen: the name.
         rows: every candidate.
-        size: bytes of gradients.
     """
     feasible = sorted((row for row in rows if row.feasible), key=lambda row: row.seconds or 0.0)
     by_name = {row.strategy: row for row in rows}
     own, native = by_name[chosen], by_name["native"]
-    begin = f"{format_bytes(size)} of gradients: {HOW[chosen]}"
+    begin = HOW[chosen]
     took = f"{chosen} takes {format_seconds(own.seconds or 0.0)}"
     if len(feasible) == 1:
         out = by_name["native" if chosen == "ps" else "ps"]

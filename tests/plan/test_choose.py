@@ -9,7 +9,7 @@ from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.buckets import BUCKET, FIRST, buckets
 from psctl.plan.choose import TIE, Asked, Plan, Planner, choose, winners
-from psctl.plan.cost import ENGINES
+from psctl.plan.cost import ALPHA, ENGINES
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.timing import Costs
 from psctl.schedule import catalog
@@ -166,10 +166,15 @@ def test_within_a_twentieth_the_simplest_is_taken() -> None:
 
 
 def test_small_messages_take_few_steps() -> None:
+    """Within a factor of two of what was measured with four hosts that share two cores, and of two ranks alone."""
     plan = choose(order(*map(host, names(4))), 4096, None, decided=False)
     assert plan.chosen == "recursive-doubling"
-    assert seconds(plan, "native") == pytest.approx(7e-3, rel=0.1), "as it was measured"
-    assert seconds(plan, "recursive-doubling") == pytest.approx(2e-3, rel=0.1)
+    assert 3.5e-3 <= seconds(plan, "native") <= 7e-3
+    assert 1e-3 <= seconds(plan, "recursive-doubling") <= 2e-3
+    plan = choose(order(host("a", 2)), 4096, None, decided=False)
+    assert 3.5e-4 <= seconds(plan, "native") <= 1.4e-3
+    assert 1.9e-4 <= seconds(plan, "one-shot") <= 7.6e-4
+    assert 0.8e-3 <= seconds(plan, "ps") <= 3.4e-3
 
 
 def test_what_was_measured_stands_in_for_what_is_assumed() -> None:
@@ -233,6 +238,14 @@ def test_update_on_servers_leaves_ps_alone() -> None:
         choose(order(host("a"), host("b"), update="server", servers=0), 1_000_000, None, decided=True)
 
 
+def test_servers_that_are_asked_for_by_number_are_used() -> None:
+    plan = choose(order(host("a"), host("b"), servers=1), 1_000, None, decided=True)
+    assert (plan.chosen, plan.servers) == ("ps", [0])
+    assert {each.strategy for each in plan.candidates if each.feasible} == {"ps"}
+    assert choose(order(host("a"), servers=1), 1_000, None, decided=True).chosen == "ps"
+    assert choose(order(host("a"), host("b"), strategy="ring", servers=1), 1_000, None, decided=True).chosen == "ring"
+
+
 def test_an_optimizer_unfit_for_servers_steps_on_workers() -> None:
     layout = Layout((ParameterInfo("w", (3, 5), "float64", 0),), "", ({},))
     plan = choose(order(host("a"), host("b"), strategy="ps"), None, layout, decided=True)
@@ -247,7 +260,9 @@ def test_gradients_travel_in_buckets_in_training() -> None:
     [row] = [each for each in plan.candidates if each.strategy == "native"]
     alone = Planner(ground_of(order(*map(host, names(4)))), [], Asked(servers=0)).plan(SIZE)
     assert row.params["buckets"] == 5
-    assert seconds(plan, "native") == pytest.approx(seconds(alone, "native") + 4 * 6 * (1e-3 + 1e-4), rel=1e-3)
+    assert seconds(plan, "native") == pytest.approx(
+        seconds(alone, "native") + 4 * 6 * (ENGINES["gloo"].alpha + ALPHA), rel=1e-3
+    )
 
 
 def test_before_the_run_there_is_a_winner_for_each_size() -> None:
