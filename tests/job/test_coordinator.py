@@ -173,6 +173,15 @@ def test_native_needs_no_servers() -> None:
     assert [member for member, _ in told(new, messages.Decision)] == [W0, W1]
 
 
+def test_what_a_schedule_is_built_with_goes_to_every_rank() -> None:
+    told_to = {"order": [1, 0], "pieces": 4}
+    plan = PlanMade("ring", "worker", [], replace(PLAN, chosen="ring"), options=told_to)
+    decisions = told(Play().prepared()(plan), messages.Decision)
+    assert [(member, each.strategy, each.options) for member, each in decisions] == [
+        (W0, "ring", told_to), (W1, "ring", told_to),
+    ]  # fmt: skip
+
+
 def test_a_job_is_done_when_its_workers_are_and_servers_are_asked_to_leave() -> None:
     play = Play().training()
     play.exits(W0)
