@@ -11,7 +11,7 @@ from psctl.topology.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
 from psctl.topology.facts import Finding
 from psctl.topology.tables import Row, Table
 
-AGAIN = "Save the command's whole output again, to a file and not from a screen."
+AGAIN = "save the command's whole output again, to a file and not from a screen"
 
 
 class Read(msgspec.Struct):
@@ -39,7 +39,7 @@ def align(table: Table, known: re.Pattern[str]) -> Grid:
     columns = _columns(table, known, findings)
     devices = tuple(column for column in columns if column)
     place = {name: at for at, name in enumerate(columns) if name}
-    rows = [_read(row, place.get(row.label), len(columns), _is_tailed(row, table), known) for row in table.rows]
+    rows = [_read(row, place.get(row.label), len(columns), _tailed(row, table), known) for row in table.rows]
     _by_columns(table, rows, place, len(columns))
     words = _collect(table, rows, columns, known, findings)
     findings += _missing(table, rows, columns, words)
@@ -58,7 +58,7 @@ def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> l
     for row in table.rows:
         readings = [cells for cells, _ in row.tokens(known)]
         own = place.get(row.label)
-        tailed = _is_tailed(row, table)
+        tailed = _tailed(row, table)
         fitting += own is not None and any(_is_whole(cells, own, len(header), known, tailed) for cells in readings)
         cells = min(map(_cells, readings), key=len)
         longest = max(longest, len(cells))
@@ -79,7 +79,7 @@ def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> l
     what = "has no header" if not header else f"has {longest} columns, but its header names {len(header)} devices"
     lost = columns.count("")
     rest = f"; {lost} columns belong to no device that is known, and are left out" if lost else ""
-    findings.append(Finding(f"The matrix {what}; its columns are named by where each row says X{rest}.", AGAIN))
+    findings.append(Finding(f"the matrix {what}; its columns are named by where each row says X{rest}", AGAIN))
     return columns
 
 
@@ -92,9 +92,9 @@ def _fits(header: list[str], columns: list[str], shift: int) -> bool:
     return bool(agree) and all(agree) and not (set(header) & (set(columns) - inside))
 
 
-def _is_tailed(row: Row, table: Table) -> bool:
-    """Whether values stand behind this row's words: the header has titles, and only GPUs have them."""
-    return bool(table.tails) and row.label.startswith("GPU")
+def _tailed(row: Row, table: Table) -> int:
+    """Return how many values may stand behind this row's words: one a title, and only GPUs have them."""
+    return len(table.tails) if row.label.startswith("GPU") else 0
 
 
 def _cells(tokens: Sequence[str]) -> list[str]:
@@ -109,7 +109,7 @@ def _cells(tokens: Sequence[str]) -> list[str]:
     return cells
 
 
-def _read(row: Row, own: int | None, width: int, tailed: bool, known: re.Pattern[str]) -> Read:
+def _read(row: Row, own: int | None, width: int, tailed: int, known: re.Pattern[str]) -> Read:
     """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
     wholes = []
     first: tuple[list[str], set[str]] | None = None
@@ -129,15 +129,15 @@ def _read(row: Row, own: int | None, width: int, tailed: bool, known: re.Pattern
         return Read(row.label, agreed, tails, len(agreed) == width)
     if own is None or first is None:
         return Read(row.label, {}, [])
-    return _part(row.label, *first, own, width, row.last or tailed, known)
+    return _part(row.label, *first, own, width, row.last or tailed > 0, known)
 
 
-def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: bool) -> bool:
-    """Whether these are a row's words, one a column and X in its own; N/A is a word where no value can be meant."""
+def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: int) -> bool:
+    """Whether these are a row's words, one a column and X in its own; N/A is the last where all values follow it."""
     words, behind = cells[:width], cells[width:]
     if len(words) < width or words[own] != "X" or words.count("X") != 1 or (behind and known.fullmatch(behind[0])):
         return False
-    if tailed and any(NOT_SAID.fullmatch(word) for word in words) and not (behind and CPU_LIST.fullmatch(behind[0])):
+    if tailed and NOT_SAID.fullmatch(words[-1]) and sum(map(is_tail, behind)) < tailed:
         return False
     return not any(word[0] in "0123456789-," for word in words)
 
@@ -260,13 +260,13 @@ def _collect(
     for label, other in cuts:
         if words.get((other, label)) != words[label, other]:
             del words[label, other]
-            what = f"The text ends within the row of {label}: its word for {other} may be cut and is left out."
+            what = f"the text ends within the row of {label}: its word for {other} may be cut and is left out"
             findings.append(Finding(what, AGAIN))
     for pair in torn:
         words.pop(pair, None)
     if torn:
         labels = listed(dict.fromkeys(label for label, _ in sorted(torn)))
-        findings.append(Finding(f"The matrix has two rows that differ for {labels}; what differs is left out.", AGAIN))
+        findings.append(Finding(f"the matrix has two rows that differ for {labels}; what differs is left out", AGAIN))
     return words
 
 
@@ -278,18 +278,18 @@ def _missing(table: Table, rows: list[Read], columns: list[str], grid: dict[tupl
     if absent:
         unknown = [(a, b) for a in absent for b in absent if a < b]
         links = "; the links between them are not known" if unknown else ""
-        findings.append(Finding(f"The matrix has no row for {listed(absent)}{links}.", AGAIN))
+        findings.append(Finding(f"the matrix has no row for {listed(absent)}{links}", AGAIN))
     strangers = [read.label for read in rows if read.label not in columns]
     if strangers:
-        what = f"The rows of {listed(strangers)} belong to no column of the matrix and are left out."
+        what = f"the rows of {listed(strangers)} belong to no column of the matrix and are left out"
         findings.append(Finding(what, AGAIN))
     for row, read in zip(table.rows, rows, strict=True):
         others = [name for name in columns if name and name != read.label]
         lost = [name for name in others if (read.label, name) not in grid]
         if lost and not read.whole and read.label in columns:
             say = "" if len(lost) < len(others) else "; none of its words can be aligned"
-            at = " It is where the text ends." if row.last else ""
-            what = f"The row of {read.label} is not whole: no word for {listed(lost)}{say}.{at}"
+            at = "; it is where the text ends" if row.last else ""
+            what = f"the row of {read.label} is not whole: no word for {listed(lost)}{say}{at}"
             findings.append(Finding(what, AGAIN))
     return findings
 
@@ -304,9 +304,9 @@ def _lopsided(devices: Sequence[str], words: dict[tuple[str, str], str]) -> list
                 pairs.append(f"{a} to {b} is {there}, back it is {back}")
     if not pairs:
         return []
-    what = "The matrix contradicts itself: " + "; ".join(pairs[:4])
+    what = "the matrix contradicts itself: " + "; ".join(pairs[:4])
     more = f"; and {len(pairs) - 4} pairs more" if len(pairs) > 4 else ""
-    return [Finding(f"{what}{more}.", "Run the command again and compare; it says the same in both directions.")]
+    return [Finding(f"{what}{more}", "run the command again and compare: it must say the same in both directions")]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -31,8 +31,8 @@ def read_matrix(text: str) -> Matrix:
     affinity = _affinity(grid, table.tails, findings)
     legend, meanings = _legend(table.after, _ends_open(cleaned), findings)
     if len(found) > 1:
-        what = f"The text holds {len(found)} matrices; the first of them is read."
-        findings.append(Finding(what, "Save the output of each machine in a file of its own."))
+        what = f"the text holds {len(found)} matrices; the first of them is read"
+        findings.append(Finding(what, "save the output of each machine in a file of its own"))
     return Matrix(grid.devices, grid.words, affinity, legend, meanings, tuple(findings))
 
 
@@ -44,7 +44,7 @@ def _header_only(cleaned: str) -> Matrix:
     """Return the matrix of a text that ends behind the header; a last name without anything behind it may be cut."""
     for table in tables(cleaned, LINK_WORDS):
         if not table.rows and table.tails and table.devices:
-            what = "The matrix has a header and no rows; no link is known."
+            what = "the matrix has a header and no rows; no link is known"
             return Matrix(table.devices, {}, findings=(Finding(what, AGAIN),))
     return Matrix((), {})
 
@@ -59,31 +59,45 @@ def _is_ours(table: Table) -> bool:
 
 
 def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:
-    """Return what stands behind each row's words, by the header's titles."""
-    if not titles:
-        return {}
+    """Return what stands behind each row's words, by the header's titles.
+
+    A row of less values than others have has lost one, or two of them stick together: which is it must be certain.
+    """
+    counts = {label: {len(_values(tokens)) for tokens in ways} for label, ways in grid.tails.items()}
+    told = [min(count) for label, count in counts.items() if label != grid.open_end]
+    most = max((count for count in told if count <= len(titles)), default=0)
     certain = {
         label: _titled(ways[0], titles)
         for label, ways in grid.tails.items()
-        if len(ways) == 1 and len(_values(ways[0])) == len(titles)
+        if len(ways) == 1 and counts[label] in ({most}, {len(titles)}) and most and label != grid.open_end
     }
-    found = {}
+    found: dict[str, Affinity] = {}
     for label, ways in grid.tails.items():
-        if not (value := certain.get(label)):
-            cut = label == grid.open_end  # what is missing is behind the end, and does not stick to anything
-            value = _titled(ways[0], titles) if cut else _resolved(ways, titles, certain.values())
-        if label == grid.open_end and value and not _confirmed(value, label, certain):
-            what = (
-                f"The text ends without a line feed in the row of {label}; its last value may be cut and is left out."
-            )
-            findings.append(Finding(what, AGAIN))
-            value = _shortened(value)
+        if not titles or counts[label] == {0}:
+            continue
+        if label == grid.open_end:
+            value: Affinity | None = _of_end(label, ways[0], titles, certain, findings)
+        else:
+            value = certain.get(label) or _resolved(ways, titles, certain)
         if value is None:
-            what = f"Which processors {label} is near cannot be told: two values stick together."
+            what = f"which processors {label} is near cannot be told: its values are not whole, or two stick together"
             findings.append(Finding(what, AGAIN))
         elif value != Affinity():
             found[label] = value
     return found
+
+
+def _of_end(
+    label: str, tokens: Sequence[str], titles: Sequence[str], certain: dict[str, Affinity], findings: list[Finding]
+) -> Affinity:
+    """Return the values of a row that the text ends in, without the last one where that may be cut."""
+    values = _values(tokens)[: len(titles)]
+    value = _titled(values, titles)
+    if value in certain.values() or (len(values) == len(titles) and NOT_SAID.fullmatch(values[-1])):
+        return value
+    what = f"the text ends without a line feed in the row of {label}; its last value may be cut and is left out"
+    findings.append(Finding(what, AGAIN))
+    return Affinity(**dict(zip(titles, values[:-1], strict=False)))
 
 
 def _values(tokens: Iterable[str]) -> list[str]:
@@ -111,9 +125,9 @@ def _titled(tokens: Sequence[str], titles: Sequence[str]) -> Affinity:
     return Affinity(**named)
 
 
-def _resolved(ways: list[list[str]], titles: Sequence[str], others: Iterable[Affinity]) -> Affinity | None:
+def _resolved(ways: list[list[str]], titles: Sequence[str], certain: dict[str, Affinity]) -> Affinity | None:
     """Return the one reading that other rows bear out, or that alone makes sense; None when there are several."""
-    known = set(others)
+    known = set(certain.values())
     readings = {_titled(tokens, titles) for tokens in ways if len(_values(tokens)) == len(titles)}
     if len(readings) > 1:
         borne = {reading for reading in readings if reading in known}
@@ -121,15 +135,11 @@ def _resolved(ways: list[list[str]], titles: Sequence[str], others: Iterable[Aff
         readings = borne or sound
     if len(readings) == 1:
         return readings.pop()
-    if readings:
+    short = {_titled(tokens, titles) for tokens in ways}
+    if readings or len(short) > 1:
         return None
-    readings = {_titled(tokens, titles) for tokens in ways}
-    if len(readings) > 1:
-        return None
-    value = readings.pop()
-    if "numa" not in titles or value.numa or not value.cpus:
-        return value
-    return _unglued(value, bool(known))
+    value = short.pop()
+    return _unglued(value, known) if "numa" in titles and value.cpus and not value.numa else None
 
 
 def _is_sound(value: Affinity) -> bool:
@@ -137,39 +147,21 @@ def _is_sound(value: Affinity) -> bool:
     return bool(listed) and (not value.numa.isdigit() or int(value.numa) <= (listed or [(0, 0)])[-1][1])
 
 
-def _unglued(value: Affinity, others_have: bool) -> Affinity | None:
-    """Return an affinity whose processors and node stick together taken apart.
+def _unglued(value: Affinity, known: set[Affinity]) -> Affinity | None:
+    """Return an affinity whose processors and node stick together taken apart; None where it may have lost its node.
 
-    A row may also just have no node. That it is glued follows from rows that have one, or from ranges that are of
-    different length as they stand and of the same when taken apart, as the threads of the same cores are.
+    That it is glued follows from another row that has what comes of it, or from ranges that are of different length as
+    they stand and of the same when taken apart, as the threads of the same cores are.
     """
-    ways = unglue_node(value.cpus)
-    even = [(cpus, node) for cpus, node in ways if _is_even(cpus)]
-    uneven = "," in value.cpus and not _is_even(value.cpus)
-    if not (others_have or (uneven and len(even) == 1)):
-        return value
-    if len(ways) > 1 and len(even) == 1 and uneven:
-        ways = even
-    if len(ways) != 1:
-        return None if ways else value
-    return Affinity(ways[0][0], ways[0][1], value.gpu_numa)
+    ways = [Affinity(cpus, node, value.gpu_numa) for cpus, node in unglue_node(value.cpus)]
+    borne = [way for way in ways if way in known]
+    if not borne and "," in value.cpus and not _is_even(value.cpus):
+        borne = [way for way in ways if _is_even(way.cpus)]
+    return borne[0] if len(borne) == 1 else None
 
 
 def _is_even(cpus: str) -> bool:
     return len({last - first for first, last in ranges(cpus) or []}) == 1
-
-
-def _confirmed(value: Affinity, label: str, certain: dict[str, Affinity]) -> bool:
-    """Whether the last value of a text is whole for certain: it ends in N/A, or another row has the same."""
-    last = value.gpu_numa or value.numa or value.cpus
-    return bool(NOT_SAID.fullmatch(last)) or any(other == value for name, other in certain.items() if name != label)
-
-
-def _shortened(value: Affinity) -> Affinity:
-    """Return an affinity without its last value."""
-    if value.gpu_numa:
-        return Affinity(value.cpus, value.numa)
-    return Affinity(value.cpus) if value.numa else Affinity()
 
 
 def _legend(lines: list[str], open_end: bool, findings: list[Finding]) -> tuple[dict[str, str], dict[str, str]]:
@@ -181,7 +173,7 @@ def _legend(lines: list[str], open_end: bool, findings: list[Finding]) -> tuple[
         last = open_end and number == len(lines) - 1
         for nic in _NIC.finditer(line):
             if last and nic.end() == len(line) and not _follows(nic[2], list(legend.values())):
-                what = f"The text ends within the name of {nic[1]}, which may be cut and is left out."
+                what = f"the text ends within the name of {nic[1]}, which may be cut and is left out"
                 findings.append(Finding(what, AGAIN))
             else:
                 legend.setdefault(nic[1], nic[2])

@@ -15,6 +15,9 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])B/s", re.IGNORECASE)
 _DOWN = re.compile(r"<?\s*inactive\s*>?", re.IGNORECASE)
 _ALL_DOWN = re.compile(r"all links are inactive", re.IGNORECASE)
 _NONE = re.compile(r"NVML:|not (?:have|support)", re.IGNORECASE)
+_SOLDERED = re.compile(r"SXM|HBM3|\bGB\d{3}|\b[HB]\d{2,3}$")
+"""Names of GPUs that sit on a board with NVLinks; others have none up without a bridge, as their makers mean it."""
+
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -34,7 +37,8 @@ def read_nvlink(text: str) -> NvlinkStatus:
     """Return the GPUs in the output of `nvidia-smi nvlink -s`, each with its links in order: bytes/s in one direction.
 
     A link that says <inactive> is None. A GPU without NVLink, or of which the output only says that all are down, has
-    no links; the findings say the latter. A machine without NVLink prints nothing: no GPUs, no findings.
+    no links; the findings say the latter where it is no card without a bridge. A machine without NVLink prints nothing:
+    no GPUs, no findings.
     """
     found: dict[int, _Seen] = {}
     here: _Seen | None = None
@@ -74,18 +78,30 @@ def _of_links(gpus: list[_Seen]) -> list[Finding]:
     for gpu in gpus:
         gaps = [at for at in range(max([*gpu.links, *gpu.unread], default=-1) + 1) if at not in gpu.links]
         if gpu.all_down and not gpu.links:
-            what = f"All NVLinks of GPU{gpu.index} are down."
-            cure = "Look for Xid errors in dmesg; a bridge may be loose, or the fabric manager not running."
-            findings.append(Finding(what, cure))
+            findings += _dark(gpu, gpus)
         elif gaps:
             links = listed(str(at) for at in gaps)
-            findings.append(Finding(f"The output does not tell the rate of GPU{gpu.index}'s NVLink {links}.", AGAIN))
+            findings.append(Finding(f"the output does not tell the rate of GPU{gpu.index}'s NVLink {links}", AGAIN))
         elif not gpu.links and not gpu.said:
-            findings.append(Finding(f"The output says nothing of the NVLinks of GPU{gpu.index}.", AGAIN))
+            findings.append(Finding(f"the output says nothing of the NVLinks of GPU{gpu.index}", AGAIN))
         elif 0 < len(gpu.links) < most:
             what = f"GPU{gpu.index} has {len(gpu.links)} NVLinks in the output where others have {most}."
             findings.append(Finding(what, AGAIN))
     return findings
+
+
+def _dark(gpu: _Seen, gpus: list[_Seen]) -> list[Finding]:
+    """Return the finding on a GPU without any link up: none on a card that has no bridge, and no twin with links."""
+    twins = [other.index for other in gpus if other.name == gpu.name and any(other.links.values())]
+    if _SOLDERED.search(gpu.name):
+        cure = "look for Xid errors in dmesg and whether nvidia-fabricmanager runs, then reset the GPU"
+        return [Finding(f"no NVLink of GPU{gpu.index} is up", cure)]
+    if twins:
+        what = f"no NVLink of GPU{gpu.index} is up, but on its twin GPU{twins[0]} some are"
+        return [
+            Finding(what, "if it has a bridge seat it again, and look for Xid 74 in dmesg; without one it has none")
+        ]
+    return []
 
 
 def _of_gpus(gpus: list[_Seen], elided: bool) -> list[Finding]:
@@ -93,7 +109,7 @@ def _of_gpus(gpus: list[_Seen], elided: bool) -> list[Finding]:
     there = {gpu.index for gpu in gpus}
     absent = [f"GPU{at}" for at in range(min(there, default=0), max(there, default=0)) if at not in there]
     if absent:
-        return [Finding(f"The NVLinks of {listed(absent)} are not in the output.", AGAIN)]
+        return [Finding(f"the NVLinks of {listed(absent)} are not in the output", AGAIN)]
     if elided:
-        return [Finding("Parts of the output were left out by hand.", AGAIN)]
+        return [Finding("parts of the output were left out by hand", AGAIN)]
     return []

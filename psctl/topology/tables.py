@@ -126,10 +126,7 @@ class _Scan:
             found = [row for row in found if _FIRM.fullmatch(row[2]) or row[2] in text]
         if found:
             return found
-        known: set[str] = set()
-        for text in (" ".join(header), "".join(header)):  # a name may be broken
-            known.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
-        known = {name for name in known - _TITLES if name[0].isalpha()}  # half of a name is none
+        known = _known(header)
         tokens = list(re.finditer(r"\S+", line))
         for at, token in enumerate(tokens[:-1]):
             if token[0] in known or GPU.fullmatch(token[0]):
@@ -252,6 +249,17 @@ def _joined(lines: Sequence[str], labels: set[str]) -> str:
             text += " "
         text += line
     return text
+
+
+def _known(header: list[str]) -> set[str]:
+    """Return what may be a name in a header that a terminal broke; halves of names (bnxt_re) or titles (C) are none."""
+    names: set[str] = set()
+    for text in (" ".join(header), "".join(header)):
+        names.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
+    for left, right in itertools.pairwise(line.split() for line in header):
+        if left and right and _fits(left[-1] + right[0]) and not (_fits(left[-1]) and _fits(right[0])):
+            names -= {left[-1], right[0]}
+    return (names | {token for token in _joined(header, set()).split() if DEVICE.fullmatch(token)}) - _TITLES
 
 
 def _fits(token: str) -> bool:

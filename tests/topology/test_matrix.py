@@ -102,6 +102,7 @@ def test_a_word_that_nobody_knows_at_a_break_is_right_or_left_out(truth: Truth, 
     matrix = read_matrix("\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
     assert {pair: truth.words.get(pair) for pair in matrix.words} == matrix.words
     assert matrix.words == truth.words or matrix.findings
+    said_is_true(truth, matrix)
 
 
 @given(truths(), st.integers(1, 3))
@@ -139,9 +140,7 @@ def test_a_cut_text_never_says_what_the_whole_did_not(truth: Truth, cut: int, st
     for pair, word in matrix.words.items():
         assert truth.words[pair] == word
     assert set(matrix.devices) <= set(truth.devices) or not matrix.words
-    for gpu, affinity in matrix.affinity.items():
-        for title, value in zip(truth.titles, truth.tails[gpu], strict=True):
-            assert getattr(affinity, title) in (value, "")
+    said_is_true(truth, matrix)
     if kept.count("\n") < len(truth.devices) and matrix.devices and matrix.words != truth.words:
         assert matrix.findings
 
@@ -161,6 +160,30 @@ def test_a_lost_stretch_never_makes_up_words(truth: Truth, start: int, length: i
     matrix = read_matrix("\n".join([header, *rows]) + "\n" + LEGEND)
     for pair, word in matrix.words.items():
         assert truth.words[pair] == word
+    if len(truth.tails) > 1:  # nobody can tell which value the only row lost: those of the others are the measure
+        said_is_true(truth, matrix)
+
+
+def said_is_true(truth: Truth, matrix: Matrix) -> None:
+    for gpu, affinity in matrix.affinity.items():
+        for title, value in zip(truth.titles, truth.tails[gpu], strict=True):
+            assert getattr(affinity, title) in (value, "")
+
+
+LOST = {
+    "a node": ("0-127\t1", "0-127"),
+    "processors": ("0-127\t1", "1"),
+    "words and processors": ("0-127\tN/A\t\t10", "N/A\t\t10"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_an_affinity_that_lost_a_value_is_left_out_and_said(name: str) -> None:
+    whole, rest = LOST[name]
+    titles = "\t".join(["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: len(whole.split())])
+    matrix = read_matrix(f"\tGPU0\tGPU1\t{titles}\nGPU0\t X \tSYS\t{whole}\nGPU1\tSYS\t X \t{rest}\n" + LEGEND)
+    assert list(matrix.affinity) == ["GPU0"]
+    assert ["GPU1 is near cannot be told" in finding.what for finding in matrix.findings] == [True]
 
 
 @given(st.text(alphabet="GPU01NIC mlx5_X\tSYNV\n-,/A<>CFfinty", max_size=300))

@@ -25,8 +25,8 @@ LISTED = {
     "v100x4-ppc64le-6links": [0, 1, 2, 3],
 }
 SAID = {
-    "a100-gpu6-all-inactive": "All NVLinks of GPU6 are down.",
-    "h800x8-8links-elided": "The NVLinks of GPU2, GPU3, GPU4, GPU5, GPU6 are not in the output.",
+    "a100-gpu6-all-inactive": "no NVLink of GPU6 is up",
+    "h800x8-8links-elided": "the NVLinks of GPU2, GPU3, GPU4, GPU5, GPU6 are not in the output",
 }
 
 
@@ -71,7 +71,7 @@ def test_rates_are_bytes_per_second(line: str, rate: float | None) -> None:
 def test_a_state_that_nobody_knows_is_said_and_is_no_link() -> None:
     status = read_nvlink(HEAD + "Link 0: 26.562 GB/s\nLink 1: asleep\nLink 2: 26.562 GB/s\n")
     assert status.gpus[0].links == (26.562e9, 26.562e9)
-    assert [finding.what for finding in status.findings] == ["The output does not tell the rate of GPU0's NVLink 1."]
+    assert [finding.what for finding in status.findings] == ["the output does not tell the rate of GPU0's NVLink 1"]
 
 
 def test_gpus_without_nvlink_and_with_all_links_down_differ() -> None:
@@ -82,7 +82,23 @@ def test_gpus_without_nvlink_and_with_all_links_down_differ() -> None:
     assert [(gpu.name, gpu.uuid, gpu.links) for gpu in status.gpus] == [
         ("NVIDIA T1000", "GPU-a", ()), ("Quadro RTX 5000", "GPU-b", ()),
     ]  # fmt: skip
-    assert [finding.what for finding in status.findings] == ["All NVLinks of GPU1 are down."]
+    assert status.findings == ()
+
+
+DARK = "GPU 1: {} (UUID: GPU-b)\n NVML: Unable to retrieve NVLink information as all links are inActive\n"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GB200"])
+def test_no_link_up_is_said_of_gpus_on_a_board_of_nvlinks(name: str) -> None:
+    assert [finding.what for finding in read_nvlink(DARK.format(name)).findings] == ["no NVLink of GPU1 is up"]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100 80GB PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA RTX A6000"])
+def test_a_card_without_a_bridge_is_no_trouble_unless_a_twin_has_one(name: str) -> None:
+    assert read_nvlink(DARK.format(name)).findings == ()
+    twin = f"GPU 0: {name} (UUID: GPU-a)\n Link 0: 14.062 GB/s\n"
+    said = [finding.what for finding in read_nvlink(twin + DARK.format(name)).findings]
+    assert said == ["no NVLink of GPU1 is up, but on its twin GPU0 some are"]
 
 
 @st.composite

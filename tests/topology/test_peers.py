@@ -93,4 +93,4 @@ def test_one_gpu_alone_is_told_by_its_legend() -> None:
 def test_a_missing_row_is_named() -> None:
     matrix = read_peers(" \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n" + LEGEND)
     assert matrix.words == {("GPU0", "GPU1"): "OK"}
-    assert [finding.what for finding in matrix.findings] == ["The matrix has no row for GPU1."]
+    assert [finding.what for finding in matrix.findings] == ["the matrix has no row for GPU1"]
