@@ -23,6 +23,10 @@ SCALES = (1e-4, 1e-4, 1e-9)
 NEAR = 0.1
 """Relative error up to which a measurement counts in full."""
 
+PRIOR = 0.01
+"""What doubling a cost weighs against errors of measurements: those of large vectors alone tell nothing of messages,
+and must not make them free."""
+
 ROUNDS = 6
 HALVINGS = 4
 
@@ -55,11 +59,12 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
     begin = start or Costs()
     if not measured:
         return Fitted(begin, 0.0, 0.0)
-    at = (begin.alpha, begin.overhead, begin.gamma)
+    at = known = (begin.alpha, begin.overhead, begin.gamma)
 
     def errors(values: _Vector) -> list[float]:
         costs = Costs(values[0], values[1], values[2], begin.switch)
-        return [predict(index, costs) / seconds - 1.0 for index, seconds in enumerate(measured)]
+        off = [predict(index, costs) / seconds - 1.0 for index, seconds in enumerate(measured)]
+        return off + [PRIOR * (v - b) / max(b, s) for v, b, s in zip(values, known, SCALES, strict=True)]
 
     first = now = errors(at)
     for _ in range(ROUNDS):
@@ -72,7 +77,7 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
         at, now = better
         if gained < 1e-3:
             break
-    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first), _middle(now))
+    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first[: len(measured)]), _middle(now[: len(measured)]))
 
 
 def _vector(values: Iterable[float]) -> _Vector:

@@ -126,6 +126,7 @@ class ServerSum:
     def __init__(self, client: Client, flat: Flat) -> None:
         self._client, self._flat = client, flat
         self._clock = client.base
+        self._asked = False
         self.buckets = flat.members
 
     @property
@@ -138,11 +139,14 @@ class ServerSum:
 
     def send(self, bucket: int, weight: float) -> None:
         present = self._flat.fill(self._client.sending(self._clock), bucket)
+        if not self._asked:  # ahead of what is pushed, so that sums come back while later shards still leave
+            self._client.pull(self._clock + 1)
+            self._asked = True
         self._client.push(self._clock, bucket, present, weight)
 
     def finish(self) -> None:
-        self._client.pull(self._clock + 1)
         self._client.wait(self._clock + 1)
+        self._asked = False
         there = self._client.presence(self._clock)
         self._flat.write(self._client.landing, (at for at, one in enumerate(there) if one), gradients=True)
         self._clock += 1

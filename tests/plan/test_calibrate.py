@@ -6,8 +6,11 @@ import random
 
 import pytest
 
+from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
+from psctl.plan.candidates import Search
 from psctl.plan.flow import simulate
+from psctl.plan.ground import Ground, nominal
 from psctl.plan.routes import Network
 from psctl.plan.timing import Costs
 from psctl.schedule.catalog import Options, build
@@ -52,7 +55,7 @@ def test_costs_come_back_from_what_they_made(truth: Costs) -> None:
         return simulate(rows[index][0], net, places, rows[index][1], costs).seconds
 
     found = fit(seconds, predict, Costs(1e-4, 5e-5))
-    assert found.after < 0.005
+    assert found.after < 0.01
     assert found.after <= found.before
     assert found.costs.alpha == pytest.approx(truth.alpha, rel=0.1, abs=1e-5)
     assert found.costs.overhead == pytest.approx(truth.overhead, rel=0.1, abs=1e-5)
@@ -78,3 +81,21 @@ def test_costs_never_fall_below_zero() -> None:
 def test_without_measurements_it_stays_where_it_began() -> None:
     start = Costs(1e-4, 2e-5, 3e-10, switch=1e-6)
     assert fit([], lambda i, c: 1.0, start).costs == start
+
+
+def test_a_pace_stretches_what_flows_and_nothing_else() -> None:
+    order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
+    plain = Ground(nominal(order), [host.name for host in order], [host.name for host in order])
+    slow = Ground(nominal(order), [host.name for host in order], [host.name for host in order], paces={"ring": 1.5})
+    for strategy in ("ring", "sharded"):
+        before, after = (Search(ground).at(strategy, Options(), 1e6).timing for ground in (plain, slow))
+        assert after.flowing == pytest.approx(before.flowing * (1.5 if strategy == "ring" else 1.0))
+        assert after.seconds - after.flowing == pytest.approx(before.seconds - before.flowing)
+
+
+def test_what_tells_nothing_of_a_cost_leaves_it_where_it_was() -> None:
+    start = Costs(4e-4, 2e-4, 5e-10)
+    found = fit([1.0, 2.0], lambda i, c: (1.1, 1.9)[i] + 1e-3 * c.overhead, start)
+    assert found.costs.alpha == pytest.approx(start.alpha)
+    assert found.costs.overhead == pytest.approx(start.overhead, rel=0.01)
+    assert found.costs.gamma == pytest.approx(start.gamma)
