@@ -44,8 +44,7 @@ def test_the_digits_job_trains_reports_and_checkpoints(trained) -> None:
     assert finished["metrics"]["accuracy"] >= 0.96
     assert {role["role"] for role in run.events[0]["roles"]} >= {"worker"}
     plan = run.of("plan")[-1]
-    assert (plan["decided"], plan["world"]) == (True, 2)
-    assert plan["chosen"] == plan["candidates"][0]["strategy"]
+    assert (plan["chosen"], plan["decided"], plan["world"]) == ("ps", True, 2)
     assert leftovers(psctl.home) == []
 
 
