@@ -77,7 +77,8 @@ def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None)
         at, now = better
         if gained < 1e-3:
             break
-    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first[: len(measured)]), _middle(now[: len(measured)]))
+    count = len(measured)
+    return Fitted(Costs(at[0], at[1], at[2], begin.switch), _middle(first[:count]), _middle(now[:count]))
 
 
 def _vector(values: Iterable[float]) -> _Vector:
