@@ -299,8 +299,8 @@ def test_the_longest_matrix_is_read_in_time() -> None:
     text = "\n".join(truth.lines()) + "\n" + LEGEND
     took = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()  # what others do on the machine is not the reader's
         matrix = read_matrix(text)
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert matrix.words == words
     assert min(took) < 0.02
