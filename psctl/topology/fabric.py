@@ -294,7 +294,11 @@ class _Seen:
         return min(found) if found else 0.0
 
     def latencies(self, rack: Rack) -> dict[str, float]:
-        """Each host's part of the latency within its rack: the least-squares fit of l(a) + l(b) to every pair's."""
+        """Each host's part of the latency within its rack: the least-squares fit of l(a) + l(b) to every pair's.
+
+        A pair that was delayed bends the fit; no part is above the least that its host was measured with, nor below a
+        tenth of that.
+        """
         count = len(rack)
         if count == 1:
             return {rack[0]: 0.0}
@@ -302,7 +306,9 @@ class _Seen:
         if count == 2:
             return {host: sums[host] / 2 for host in rack}
         whole = sum(sums.values()) / 2
-        return {host: max(0.0, (sums[host] - whole / (count - 1)) / (count - 2)) for host in rack}
+        least = {host: min(self.latency(host, other) for other in rack if other != host) for host in rack}
+        fitted = {host: (sums[host] - whole / (count - 1)) / (count - 2) for host in rack}
+        return {host: min(least[host], max(least[host] / 10, fitted[host])) for host in rack}
 
 
 def _level(rates: Sequence[float]) -> float:

@@ -22,8 +22,10 @@ from psctl.topology.peers import read_peers
 from psctl.topology.readings import Failure, Reading, Unknown
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_HEADER = re.compile(r"\s*(?:\[[0-9;]*m)?\s*GPU[0-9]{1,3}(?:/\S+)?(?:GPU[0-9]|\s+(?:GPU|NIC|CPU|[a-z]\w*[0-9]\b)|\s*$)")
-_ROW = re.compile(r"\s*GPU([0-9]{1,3})(?:/\S+)?\s+(?!GPU|NIC|CPU)(?:[A-Z]{1,4}[0-9]{0,2}|N/A)(?:\s|$)")
+_HEADER = re.compile(
+    r"[\s|]*(?:\[[0-9;]*m)?\s*GPU[0-9]{1,3}(?:/\S+)?(?:GPU[0-9]|[\s|]+(?:GPU|NIC|CPU|[a-z]\w*[0-9]\b)|[\s|]*$)"
+)
+_ROW = re.compile(r"[\s|]*GPU([0-9]{1,3})(?:/\S+)?[\s|]+(?!GPU|NIC|CPU)(?:[A-Z]{1,4}[0-9]{0,2}|N/A)(?:[\s|]|$)")
 _LINK = re.compile(r"\s*Link [0-9]{1,2}:|NVML: Unable to retrieve NVLink")
 _PROMPT = re.compile(
     r"\s*(?:\S.{0,80}[$#>%] ?|[!+$#>%=*-]+ ?)?(?:sudo )?(?:/\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|lspci|ibstat|ibstatus|"

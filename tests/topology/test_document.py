@@ -59,6 +59,7 @@ def test_a_cluster_with_all_that_there_is() -> None:
     assert printed["between"][1]["bandwidth"] is None
     assert printed["strategy"] == {
         "name": "ring", "reason": "it is the only one", "groups": [["a/GPU0", "b/GPU0"]], "shares": [1.0],
+        "trees": [],
     }  # fmt: skip
     del printed["hosts"][2]
     assert read_cluster_document(printed) == CLUSTER

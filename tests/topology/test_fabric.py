@@ -258,3 +258,14 @@ def test_many_slow_pairs_of_two_racks_are_not_all_measured_alone() -> None:
 def test_nothing_measured_is_nothing_known() -> None:
     assert infer(["a", "b"], []) == Fabric()
     assert more(["a", "b"], []) == ()
+
+
+def test_a_pair_that_was_delayed_takes_no_latency_from_a_third_host() -> None:
+    late = {("a", "b"): 5e-3, ("a", "c"): 1e-4, ("b", "c"): 1e-4}
+    series = [Series((Sample(x, y, G, seconds, 0.0),)) for (a, b), seconds in late.items() for x, y in both_ways(a, b)]
+    parts = {each.a: each.latency for each in infer(["a", "b", "c"], series, {}).between}
+    assert all(part is not None and 1e-5 <= part <= 1e-4 for part in parts.values()), parts
+
+
+def both_ways(a: str, b: str) -> list[Pair]:
+    return [(a, b), (b, a)]

