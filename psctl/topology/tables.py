@@ -132,7 +132,8 @@ class _Scan:
             if token[0] in known or GPU.fullmatch(token[0]):
                 others = [other[0] for other in tokens[at + 1 :]]
                 cells = any(map(self.words.fullmatch, others)) and not any(map(GPU.match, others))
-                return [(token.start(), token.end(), token[0])] if cells or _shouted(others) else []
+                names = any(DEVICE.fullmatch(other[0]) for other in tokens[:at])  # a header's rest, that ends in "C"
+                return [(token.start(), token.end(), token[0])] if cells or (_shouted(others) and not names) else []
         return []
 
     def _rows(self, line: str, labels: list[tuple[int, int, str]], last: bool) -> None:

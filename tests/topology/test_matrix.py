@@ -97,6 +97,38 @@ def test_a_terminal_may_break_lines_anywhere(truth: Truth, width: int, trim: boo
     check(truth, before + "\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
 
 
+HALVES = {
+    "bnxt_re and 0": (71, [f"GPU{at}" for at in range(5)] + ["bnxt_re3", "bnxt_re0", "bnxt_re2", "bnxt_re1"]),
+    "mlx4_1 and 0, then C and PU Affinity": (
+        51, [f"GPU{at}" for at in range(7)] + [f"mlx4_{at}" for at in (7, 2, 5, 6, 10, 9, 0, 3, 8, 4, 1)]
+    ),
+    "C and PU Affinity before a row's C": (
+        53, [f"GPU{at}/GI{at}" for at in range(9)] + [f"mlx5_bond_{at}" for at in (1, 2, 6, 0, 3, 4, 5)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("word", ["SOC", "NV18", "NODE"])
+def test_half_a_name_or_title_begins_no_row(name: str, word: str) -> None:
+    width, devices = HALVES[name]
+    words = {(a, b): word for a in devices for b in devices if a != b}
+    tails = {gpu: ["0-23,48-71", "7", "10"] for gpu in devices if gpu.startswith("GPU")}
+    truth = Truth(devices, words, ["cpus", "numa", "gpu_numa"], tails)
+    check(truth, "\n".join(wrapped(truth.lines(), width, trim=True)) + "\n" + LEGEND)
+
+
+def test_a_long_word_does_not_hide_that_others_are_lost() -> None:
+    gpus = [f"GPU{at}" for at in range(5)]
+    words = {(a, b): "SYS" for a in gpus for b in gpus if a != b} | {("GPU1", "GPU3"): "<unknown>"}
+    truth = Truth(gpus, words, [], {})
+    lines = truth.lines()
+    lines[2] = "GPU1\tSYS\t X \t<unknown>\tSYS"  # a word before <unknown> is lost
+    matrix = read_matrix("\n".join(lines) + "\n" + LEGEND)
+    assert matrix.words == {pair: word for pair, word in words.items() if pair[0] != "GPU1"}
+    assert ["GPU1 is not whole" in finding.what for finding in matrix.findings] == [True]
+
+
 @given(truths(), st.integers(40, 260), st.booleans())
 def test_a_word_that_nobody_knows_at_a_break_is_right_or_left_out(truth: Truth, width: int, trim: bool) -> None:
     matrix = read_matrix("\n".join(wrapped(truth.lines(), width, trim)) + "\n" + LEGEND)
