@@ -22,6 +22,7 @@ def test_in_float64_on_another_number_of_workers_and_servers(tmp_path: Path) -> 
         assert_near(found, expected)
 
 
+@pytest.mark.soak
 def test_in_float32_on_the_same_numbers_it_is_equal_to_the_bit(tmp_path: Path) -> None:
     exact = Exact(tmp_path)
     words = ("--optimizer", "radam", "--dtype", "float32")

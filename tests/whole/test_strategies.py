@@ -30,7 +30,14 @@ def train(exact: Exact, folder: Path, strategy: str, workers: int) -> Ended:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("ring", 3), ("cpu", 2), ("double-tree", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("ring", 3),
+        pytest.param("cpu", 2, marks=pytest.mark.soak),
+        pytest.param("double-tree", 4, marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_a_collective_that_is_asked_for_trains_as_one_process_does(tmp_path: Path, strategy: str, workers: int) -> None:
     exact = Exact(tmp_path)
     expected = exact.alone("--epochs", EPOCHS)

@@ -12,7 +12,11 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 @pytest.mark.parametrize(
     ("optimizer", "workers", "servers", "update"),
-    [("sgd", 2, 1, "server"), ("adamw", 3, 2, "server"), ("radam", 2, 2, "worker")],
+    [
+        pytest.param("sgd", 2, 1, "server", marks=pytest.mark.soak),
+        ("adamw", 3, 2, "server"),
+        pytest.param("radam", 2, 2, "worker", marks=pytest.mark.soak),
+    ],
 )
 def test_100_steps_in_float64_equal_one_process_on_the_joint_batch(
     tmp_path: Path, optimizer: str, workers: int, servers: int, update: str
@@ -22,7 +26,7 @@ def test_100_steps_in_float64_equal_one_process_on_the_joint_batch(
     assert (expected.step, expected.world) == (100, 1)
     run, found = exact.train(workers, servers, "--optimizer", optimizer, update=update)
     [ps] = [each for each in run.of("plan")[-1]["candidates"] if each["strategy"] == "ps"]
-    assert ps["params"] == {"servers": servers, "update": update}
+    assert ps["params"] == {"servers": servers, "update": update, "hosts": ["local"] * servers}
     assert found.world == workers
     assert_near(found, expected)
 
