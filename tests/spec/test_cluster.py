@@ -156,7 +156,7 @@ def test_links_join_hosts_and_values_of_labels() -> None:
 @pytest.mark.parametrize(
     ("link", "where", "says"),
     [
-        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", '"nodeb" is no host and no value of a label, did '),
+        ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", '"nodeb" is no host and no value of a label'),
         ("{between: [r1, nodeb], bandwidth: 1 GB/s}", "c.yaml:3:24", 'did you mean "node-b"?'),
         ("{between: [r1], bandwidth: 1 GB/s}", "c.yaml:3:19", "links[0].between: a link has two different ends"),
         ("{between: [a, a], bandwidth: 1 GB/s}", "c.yaml:3:19", "two different ends"),
