@@ -1,6 +1,6 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
-#             three at a time, for most of the time they wait for real processes; the long ones first
+#             four at a time, for most of the time they wait for real processes; the long ones first
 # make soak   the long ones; make bench: measurements; make lint: ruff and mypy
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
 
 test: system $(VENV)/installed-dev
-	$(BIN)/python -m pytest tests/whole tests/runtime tests -m "not soak" -n 3 --dist loadfile --durations=40
+	$(BIN)/python -m pytest tests/whole tests/runtime tests -m "not soak" -n 4 --dist loadfile --durations=20
 
 soak: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m soak --timeout 1800 --durations=15

@@ -51,7 +51,7 @@ def reason(chosen: str, rows: Sequence[Candidate]) -> str:
     by_name = {row.strategy: row for row in rows}
     own, native = by_name[chosen], by_name["native"]
     begin = HOW[chosen]
-    took = f"{chosen} takes {format_seconds(own.seconds or 0.0)}"
+    took = format_seconds(own.seconds or 0.0)
     if len(feasible) == 1:
         out = by_name["native" if chosen == "ps" else "ps"]
         return f"{begin}; {out.strategy} is out: {out.why_not}"
@@ -64,9 +64,9 @@ def reason(chosen: str, rows: Sequence[Candidate]) -> str:
         text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
         return text + _no_servers(by_name)
     if not native.feasible:
-        return f"{begin}; {took}; the engine's own is out: {native.why_not}"
+        return f"{begin}: {took}; the engine's own is out: {native.why_not}"
     return (
-        f"{begin}; {took}, the engine's own ring {format_seconds(native.seconds or 0.0)}, "
+        f"{begin}: {took}, by the engine's own ring {format_seconds(native.seconds or 0.0)}, "
         f"which waits for {native.bottleneck}"
     )
 

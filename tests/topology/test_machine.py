@@ -435,5 +435,5 @@ def test_sixteen_gpus_and_eighteen_nics_take_no_time() -> None:
     reading = Matrix(tuple(devices), words)
     begin = time.process_time()
     graph = machine.build([reading])
-    assert time.process_time() - begin < 0.5  # 0.02 s on a desktop; a shared machine is slower
+    assert time.process_time() - begin < 2.0  # 0.02 s on a desktop; a shared machine is slower
     assert len(graph.links) > 561

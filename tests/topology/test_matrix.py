@@ -335,4 +335,4 @@ def test_the_longest_matrix_is_read_in_time() -> None:
         matrix = read_matrix(text)
         took.append(time.process_time() - start)
     assert matrix.words == words
-    assert min(took) < 0.02
+    assert min(took) < 0.1  # 4 ms on a machine that is not busy

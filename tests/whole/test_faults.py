@@ -220,8 +220,18 @@ def kill(lab: Lab, process: Any, kind: str) -> None:
     lab.hosts.exec(name, ["kill", "-9", str(pid)], check=False)
 
 
-@pytest.mark.parametrize("when", ["start", "step", "save"])
-@pytest.mark.parametrize("kind", list(KINDS))
+OFTEN = {("psctl", "step"), ("agent", "save"), ("coordinator", "step"), ("server", "save"), ("worker", "start")}
+"""In every `make test`; all others in `make soak`."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        pytest.param(kind, when, marks=() if (kind, when) in OFTEN else pytest.mark.soak)
+        for kind in KINDS
+        for when in ("start", "step", "save")
+    ],
+)
 def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind: str, when: str) -> None:
     every = "1 steps" if when == "save" else "10 steps"
     arguments = set_args("--epochs", "400", "--pause", "0.02", "--loaders", "1", "--width", "64")

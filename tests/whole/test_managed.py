@@ -135,6 +135,7 @@ def test_managed_makes_an_environment_from_the_wheelhouse_and_a_job_without_torc
     site.purge()
 
 
+@pytest.mark.soak
 def test_existing_gets_only_what_is_missing_and_stays_as_it_was(
     make_hosts: Any, tmp_path: Path, wheelhouse: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_rank_that_leaves_in_mid_training_is_named_not_those_who_wait_for_it(t
     assert "break" in failure["hint"]
 
 
+@pytest.mark.soak
 def test_daemons_of_a_script_end_with_it(tmp_path: Path) -> None:
     token = f"3{time.time_ns() % 10**7}"
     run = run_here(tmp_path, f'subprocess.Popen(["sleep", "{token}"], start_new_session=True)', "--strategy", "ps")
@@ -195,6 +196,7 @@ def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path
     assert run.of("log")
 
 
+@pytest.mark.soak
 def test_what_a_killed_writer_left_of_a_checkpoint_is_gone_with_the_job(tmp_path: Path) -> None:
     folder = tmp_path / ".psctl" / "host" / "checkpoints" / "odd-1"
     run = run_here(tmp_path, f'os.makedirs(f"{folder}/99.{{os.uname().nodename}}.4194305.partial")', "--strategy", "ps")

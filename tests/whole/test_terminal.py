@@ -118,6 +118,7 @@ def newest(psctl: Psctl) -> Any:
     return max(each["step"] for each in psctl.run("checkpoint", "list", "-o", "json").document["checkpoints"])
 
 
+@pytest.mark.soak  # tests/cli/test_jobs_here.py presses it too
 def test_ctrl_c_detaches_and_pressed_again_it_saves_and_stops(psctl: Psctl) -> None:
     slow = set_args("--epochs", "400", "--pause", "0.05")
     rare = ("--set", "checkpoint.every=100000 steps", "--set", "checkpoint.on_stop=false")
@@ -143,6 +144,7 @@ def test_ctrl_c_detaches_and_pressed_again_it_saves_and_stops(psctl: Psctl) -> N
     assert newest(psctl) == finished["steps"] > 0
 
 
+@pytest.mark.soak
 def test_a_third_ctrl_c_kills(psctl: Psctl) -> None:
     with Terminal(psctl, "train", STEADY, *set_args("--pause", "60")) as terminal:
         terminal.await_text(r"step +1 ")

@@ -31,6 +31,7 @@ def test_100_steps_in_float64_equal_one_process_on_the_joint_batch(
     assert_near(found, expected)
 
 
+@pytest.mark.soak  # a resumed run is equal to the bit: tests/whole/test_hosts_job.py
 def test_in_float32_a_run_repeats_to_the_bit(tmp_path: Path) -> None:
     exact = Exact(tmp_path)
     words = ("--optimizer", "adamw", "--dtype", "float32")
