@@ -170,8 +170,13 @@ def test_a_host_may_lack_python(hosts: Any) -> None:
 
 @pytest.mark.parametrize(
     ("what", "behind"),
-    [pytest.param("run", False, marks=SOAK), ("tail", True), pytest.param("put", False, marks=SOAK), pytest.param("put", True, marks=SOAK)],
-)  # fmt: skip
+    [
+        ("tail", True),
+        pytest.param("run", False, marks=SOAK),
+        pytest.param("put", False, marks=SOAK),
+        pytest.param("put", True, marks=SOAK),
+    ],
+)
 def test_a_host_that_vanishes_is_an_error_within_15_seconds(
     make_hosts: Callable[..., Any], tmp_path: Path, what: str, behind: bool
 ) -> None:
