@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NewType
 
 import msgspec
@@ -110,6 +111,42 @@ class Shard(msgspec.Struct, frozen=True):
     index: int
     dtype: str
     range: Range
+
+
+class ServerAt(msgspec.Struct, frozen=True):
+    """A server that is alive, which start of it, and where it listens."""
+
+    rank: int
+    incarnation: int
+    address: Address
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """Which server has which shard; of two, that with the larger epoch holds.
+
+    `chains[j]` holds the ranks of shard j's full members, primary first; `copies[j]` those that its primary fills,
+    which count for no acknowledgement yet.
+    """
+
+    epoch: int
+    chains: list[list[int]]
+    copies: list[list[int]]
+    servers: list[ServerAt]
+
+    @property
+    def owners(self) -> list[int]:
+        """The rank of each shard's primary."""
+        return [chain[0] for chain in self.chains]
+
+
+NO_SERVERS = Assignment(0, [], [], [])
+"""What strategies other than ps have."""
+
+
+def first_assignment(owners: Sequence[int], addresses: Sequence[Address]) -> Assignment:
+    """Return the assignment of servers 0, 1 ... that were just started, without replicas."""
+    at = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
+    return Assignment(0, [[owner] for owner in owners], [[] for _ in owners], at)
 
 
 class TensorSlice(msgspec.Struct, frozen=True):

@@ -9,12 +9,18 @@ from typing import Any
 
 import msgspec
 
-from psctl.words import Address, Layout, Member, Shard, TensorSlice
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all kinds; the class's name is its tag on the wire."""
-
+from psctl.job.membership import (
+    CaughtUp,
+    CountUntil,
+    HandedOver,
+    HeldOf,
+    Members,
+    Message,
+    Reassign,
+    ServerUnreachable,
+    WorkerGone,
+)
+from psctl.words import NO_SERVERS, Address, Assignment, Layout, Member, Shard, TensorSlice
 
 # ---- an agent to the coordinator ---------------------------------------------------------------------------------
 
@@ -75,7 +81,7 @@ class Sample(Message, frozen=True):
     host: str
     cpu: float  # share of all cores, 0..1
     memory: float  # share used, 0..1
-    gpus: list[float] = []
+    gpus: list[float] = msgspec.field(default_factory=list)
 
 
 class StopWanted(Message, frozen=True):
@@ -112,6 +118,18 @@ class StopProcesses(Message, frozen=True):
 
     grace: float
     reason: str
+
+
+class EndProcesses(Message, frozen=True):
+    """End these processes of the host, TERM then KILL after `grace` seconds; the agent stays, and may start others."""
+
+    members: list[Member]
+    grace: float
+    reason: str
+
+
+class RenewStore(Message, frozen=True):
+    """To the head's agent: all workers have ended and will be started again; torch's store must be empty then."""
 
 
 class CopyBegin(Message, frozen=True):
@@ -274,20 +292,19 @@ class Welcome(Message, frozen=True):
 
 
 class Decision(Message, frozen=True):
-    """How gradients are synchronised, decided. Servers and shards are empty unless the strategy is ps.
+    """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
 
-    `servers[i]` is server i's address; `owners[j]` the server rank that holds shard j. `options` are what the
-    strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps and native.
+    `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
+    and native.
     """
 
     strategy: str
     update: str  # "server" | "worker"
     layout: Layout
     shards: list[Shard]
-    owners: list[int]
-    servers: list[Address]
+    assignment: Assignment = NO_SERVERS
     resume: Resume | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Go(Message, frozen=True):
@@ -339,9 +356,10 @@ class Leave(Message, frozen=True):
 
 AnyMessage = (
     Register | Started | Exited | Lines | Sample | StopWanted | CopyDone
-    | StartProcess | StopProcesses | CopyBegin | CopyPart | CopyEnd | Finish
+    | StartProcess | StopProcesses | EndProcesses | RenewStore | CopyBegin | CopyPart | CopyEnd | Finish
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
-    | StartBegin | StartPart | StartEnd
+    | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable
+    | Reassign | WorkerGone | CountUntil | Members
     | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

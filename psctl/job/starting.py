@@ -13,7 +13,7 @@ from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, S
 from psctl.job.layouts import difference
 from psctl.job.messages import Decision, Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
 from psctl.job.table import Job, Rank
-from psctl.words import Member
+from psctl.words import Assignment, Member, ServerAt
 
 
 def begin(job: Job, pid: int) -> None:
@@ -140,10 +140,15 @@ def _decide(job: Job, made: ShardsMade) -> None:
     zero = job.of("worker")[0].prepared
     assert zero is not None
     assert job.plan is not None
-    servers = [rank.address for rank in job.of("server") if rank.address is not None]
+    servers = [
+        ServerAt(each.member.rank, each.member.incarnation, each.address)
+        for each in job.of("server")
+        if each.address is not None
+    ]
+    assignment = Assignment(0, [[owner] for owner in made.owners], [[] for _ in made.owners], servers)
     decision = Decision(
-        strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, owners=made.owners,
-        servers=servers, resume=job.resume, options=job.plan.options,
+        strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, assignment=assignment,
+        resume=job.resume, options=job.plan.options,
     )  # fmt: skip
     job.first["decided"] = job.now
     for rank in [*job.of("server"), *job.of("worker")]:

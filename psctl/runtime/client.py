@@ -85,7 +85,7 @@ class ParameterClient:
     Args:
         me: this worker.
         world: number of workers.
-        decision: layout, shards, owners, servers and whether the job goes on from a checkpoint.
+        decision: layout, shards, assignment and whether the job goes on from a checkpoint.
         dial: connects to a server; raises ConnectionFailed.
         clock: the machine's time.
         patience: seconds that a server may be silent although it was asked.
@@ -109,21 +109,21 @@ class ParameterClient:
         self.base = base
         """The first clock."""
         self._mind = ClientMind(
-            Terms(decision.layout, world, decision.update, base), decision.shards, decision.owners, me.rank
+            Terms(decision.layout, world, decision.update, base), decision.shards, decision.assignment.owners, me.rank
         )
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.seconds_waiting = 0.0
-        self._addresses = decision.servers
+        self._servers = decision.assignment.servers
         self._clock, self._patience, self._trace = clock, patience, trace
         self._changed = threading.Condition()
         self._lost: dict[int, ConnectionFailed] = {}
-        self._heard = [clock.now()] * len(decision.servers)
+        self._heard = [clock.now()] * len(self._servers)
         self._closed = False
         self._waiting: tuple[str, set[int]] = ("", set())
         self._peers: list[Connection] = []
-        for server, address in enumerate(decision.servers):
-            peer = dial(Member("server", server), address, ServerHandler(self, server))
+        for server, at in enumerate(self._servers):
+            peer = dial(Member("server", server, at.incarnation), at.address, ServerHandler(self, server))
             if trace is not None:
                 peer.on_written = self._written
             self._peers.append(peer)
@@ -314,7 +314,7 @@ class ParameterClient:
                 )
 
     def _name(self, server: int) -> str:
-        return f"server/{server} at {self._addresses[server]}"
+        return f"server/{server} at {self._servers[server].address}"
 
     # ---- the connections ---------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Lone:
         return self._welcome
 
     def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> Decision:
-        return Decision(self._strategy, "worker", layout, [], [], [])
+        return Decision(self._strategy, "worker", layout, [])
 
     def begin(self, step: int) -> None:
         return

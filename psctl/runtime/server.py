@@ -116,7 +116,9 @@ class Server:
         restored = decision.resume is not None and decision.update == "server"
         wanted: dict[int, list[Wanted]] = {}
         mind = self.mind = self.desk.open(
-            lambda guard: ServerMind(terms, decision.shards, decision.owners, self.me.rank, guard, restored=restored)
+            lambda guard: ServerMind(
+                terms, decision.shards, decision.assignment.owners, self.me.rank, guard, restored=restored
+            )
         )
         if restored and decision.resume is not None:
             saved = by_parameter(decision.resume.tensors)

@@ -34,7 +34,7 @@ from psctl.job.instructions import (
 )
 from psctl.job.messages import Failure
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.words import Address, Layout, Member, ParameterInfo
+from psctl.words import Address, Layout, Member, ParameterInfo, ServerAt
 
 LAYOUT = Layout((ParameterInfo("w", (2,), "float32", 0),), "SGD", ({"lr": 0.1},))
 PLAN = events.Planned(time=0, size=8, world=2, chosen="ps", reason="asked", decided=True, candidates=[])
@@ -162,7 +162,7 @@ def test_the_whole_way_to_training_under_ps() -> None:
     assert play.hear(S0, messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1)]
     decisions = told(play(ShardsMade([], [])), messages.Decision)
     assert [member for member, _ in decisions] == [S0, W0, W1]
-    assert decisions[0][1].servers == [Address("10.0.0.1", 4000)]
+    assert decisions[0][1].assignment.servers == [ServerAt(0, 0, Address("10.0.0.1", 4000))]
     assert told(play.hear(W0, messages.Ready()), messages.Go) == []
     assert [member for member, _ in told(play.hear(W1, messages.Ready()), messages.Go)] == [S0, W0, W1]
 

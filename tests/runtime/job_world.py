@@ -24,7 +24,7 @@ from psctl.runtime.session import Session
 from psctl.store.messages import Kinds
 from psctl.store.shards import assign, cut
 from psctl.wire.authority import issue, make_authority
-from psctl.words import Member, TensorSlice
+from psctl.words import Member, TensorSlice, first_assignment
 
 WAIT = 20.0
 
@@ -271,12 +271,12 @@ class Job:
         update = self.update if self.update != "auto" else "server" if layout.optimizer else "worker"
         resume = self.checkpoint.resume() if self.checkpoint else None
         if self.strategy != "ps":
-            self.decision = say.Decision(self.strategy, "worker", layout, [], [], [], resume)
+            self.decision = say.Decision(self.strategy, "worker", layout, [], resume=resume)
         else:
             shards = cut(layout, self.count, self.target)
             addresses = [self._add_server(rank) for rank in range(self.count)]
             owners = assign(shards, self.count)
-            self.decision = say.Decision("ps", update, layout, shards, owners, addresses, resume)
+            self.decision = say.Decision("ps", update, layout, shards, first_assignment(owners, addresses), resume)
             for server in self._servers:
                 self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
                 self._bring(server.me, self.decision)

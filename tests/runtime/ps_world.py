@@ -32,7 +32,7 @@ from psctl.runtime.server import Server
 from psctl.store.messages import Kinds
 from psctl.store.shards import assign, cut, offsets
 from psctl.wire.authority import issue, make_authority
-from psctl.words import Layout, Member, ParameterInfo, TensorSlice
+from psctl.words import Layout, Member, ParameterInfo, TensorSlice, first_assignment
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -119,7 +119,9 @@ class World:
         for rank in range(servers):
             self._add_server(rank, Coordinator(checkpoint, load_end))
         addresses = [acceptor.address for acceptor in self._acceptors]
-        self.decision = Decision("ps", update, layout, shards, assign(shards, servers), addresses, resume)
+        self.decision = Decision(
+            "ps", update, layout, shards, first_assignment(assign(shards, servers), addresses), resume
+        )
         if decided:
             self.decide()
         self.clients = [self._client(rank, trace, patience) for rank in range(workers)]

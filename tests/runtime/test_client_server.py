@@ -18,7 +18,7 @@ from psctl.runtime.server import Server, stream_save
 from psctl.store.messages import Kinds, Push, PushPart
 from psctl.store.server import Save
 from psctl.store.snapshot import Copied
-from psctl.words import Address, Member, TensorSlice
+from psctl.words import Address, Member, TensorSlice, first_assignment
 
 _world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
 World, make_layout, flat_values, credentials = (
@@ -102,7 +102,11 @@ def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(mon
         acceptor = world.network.acceptor(credentials(Member("server", 0)), Kinds, Mute())
         mute = Member("server", 0)
         decision = type(world.decision)(
-            "ps", "server", LAYOUT, world.decision.shards, world.decision.owners, [acceptor.address]
+            "ps",
+            "server",
+            LAYOUT,
+            world.decision.shards,
+            first_assignment(world.decision.assignment.owners, [acceptor.address]),
         )
         client = ParameterClient(Member("worker", 0), 1, decision, world.dialler(0), SystemClock(), patience=0.2)
         with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has not said a word"):
@@ -158,7 +162,7 @@ def test_a_push_against_the_protocol_ends_that_connection_with_the_reason_and_ha
         push_all(honest, 0, 1.0)
         honest.step(0, GROUPS)
         watcher = Watcher()
-        bad = world.dialler(1)(Member("server", 0), world.decision.servers[0], watcher)
+        bad = world.dialler(1)(Member("server", 0), world.decision.assignment.servers[0].address, watcher)
         bad.send(message, payload)
         until(lambda: watcher.ended)
         assert reason in watcher.ended[0].message
@@ -228,7 +232,7 @@ def test_a_server_joins_says_where_it_listens_and_beats():
         sent = world.coordinators[0]
         until(lambda: sent.of(Beat))
         assert [type(message) for message in sent.sent[:2]] == [Join, Ready]
-        assert sent.of(Ready)[0].address == world.decision.servers[0]
+        assert sent.of(Ready)[0].address == world.decision.assignment.servers[0].address
 
 
 def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost():

@@ -439,7 +439,7 @@ def test_servers_without_shards_take_part_in_steps_saves_and_resumes():
     ours, optimizer = make_optimizer("Adam", parameters, values, [{"lr": 0.1}])
     layout = make_layout(parameters, "Adam", numbers(optimizer))
     with World(layout, 2, 3, target=1000) as world:
-        assert world.decision.owners == [0]
+        assert world.decision.assignment.owners == [0]
         world.start(flat_values(layout, values))
         for clock in train(world, parameters, optimizer, 0, 2, save={2}):
             add_up(parameters, ours, clock, 2)

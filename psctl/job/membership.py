@@ -1,0 +1,81 @@
+"""What is said while a job trains of who takes part and who has which shard; one small class a message.
+
+A server's death, its replacement and a move of shards are told by `Reassign`, whose assignments are numbered: of two,
+the one with the larger epoch holds. A worker's death is told to servers by `WorkerGone`; their answers let the
+coordinator find the last clock that counts for the dead one on every shard (`CountUntil`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.words import Assignment
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all kinds; the class's name is its tag on the wire."""
+
+
+# ---- the coordinator to servers and workers ------------------------------------------------------------------------
+
+
+class Reassign(Message, frozen=True):
+    """Which server has which shard from now on. Servers that are to hand a shard over hear it before workers do."""
+
+    assignment: Assignment
+
+
+class Members(Message, frozen=True):
+    """To servers and workers: from `clock` on, these ranks take part and no others."""
+
+    clock: int
+    ranks: list[int]
+
+
+class WorkerGone(Message, frozen=True):
+    """To servers: that incarnation of a worker is dead. Drop its connection and its partial pushes; answer HeldOf."""
+
+    rank: int
+    incarnation: int
+
+
+class CountUntil(Message, frozen=True):
+    """To servers: of a dead worker's pushes and Steps those up to `clock` count, later ones are dropped."""
+
+    rank: int
+    incarnation: int
+    clock: int
+
+
+# ---- servers and workers to the coordinator ------------------------------------------------------------------------
+
+
+class HeldOf(Message, frozen=True):
+    """A server's answer to WorkerGone: of each shard whose primary it is, the last clock it has whole of that rank."""
+
+    rank: int
+    incarnation: int
+    clocks: dict[int, int]
+
+
+class CaughtUp(Message, frozen=True):
+    """A primary says that `server`, which it fills for this shard since assignment `epoch`, has the newest clock."""
+
+    epoch: int
+    shard: int
+    server: int
+
+
+class HandedOver(Message, frozen=True):
+    """A server says that, as assignment `epoch` has it, it is no longer the shard's primary and answers nothing."""
+
+    epoch: int
+    shard: int
+
+
+class ServerUnreachable(Message, frozen=True):
+    """A worker's or server's connection to that server broke and could not be made again."""
+
+    server: int
+    incarnation: int
+    reason: str
