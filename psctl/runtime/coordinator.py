@@ -20,6 +20,7 @@ import msgspec
 
 from psctl.checkpoint import files
 from psctl.errors import PsctlError
+from psctl.job.assignment import assign
 from psctl.job.coordinator import Mind
 from psctl.job.instructions import (
     Append,
@@ -46,7 +47,7 @@ from psctl.runtime.coordinator_log import EventLog
 from psctl.runtime.keeper import EVENTS
 from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders
 from psctl.runtime.saver import Saver
-from psctl.store.shards import assign, cut
+from psctl.store.shards import cut, sizes
 from psctl.wire.authority import Pair, issue
 from psctl.words import Member
 
@@ -130,7 +131,8 @@ class Coordinator:
                 self._queue.put(self._plan(instruction))
             case MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers)
-                self._queue.put(ShardsMade(shards, assign(shards, servers)))
+                chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
+                self._queue.put(ShardsMade(shards, [chain[0] for chain in chains]))
             case Commit():
                 self._saver.commit(instruction)
             case Discard(step=step):

@@ -1,4 +1,4 @@
-"""Cut the flat spaces into shards, and say which server holds which shard. No torch: the coordinator does this.
+"""Cut the flat spaces into shards. No torch: the coordinator does this.
 
 All trainable parameters of one dtype lie one after the other, in the model's order, in one flat space [0, N). A shard
 is a range of it: small parameters share one, a large one is cut. A shard is also a bucket: it is pushed when all
@@ -112,41 +112,6 @@ def _parts(size: int, target: int) -> list[int]:
     return [min(length, size - at) for at in range(0, size, length)]
 
 
-def assign(shards: Sequence[Shard], servers: int, before: Sequence[int] | None = None) -> list[int]:
-    """Return which server holds each shard: loads in bytes differ by at most the largest shard, few shards move.
-
-    Args:
-        shards: what there is to hold.
-        servers: server ranks are 0 .. servers-1.
-        before: who held each shard until now; None when nobody did. A shard moves only if its server is gone or the
-            balance asks for it.
-    """
-    assert servers > 0, "shards need a server"
-    weight = [len(shard.range) * bytes_of(shard.dtype) for shard in shards]
-    kept = [owner if owner < servers else -1 for owner in before] if before is not None else [-1] * len(shards)
-    load = [0] * servers
-    for shard, owner in enumerate(kept):
-        if owner >= 0:
-            load[owner] += weight[shard]
-    for shard in sorted((s for s, owner in enumerate(kept) if owner < 0), key=lambda s: (-weight[s], s)):
-        kept[shard] = min(range(servers), key=lambda server: (load[server], server))
-        load[kept[shard]] += weight[shard]
-    _level(kept, load, weight)
-    return kept
-
-
-def _level(owners: list[int], load: list[int], weight: list[int]) -> None:
-    """Move shards from the fullest server to the emptiest until their loads differ by at most the largest shard."""
-    largest = max(weight, default=0)
-    while True:
-        full = max(range(len(load)), key=lambda server: (load[server], -server))
-        empty = min(range(len(load)), key=lambda server: (load[server], server))
-        gap = load[full] - load[empty]
-        if gap <= largest:
-            return
-        # Half the gap is the best single move. The gap is above the largest shard, so each move narrows it.
-        movable = [shard for shard, owner in enumerate(owners) if owner == full and weight[shard] > 0]
-        shard = min(movable, key=lambda s: (abs(2 * weight[s] - gap), s))
-        owners[shard] = empty
-        load[full] -= weight[shard]
-        load[empty] += weight[shard]
+def sizes(shards: Sequence[Shard]) -> list[int]:
+    """Return the bytes of each shard."""
+    return [len(shard.range) * bytes_of(shard.dtype) for shard in shards]

@@ -15,6 +15,7 @@ import torch
 
 from psctl.clock import SystemClock
 from psctl.job import messages as say
+from psctl.job.assignment import assign
 from psctl.net.memory import MemoryNetwork
 from psctl.net.peer import Credentials
 from psctl.runtime.client import ParameterClient
@@ -22,7 +23,7 @@ from psctl.runtime.run import Run
 from psctl.runtime.server import Server
 from psctl.runtime.session import Session
 from psctl.store.messages import Kinds
-from psctl.store.shards import assign, cut
+from psctl.store.shards import cut, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Member, TensorSlice, first_assignment
 
@@ -275,7 +276,7 @@ class Job:
         else:
             shards = cut(layout, self.count, self.target)
             addresses = [self._add_server(rank) for rank in range(self.count)]
-            owners = assign(shards, self.count)
+            owners = [chain[0] for chain in assign(sizes(shards), dict.fromkeys(range(self.count), 0), replicas=0)]
             self.decision = say.Decision("ps", update, layout, shards, first_assignment(owners, addresses), resume)
             for server in self._servers:
                 self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))

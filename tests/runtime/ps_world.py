@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from psctl.clock import SystemClock
+from psctl.job.assignment import assign
 from psctl.job.messages import (
     Decision,
     Leave,
@@ -30,7 +31,7 @@ from psctl.net.peer import Credentials
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.server import Server
 from psctl.store.messages import Kinds
-from psctl.store.shards import assign, cut, offsets
+from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Layout, Member, ParameterInfo, TensorSlice, first_assignment
 
@@ -119,9 +120,9 @@ class World:
         for rank in range(servers):
             self._add_server(rank, Coordinator(checkpoint, load_end))
         addresses = [acceptor.address for acceptor in self._acceptors]
-        self.decision = Decision(
-            "ps", update, layout, shards, first_assignment(assign(shards, servers), addresses), resume
-        )
+        chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
+        first = first_assignment([chain[0] for chain in chains], addresses)
+        self.decision = Decision("ps", update, layout, shards, first, resume)
         if decided:
             self.decide()
         self.clients = [self._client(rank, trace, patience) for rank in range(workers)]

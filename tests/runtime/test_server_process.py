@@ -19,7 +19,7 @@ from psctl.net.peer import Acceptor, dial
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, write_orders
 from psctl.store.messages import Kinds
-from psctl.store.shards import assign, cut
+from psctl.store.shards import cut
 from psctl.words import Address, Member, first_assignment
 
 _world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
@@ -88,7 +88,7 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
     layout = make_layout([((70, 70), "float32", 0)], "AdamW", [{"lr": 0.1}])
     layout = msgspec.structs.replace(layout, scalars="float64")  # as in a script whose default dtype is float64
     shards = cut(layout, 1, 4000)
-    decision = Decision("ps", "server", layout, shards, first_assignment(assign(shards, 1), [address]))
+    decision = Decision("ps", "server", layout, shards, first_assignment([0] * len(shards), [address]))
     coordinator.peer.send(Welcome(1, 0, 0, 1.0))
     coordinator.peer.send(decision)
     me = credentials(Member("worker", 0))
