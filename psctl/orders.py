@@ -59,6 +59,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
+    staleness: int = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 

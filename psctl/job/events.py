@@ -141,6 +141,7 @@ class State(Event, frozen=True, tag="state"):
     pid: int = 0
     step: int = 0
     last_error: str = ""
+    staleness: int = 0  # clocks that the values lacked which a worker's last step was computed from
 
 
 class Notice(Event, frozen=True, tag="notice"):

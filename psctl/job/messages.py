@@ -200,6 +200,7 @@ class Report(Message, frozen=True):
     compute_seconds: float
     sync_seconds: float
     bytes_moved: int
+    staleness: int = 0  # clocks that the values lacked which the last step was computed from
 
 
 class Beat(Message, frozen=True):
@@ -295,7 +296,7 @@ class Decision(Message, frozen=True):
     """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
 
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
-    and native.
+    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp.
     """
 
     strategy: str
@@ -305,6 +306,7 @@ class Decision(Message, frozen=True):
     assignment: Assignment = NO_SERVERS
     resume: Resume | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    staleness: int = 0
 
 
 class Go(Message, frozen=True):

@@ -148,7 +148,7 @@ def _decide(job: Job, made: ShardsMade) -> None:
     assignment = Assignment(0, [[owner] for owner in made.owners], [[] for _ in made.owners], servers)
     decision = Decision(
         strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, assignment=assignment,
-        resume=job.resume, options=job.plan.options,
+        resume=job.resume, options=job.plan.options, staleness=job.order.staleness,
     )  # fmt: skip
     job.first["decided"] = job.now
     for rank in [*job.of("server"), *job.of("worker")]:

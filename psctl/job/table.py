@@ -27,6 +27,7 @@ class Rank(msgspec.Struct):
     step: int = 0
     told_step: int = 0  # in the last state event
     doing: str = ""
+    staleness: int = 0  # of the values that its last step was computed from, in clocks
     moved: float = 0.0  # when the step last moved
     heard: float = 0.0  # when it last sent anything
     connected: bool = False
@@ -178,6 +179,6 @@ class Job:
         self.append(
             events.State(
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host(rank), state=rank.state,
-                pid=rank.pid, step=rank.step, last_error=error,
+                pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
             )
         )  # fmt: skip

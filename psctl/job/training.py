@@ -28,6 +28,7 @@ def moved(job: Job, rank: Rank, step: int) -> None:
 def report(job: Job, rank: Rank, message: Report) -> None:
     """A worker's numbers."""
     moved(job, rank, message.step)
+    rank.staleness = message.staleness
     job.reports.add(rank.member.rank, message)
 
 
@@ -81,7 +82,8 @@ def progress(job: Job) -> None:
         events.Progress(
             time=job.time, step=told[0], epoch=job.reports.epoch_of(told[0]), metrics=metrics,
             examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
-            sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds, staleness=0,
+            sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
+            staleness=max((each.staleness for each in job.live("worker")), default=0),
         )
     )  # fmt: skip
 

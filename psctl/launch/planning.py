@@ -12,7 +12,7 @@ from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
 from psctl.launch.ground import machines_document
 from psctl.launch.home import Home
-from psctl.launch.roster import Seats, job_order, seat, servers_of
+from psctl.launch.roster import Seats, job_order, seat, servers_of, staleness_of
 from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
 from psctl.orders import HostOrder, JobOrder
@@ -93,7 +93,10 @@ def on_paper(reference: str, job: JobSpec | None, size: int | None, world: int |
         )
         for host in cluster.hosts
     ]  # fmt: skip
-    asked = Asked() if job is None else Asked(job.sync.strategy, job.sync.update, servers_of(job, Seats(hosts)))
+    asked = Asked()
+    if job is not None:
+        servers = servers_of(job, Seats(hosts))
+        asked = Asked(job.sync.strategy, job.sync.update, servers, staleness=staleness_of(job))
     planner = Planner(ground, hosts, asked)
     plan = planner.plan(size if size is not None else UNKNOWN)
     return plan, _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])

@@ -14,7 +14,7 @@ import msgspec
 from psctl import errors
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
-from psctl.spec.job import JobSpec, PerHost
+from psctl.spec.job import JobSpec, PerHost, Ssp
 from psctl.words import Address
 
 GRACE = 10.0
@@ -201,8 +201,7 @@ def job_order(
         topology: the document of its hosts; None: nominal rates alone.
         costs: what messages were measured to cost on this cluster, by engine.
     """
-    every = job.checkpoint.every
-    best = job.checkpoint.keep_best
+    every, best = job.checkpoint.every, job.checkpoint.keep_best
     argv = [job.script] if job.script is not None else ["-m", str(job.module)]
     return JobOrder(
         name=name,
@@ -211,6 +210,7 @@ def job_order(
         servers=servers_of(job, seats),
         strategy=job.sync.strategy,
         update=job.sync.update,
+        staleness=staleness_of(job),
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,
@@ -236,6 +236,12 @@ def job_order(
         topology=topology,
         costs=dict(costs or {}),
     )
+
+
+def staleness_of(job: JobSpec) -> int:
+    """Return how many clocks the fastest worker may be ahead of the slowest; 0 under bsp."""
+    consistency = job.sync.consistency
+    return consistency.ssp if isinstance(consistency, Ssp) else 0
 
 
 class Keys(msgspec.Struct, frozen=True):

@@ -79,6 +79,7 @@ class Asked(msgspec.Struct, frozen=True):
         optimizer: whether the optimizer is fit for servers.
         bucketed: gradients travel in buckets, as training sends them; else as one vector.
         serving: servers were asked for by their number, so only what uses them is considered.
+        staleness: clocks that the fastest worker may be ahead; 0: bsp.
     """
 
     strategy: str = "auto"
@@ -87,6 +88,7 @@ class Asked(msgspec.Struct, frozen=True):
     optimizer: bool = True
     bucketed: bool = False
     serving: bool = False
+    staleness: int = 0
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -125,7 +127,9 @@ def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
     """Return what a job asks for."""
     fit = layout is None or bool(layout.optimizer)
     serving = order.strategy == "auto" and bool(order.servers)
-    return Asked(order.strategy, order.update, order.servers, fit, bucketed=True, serving=serving)
+    return Asked(
+        order.strategy, order.update, order.servers, fit, bucketed=True, serving=serving, staleness=order.staleness
+    )
 
 
 class Planner:
@@ -164,13 +168,15 @@ class Planner:
     def _update(self) -> str:
         if self._asked.update != "auto":
             return self._asked.update
-        return "server" if self._asked.optimizer else "worker"
+        return "server" if self._asked.optimizer or self._asked.staleness else "worker"
 
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
         if name == "ps":
             if servers:
                 return None
             return "servers: 0 was asked for" if self._asked.servers == 0 else "no host may hold a server (roles)"
+        if self._asked.staleness:
+            return f"consistency: {{ssp: {self._asked.staleness}}} was asked for, and collectives are bsp"
         if self._asked.update == "server":
             return "update: server was asked for, and collectives update on workers"
         if self._asked.serving:

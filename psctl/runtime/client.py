@@ -9,6 +9,9 @@ Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step
     client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c
     client.wait(c + 1, shards)                 # before the first read; then `landing` has them
 
+Under staleness s clock c reads values that hold all clocks up to c-s-1 at least: `wait` blocks only when those in
+`landing` are older, so the fastest worker is never more than s clocks ahead of the slowest.
+
 The first clock is `resume.step`, else 0; `start` brings its values. Under `update: worker`, `start` brings rank 0's
 start values in the same way, and wait(c + 1) the joint mean gradient of clock c.
 
@@ -108,9 +111,8 @@ class ParameterClient:
         base = decision.resume.step if decision.resume else 0
         self.base = base
         """The first clock."""
-        self._mind = ClientMind(
-            Terms(decision.layout, world, decision.update, base), decision.shards, decision.assignment.owners, me.rank
-        )
+        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
+        self._mind = ClientMind(terms, decision.shards, decision.assignment.owners, me.rank)
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.seconds_waiting = 0.0
@@ -232,6 +234,10 @@ class ParameterClient:
         """Return for each trainable parameter whether any worker had a gradient at `clock`, after wait(clock + 1)."""
         with self._changed:
             return self._mind.presence(clock)
+
+    def held(self, shards: Sequence[int]) -> int:
+        """Return the oldest version among these shards in `landing`."""
+        return self._mind.shown(shards)
 
     # ---- about itself ------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Joint:
 
     update = "worker"
     frozen = ""
+    staleness = 0
 
     def __init__(
         self,

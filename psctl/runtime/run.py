@@ -374,6 +374,6 @@ class Run:
         self._seat.send(
             Report(
                 self.step, self.epoch, self._reports.take(), now[1] - examples,
-                max(0.0, now[0] - when - waited), waited, now[3] - moved,
+                max(0.0, now[0] - when - waited), waited, now[3] - moved, self._way.staleness,
             )
         )  # fmt: skip

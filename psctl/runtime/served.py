@@ -77,6 +77,10 @@ class Served:
         return self._client.bytes_moved
 
     @property
+    def staleness(self) -> int:
+        return self._arrivals.staleness
+
+    @property
     def doing(self) -> str:
         return self._client.doing
 

@@ -112,7 +112,7 @@ class Server:
         if decision.layout.scalars != scalars():  # torch asks its default dtype when it makes an optimizer's numbers
             torch.set_default_dtype(torch_dtype(decision.layout.scalars))
         base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, self._world, decision.update, base)
+        terms = Terms(decision.layout, self._world, decision.update, base, decision.staleness)
         restored = decision.resume is not None and decision.update == "server"
         wanted: dict[int, list[Wanted]] = {}
         mind = self.mind = self.desk.open(

@@ -127,6 +127,12 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     served = decision.update == "server"
     if served and (parts.optimizer is None or not decision.layout.optimizer):
         what = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
+        if decision.staleness:
+            raise UsageError(
+                f"consistency: {{ssp: {decision.staleness}}} was asked for, but {what} was given, which servers cannot "
+                "step piece by piece, and only they can step while workers are apart",
+                "give an optimizer that fits (SGD, Adam, AdamW ...), or set `consistency: bsp` under sync:",
+            )
         raise UsageError(
             f"update: server was asked for, but {what} was given, which servers cannot step piece by piece",
             "set `update: auto` or `update: worker` under sync: in the job file",

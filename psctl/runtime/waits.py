@@ -29,12 +29,16 @@ class Arrivals:
         self._lock = threading.RLock()
         self._version = client.base
         self._pending: set[int] = set()
+        self.staleness = 0
+        """Clocks that the values lacked which were read before the newest step was ordered."""
+        self._lacked = 0
 
     def expect(self, version: int) -> None:
         """Every parameter will change to `version`, which was pulled."""
         with self._lock:
             self.land()  # nobody read the version before; it must still be taken in order
             self._version = version
+            self.staleness, self._lacked = self._lacked, 0
             self._pending = set(range(len(self._flat.parameters)))
 
     def land(self, places: Iterable[int] | None = None) -> None:
@@ -47,6 +51,7 @@ class Arrivals:
                 return
             shards = sorted({shard for place in wanted for shard in self._flat.shards_of[place]})
             self._client.wait(self._version, shards)
+            self._lacked = max(self._lacked, self._version - self._client.held(shards))
             self._flat.write(self._client.landing, wanted)
             self._pending = self._pending - wanted
 

@@ -70,6 +70,10 @@ class Way(Protocol):
         """Bytes sent and received so far."""
 
     @property
+    def staleness(self) -> int:
+        """Clocks that the values lacked which the last step was computed from."""
+
+    @property
     def doing(self) -> str:
         """What this worker is at, for people."""
 
@@ -107,6 +111,7 @@ class Alone:
     frozen = ""
     sync_seconds = 0.0
     bytes_moved = 0
+    staleness = 0
     doing = "compute"
 
     def __init__(self, parameters: Sequence[nn.Parameter], name: str = "alone") -> None:

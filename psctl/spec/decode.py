@@ -129,7 +129,8 @@ class Decoder:
         except InvalidFile as error:
             error.hint = error.hint or f"{path}: {field.text}"
             raise
-        if notation is not None and notation.only is not None and value is not _ABSENT and value not in notation.only:
+        built = notation is None or notation.only is None or value in (*notation.only, _ABSENT)
+        if not built and notation is not None and notation.only is not None and type(value) not in notation.only:
             has = ", ".join(_word(one) for one in notation.only)
             written = node.say() if isinstance(node, Scalar) else ", ".join(_keys(node))
             self._unbuilt.append(NotInThisVersion(f"{path}: {written}", f"this version has: {has}", node.where))
@@ -199,4 +200,6 @@ def _keys(node: Node) -> list[str]:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, type):
+        return f"{{{', '.join(one.name for one in msgspec.structs.fields(value))}: ...}}"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else "[]" if value == () else str(value)

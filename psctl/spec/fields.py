@@ -30,7 +30,8 @@ class Notation(msgspec.Struct, frozen=True):
     """How one scalar is written.
 
     `says` completes "expected ..."; `parse` returns the value or raises ValueError, whose text (when it has one)
-    replaces `says`; `schema` is its JSON Schema; `only` holds the values that this version has built (None: all).
+    replaces `says`; `schema` is its JSON Schema; `only` holds the values, and sections in their place,
+    that this version has built (None: all).
     """
 
     says: str
@@ -135,7 +136,7 @@ def truth(only: tuple[bool, ...] | None = None) -> Notation:
     return Notation("true or false", parse, {"type": "boolean"}, only)
 
 
-def choice(*names: str, only: tuple[str, ...] | None = None) -> Notation:
+def choice(*names: str, only: tuple[str | type[Section], ...] | None = None) -> Notation:
     """One of a few words; an unknown one is answered with the nearest."""
 
     def parse(scalar: Scalar) -> str:

@@ -72,7 +72,7 @@ class SyncSpec(Section, frozen=True):
     ] = AUTO
     consistency: Annotated[
         Literal["bsp", "asp"] | Ssp,
-        choice("bsp", "asp", only=("bsp",)),
+        choice("bsp", "asp", only=("bsp", Ssp)),
         doc("bsp: all workers step together. asp: nobody waits. {ssp: N}: at most N clocks apart."),
     ] = "bsp"
     update: Annotated[
@@ -300,11 +300,17 @@ def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield "servers", "0, and strategy: ps needs one at least", "servers: auto, or another strategy"
     if spec.servers == 0 and isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas}, and there are no servers to hold them", "replicas: auto"
+    if sync.consistency != "bsp" and sync.update == "worker":
+        yield (
+            "sync.update",
+            f"worker does not go with consistency: {_mode(sync.consistency)}: only servers step then",
+            "update: server, or consistency: bsp",
+        )
     if strategy in ("ps", AUTO):
         return
     cure = "use strategy: ps, or auto"
     if sync.consistency != "bsp":
-        mode = f"{{ssp: {sync.consistency.ssp}}}" if isinstance(sync.consistency, Ssp) else sync.consistency
+        mode = _mode(sync.consistency)
         yield "sync.consistency", f"{mode} does not go with strategy: {strategy}, which is bsp", cure
     if sync.update == "server":
         yield "sync.update", f"server does not go with strategy: {strategy}, which has no servers", cure
@@ -313,3 +319,7 @@ def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield "sync.compression", f"{kind} does not go with strategy: {strategy} (none, bf16, fp16 do)", cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas} does not go with strategy: {strategy}, which has no servers", cure
+
+
+def _mode(consistency: str | Ssp) -> str:
+    return f"{{ssp: {consistency.ssp}}}" if isinstance(consistency, Ssp) else consistency

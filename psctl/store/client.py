@@ -118,7 +118,7 @@ class ClientMind:
         landing, owner = self._landings[shard], self.owners[shard]
         assert len(present) == len(self.held[shard]), f"shard {shard} has {len(self.held[shard])} pieces"
         assert clock == self._pushed[shard] + 1, f"shard {shard}: push of clock {clock} after {self._pushed[shard]}"
-        assert landing.version >= clock - self.terms.staleness, f"shard {shard}: push before its values have landed"
+        assert landing.version >= self._oldest(clock), f"shard {shard}: push before its values have landed"
         self._pushed[shard] = clock
         self._outstanding.add((clock, shard))
         head = Push(shard, clock, float(weight), bytes(bool(one) for one in present), landing.version)
@@ -133,12 +133,10 @@ class ClientMind:
         wished: dict[int, list[int]] = {}
         for shard, (landing, owner) in enumerate(zip(self._landings, self.owners, strict=True)):
             assert landing.shown == landing.version, "show before pull"
-            assert landing.version >= landing.asked - self.terms.staleness, (
-                f"shard {shard}: the last pull is unanswered"
-            )
+            assert landing.version >= self._oldest(landing.asked), f"shard {shard}: the last pull is unanswered"
             assert clock > landing.asked, f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
             landing.asked = clock
-            if landing.version < clock - self.terms.staleness:
+            if landing.version < self._oldest(clock):
                 wished.setdefault(owner, []).append(shard)
         return [Out(server, Pull(clock, shards)) for server, shards in wished.items()]
 
@@ -192,7 +190,7 @@ class ClientMind:
             if message.version != landing.incoming or message.offset != landing.filled:
                 raise self._wrong(server, message.shard, f"part of version {message.version}, out of order")
             return landing, message.offset
-        if message.version <= landing.version or message.version < landing.asked - self.terms.staleness:
+        if message.version <= landing.version or message.version < self._oldest(landing.asked):
             raise self._wrong(server, message.shard, f"version {message.version}, which was not asked for")
         if len(message.present) != len(self.held[message.shard]):
             raise self._wrong(server, message.shard, f"values of {len(message.present)} pieces")
@@ -220,7 +218,7 @@ class ClientMind:
 
     def missing(self, clock: int, shards: Sequence[int] | None = None) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
-        oldest = clock - self.terms.staleness
+        oldest = self._oldest(clock)
         wanted = range(len(self.shards)) if shards is None else shards
         missing = [shard for shard in wanted if self._landings[shard].version < oldest]
         for shard in missing:
@@ -244,6 +242,10 @@ class ClientMind:
                 part = (0, where.range.start, len(where.range))
                 self.landing[where.dtype].narrow(*part).copy_(self._back[where.dtype].narrow(*part))
                 landing.shown = landing.version
+
+    def shown(self, shards: Sequence[int]) -> int:
+        """Return the oldest version in the front among these shards; as `show`, it may overlap with other calls."""
+        return min((self._landings[shard].shown for shard in shards), default=self.terms.base)
 
     def presence(self, clock: int) -> list[bool]:
         """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""
@@ -278,6 +280,10 @@ class ClientMind:
         return {owner for shard, owner in enumerate(self.owners) if shard not in found}
 
     # ---- helpers -----------------------------------------------------------------------------------------------
+
+    def _oldest(self, clock: int) -> int:
+        """Return the oldest version that `clock` may read; there is none before the start values."""
+        return max(self.terms.base, clock - self.terms.staleness) if clock >= self.terms.base else clock
 
     def _bytes(self, flat: Mapping[str, torch.Tensor], shard: Shard) -> memoryview:
         return bytes_view(flat[shard.dtype].narrow(0, shard.range.start, len(shard.range)))

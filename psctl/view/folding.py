@@ -21,6 +21,7 @@ class Row:
     rate: float
     pid: int
     error: str
+    staleness: int = 0
 
 
 def fold(state: LiveState, rows: int) -> list[Row]:
@@ -48,7 +49,8 @@ def _place(order: tuple[str, ...], word: str) -> int:
 
 def _single(state: LiveState, rank: RankState) -> Row:
     step = state.step_of(rank)
-    return Row(rank.name, rank.host, rank.state, (step, step), state.rate_of(rank), rank.pid, rank.last_error)
+    steps = (step, step)
+    return Row(rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness)
 
 
 def _group(state: LiveState, ranks: list[RankState]) -> Row:
@@ -67,6 +69,7 @@ def _group(state: LiveState, ranks: list[RankState]) -> Row:
         rate=sum(state.rate_of(rank) for rank in ranks) / len(ranks),
         pid=0,
         error=(errors or [behind])[0],
+        staleness=max(rank.staleness for rank in ranks),
     )
 
 

@@ -136,6 +136,7 @@ def _checkpoint(state: LiveState, age: float) -> str:
 def ranks_table(rows: list[Row], width: int) -> Table:
     """Return the table of ranks; narrow terminals get fewer columns."""
     errors = any(row.error for row in rows)
+    stale = any(row.staleness for row in rows)
     pids = width >= 80 and any(row.pid for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=errors)
     table.add_column("rank", no_wrap=True, min_width=9)
@@ -143,6 +144,8 @@ def ranks_table(rows: list[Row], width: int) -> Table:
     table.add_column("state", no_wrap=True)
     table.add_column("step", no_wrap=True, justify="right")
     table.add_column("steps/s", no_wrap=True, justify="right")
+    if stale:
+        table.add_column("stale", no_wrap=True, justify="right")
     if pids:
         table.add_column("pid", no_wrap=True, justify="right")
     if errors:
@@ -156,6 +159,7 @@ def ranks_table(rows: list[Row], width: int) -> Table:
             Text(f"{low:,}" if low == high else f"{low:,}-{high:,}") if high else Text("-"),
             Text(format_count(row.rate) if row.rate else "-"),
         ]
+        cells += [Text(f"{row.staleness:,}" if row.staleness else "-")] if stale else []
         cells += [Text(str(row.pid) if row.pid else "-")] if pids else []
         cells += [Text(row.error, style="red" if row.state in ("failed", "lost") else "dim")] if errors else []
         table.add_row(*cells)

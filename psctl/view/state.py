@@ -30,6 +30,7 @@ class RankState:
     state: str = "starting"
     pid: int = 0
     step: int = 0
+    staleness: int = 0
     rate: float = 0.0
     last_error: str = ""
     step_time: float = math.nan
@@ -201,7 +202,7 @@ def _state(state: LiveState, event: kinds.State) -> None:
     found = state.rank_of(event.role, event.rank, event.host)
     if found.state != event.state:  # steps count from here on: what a process did before it ran was no training
         found.step, found.step_time = event.step, event.time
-    found.state, found.pid = event.state, event.pid or found.pid
+    found.state, found.pid, found.staleness = event.state, event.pid or found.pid, event.staleness
     found.last_error = one_line(event.last_error) or ("" if event.state == "running" else found.last_error)
     if event.step > found.step and not math.isnan(found.step_time) and event.time > found.step_time:
         found.rate = (event.step - found.step) / (event.time - found.step_time)

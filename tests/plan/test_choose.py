@@ -238,6 +238,14 @@ def test_update_on_servers_leaves_ps_alone() -> None:
         choose(order(host("a"), host("b"), update="server", servers=0), 1_000_000, None, decided=True)
 
 
+def test_workers_apart_leave_ps_with_the_optimizer_on_servers() -> None:
+    apart = msgspec.structs.replace(order(host("a"), host("b")), staleness=4)
+    plan = choose(apart, 1_000_000, None, decided=True)
+    assert (plan.chosen, plan.update) == ("ps", "server")
+    others = {each.why_not for each in plan.candidates if each.strategy != "ps"}
+    assert others == {"consistency: {ssp: 4} was asked for, and collectives are bsp"}
+
+
 def test_servers_that_are_asked_for_by_number_are_used() -> None:
     plan = choose(order(host("a"), host("b"), servers=1), 1_000, None, decided=True)
     assert (plan.chosen, plan.servers) == ("ps", [0])

@@ -111,10 +111,11 @@ class Job:
     """
 
     def __init__(
-        self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None
+        self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None,
+        staleness=0,
     ) -> None:  # fmt: skip
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
-        self.every, self.seed, self.target, self.traces = every, seed, target, traces or {}
+        self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
         self.checkpoint: Saved | None = resume
         self.network = MemoryNetwork()
         self.saved: dict[int, Saved] = {}
@@ -277,7 +278,8 @@ class Job:
             shards = cut(layout, self.count, self.target)
             addresses = [self._add_server(rank) for rank in range(self.count)]
             owners = [chain[0] for chain in assign(sizes(shards), dict.fromkeys(range(self.count), 0), replicas=0)]
-            self.decision = say.Decision("ps", update, layout, shards, first_assignment(owners, addresses), resume)
+            first = first_assignment(owners, addresses)
+            self.decision = say.Decision("ps", update, layout, shards, first, resume, staleness=self.staleness)
             for server in self._servers:
                 self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
                 self._bring(server.me, self.decision)

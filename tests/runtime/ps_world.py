@@ -106,7 +106,7 @@ class World:
 
     def __init__(
         self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
-        patience=20.0, silence=5.0, decided=True, load_end=None,
+        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
         self.network = MemoryNetwork(silence=silence)
@@ -122,7 +122,7 @@ class World:
         addresses = [acceptor.address for acceptor in self._acceptors]
         chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
         first = first_assignment([chain[0] for chain in chains], addresses)
-        self.decision = Decision("ps", update, layout, shards, first, resume)
+        self.decision = Decision("ps", update, layout, shards, first, resume, staleness=staleness)
         if decided:
             self.decide()
         self.clients = [self._client(rank, trace, patience) for rank in range(workers)]

@@ -65,6 +65,15 @@ RUN = [
 ]
 
 
+def test_the_table_tells_how_stale_a_workers_values_are_where_workers_are_apart():
+    late = kinds.State(time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, staleness=3)
+    assert not any(" stale " in line for line in drawn(RUN, 100, 30))
+    lines = drawn([*RUN, late], 100, 30)
+    head = next(line for line in lines if " stale " in line)
+    row = next(line for line in lines if line.startswith("worker/1"))
+    assert row[head.index("stale") : head.index("stale") + 5].strip() == "3"
+
+
 def state_of(events):
     state = LiveState()
     for event in events:
