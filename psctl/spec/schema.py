@@ -62,7 +62,7 @@ def _kind(kind: Any, field: Field) -> dict[str, Any]:
     written = _scalar(notation) if notation is not None else {"anyOf": []}
     choices = list(written["anyOf"]) if list(written) == ["anyOf"] else [written]
     section = section_in(kind)
-    if section is not None and (notation is None or notation.only is None):
+    if section is not None and (notation is None or notation.only is None or section in notation.only):
         choices.append(section_schema(section))
     if types.NoneType in members(kind):
         choices.append({"type": "null"})
@@ -76,4 +76,6 @@ def _items(kind: Any, field: Field) -> dict[str, Any]:
 
 
 def _scalar(notation: Notation) -> dict[str, Any]:
-    return {"enum": list(notation.only)} if notation.only is not None else dict(notation.schema)
+    if notation.only is None:
+        return dict(notation.schema)
+    return {"enum": [one for one in notation.only if not isinstance(one, type)]}
