@@ -27,6 +27,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/strategies.py
+	$(BIN)/python bench/assignment.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
