@@ -1,6 +1,7 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
 #             four at a time, for most of the time they wait for real processes; the long ones first
+# make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
 # make soak   the long ones; make bench: measurements; make lint: ruff and mypy
 
 PYTHON ?= python3
@@ -10,13 +11,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/job tests/plan
 
-.PHONY: demo test soak bench lint clean system
+.PHONY: demo test simulate soak bench lint clean system
 
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
 
 test: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/whole tests/runtime tests -m "not soak" -n 4 --dist loadfile --durations=20
+
+SEEDS ?= 10000
+FROM ?= 0
+
+simulate: $(VENV)/installed-dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.simulation --mutants
 
 soak: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m soak --timeout 1800 --durations=15
