@@ -11,10 +11,11 @@ from typing import Any
 
 from psctl.errors import ConnectionFailed
 from psctl.job import events, instructions, messages
+from psctl.job.assignment import assign
 from psctl.job.coordinator import Mind
 from psctl.job.instructions import Connected, ConnectionLost, Happening, Heard, Tick
 from psctl.job.messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
-from psctl.store.shards import assign, cut
+from psctl.store.shards import cut, sizes
 from psctl.words import Address, Member
 
 from .kernel import Broken, Process, World
@@ -99,7 +100,9 @@ class Coordinator:
                 self._world.after(0.0, self._happens, made)
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._scenario.cut_bytes)
-                self._world.after(0.0, self._happens, instructions.ShardsMade(shards, assign(shards, servers)))
+                chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
+                made_shards = instructions.ShardsMade(shards, [chain[0] for chain in chains])
+                self._world.after(0.0, self._happens, made_shards)
             case instructions.Close(status=status):
                 self.status = status
                 for host in range(self._scenario.hosts):

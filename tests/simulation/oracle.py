@@ -1,10 +1,12 @@
 """What must always be true, checked while a run goes and after it; fails by raising Broken, which names the invariant.
 
 sums        every version that a worker reads, and the last, equals the undisturbed run's to the bit: no push lost,
-            none twice, ranks added in their order, numbers of the right clock (bsp)
+            none twice, ranks added in their order, numbers of the right clock; under staleness it
+            equals what follows from the gradients that were pushed
 versions    a value that was read holds what it must: version c at clock c
 buffers     what a push carries does not change between its first and its last copy (a gradient overwritten before
             its acknowledgement would)
+staleness   nobody begins a clock more than s ahead of the slowest
 examples    every position of every epoch is taken once
 finite      nothing grows with the number of clocks
 hangs       the run ends within simulated time; else who waits for whom is said
@@ -24,7 +26,7 @@ from psctl.store.pieces import bytes_view
 from psctl.words import Shard
 
 from .kernel import Broken
-from .model import Script, clock_of, taken, undisturbed
+from .model import Script, Truth, clock_of, taken, undisturbed
 from .scenario import Scenario
 
 
@@ -33,7 +35,9 @@ class Oracle:
 
     def __init__(self, scenario: Scenario, script: Script) -> None:
         self._scenario, self._script = scenario, script
-        self._truth = undisturbed(scenario.spec)
+        self._truth = undisturbed(scenario.spec) if scenario.staleness == 0 else Truth(script)
+        self._waiting: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # clock -> rank -> gradient, weight
+        self._reached = dict.fromkeys(range(scenario.spec.world), -1)  # newest clock that a rank has pushed from
         self._consumed: Counter[tuple[int, int]] = Counter()
         self._steps: dict[int, int] = {}
         self._pushed: dict[tuple[int, int], bytes] = {}  # (rank, clock) -> the gradient's bytes
@@ -55,16 +59,36 @@ class Oracle:
             self.checked += 1
 
     def _expected(self, version: int, clock: int) -> torch.Tensor:
+        if self._scenario.staleness:
+            self._advance(version)
+        if version >= len(self._truth.versions):
+            raise Broken("versions", f"version {version} was read when not all had pushed clock {version - 1}")
         if self._scenario.update == "worker" and version > 0:
             return self._truth.means[version - 1]
         return self._truth.versions[version]
 
-    def computed(self, rank: int, clock: int, gradient: torch.Tensor) -> None:
+    def begins(self, rank: int, clock: int) -> None:
+        """A worker begins to compute a clock."""
+        slowest = min(self._reached.values())
+        if clock - slowest - 1 > self._scenario.staleness:
+            raise Broken("staleness", f"worker/{rank} begins clock {clock} when others have done only {slowest}")
+
+    def computed(self, rank: int, clock: int, gradient: torch.Tensor, share: float) -> None:
         """A worker made a gradient, for the first time or in a replay."""
         now = bytes(bytes_view(gradient))
-        before = self._pushed.setdefault((rank, clock), now)
-        if before != now:
+        before = self._pushed.get((rank, clock))
+        if before is None:
+            self._reached[rank] = clock
+            self._pushed[rank, clock] = now
+            self._waiting.setdefault(clock, {})[rank] = (gradient, share)
+        elif before != now:
             raise Broken("replay", f"worker/{rank} made another gradient of clock {clock} than before")
+
+    def _advance(self, version: int) -> None:
+        """Under staleness what training gives depends on what was read: follow it from what was pushed."""
+        world = self._scenario.spec.world
+        while self._truth.clock < version and len(self._waiting.get(self._truth.clock, ())) == world:
+            self._truth.step(self._waiting.pop(self._truth.clock), world)
 
     def sent(self, rank: int, message: Push | PushPart, payload: bytes) -> None:
         """A part of a push leaves a worker."""

@@ -64,6 +64,7 @@ class Scenario:
     seed: int
     spec: Spec
     update: str  # "server" | "worker"
+    staleness: int  # clocks that the fastest may be ahead
     hosts: int
     workers: tuple[int, ...]  # host of each rank
     servers: tuple[int, ...]  # host of each rank
@@ -94,11 +95,15 @@ def draw(seed: int) -> Scenario:
     pace = chance.choice((0.001, 0.01, 0.05))
     slow = [chance.choice((0.5, 1.0, 1.0, 8.0)) * pace * chance.choice((1, 4)) for _ in workers]
     update = chance.choice(("server", "server", "server", "worker"))
+    staleness = chance.choice((0, 0, 1, 2, 3)) if update == "server" else 0
     return Scenario(
-        seed=seed, spec=spec, update=update, hosts=hosts, workers=workers, servers=servers,
+        seed=seed, spec=spec, update=update,
+        early=update == "worker" and chance.random() < 0.5,
+        staleness=staleness,
+        hosts=hosts, workers=workers, servers=servers,
         cut_bytes=cut_bytes, part=part, pace=pace,
-        torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
-        norms=update == "server" and chance.random() < 0.2,
+        torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow),
+        norms=update == "server" and staleness == 0 and chance.random() < 0.2,
         faults=_faults(chance, hosts, len(workers), len(servers), pace, spec.steps),
     )  # fmt: skip
 
@@ -147,5 +152,5 @@ def order(scenario: Scenario) -> JobOrder:
         update=scenario.update, seed=0, size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None,
         report_seconds=1.0, ports=None,
         checkpoint=CheckpointOrder(None, 0, 0.0, 3, None, on_stop=False, copies=0), resume=None, resume_id=None,
-        code_hash="c", job_file="", environment={}, congestion="auto",
+        code_hash="c", job_file="", environment={}, congestion="auto", staleness=scenario.staleness,
     )  # fmt: skip

@@ -42,8 +42,8 @@ class Server:
         decision, welcome = self._decision, self._welcome
         assert decision is not None and welcome is not None
         base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, welcome.world, decision.update, base)
-        self.mind = ServerMind(terms, decision.shards, decision.owners, self.process.member.rank)
+        terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness)
+        self.mind = ServerMind(terms, decision.shards, decision.assignment.owners, self.process.member.rank)
         self.desk.open()
 
     def save(self, save: Save) -> None:

@@ -110,13 +110,13 @@ class Worker:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
-        terms = Terms(decision.layout, world, decision.update, base)
-        self.mind = ClientMind(terms, decision.shards, decision.owners, self._rank)
+        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
+        self.mind = ClientMind(terms, decision.shards, decision.assignment.owners, self._rank)
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
         self._local = self._script.initial.clone()
         self._optimizer, self._parameters = self._script.optimizer(self._local)
-        self.links = [Link(self, server, address) for server, address in enumerate(decision.servers)]
+        self.links = [Link(self, at.rank, at.address) for at in decision.assignment.servers]
         yield Until("servers", lambda: all(link.up for link in self.links), self._away)
         if self._rank == 0:
             self._send(self.mind.begin({self._scenario.spec.dtype: self._script.initial}))
@@ -127,13 +127,14 @@ class Worker:
         mind, spec = self._mind, self._scenario.spec
         yield Sleep(self._compute * (0.5 + self._network.world.random.random()))
         yield from self._wait(clock)
+        self._oracle.begins(self._rank, clock)
         epoch, mine, together = taken(spec, clock, self._rank)
         values = self._local if self._scenario.update == "worker" else mind.landing[spec.dtype]
         gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
         self._spoil(gradient, clock)
         yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged(clock - 2), self._away)
         mind.sending(clock)[spec.dtype].copy_(gradient)
-        self._oracle.computed(self._rank, clock, gradient)
+        self._oracle.computed(self._rank, clock, gradient, weight(spec, len(mine), together))
         if self._scenario.early:
             self._pull(clock + 1)
         for shard in reversed(range(len(mind.shards))):
