@@ -29,11 +29,15 @@ DURATIONS: dict[str, Fraction] = {
 }  # fmt: skip
 """Seconds in each unit of time."""
 
+COUNTS = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
+"""Powers of ten of counts; B is a billion, as models are called."""
+
 LONGEST = 40
 """Characters; a longer text is no quantity, and is not tried as one."""
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _QUANTITY = re.compile(rf"({_NUMBER}) ?([A-Za-z/µ]*)", re.ASCII)
+_COUNT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)(?:[eE]\+?([0-9]{1,2}))?([kKMGBT]?)", re.ASCII)
 _PART = re.compile(rf"({_NUMBER}) ?(d|h|ms|m|s|us|µs|ns) ?", re.ASCII)
 
 
@@ -53,6 +57,22 @@ def parse_size(text: str) -> int:
     if size.denominator != 1:
         raise ValueError(f'"{text}": not a whole number of bytes')
     return int(size)
+
+
+def parse_count(text: str) -> int:
+    """Read a large count such as "1e9", "7B", "1.5M" or "10_000_000".
+
+    Raises:
+        ValueError: no number, an unknown unit, not whole, or not above 0.
+    """
+    short = _short(text)
+    match = _COUNT.fullmatch(short)
+    if match is None:
+        raise ValueError(f'"{short}": expected a count such as 1e9 or 7B; units are k, M, B (billion), T')
+    count = Fraction(match[1].replace("_", "")) * 10 ** (int(match[2] or 0) + COUNTS[match[3] or ""])
+    if count.denominator != 1 or count < 1:
+        raise ValueError(f'"{short}": not a whole number above 0')
+    return int(count)
 
 
 def parse_rate(text: str) -> float:

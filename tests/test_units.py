@@ -103,3 +103,17 @@ def test_rates_and_counts_are_printed_for_people() -> None:
     assert [units.format_count(n) for n in (0, 512, 9999, 12_345, 1_234_567, 0.5)] == [
         "0", "512", "9,999", "12.3k", "1.23M", "0.5",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1e9", 10**9), ("7B", 7 * 10**9), ("1.5M", 1_500_000), ("10_000_000", 10**7), ("12", 12), ("2.5e3k", 2_500_000)],
+)
+def test_counts_are_read(text, count):
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "1e-3", "7 B", "many", "1e999", "-3", "1" * 50])
+def test_what_is_no_count_is_refused(text):
+    with pytest.raises(ValueError, match=r"count|whole|long"):
+        units.parse_count(text)

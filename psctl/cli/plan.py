@@ -20,6 +20,10 @@ def plan(
         ),
     ] = None,
     size: Annotated[str | None, typer.Option("--size", metavar="160MB", help="Bytes of gradients a worker.")] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--parameters", metavar="1e9", help="Parameters of the model: what it asks of servers, too."),
+    ] = None,
     world: Annotated[
         int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may serve.")
     ] = None,
@@ -33,15 +37,20 @@ def plan(
     own: Context = context.obj
     if topology is not None and cluster is not None:
         raise UsageError("--topology describes machines, and --cluster names others", hint="give one of them")
+    if parameters is not None and size is not None:
+        raise UsageError("--parameters gives the size, and --size another", hint="give one of them")
+    model = planning.model_of(parameters) if parameters is not None else None
     wanted = planning.job_of(*own.cwd_file(job, "a job file")) if job else None
-    known = launching.size_of(size) or (wanted.sync.size or launching.last_size(own, wanted.name) if wanted else None)
+    known = model.size if model is not None else launching.size_of(size)
+    if known is None and wanted is not None:
+        known = wanted.sync.size or launching.last_size(own, wanted.name)
     if topology is not None:
-        made, document = planning.on_paper(topology, wanted, known, world)
+        made, document = planning.on_paper(topology, wanted, known, world, model)
     else:
         asked = wanted or planning.any_job()
         chosen = own.cluster(cluster, asked.cluster, launching.folder_of(asked.source) if wanted else None)
         with own.connect(chosen) as fleet:
-            made, document = planning.plan(own.home, chosen, fleet, asked, known, world)
+            made, document = planning.plan(own.home, chosen, fleet, asked, known, world, model)
     own.result(document, draw_plan)
     if own.options.verbose:
         own.detail(*planning.schedule_text(made))

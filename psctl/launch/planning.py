@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from psctl.errors import UsageError
 from psctl.launch import calibration, measure, reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
@@ -16,12 +17,14 @@ from psctl.launch.roster import Seats, job_order, seat, servers_of, staleness_of
 from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
 from psctl.orders import HostOrder, JobOrder
+from psctl.plan.capacity import VALUE, capacity
 from psctl.plan.choose import SIZES, UNKNOWN, Asked, Plan, Planner, choose, winners
 from psctl.plan.ground import ground_in
 from psctl.remote.fleet import Fleet
 from psctl.schedule import catalog
 from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec, load_job
+from psctl.units import parse_count
 
 SHORT = 200
 """Messages of a schedule that are still read by people."""
@@ -37,8 +40,55 @@ def any_job() -> JobSpec:
     return JobSpec(name="any", script="train.py")
 
 
+class Model(msgspec.Struct, frozen=True):
+    """A model by its size alone."""
+
+    parameters: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of its gradients."""
+        return self.parameters * VALUE
+
+
+def model_of(text: str) -> Model:
+    """Return the model of a number of parameters such as 1e9 or 7B.
+
+    Raises:
+        UsageError: it is no such number; the user's fault.
+    """
+    try:
+        return Model(parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"--parameters {error}", hint="such as --parameters 1e9") from None
+
+
+def with_capacity(document: dict[str, Any], model: Model, job: JobSpec | None, rate: float) -> dict[str, Any]:
+    """Return the document of a plan with what the model asks of its servers: `capacity`, null where there are none.
+
+    Args:
+        document: as `plan` or `on_paper` returned it, for the model's size.
+        model: how many parameters.
+        job: its replicas and consistency count.
+        rate: payload bytes/s into the head host; 0: unknown.
+    """
+    row = next(each for each in document["candidates"] if each["strategy"] == "ps")
+    asked = job.replicas if job is not None and isinstance(job.replicas, int) else None
+    staleness = staleness_of(job) if job is not None else 0
+    found = None
+    if row["feasible"]:
+        found = capacity(model.parameters, document["world"], row["params"]["hosts"], asked, staleness, rate)
+    return document | {"capacity": msgspec.to_builtins(found)}
+
+
 def plan(
-    home: Home, chosen: Chosen, fleet: Fleet, job: JobSpec, size: int | None, world: int | None
+    home: Home,
+    chosen: Chosen,
+    fleet: Fleet,
+    job: JobSpec,
+    size: int | None,
+    world: int | None,
+    model: Model | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """Return the plan for a cluster and the document of `plan -o json`; what runs on the hosts now does not count.
 
@@ -46,6 +96,7 @@ def plan(
         home: where measured rates and the hosts' addresses are kept; what is not is nominal.
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: number of ranks; None: what the job asks for.
+        model: adds what it asks of its servers; `size` is its gradients'.
 
     Raises:
         InvalidFile: more ranks than slots.
@@ -63,10 +114,14 @@ def plan(
     seats = seat(chosen.spec, idle, asked)
     known = machines_document(home, chosen, state, seats.names)
     costs = calibration.recall(home, chosen, state)
-    return plan_of(job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs), size)
+    order = job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs)
+    made, document = plan_of(order, size)
+    return made, document if model is None else with_capacity(document, model, job, order.hosts[0].rate)
 
 
-def on_paper(reference: str, job: JobSpec | None, size: int | None, world: int | None) -> tuple[Plan, dict[str, Any]]:
+def on_paper(
+    reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None
+) -> tuple[Plan, dict[str, Any]]:
     """Return the plan for machines that a file describes, and its document; nothing is asked of any host.
 
     What messages cost beside their bytes is what the file says of its links, for nothing is known of the machines'
@@ -77,6 +132,7 @@ def on_paper(reference: str, job: JobSpec | None, size: int | None, world: int |
         job: what is asked for; None: whatever is fastest.
         size: bytes of gradients a worker; None adds a table of winners by size.
         world: the first so many places are ranks, hosts behind them may serve; None: all of them.
+        model: adds what it asks of its servers; `size` is its gradients'.
 
     Raises:
         InvalidFile: the file is none of these.
@@ -99,7 +155,8 @@ def on_paper(reference: str, job: JobSpec | None, size: int | None, world: int |
         asked = Asked(job.sync.strategy, job.sync.update, servers, staleness=staleness_of(job))
     planner = Planner(ground, hosts, asked)
     plan = planner.plan(size if size is not None else UNKNOWN)
-    return plan, _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])
+    document = _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])
+    return plan, document if model is None else with_capacity(document, model, job, 0.0)
 
 
 def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psctl.units import format_bytes, format_seconds
+from psctl.units import format_bytes, format_count, format_seconds
 from psctl.view.console import STATE_STYLES, Glyphs, say
 from psctl.view.text import date_time, number, one_line
 
@@ -229,6 +229,42 @@ def draw_plan(console: Console, document: Document) -> None:
         console,
         Text.assemble(head, (one_line(str(document["chosen"])), "bold green"), f", {one_line(document['reason'])}"),
     )
+    if "capacity" in document:
+        draw_capacity(console, document["capacity"])
+
+
+def draw_capacity(console: Console, found: Document | None) -> None:
+    """Draw what a model asks of its servers (`plan --parameters`)."""
+    if found is None:
+        say(console, Text("no server may be placed here, so every worker holds the whole model", style="yellow"))
+        return
+    saved = found["checkpoint"]
+    survives = "the loss of servers goes back to the last checkpoint"
+    if found["survives"]:
+        survives = f"any {found['survives']} servers may die at once"
+    rest, most = format_bytes(found["memory_a_server"]), format_bytes(found["memory_a_server_at_most"])
+    rows = {
+        "parameters": f"{format_count(found['parameters'])}, {format_bytes(found['bytes'])} as float32",
+        "servers": f"{found['servers']} (hosts: {found['hosts']}), each of {format_bytes(found['values_a_server'])}",
+        "shards": f"{format_count(found['shards'])} of at most {format_bytes(found['largest_shard'])}",
+        "replicas": f"{found['replicas']}: {survives}",
+        "memory a server": f"{rest} with Adam's state; while workers push at most {most}",
+        "vector clocks": f"at most {format_count(found['clocks'])}, {format_bytes(found['clock_bytes_at_most'])}",
+        "a checkpoint": f"{format_bytes(saved['bytes'])}, {format_seconds(saved['seconds'])} to write; every "
+        f"{format_seconds(saved['interval'])} is best for a failure every {format_seconds(saved['between_failures'])}, "
+        f"costs {saved['overhead']:.1%}",
+    }
+    draw_fields(console, rows)
+    table: list[list[Cell]] = [
+        [
+            each["consistency"] + (f" {each['staleness']}" if each["consistency"] == "ssp" else ""),
+            f"{each['clock']:.2f}", f"{each['idle']:.0%}", f"{each['step']:.3f}" if each["step"] is not None else "-",
+        ]
+        for each in found["waiting"]
+    ]  # fmt: skip
+    heads = ("consistency", "clock, of a worker's mean", "idle", "step x curvature below")
+    draw_table(console, heads, table, right=heads[1:])
+    say(console, Text("where workers' times vary at random (exponential); one that stays slow holds up all but asp"))
 
 
 def draw_dry_run(console: Console, document: Document) -> None:

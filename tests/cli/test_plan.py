@@ -134,3 +134,23 @@ def test_with_v_the_chosen_schedule_is_told(tmp_path: Path) -> None:
     run = psctl(tmp_path, "-v", *words)
     assert "step 0  rank 1 -> rank 0  add chunk 0" in run.stderr
     assert "step" not in psctl(tmp_path, *words).stderr
+
+
+def test_what_a_model_asks_of_its_servers(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(hosts(dict.fromkeys("abcd", 1.25e9)))
+    document = planned(tmp_path, "--topology", str(file), "--parameters", "1e9")
+    found = document["capacity"]
+    assert document["size"] == 4 * 10**9
+    assert (found["parameters"], found["servers"], found["hosts"], found["workers"]) == (10**9, 4, 4, 4)
+    assert found["checkpoint"]["bytes"] == 12 * 10**9
+    assert [row["consistency"] for row in found["waiting"]] == ["bsp", "ssp", "ssp", "ssp", "ssp", "ssp", "asp"]
+    text = psctl(tmp_path, "plan", "--topology", str(file), "--parameters", "1e9").stdout
+    assert "memory a server" in text
+    psctl(tmp_path, "plan", "--topology", str(file), "--parameters", "1e9", "--size", "1MB", code=2)
+
+
+def test_where_no_server_may_be_there_is_no_capacity(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text(hosts({"a": 1e9, "b": 1e9}, {"a": ["worker"], "b": ["worker"]}))
+    assert planned(tmp_path, "--topology", str(file), "--parameters", "1M")["capacity"] is None
