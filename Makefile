@@ -1,6 +1,6 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
-#             four at a time, for most of the time they wait for real processes; the long ones first
+#             four at a time, for most of the time they wait for real processes; the long files first (tests/conftest.py)
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
 # make soak   the long ones; make bench: measurements; make lint: ruff and mypy
 
@@ -16,8 +16,11 @@ PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/jo
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
 
+# Empty: the tests start hundreds of processes, which would all compile psctl anew where bytecode is not kept.
+test soak simulate: export PYTHONDONTWRITEBYTECODE :=
+
 test: system $(VENV)/installed-dev
-	$(BIN)/python -m pytest tests/whole tests/runtime tests -m "not soak" -n 4 --dist loadfile --durations=20
+	$(BIN)/python -m pytest tests -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 SEEDS ?= 10000
 FROM ?= 0

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from psctl.cli import app
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = (
     "init", "validate", "doctor", "up", "down", "topo", "plan", "train", "attach", "logs", "status", "jobs", "stop",
@@ -33,6 +35,15 @@ def psctl(home: Path, *arguments: str, code: int | None = 0, **environment: str)
     return run
 
 
+def here(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Let `app.run` in this very process find what a process of psctl's own would."""
+    monkeypatch.chdir(home)
+    for name in [name for name in os.environ if name.startswith("PSCTL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PSCTL_HOME", str(home / "state"))
+
+
 def error_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(run.stdout)["error"]
     assert set(document) == {"code", "exit", "message", "hint", "where"}
@@ -40,12 +51,13 @@ def error_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def test_every_command_has_help_that_names_it(tmp_path: Path) -> None:
+def test_every_command_has_help_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = psctl(tmp_path, "--help").stdout
     for verb in VERBS:
         assert re.search(rf"^  {verb} ", shown, re.MULTILINE), verb
     for words in [*((verb,) for verb in VERBS), *(("checkpoint", below) for below in BELOW)]:
-        text = psctl(tmp_path, *words, "--help").stdout
+        assert app.run([*words, "--help"]) == 0
+        text = capsys.readouterr().out
         assert text.startswith(f"Usage: psctl {' '.join(words)}"), text
         assert "\x1b" not in text
 
@@ -80,7 +92,10 @@ def test_the_version_is_told_in_every_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", ["before", "after"])
 @pytest.mark.parametrize("format_", ["json", "jsonl"])
-def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: str) -> None:
+def test_usage_errors_are_documents_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, position: str, format_: str
+) -> None:
+    here(monkeypatch, tmp_path)
     for words in (
         ["nope"],
         ["train"],
@@ -90,8 +105,10 @@ def test_usage_errors_are_documents_too(tmp_path: Path, position: str, format_: 
         [],
     ):
         arguments = ["-o", format_, *words] if position == "before" else [*words, "-o", format_]
-        error = error_of(psctl(tmp_path, *arguments, code=2))
-        assert error["code"] == "usage"
+        assert app.run(arguments) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert set(error) == {"code", "exit", "message", "hint", "where"}
+        assert (error["code"], error["exit"]) == ("usage", 2)
         assert error["hint"].startswith("psctl")
 
 
@@ -137,12 +154,18 @@ def test_an_error_is_one_line_and_a_line_that_says_what_to_do(tmp_path: Path) ->
         (["jobs", "-o", "xml"], 2, "usage"),
     ],
 )
-def test_each_error_has_its_code(tmp_path: Path, words: list[str], code: int, name: str) -> None:
+def test_each_error_has_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], code: int,
+    name: str,
+) -> None:  # fmt: skip
+    here(monkeypatch, tmp_path)
     (tmp_path / "minimal").symlink_to(ROOT / "templates" / "minimal")
     if words[-1] == "xml":
-        assert psctl(tmp_path, *words, code=code).stderr.startswith("error: -o xml: unknown format")
+        assert app.run(words) == code
+        assert capsys.readouterr().err.startswith("error: -o xml: unknown format")
         return
-    assert error_of(psctl(tmp_path, *words, "-o", "json", code=code))["code"] == name
+    assert app.run([*words, "-o", "json"]) == code
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == name
 
 
 def test_init_writes_a_job_and_a_cluster_and_overwrites_nothing(tmp_path: Path) -> None:

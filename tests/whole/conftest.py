@@ -3,6 +3,7 @@
 make_hosts(names=3, ...) -> Hosts      any number of times in one test; all removed at its end
 hosts      three of them: h1, h2, h3
 home       a home folder for psctl on the driving side: ssh knows the hosts by name, home.env is the environment
+lab        psctl at that home, the three hosts, and a cluster file of them
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import hosts as library
 import pytest
+from running import Psctl
 
 
 @pytest.fixture
@@ -35,6 +37,14 @@ def hosts(make_hosts: Callable[..., Any]) -> Any:
 def home(hosts: Any, tmp_path: Path) -> Any:
     """A home for psctl on the driving side of `hosts`."""
     return hosts.make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def lab(hosts: Any, home: Any) -> tuple[Psctl, Any, Path]:
+    """psctl on the driving side, three hosts, and a cluster file of them."""
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(hosts.cluster_text())
+    return Psctl(home.path, environment=home.env), hosts, cluster
 
 
 @pytest.fixture

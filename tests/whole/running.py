@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
 
 
 @dataclass
@@ -92,3 +93,14 @@ def next_event(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
         if event["event"] == kind:
             return event
     raise AssertionError(f"psctl ended before a {kind} event; stderr: {process.stderr and process.stderr.read()}")
+
+
+def set_args(*words: str) -> list[str]:
+    """Return the options of `train` that give its script these arguments."""
+    return ["--set", "args=[" + ", ".join(f'"{word}"' for word in words) + "]"]
+
+
+def assert_clean(hosts: Any) -> None:
+    """Wait until nothing of psctl is left on any test host."""
+    for name in hosts:
+        until(lambda name=name: not hosts.leftovers(name), 20, name=f"{name}: {hosts.leftovers(name)}")

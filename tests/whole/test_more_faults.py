@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Ended, Psctl, until
+from running import STEADY, Ended, Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 
-STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
 LONG = '--set=args=["--epochs", "4000", "--pause", "0.02"]'
 
 KINDS = {
@@ -129,7 +128,7 @@ def test_a_link_that_stays_cut_ends_the_job_in_time_and_both_sides_clean_up(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:
     lab = Lab(make_hosts(2), tmp_path / "home")
-    with lab.train(STEADY, LONG) as process:
+    with lab.train(STEADY, LONG, "--servers", "1") as process:
         job = Followed(process)
         job.goes_on(seconds=60)
         lab.hosts.cut("h2")
@@ -189,6 +188,7 @@ def test_daemons_of_a_script_end_with_it(tmp_path: Path) -> None:
     assert not re.search(rf"sleep {token}$", lines, re.MULTILINE)
 
 
+@pytest.mark.soak  # tests/runtime/test_agent_logs.py and tests/view/test_view_text.py hold the parts
 def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path: Path) -> None:
     what = r'os.write(1, bytes(range(256)) + b"\x1b[2J\n"); os.write(1, b"y" * 300_000); print("x" * 99, flush=True)'
     run = run_here(tmp_path, what, "--strategy", "ps")

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
-from running import ROOT, Psctl, next_event
+from running import ROOT, Psctl, next_event, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
@@ -106,10 +106,6 @@ def psctl(tmp_path: Path) -> Iterator[Psctl]:
             process.kill()
 
 
-def set_args(*words: str) -> list[str]:
-    return ["--set", "args=[" + ", ".join(f'"{word}"' for word in words) + "]"]
-
-
 def states(psctl: Psctl) -> list[tuple[str, str]]:
     return [(job["job"], job["state"]) for job in psctl.run("jobs", "-o", "json").document["jobs"]]
 
@@ -162,7 +158,7 @@ def test_a_third_ctrl_c_kills(psctl: Psctl) -> None:
 
 
 def test_on_interrupt_stop_at_a_terminal_and_sigterm_away_from_one(psctl: Psctl) -> None:
-    slow = set_args("--epochs", "400", "--pause", "0.05")
+    slow = ["--workers", "1", "--servers", "1", *set_args("--epochs", "400", "--pause", "0.05")]
     with Terminal(psctl, "train", STEADY, "--on-interrupt", "stop", *slow) as terminal:
         terminal.await_text(r"loss +[0-9]")
         terminal.ctrl_c()

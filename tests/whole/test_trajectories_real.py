@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
     ("optimizer", "workers", "servers", "update"),
     [
         pytest.param("sgd", 2, 1, "server", marks=pytest.mark.soak),
-        ("adamw", 3, 2, "server"),
+        pytest.param("adamw", 3, 2, "server", marks=pytest.mark.soak),  # tests/whole/test_restore_numbers.py: 2 and 2
         pytest.param("radam", 2, 2, "worker", marks=pytest.mark.soak),
     ],
 )

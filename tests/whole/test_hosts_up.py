@@ -1,0 +1,57 @@
+"""Hosts that share no disk are made ready, looked at and cleared again; one of them stands behind a jump host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Psctl, assert_clean
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+
+
+def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> None:
+    psctl, hosts, cluster = lab
+    for name in hosts:
+        hosts.rate(name, "200mbit")  # links of a steady rate are measured once; free ones scatter on a busy machine
+    dry = psctl.run("up", str(cluster), "--dry-run", "-o", "json")
+    assert dry.code == 0, dry
+    planned = {host["name"]: host["actions"] for host in dry.document["hosts"]}
+    assert {actions[-1] for actions in planned.values()} == {"measure the links to 2 hosts"}
+    assert not hosts.path("h1", "/root/.psctl").exists()
+    first = psctl.run("up", str(cluster), "-o", "json")
+    assert first.code == 0, first
+    assert [(host["name"], host["state"]) for host in first.document["hosts"]] == [
+        ("h1", "created"), ("h2", "created"), ("h3", "created"),
+    ]  # fmt: skip
+    assert {host["name"]: host["actions"] for host in first.document["hosts"]} == planned
+    second = psctl.run("up", str(cluster), "-o", "json")
+    assert [(host["state"], host["actions"]) for host in second.document["hosts"]] == [("unchanged", [])] * 3
+    topo = psctl.run("topo", "-o", "json").document
+    assert {device["kind"] for device in topo["hosts"][0]["devices"]} >= {"cpu", "nic"}
+    doctor = psctl.run("doctor", "-o", "json")
+    assert all(check["ok"] for host in doctor.document["hosts"] for check in host["checks"]), doctor
+    down = psctl.run("down", "--purge")
+    assert down.code == 0, down
+    assert not hosts.path("h1", "/root/.psctl/host").exists()
+    assert_clean(hosts)
+
+
+def test_a_host_behind_a_jump_host_is_reached_and_both_keys_are_checked(make_hosts: Any, tmp_path: Path) -> None:
+    hosts = make_hosts(["gate", "inner"], behind={"inner": "gate"})
+    home = hosts.make_home(tmp_path / "home")
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(hosts.cluster_text(["inner"]))
+    psctl = Psctl(home.path, environment=home.env)
+    assert psctl.run("up", str(cluster)).code == 0
+    lines = home.known_hosts.read_text().splitlines()
+    [swapped] = [line.split()[2] for line in lines if line.startswith(hosts["inner"].address + " ")][:1]
+    bent = [
+        f"{line.split()[0]} {line.split()[1]} {swapped}" if line.split()[0] in hosts["gate"].addresses else line
+        for line in lines
+    ]
+    home.known_hosts.write_text("\n".join(bent) + "\n")
+    run = psctl.run("up", str(cluster), "-o", "json")
+    assert run.code == 8, run
+    assert "gate" in run.out or hosts["gate"].address in run.out
