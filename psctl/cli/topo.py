@@ -64,7 +64,7 @@ def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> Non
             known, odd = look(own.home, chosen, fleet, state, own.progress)
             for line in odd:
                 own.warn(line)
-        document = survey.topology(chosen, state, known)
+        document = survey.topology(own.home, chosen, state, known)
     _show(own, document, matrix, verdict(state.failed, len(chosen.spec.hosts), "seen"))
 
 

@@ -13,12 +13,12 @@ from psctl.launch.clusters import Chosen
 from psctl.launch.converge import look_at_all
 from psctl.launch.ground import machines_document
 from psctl.launch.home import Home
-from psctl.launch.roster import Seats, job_order, seat, servers_of, staleness_of
+from psctl.launch.roster import job_order, seat, servers_of, staleness_of
 from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
-from psctl.orders import HostOrder, JobOrder
+from psctl.orders import JobOrder
 from psctl.plan.capacity import VALUE, capacity
-from psctl.plan.choose import SIZES, UNKNOWN, Asked, Plan, Planner, choose, winners
+from psctl.plan.choose import SIZES, UNKNOWN, Asked, Plan, choose, planner_in, winners
 from psctl.plan.ground import ground_in
 from psctl.remote.fleet import Fleet
 from psctl.schedule import catalog
@@ -142,21 +142,14 @@ def on_paper(
     if world is None and job is not None and isinstance(job.workers, int):
         world = job.workers
     ground = ground_in(cluster, world)
-    hosts = [
-        HostOrder(
-            name=host.name, address="", interface="", cores=0, gpus=len(host.graph.of_kind("gpu")),
-            workers=ground.hosts.count(host.name), may_serve="server" in host.roles,
-        )
-        for host in cluster.hosts
-    ]  # fmt: skip
-    asked = Asked()
-    if job is not None:
-        servers = servers_of(job, Seats(hosts))
-        asked = Asked(job.sync.strategy, job.sync.update, servers, staleness=staleness_of(job))
-    planner = Planner(ground, hosts, asked)
+    planner = planner_in(ground, Asked() if job is None else _asked(job, len(ground.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
     document = _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])
     return plan, document if model is None else with_capacity(document, model, job, 0.0)
+
+
+def _asked(job: JobSpec, serving: int) -> Asked:
+    return Asked(job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job))
 
 
 def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:

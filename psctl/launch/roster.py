@@ -104,10 +104,10 @@ def seat(cluster: ClusterSpec, machines: Mapping[str, Machine], job: JobSpec) ->
     return Seats([_host_order(host, machines[host.name], counts[host.name]) for host in order])
 
 
-def servers_of(job: JobSpec, seats: Seats) -> int | None:
-    """Return the number of servers that the job asks for; None when the plan says."""
+def servers_of(job: JobSpec, serving: int) -> int | None:
+    """Return the number of servers that the job asks for where so many hosts may serve; None when the plan says."""
     if isinstance(job.servers, PerHost):
-        return job.servers.per_host * sum(host.may_serve for host in seats.hosts)
+        return job.servers.per_host * serving
     return job.servers if isinstance(job.servers, int) else None
 
 
@@ -207,7 +207,7 @@ def job_order(
         name=name,
         argv=[*argv, *job.args],
         hosts=seats.hosts,
-        servers=servers_of(job, seats),
+        servers=servers_of(job, sum(host.may_serve for host in seats.hosts)),
         strategy=job.sync.strategy,
         update=job.sync.update,
         staleness=staleness_of(job),

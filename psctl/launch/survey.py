@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import measure, reach
+from psctl.launch import calibration, measure, reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import Converging, Say
 from psctl.launch.home import Home
 from psctl.launch.measure import Measurements
 from psctl.launch.saved import read_saved
+from psctl.launch.suggesting import suggest
 from psctl.remote.fleet import Fleet
 from psctl.topology.copies import with_copies
 from psctl.topology.document import cluster_document
@@ -25,7 +26,6 @@ from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.machine import build
 from psctl.topology.placing import seats
-from psctl.topology.suggest import suggest
 
 
 def known_links(
@@ -63,10 +63,11 @@ def measured_links(
     return found, [f"{finding.what} ({finding.cure})" for finding in measure.warnings(chosen, found)]
 
 
-def topology(chosen: Chosen, state: Converging, measured: Measurements | None) -> dict[str, Any]:
+def topology(home: Home, chosen: Chosen, state: Converging, measured: Measurements | None) -> dict[str, Any]:
     """Return the document of `topo -o json` for hosts that were looked at; those that failed are rows with the error.
 
     Args:
+        home: where is kept what `bench` found that messages cost.
         chosen, state: the cluster, and what was found on its hosts.
         measured: what is known of the links between and inside them.
 
@@ -85,7 +86,8 @@ def topology(chosen: Chosen, state: Converging, measured: Measurements | None) -
         for name, site in state.sites.items()
     )
     cluster = ClusterGraph(nodes, measure.between(chosen, state, measured) if len(nodes) > 1 else ())
-    document = _document(cluster, {name: site.facts for name, site in state.sites.items()}, state.failed)
+    facts = {name: site.facts for name, site in state.sites.items()}
+    document = _document(cluster, suggest(cluster, calibration.recall(home, chosen, state)), facts, state.failed)
     order = list(specs)
     document["hosts"].sort(key=lambda host: order.index(host["name"]))
     return document
@@ -101,7 +103,7 @@ def saved_topology(reference: str) -> dict[str, Any]:
         InvalidFile: nothing in it is understood; whoever saved it.
     """
     saved = read_saved(reference)
-    document = _document(saved.cluster, {}, {})
+    document = _document(saved.cluster, suggest(saved.cluster), {}, {})
     for host in document["hosts"]:
         host.update({key: value for key, value in saved.about.get(host["name"], {}).items() if host.get(key) is None})
     document["hosts"] += saved.failed
@@ -109,17 +111,13 @@ def saved_topology(reference: str) -> dict[str, Any]:
 
 
 def _document(
-    cluster: ClusterGraph, facts: Mapping[str, HostFacts], failed: Mapping[str, errors.PsctlError]
-) -> dict[str, Any]:
+    cluster: ClusterGraph, suggestion: Suggestion | None, facts: Mapping[str, HostFacts],
+    failed: Mapping[str, errors.PsctlError],
+) -> dict[str, Any]:  # fmt: skip
     rows = [{"name": name, **error.document()} for name, error in failed.items()]
-    document = cluster_document(cluster, suggestion_of(cluster), facts, rows)
+    document = cluster_document(cluster, suggestion, facts, rows)
     for host in document["hosts"]:
         node = cluster.host(host["name"])
         if node is not None and "worker" in node.roles:
             host["workers"] = [msgspec.to_builtins(seat) for seat in seats(node.graph)]
     return document
-
-
-def suggestion_of(cluster: ClusterGraph) -> Suggestion | None:
-    """Return which strategy suits a cluster; None where there is nothing to synchronise."""
-    return suggest(cluster) if any("worker" in host.roles for host in cluster.hosts) else None

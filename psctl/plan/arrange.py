@@ -19,8 +19,9 @@ from psctl.plan.ground import Ground
 from psctl.schedule.catalog import Ring
 from psctl.schedule.trees import Tree
 from psctl.topology import trees as packing
+from psctl.topology.islands import hierarchy
 from psctl.topology.rings import rings as ring_search
-from psctl.topology.wires import components, wires
+from psctl.topology.wires import wires
 
 Groups = tuple[tuple[int, ...], ...]
 Order = tuple[int, ...]
@@ -43,19 +44,20 @@ def by_rack(ground: Ground) -> Groups:
     return _grouped([switch[host] for host in ground.hosts])
 
 
-def by_island(ground: Ground) -> Groups:
-    """Return the ranks of one host in groups that direct links join, else of its NUMA nodes; else all in one."""
-    whole = (tuple(range(ground.world)),)
-    graph = ground.cluster.host(ground.hosts[0])
-    if ground.nodes > 1 or not ground.gpus or graph is None:
-        return whole
-    ids = [place.rpartition("/")[2] for place in ground.ranks]
-    joined = wires(graph.graph, ids)
-    if joined.links and not joined.connected:
-        return tuple(tuple(part) for part in components(ground.world, ((a, b) for a, b, _ in joined.links)))
-    if joined.links or joined.ports:
-        return whole
-    return _grouped([device.numa if (device := graph.graph.device(one)) else None for one in ids])
+def by_level(ground: Ground) -> tuple[Groups, ...]:
+    """Return the ranks in groups that are closer to each other than to the rest, for each kind of closeness that the
+    machines have, from inside out: NVLink, PCIe switches, processors, hosts, racks by their label."""
+    several = len(ground.cluster.hosts) > 1
+    seated: dict[str, list[int]] = {}
+    for rank, place in enumerate(ground.ranks):
+        seated.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
+    found = []
+    for level in hierarchy(ground.cluster):
+        groups = tuple(tuple(rank for name in group for rank in seated.get(name, ())) for group in level.groups)
+        kept = tuple(group for group in groups if group)
+        if sum(map(len, kept)) == ground.world:  # else ranks sit on hosts whose GPUs make the groups
+            found.append(kept)
+    return tuple(found)
 
 
 def order(ground: Ground) -> Order:

@@ -217,7 +217,7 @@ class Search:
         """Groups of each kind of closeness, and both kinds as three levels."""
         ground, pieces = self._ground, self._few_pieces
         host, rack = arrange.by_host(ground), arrange.by_rack(ground)
-        kinds = [groups for groups in (host, rack, arrange.by_island(ground)) if 1 < len(groups) < ground.world]
+        kinds = [groups for groups in (host, rack, *arrange.by_level(ground)) if 1 < len(groups) < ground.world]
         for groups in list(dict.fromkeys(kinds)) or [_even(self._order)]:
             inners = ("ring", "sharded") if _alike(groups) else ("sharded", "tree")
             for inner in inners if self._few else inners[:1]:

@@ -123,6 +123,18 @@ def winners(order: JobOrder, sizes: Sequence[int] = SIZES) -> list[Plan]:
     return [planner.plan(size) for size in sizes]
 
 
+def planner_in(ground: Ground, asked: Asked) -> Planner:
+    """Return what plans on machines that a graph alone tells of."""
+    hosts = [
+        HostOrder(
+            name=host.name, address="", interface="", cores=0, gpus=len(host.graph.of_kind("gpu")),
+            workers=ground.hosts.count(host.name), may_serve="server" in host.roles,
+        )
+        for host in ground.cluster.hosts
+    ]  # fmt: skip
+    return Planner(ground, hosts, asked)
+
+
 def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
     """Return what a job asks for."""
     fit = layout is None or bool(layout.optimizer)

@@ -80,13 +80,17 @@ def ground_of(order: JobOrder) -> Ground:
     return Ground(cluster, ranks, serving, engine_costs(gpus, measured), order.costs.get("paces"))
 
 
-def ground_in(cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE) -> Ground:
+def ground_in(
+    cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE,
+    paces: Mapping[str, float] | None = None,
+) -> Ground:  # fmt: skip
     """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
 
     Args:
         cluster: the machines; one that may not hold workers holds no ranks.
         world: the first so many are ranks, the others may serve; None for all.
         costs: of each engine's messages; what files describe has none but its links' latencies.
+        paces: of strategies' bytes, where `bench` ran.
 
     Raises:
         UsageError: there are fewer places than `world`, or none; whoever asked.
@@ -101,7 +105,8 @@ def ground_in(cluster: ClusterGraph, world: int | None = None, costs: Mapping[st
             else "the topology has no host that may hold a worker",
             hint="ranks are its GPUs, or its hosts where there are none",
         )
-    ground = Ground(cluster, found[:world], [host.name for host in cluster.hosts if "server" in host.roles], costs)
+    serving = [host.name for host in cluster.hosts if "server" in host.roles]
+    ground = Ground(cluster, found[:world], serving, costs, paces)
     _joined(ground)
     return ground
 

@@ -81,6 +81,8 @@ class Network:
     def __init__(self, cluster: ClusterGraph, delays: Delays = NOMINAL) -> None:
         self.names: list[str] = []
         self.capacities: list[float] = []
+        self.assumed: set[int] = set()
+        """Links whose rate nothing tells."""
         self._delays = delays
         self._hosts = {host.name: host for host in cluster.hosts}
         self._slots: dict[tuple[str, Link], _Step] = {}
@@ -130,9 +132,11 @@ class Network:
         before = "" if alone else f"{host.name}/"
         edges = []
         for edge in host.graph.edges:
-            edge = edge if edge.bandwidth else msgspec.structs.replace(edge, bandwidth=ASSUMED_SLOT)
-            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", edge.bandwidth)
-            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", edge.bandwidth)
+            known = edge if edge.bandwidth else msgspec.structs.replace(edge, bandwidth=ASSUMED_SLOT)
+            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", known.bandwidth)
+            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", known.bandwidth)
+            self.assumed |= set() if edge.bandwidth else {there, back}
+            edge = known
             step = _Step(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
             self._slots[host.name, edge] = step
             edges.append(edge)
@@ -147,8 +151,10 @@ class Network:
         ports = {end: self._port(end, cables) for end, cables in ends.items()}
         graph: _Graph = {end: [] for end in ends}
         for cable in between:
-            a, b, width = self._near_end(cable), cable.b, cable.bandwidth or ASSUMED_RATE
+            a, b, rate = self._near_end(cable), cable.b, cable.bandwidth or self._nominal(self._near_end(cable))
+            width = rate or ASSUMED_RATE
             there, back = self._wire(f"{a} -> {b}", width), self._wire(f"{b} -> {a}", width)
+            self.assumed |= set() if rate else {there, back}
             (out_a, in_a), (out_b, in_b) = ports[a], ports[b]
             wires, other = (*out_a, there, *in_b), (*out_b, back, *in_a)
             least = min(self.capacities[wire] for wire in wires)
@@ -165,14 +171,19 @@ class Network:
         host = self._host_of(end)
         if host not in self._hosts:
             return (), ()
-        device = self._hosts[host].graph.device(end.rpartition("/")[2]) if end != host else None
-        nominal = device.bandwidth if device is not None else None
-        widest = max(cable.bandwidth or ASSUMED_RATE for cable in cables)
+        nominal = self._nominal(end)
+        widest = max(cable.bandwidth or nominal or ASSUMED_RATE for cable in cables)
         measured = any(cable.measured for cable in cables)
         width = widest if nominal is None or measured else nominal
         if len(cables) == 1 and width >= widest:
             return (), ()
         return (self._wire(f"{end} port out", width),), (self._wire(f"{end} port in", width),)
+
+    def _nominal(self, end: str) -> float | None:
+        """Return the rate of the nic at an end, None where it is none or nothing tells."""
+        host = self._host_of(end)
+        device = self._hosts[host].graph.device(end.rpartition("/")[2]) if end != host and host in self._hosts else None
+        return device.bandwidth if device is not None else None
 
     def _deal_nics(self, host: HostNode) -> None:
         """Give each device of a host the nic that it leaves through: the nearest; of several equally near in turn."""

@@ -1,18 +1,16 @@
-"""Which worker sits where: its GPU, the NIC that is its own, the processor beside them; and which hosts hold servers.
+"""Which worker sits where: its GPU, the NIC that is its own, the processor beside them.
 
 A worker's bytes should leave by the NIC that is closest to its GPU (PIX before PXB, PHB, NODE, SYS), and workers that
-are equally near several NICs should spread over them. Servers want the NICs of hosts without GPUs first; how many bytes
-each holds is BytePS's split (OSDI 2020, FORMULAS 2.5).
+are equally near several NICs should spread over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 import msgspec
 
-from psctl.topology.graph import ClusterGraph, Device, HostGraph
+from psctl.topology.graph import Device, HostGraph
 from psctl.topology.paths import Router
 
 NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
@@ -30,14 +28,6 @@ class Seat(msgspec.Struct, frozen=True):
     numa: int | None
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """A host that holds servers: how many, and which part of the parameters' bytes all of them have."""
-
-    host: str
-    share: Fraction
-    count: int = 1
-
-
 def seats(graph: HostGraph) -> tuple[Seat, ...]:
     """Return the seat of each worker of a host: a worker a GPU in their order, or one where there is none.
 
@@ -52,58 +42,6 @@ def seats(graph: HostGraph) -> tuple[Seat, ...]:
     own = _spread({gpu.id: _near(graph, gpu) for gpu in gpus})
     nodes = {gpu.id: _node(graph, gpu) for gpu in gpus}
     return tuple(Seat(rank, gpu.id, own.get(gpu.id, ""), nodes[gpu.id]) for rank, gpu in enumerate(gpus))
-
-
-def holders(cluster: ClusterGraph, count: int | None = None) -> tuple[Holder, ...]:
-    """Return which hosts hold servers, and how much.
-
-    With n hosts that have workers and k that only serve (never more than n of them), and D = n² + kn - 2k: each of the
-    k has 2(n-1)/D of the bytes, each of the n has (n-k)/D; all NICs are busy for the same time, 2n(n-1)/D bytes each
-    for one byte synchronised. Hosts whose part is nothing are left out.
-
-    Args:
-        cluster: the hosts; their roles say what each may hold. Where a host has GPUs, those without only serve.
-        count: number of servers in all; None for one a host. Hosts with larger parts get more.
-
-    Returns:
-        Hosts that only serve first; the parts add up to 1.
-    """
-    working, serving = _sides(cluster)
-    n, k = len(working), min(len(serving), len(working))
-    may = {host.name for host in cluster.hosts if "server" in host.roles}
-    helpers = serving[:k]
-    if n == 0:
-        return ()
-    if n == 1:
-        parts = {helpers[0]: Fraction(1)} if helpers else {working[0]: Fraction(1)}
-    else:
-        whole = n * n + k * n - 2 * k
-        parts = dict.fromkeys(helpers, Fraction(2 * (n - 1), whole)) | dict.fromkeys(working, Fraction(n - k, whole))
-    kept = {host: part for host, part in parts.items() if part and host in may}
-    total = sum(kept.values(), Fraction())
-    shares = {host: part / total for host, part in kept.items()}
-    return _counted(shares, count)
-
-
-def _sides(cluster: ClusterGraph) -> tuple[list[str], list[str]]:
-    """Names of the hosts with workers, and of those that only serve."""
-    with_gpus = any(host.graph.of_kind("gpu") for host in cluster.hosts if "worker" in host.roles)
-    working = [
-        host.name for host in cluster.hosts if "worker" in host.roles and (host.graph.of_kind("gpu") or not with_gpus)
-    ]
-    return working, [host.name for host in cluster.hosts if host.name not in working and "server" in host.roles]
-
-
-def _counted(shares: Mapping[str, Fraction], count: int | None) -> tuple[Holder, ...]:
-    """Heads by largest remainders; with fewer heads than hosts, the largest parts get one and share all."""
-    if count is None:
-        return tuple(Holder(host, share) for host, share in shares.items())
-    order = sorted(shares, key=lambda host: -shares[host])[: max(1, count)]
-    total = sum((shares[host] for host in order), Fraction())
-    heads = dict.fromkeys(order, 1)
-    while sum(heads.values()) < count:
-        heads[max(order, key=lambda host: shares[host] / (heads[host] + 1))] += 1
-    return tuple(Holder(host, shares[host] / total, heads[host]) for host in order)
 
 
 def _usable(graph: HostGraph) -> list[Device]:

@@ -1,16 +1,13 @@
-"""Seats of workers, and hosts for servers."""
+"""Seats of workers."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.graph import ClusterGraph, Device, HostGraph, HostNode, Link
-from psctl.topology.placing import Holder, holders, seats
-from tests.topology.fabrics import behind_switch, dgx1v, nvswitch
+from psctl.topology.graph import Device, HostGraph, Link
+from psctl.topology.placing import seats
+from tests.topology.fabrics import behind_switch, dgx1v
 
 WORDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
@@ -85,49 +82,3 @@ def test_no_gpu_could_move_to_an_emptier_nic_that_is_as_near(words: list[list[st
         choices = [f"NIC{n}" for n, word in enumerate(row) if word == nearest]
         assert found[at] in choices
         assert all(found.count(other) >= found.count(found[at]) - 1 for other in choices)
-
-
-def cluster(gpu_hosts: int, cpu_hosts: int) -> ClusterGraph:
-    hosts = [HostNode(f"g{at}", nvswitch(2)) for at in range(gpu_hosts)]
-    return ClusterGraph((*hosts, *(HostNode(f"c{at}", HostGraph()) for at in range(cpu_hosts))))
-
-
-@pytest.mark.parametrize(("spare", "time"), [(0, 1.75), (1, 1.6), (2, 1.4737), (4, 1.2727), (8, 1.0), (11, 1.0)])
-def test_byteps_split_of_eight_gpu_hosts(spare: int, time: float) -> None:
-    """FORMULAS 2.5: t in M/B; every machine that takes part is busy for exactly t."""
-    found = holders(cluster(8, spare))
-    shares = {one.host: one.share for one in found}
-    assert sum(shares.values()) == 1
-    on_gpu, on_cpu = shares.get("g0", Fraction()), shares.get("c0", Fraction())
-    busy = (1 - on_gpu) + 7 * on_gpu  # its own pushes, and the replies to the others
-    assert float(busy) == pytest.approx(time, abs=5e-5)
-    assert spare == 0 or 8 * on_cpu == busy
-    assert [one.host for one in found][: min(spare, 8)] == [f"c{at}" for at in range(min(spare, 8))]
-
-
-def test_hosts_alone_share_evenly_and_a_single_one_has_all() -> None:
-    assert holders(cluster(0, 4)) == tuple(Holder(f"c{at}", Fraction(1, 4)) for at in range(4))
-    assert holders(cluster(1, 0)) == (Holder("g0", Fraction(1)),)
-    assert holders(cluster(1, 2)) == (Holder("c0", Fraction(1)),)
-    assert holders(ClusterGraph((HostNode("a", HostGraph(), roles=("server",)),))) == ()
-
-
-def test_roles_are_kept() -> None:
-    hosts = [HostNode(f"w{at}", HostGraph(), roles=("worker",)) for at in range(4)]
-    hosts += [HostNode(f"s{at}", HostGraph(), roles=("server",)) for at in range(2)]
-    assert holders(ClusterGraph(tuple(hosts))) == (Holder("s0", Fraction(1, 2)), Holder("s1", Fraction(1, 2)))
-
-
-def test_heads_follow_the_parts() -> None:
-    found = holders(cluster(4, 2), 6)  # D = 20: 6/20 on each of two, 2/20 on each of four
-    assert [(one.host, one.count) for one in found] == [
-        ("c0", 1),
-        ("c1", 1),
-        ("g0", 1),
-        ("g1", 1),
-        ("g2", 1),
-        ("g3", 1),
-    ]
-    assert [one.count for one in holders(cluster(4, 2), 10)] == [3, 3, 1, 1, 1, 1]
-    few = holders(cluster(4, 2), 2)
-    assert [(one.host, one.share) for one in few] == [("c0", Fraction(1, 2)), ("c1", Fraction(1, 2))]
