@@ -128,7 +128,7 @@ def test_every_worker_gets_one_slot_or_the_refusal_is_right(
 def test_orders_say_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone() -> None:
     wanted = job(2, PerHost(per_host=1))
     found = seat(THREE, IDLE, wanted)
-    assert servers_of(wanted, found) == 3
+    assert servers_of(wanted, sum(host.may_serve for host in found.hosts)) == 3
     order = job_order("digits-3", THREE, wanted, found, code_hash="abc", environment={"A": "b"})
     assert (order.argv, order.servers, order.checkpoint.every_steps) == (["train.py"], 3, 500)
     place = Place("/usr/bin/python3", "/w/code/p", "/w", "/w/jobs/digits-3/a", "/w/code/abc")
