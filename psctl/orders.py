@@ -20,6 +20,7 @@ class HostOrder(msgspec.Struct, frozen=True):
     workers: int  # how many worker ranks sit here; ranks are given out in roster order
     may_serve: bool  # servers may be placed here
     rate: float = 0.0  # payload bytes/s of the interface, one direction, measured or nominal; 0: unknown
+    slots: int = 0  # workers that this job may have here in all, those of `workers` among them
     rdma: str = ""  # for NCCL_IB_HCA: "=mlx5_0:1,mlx5_1:1"; "" when there are none, or none of this network
 
 
@@ -58,6 +59,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_file: str  # text of job.yaml, for the manifest
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
+    restarts: int = 3  # losses that the job survives
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma

@@ -2,8 +2,9 @@
 
     starting    from the first agent to the first step            table     what is known, what goes out
     training    steps, numbers, checkpoints, cuts                 lifecycle the states, as tables
-    ending      who failed first, stops, phases of the end        watch     deadlines
-    leaving     workers that go while others still train
+    losses      who is gone: survived, or the job's end           watch     deadlines
+    restarting  all start again from the last checkpoint          leaving   workers that go while others still train
+    ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
 times give the same instructions.
@@ -11,7 +12,7 @@ times give the same instructions.
 
 from __future__ import annotations
 
-from psctl.job import ending, lifecycle, messages, starting, training, watch
+from psctl.job import ending, lifecycle, losses, messages, restarting, starting, training, watch
 from psctl.job.instructions import (
     Connected,
     ConnectionLost,
@@ -20,6 +21,7 @@ from psctl.job.instructions import (
     Heard,
     Instruction,
     PlanMade,
+    Restorable,
     ShardsMade,
     Tick,
     Written,
@@ -65,10 +67,11 @@ class Mind:
         if member.role == "agent":
             known = member.rank < len(self._job.order.hosts)
         else:
-            known = Member(member.role, member.rank) in self._job.ranks
-        if not known:
-            return f"{member} is not of this job"
-        return "" if member.incarnation == 0 else f"{member} is of incarnation {member.incarnation}, 0 was started"
+            newest = self._job.newest(member.role, member.rank)
+            if newest is not None and newest != member.incarnation:
+                return f"{member} is of incarnation {member.incarnation}, {newest} was started"
+            known = member in self._job.ranks
+        return "" if known else f"{member} is not of this job"
 
     def start(self, now: float) -> list[Instruction]:
         """Begin; return the first instructions."""
@@ -90,7 +93,7 @@ class Mind:
             case Connected(member=member) if member in job.ranks:
                 job.ranks[member].connected, job.ranks[member].heard = True, now
             case ConnectionLost(member=member, reason=reason):
-                ending.disconnected(job, member, reason)
+                losses.disconnected(job, member, reason)
             case PlanMade():
                 starting.plan_made(job, happening)
             case ShardsMade():
@@ -99,8 +102,11 @@ class Mind:
                 training.written(job, happening)
             case CopySent():
                 training.copied(job, happening)
+            case Restorable():
+                restarting.restorable(job, happening)
             case Connected():
                 pass  # an agent; it counts when it registers
+        restarting.advance(job)
         ending.advance(job)
         return self._taken()
 
@@ -126,8 +132,8 @@ class Mind:
             case messages.Started(member=member, pid=pid) if self._on(agent, member):
                 starting.started(job, job.ranks[member], pid)
             case messages.Exited(member=member) if self._on(agent, member):
-                ending.exited(job, job.ranks[member], message)
-            case messages.Lines(member=member) if self._on(agent, member):
+                losses.exited(job, job.ranks[member], message)
+            case messages.Lines(member=member) if self._was_on(agent, member):
                 training.lines(job, message)
             case messages.Sample():
                 training.sample(job, message)
@@ -139,6 +145,11 @@ class Mind:
     def _on(self, agent: Member, member: Member) -> bool:
         """Does this rank sit on that agent's host? An agent speaks for its own host only."""
         return member in self._job.ranks and self._job.ranks[member].host == agent.rank
+
+    def _was_on(self, agent: Member, member: Member) -> bool:
+        """The same of an earlier start of a rank, whose last lines may come late."""
+        newest = self._job.newest(member.role, member.rank)
+        return newest is not None and self._on(agent, Member(member.role, member.rank, newest))
 
     def _from_rank(self, rank: Rank, message: AnyMessage) -> None:
         job = self._job

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from psctl.job import events, failures, leaving, lifecycle, training
 from psctl.job.instructions import Close, Discard
-from psctl.job.messages import Exited, Failure, Leave, StopProcesses, StopWanted
-from psctl.job.table import Ending, Job, Rank
-from psctl.words import Member
+from psctl.job.messages import Failure, Leave, StopProcesses, StopWanted
+from psctl.job.table import Ending, Job
 
 DRAIN = 60.0
 """Seconds for servers to send what workers asked them to save, and for disks to take it."""
@@ -26,11 +23,12 @@ STOP_EXITS = {"Ctrl-C": 130, "SIGTERM": 143}
 """Exit codes of those who follow a job that they stopped themselves; for all others it is 1."""
 
 
-def fail(job: Job, failure: Failure) -> None:
-    """Something failed: the job ends, after a moment to hear who failed first."""
-    end = job.ending or _begin(job, "failed", "settling", failures.SETTLE_LOSS)
+def fail(job: Job, *found: Failure) -> None:
+    """The job ends of these failures, after a moment to hear who failed first; for all but losses.py, which asks first
+    whether the job may survive."""
+    end = job.ending or begin(job, "failed", "settling", failures.SETTLE_LOSS)
     if end.phase == "settling":
-        end.failures.append(failure)
+        end.failures += found
 
 
 def stop(job: Job, wanted: StopWanted) -> None:
@@ -41,86 +39,25 @@ def stop(job: Job, wanted: StopWanted) -> None:
     if job.ending is not None:
         if job.ending.phase == "settling":
             _verdict(job, job.ending)
-        _kill(job, 0.0, f"stopped by {wanted.by}")
+        kill(job, 0.0, f"stopped by {wanted.by}")
         return
     saving = wanted.save or job.order.checkpoint.on_stop
-    if not wanted.force and saving and training.propose(job, save=True, stop=True):
-        end = _begin(job, "stopped", "cutting", job.order.stall_timeout)
+    if not wanted.force and saving and job.recovery is None and training.propose(job, save=True, stop=True):
+        end = begin(job, "stopped", "cutting", job.order.stall_timeout)
     else:
         if wanted.save:
             job.say("nothing is saved: training has not begun" if not wanted.force else "nothing is saved")
-        end = _begin(job, "stopped", "killing", 0.0)
-        _kill(job, 0.0 if wanted.force else job.grace, f"stopped by {wanted.by}")
+        end = begin(job, "stopped", "killing", 0.0)
+        kill(job, 0.0 if wanted.force else job.grace, f"stopped by {wanted.by}")
     end.by, end.saving = wanted.by, saving
-
-
-def exited(job: Job, rank: Rank, message: Exited) -> None:
-    """A process ended."""
-    if rank.ended:
-        return
-    if message.failure is not None and rank.joined:
-        training.moved(job, rank, message.failure.step)
-    failure = message.failure or job.failure(rank, f"ended with status {message.status}", status=message.status)
-    trouble = message.status != 0 or (rank.member.role == "server" and job.ending is None)
-    error = failure.exception if trouble else ""
-    if job.ending is None or job.ending.phase == "settling":
-        job.move_rank(rank, "failed" if trouble else "ended", error)
-        if trouble:
-            fail(job, _with_step(job, failure, rank))
-        elif job.ending is None and not job.live("worker"):
-            _begin(job, "done", "draining", DRAIN)
-    elif message.status == 0:
-        job.move_rank(rank, "ended")
-    else:
-        job.move_rank(rank, "stopped" if job.ending.phase == "killing" else "failed", error)
-        if job.ending.phase == "cutting":
-            job.say(f"{job.where(rank)} failed while the job was stopped: {error}")
-            _kill(job, job.grace, "a worker failed at the stop")
-    training.agreed(job, job.saves.without(rank.member))
-    if not rank.connected:
-        training.give_up(job, {rank.member})
-    advance(job)
-
-
-def disconnected(job: Job, member: Member, reason: str) -> None:
-    """A connection ended: of an agent, with it its host; of another, its agent will tell more."""
-    if member.role == "agent":
-        _host_lost(job, member.rank, reason)
-    elif member in job.ranks:
-        rank = job.ranks[member]
-        rank.connected, rank.lost_at = False, job.now
-        training.agreed(job, job.saves.without(member))
-        training.give_up(job, {member})
-    advance(job)
-
-
-def _host_lost(job: Job, host: int, reason: str) -> None:
-    if host not in job.registered or host in job.lost_hosts:
-        return
-    job.lost_hosts.add(host)
-    job.saves.copying.clear()  # the copy was on its way to one of them, or will be told by CopySent
-    name = job.order.hosts[host].name
-    there = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
-    for rank in there:
-        job.move_rank(rank, "lost", f"{name} is lost")
-        training.agreed(job, job.saves.without(rank.member))
-        training.give_up(job, {rank.member})
-    if there:
-        fail(job, job.failure(there[0], f"HostLost: {name} is lost, or psctl's agent there died: {reason}"))
-    elif job.ending is None:
-        job.say(f"{name} is lost ({reason}); nothing of the job was there")
-
-
-def _with_step(job: Job, failure: Failure, rank: Rank) -> Failure:
-    """Add the step where the process could not tell it: under bsp no rank is more than one from another."""
-    known = max(rank.step, job.reports.step) if rank.joined else 0
-    return failure if failure.step else replace(failure, step=known)
 
 
 # ---- phases --------------------------------------------------------------------------------------------------------
 
 
-def _begin(job: Job, outcome: str, phase: str, seconds: float) -> Ending:
+def begin(job: Job, outcome: str, phase: str, seconds: float) -> Ending:
+    """Begin to end: the phases that follow are the table's."""
+    job.recovery = None
     job.ending = Ending(outcome, phase, job.now, job.now + seconds)
     job.move("ending")
     return job.ending
@@ -132,7 +69,8 @@ def _to(job: Job, trigger: str, seconds: float) -> None:
     job.ending.deadline = job.now + seconds
 
 
-def _kill(job: Job, grace: float, reason: str) -> None:
+def kill(job: Job, grace: float, reason: str) -> None:
+    """Have the agents end everything."""
     _to(job, "kill", grace + SLACK)
     for agent in job.agents:
         job.tell(agent, StopProcesses(grace, reason))
@@ -147,16 +85,16 @@ def advance(job: Job) -> None:
 def _advance_once(job: Job, end: Ending) -> bool:
     """Take one phase's step if its time has come; return whether it did."""
     late = job.now >= end.deadline
-    alive = [rank for rank in job.ranks.values() if not rank.ended and _could_live(job, rank)]
+    alive = job.alive()
     if end.phase == "settling":
         if not (failures.settled(end.failures, end.since, job.now) or late or not alive):
             return False
         _verdict(job, end)
-        _kill(job, job.grace, f"{end.failures[0].member} failed")
+        kill(job, job.grace, f"{end.failures[0].member} failed")
     elif end.phase == "cutting" and (late or not job.live("worker")):
         if late:
             job.say(f"the workers did not reach a common step within {job.order.stall_timeout:.0f} s")
-            _kill(job, job.grace, "the stop took too long")
+            kill(job, job.grace, "the stop took too long")
         else:
             _to(job, "workers gone", DRAIN)
     elif end.phase == "draining" and (late or not _sending(job)):
@@ -164,7 +102,7 @@ def _advance_once(job: Job, end: Ending) -> bool:
         for rank in job.live("server"):
             job.tell(rank.member, Leave("the job is over"))
     elif end.phase == "leaving" and alive and late:
-        _kill(job, job.grace, "the job is over")
+        kill(job, job.grace, "the job is over")
     elif end.phase in ("leaving", "killing") and (not alive or (late and end.phase == "killing")):
         for rank in alive:
             job.move_rank(rank, "lost", "its agent did not tell that it ended")
@@ -175,10 +113,6 @@ def _advance_once(job: Job, end: Ending) -> bool:
     else:
         return False
     return True
-
-
-def _could_live(job: Job, rank: Rank) -> bool:
-    return rank.host in job.registered and rank.host not in job.lost_hosts and "starting" in job.first
 
 
 def _sending(job: Job) -> bool:
@@ -197,7 +131,7 @@ def _give_up_saves(job: Job) -> None:
 
 
 def _verdict(job: Job, end: Ending) -> None:
-    end.first = _cause(job, failures.first(end.failures))
+    end.first = cause(job, end.failures)
     for rank in job.ranks.values():
         name = str(rank.member)
         if name == end.first.member or rank.state == "lost":
@@ -208,8 +142,9 @@ def _verdict(job: Job, end: Ending) -> None:
             end.stopped.append(name)
 
 
-def _cause(job: Job, first: Failure) -> Failure:
-    """Return what the first failure comes from: one that only lost somebody may have lost a worker that left early."""
+def cause(job: Job, found: list[Failure]) -> Failure:
+    """Return what failures come from: one that only lost somebody may have lost a worker that left early."""
+    first = failures.first(found)
     gone = leaving.early(job, first.step + 1) if failures.is_loss(first) else None
     return leaving.blamed(job, gone, f"{first.member}: {first.exception}") if gone is not None else first
 
@@ -219,14 +154,14 @@ def _finish(job: Job, end: Ending) -> None:
     for rank in job.ranks.values():
         if not rank.ended:  # it was never started
             job.move_rank(rank, "stopped")
-    last = max([job.reports.step, *(rank.step for rank in job.of("worker"))])
+    last = job.reached
     if end.outcome == "stopped" and _all_finished(job) and (end.cut is None or last < end.cut):
         end.outcome = "done"  # the script reached its end before the stop reached it
     job.tell_coordinator("done")
     job.move(end.outcome)
     job.append(
         events.Finished(
-            time=job.time, status=end.outcome, exit=_exit(end), steps=max(0, last - job.first_step),
+            time=job.time, status=end.outcome, exit=_exit(end), steps=max(0, last - job.base),
             seconds=job.now - job.began,
             metrics=training.final_metrics(job), failure=_failure(job, end),
         )

@@ -13,8 +13,9 @@ def places(order: JobOrder) -> list[tuple[int, int]]:
     return [(index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)]
 
 
-def worker_environment(order: JobOrder, rank: int, master: Address) -> dict[str, str]:
-    """Return what psctl sets for the worker of this rank; the job's own variables win over the tunable ones."""
+def worker_environment(order: JobOrder, rank: int, master: Address, restarts: int = 0) -> dict[str, str]:
+    """Return what psctl sets for the worker of this rank, after so many restarts; the job's own variables win over
+    the tunable ones."""
     index, local = places(order)[rank]
     host = order.hosts[index]
     groups = [place for place, each in enumerate(order.hosts) if each.workers]
@@ -35,8 +36,8 @@ def worker_environment(order: JobOrder, rank: int, master: Address) -> dict[str,
         "MASTER_ADDR": master.host,
         "MASTER_PORT": str(master.port),
         "TORCHELASTIC_RUN_ID": order.name,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **_own(order, "worker", host),
     }

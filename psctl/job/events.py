@@ -106,10 +106,11 @@ class ServerLost(Event, frozen=True, tag="server-lost"):
 
 
 class Restored(Event, frozen=True, tag="restored"):
-    """Training goes on from a checkpoint."""
+    """Training goes on from a checkpoint; "" from the start values. `lost` steps were done and will be done again."""
 
     checkpoint: str
     step: int
+    lost: int = 0
 
 
 class Log(Event, frozen=True, tag="log"):

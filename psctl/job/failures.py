@@ -19,6 +19,9 @@ SETTLE = 0.3
 SETTLE_LOSS = 5.0
 """The same while all that is known are losses of peers: the one that was lost is being noticed (words on time: 5 s)."""
 
+HOST_LOST = "HostLost"
+"""How the failure of a rank begins whose host was lost."""
+
 _LOSSES = frozenset({"peer-lost", "connection-failed", "protocol"})
 
 _ENGINE = (
@@ -32,6 +35,27 @@ _ENGINE = (
 def is_loss(failure: Failure) -> bool:
     """Is this failure the loss of somebody else, as far as one can tell?"""
     return failure.code in _LOSSES or any(words in failure.exception.lower() for words in _ENGINE)
+
+
+def is_death(failure: Failure) -> bool:
+    """Was a process or its host lost: killed, crashed, vanished, out of reach? Else its own code ended it.
+
+    What its own code did (an exception, an exit status) it would do again; a job does not survive it. A server runs no
+    code of the user's, so its end is a loss unless it says itself whose fault it was.
+    """
+    if failure.code:
+        return is_loss(failure)
+    server = failure.member.startswith("server/")
+    return failure.status < 0 or failure.exception.startswith(HOST_LOST) or server or is_loss(failure)
+
+
+def same(one: Failure | None, other: Failure) -> bool:
+    """Is this the failure that the job was started again after, at the same step? Signals come from outside."""
+    return (
+        one is not None
+        and one.status >= 0
+        and (one.member, one.exception, one.step) == (other.member, other.exception, other.step)
+    )
 
 
 def settled(failures: list[Failure], since: float, now: float) -> bool:

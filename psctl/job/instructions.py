@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from psctl.job.events import AnyEvent, Planned
-from psctl.job.messages import AnyMessage
+from psctl.job.messages import AnyMessage, Resume
+from psctl.orders import HostOrder
 from psctl.words import Layout, Member, Shard
 
 # ---- what it hears -------------------------------------------------------------------------------------------------
@@ -69,11 +70,19 @@ class CopySent(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class Restorable(msgspec.Struct, frozen=True):
+    """Answer to FindRestorable: where the job goes on, None: from its start. `problem` says why it cannot."""
+
+    resume: Resume | None
+    skipped: list[str] = []
+    problem: str = ""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Happening = Heard | Connected | ConnectionLost | PlanMade | ShardsMade | Written | CopySent | Tick
+Happening = Heard | Connected | ConnectionLost | PlanMade | ShardsMade | Written | CopySent | Restorable | Tick
 
 # ---- what it asks for ----------------------------------------------------------------------------------------------
 
@@ -82,6 +91,7 @@ class Start(msgspec.Struct, frozen=True):
     """Issue a certificate for the member and have the agent of this host (its index) start it."""
 
     member: Member
+    world: int
     host: int
     local_rank: int
     environment: dict[str, str]
@@ -101,9 +111,10 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class MakePlan(msgspec.Struct, frozen=True):
-    """Choose the strategy for this layout; answer PlanMade."""
+    """Choose the strategy for this layout on these hosts; answer PlanMade."""
 
     layout: Layout
+    hosts: list[HostOrder]
 
 
 class MakeShards(msgspec.Struct, frozen=True):
@@ -138,10 +149,15 @@ class Copy(msgspec.Struct, frozen=True):
     agent: Member
 
 
+class FindRestorable(msgspec.Struct, frozen=True):
+    """Everything ended: find the newest checkpoint whose every byte is right, and read from it from now on; forget
+    which ones were given up, for their steps come again. Answer Restorable."""
+
+
 class Close(msgspec.Struct, frozen=True):
     """The job is over and its last event was appended: tell the agents, leave."""
 
     status: str
 
 
-Instruction = Start | Tell | Append | MakePlan | MakeShards | Commit | Discard | Copy | Close
+Instruction = Start | Tell | Append | MakePlan | MakeShards | Commit | Discard | Copy | FindRestorable | Close

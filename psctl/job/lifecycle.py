@@ -20,6 +20,13 @@ How a job ends, once it is stopping:
     closed      the last event is written
 
 Every phase but the last has a deadline, so a job that began to end ends.
+
+How a job starts again, after a loss that it may survive:
+
+    settling    something died: a moment to hear whether it was a loss or somebody's exception
+    ending      all workers and servers are being ended: TERM, then KILL
+    choosing    no process is left: the newest checkpoint whose every byte is right is being found
+    over        new incarnations of all were ordered, or the job ends after all
 """
 
 from __future__ import annotations
@@ -31,14 +38,14 @@ Table = Mapping[str, Mapping[str, str]]
 JOB: Table = {
     "submitted": {"placed": "placing", "ending": "stopping"},
     "placing": {"registered": "starting", "ending": "stopping"},
-    "starting": {"started": "running", "ending": "stopping"},
-    "running": {"ending": "stopping"},
+    "starting": {"started": "running", "again": "starting", "ending": "stopping"},
+    "running": {"again": "starting", "ending": "stopping"},
     "stopping": {"done": "done", "failed": "failed", "stopped": "stopped"},
     "done": {},
     "failed": {},
     "stopped": {},
 }
-"""Job state -> trigger -> next state."""
+"""Job state -> trigger -> next state. `again`: all processes are started anew."""
 
 _ENDS = {"ended": "done", "failed": "failed", "lost": "lost", "stopped": "stopped"}
 
@@ -63,6 +70,14 @@ ENDING: Table = {
     "closed": {},
 }
 """Phase of a job's end -> trigger -> next phase. `kill` again in killing: this time without grace."""
+
+RECOVERY: Table = {
+    "settling": {"end": "ending", "give up": "over"},
+    "ending": {"gone": "choosing", "give up": "over"},
+    "choosing": {"ordered": "over", "give up": "over"},
+    "over": {},
+}
+"""Phase of a restart -> trigger -> next phase."""
 
 OVER = frozenset({"done", "failed", "stopped"})
 """Job states that are final."""

@@ -106,6 +106,7 @@ class StartProcess(Message, frozen=True):
     """Start one process. Certificate and key are PEM text for 0600 files."""
 
     member: Member
+    world: int  # number of workers
     local_rank: int
     environment: dict[str, str]
     authority: str

@@ -66,6 +66,16 @@ class Reports:
         tally.sync += report.sync_seconds
         tally.bytes += report.bytes_moved
 
+    def rewind(self, step: int, now: float) -> None:
+        """All ranks begin again after `step`: what was reported of later ones is forgotten."""
+        self._values = {each: found for each, found in self._values.items() if each <= step}
+        self._epochs = {each: found for each, found in self._epochs.items() if each <= step}
+        self._last = {name: found for name, found in self._last.items() if found[0] <= step}
+        self._reached, self._tallies = {}, {}
+        self._first = self.step = step
+        self._since = now
+        self.epoch = max(self._epochs.values(), default=0)
+
     def finished(self, rank: int, step: int) -> None:
         """A rank will report no further step."""
         self._reached[rank] = float("inf")

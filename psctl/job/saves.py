@@ -86,6 +86,15 @@ class Saves:
             self._dropped.add(step)
         return lost
 
+    def again(self, now: float) -> list[int]:
+        """All senders end and begin again: return the steps that are given up; the same steps may be saved later."""
+        given_up = [step for step, save in self.open.items() if not save.committing]
+        for step in given_up:
+            del self.open[step]
+        self._dropped.clear()
+        self.cut, self._due = None, now + self._every
+        return given_up
+
     def pending(self) -> bool:
         """Is anything being written or copied?"""
         return bool(self.open or self.copying)

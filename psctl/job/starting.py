@@ -7,7 +7,7 @@ goes to everyone; when all workers have their start values: go. A script that ne
 
 from __future__ import annotations
 
-from psctl.job import ending, events
+from psctl.job import events, losses
 from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
@@ -28,6 +28,7 @@ def begin(job: Job, pid: int) -> None:
 
 def register(job: Job, member: Member, message: Register) -> None:
     """An agent is there."""
+    back = member.rank in job.lost_hosts
     job.registered[member.rank] = message
     if job.ending is not None:
         job.lost_hosts.discard(member.rank)
@@ -35,13 +36,30 @@ def register(job: Job, member: Member, message: Register) -> None:
     elif job.state == "placing" and len(job.registered) == len(job.order.hosts):
         job.move("registered")
         job.first["starting"] = job.now
-        for rank in job.of("worker"):
-            _order(job, rank, worker_environment(job.order, rank.member.rank, job.master))
+        order_workers(job)
+    elif back:
+        job.tell(member, StopProcesses(0.0, "this host was lost to the job, which goes on without it"))
+
+
+def order_workers(job: Job) -> None:
+    """Have all workers started."""
+    for rank in job.of("worker"):
+        _order(job, rank, worker_environment(job.order, rank.member.rank, job.master, job.losses))
+
+
+def order_servers(job: Job, plan: PlanMade) -> None:
+    """Have the plan's servers started; who sends parts of checkpoints is known with them."""
+    job.saves.sources = {job.of("worker")[0].member}
+    for server, host in enumerate(plan.servers):
+        rank = job.add("server", server, host, plan.servers[:server].count(host))
+        if plan.update == "server":
+            job.saves.sources.add(rank.member)
+        _order(job, rank, server_environment(job.order, job.order.hosts[host], plan.servers.count(host)))
 
 
 def _order(job: Job, rank: Rank, environment: dict[str, str]) -> None:
     job.tell_state(rank)
-    job.out.append(Start(rank.member, rank.host, rank.local_rank, environment))
+    job.out.append(Start(rank.member, len(job.of("worker")), rank.host, rank.local_rank, environment))
 
 
 def started(job: Job, rank: Rank, pid: int) -> None:
@@ -59,8 +77,8 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
     rank.joined = True
     if rank.state == "starting":
         started(job, rank, pid)  # its own word was quicker than its agent's
-    if job.ending is not None:
-        job.tell(rank.member, Leave("the job is ending"))
+    if job.leaving:
+        job.tell(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
     order = job.order
     world = len(job.of("worker"))
@@ -73,7 +91,7 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
 
 def prepared(job: Job, rank: Rank, message: Prepare) -> None:
     """A worker reached `prepare`."""
-    if rank.prepared is not None or not rank.joined or job.ending is not None:
+    if rank.prepared is not None or not rank.joined or job.leaving:
         return
     rank.prepared = message
     job.first.setdefault("prepared", job.now)
@@ -87,11 +105,14 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
         text = difference(zero, each.prepared) if each.prepared is not None else ""
         if text:
             failure = job.failure(each, f"the model on {each.member} differs from worker/0's: {text}", hint=_SAME)
-            ending.fail(job, failure)
+            losses.fail(job, failure)
             return
     if all(each.prepared is not None for each in workers):
         job.first["planning"] = job.now
-        job.out.append(MakePlan(zero.layout))
+        if job.plan is None:
+            job.out.append(MakePlan(zero.layout, job.order.hosts))
+        else:  # a restart, of which only what was lost is new
+            _shards(job)
 
 
 _SAME = "build the same model and optimizer on every rank"
@@ -99,40 +120,43 @@ _SAME = "build the same model and optimizer on every rank"
 
 def plan_made(job: Job, plan: PlanMade) -> None:
     """The strategy is chosen: order its servers, or decide at once where there are none."""
-    if job.ending is not None:
-        return
+    if job.ending is not None or job.recovery is not None or "planning" not in job.first:
+        return  # it was asked for before a loss
     if plan.problem or plan.event is None:
-        ending.fail(job, job.failure(job.of("worker")[0], f"no plan could be made: {plan.problem}"))
+        losses.fail(job, job.failure(job.of("worker")[0], f"no plan could be made: {plan.problem}"))
         return
     job.plan = plan
     job.append(plan.event)
-    job.saves.sources = {Member("worker", 0)}
-    for server, host in enumerate(plan.servers):
-        before = plan.servers[:server].count(host)
-        rank = job.add(Member("server", server), host, before)
-        if plan.update == "server":
-            job.saves.sources.add(rank.member)
-        _order(job, rank, server_environment(job.order, job.order.hosts[host], plan.servers.count(host)))
-    if not plan.servers:
+    order_servers(job, plan)
+    _shards(job)
+
+
+def _shards(job: Job) -> None:
+    """Decide who holds what, once all workers have prepared and all servers listen."""
+    servers = job.of("server")
+    zero = job.of("worker")[0].prepared
+    if "planning" not in job.first or zero is None or not all(each.address for each in servers):
+        return
+    if servers:
+        job.out.append(MakeShards(zero.layout, len(servers)))
+    else:
         _decide(job, ShardsMade([], []))
 
 
 def ready(job: Job, rank: Rank, message: Ready) -> None:
     """A server listens, or a worker has its start values."""
-    if job.ending is not None:
+    if job.leaving:
         return
     rank.ready, rank.address = True, message.address
-    if rank.member.role == "server" and all(each.address for each in job.of("server")):
-        zero = job.of("worker")[0].prepared
-        assert zero is not None, "servers are ordered after worker/0 prepared"
-        job.out.append(MakeShards(zero.layout, len(job.of("server"))))
+    if rank.member.role == "server":
+        _shards(job)
     if rank.member.role == "worker" and "decided" in job.first and all(each.ready for each in job.of("worker")):
         _go(job)
 
 
 def shards_made(job: Job, made: ShardsMade) -> None:
     """Who holds what is settled."""
-    if job.ending is None:
+    if not job.leaving and "planning" in job.first and "decided" not in job.first:
         _decide(job, made)
 
 
@@ -145,7 +169,8 @@ def _decide(job: Job, made: ShardsMade) -> None:
         for each in job.of("server")
         if each.address is not None
     ]
-    assignment = Assignment(0, [[owner] for owner in made.owners], [[] for _ in made.owners], servers)
+    job.epoch += 1
+    assignment = Assignment(job.epoch - 1, [[owner] for owner in made.owners], [[] for _ in made.owners], servers)
     decision = Decision(
         strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, assignment=assignment,
         resume=job.resume, options=job.plan.options, staleness=job.order.staleness,
@@ -158,8 +183,9 @@ def _decide(job: Job, made: ShardsMade) -> None:
 def _go(job: Job) -> None:
     job.training = True
     job.reports.rates(job.now)  # the time before training counts for no rate
-    if job.resume is not None:
-        job.append(events.Restored(time=job.time, checkpoint=job.resume.checkpoint, step=job.resume.step))
+    if job.resume is not None or job.losses:
+        name = job.resume.checkpoint if job.resume else ""
+        job.append(events.Restored(time=job.time, checkpoint=name, step=job.first_step, lost=job.lost_steps))
     for rank in [*job.of("server"), *job.of("worker")]:
         job.tell(rank.member, Go())
         rank.moved, rank.step = job.now, job.first_step

@@ -13,7 +13,7 @@ from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
 from psctl.orders import JobOrder
-from psctl.words import Address, Member
+from psctl.words import Address, Member, Role
 
 
 class Rank(msgspec.Struct):
@@ -59,6 +59,15 @@ class Ending(msgspec.Struct):
     cut: int | None = None  # the step at which all workers were told to leave
 
 
+class Recovery(msgspec.Struct):
+    """A restart of all processes that is under way."""
+
+    phase: str
+    since: float
+    deadline: float
+    failures: list[Failure]
+
+
 class Job:
     """The table. Rooms of the mind read and change it; `out` collects what they ask for.
 
@@ -76,17 +85,22 @@ class Job:
         self.order, self.master, self.grace, self.resume = order, master, grace, resume
         self.now, self.began, self._wall = now, now, wall
         self.state = "submitted"
-        self.first_step = resume.step if resume else 0
+        self.first_step = self.base = resume.step if resume else 0  # of this start of all, and of the first
         self.out: list[Instruction] = []
         self.ranks: dict[Member, Rank] = {}
-        for rank, (host, local) in enumerate(places(order)):
-            self.add(Member("worker", rank), host, local)
+        self._incarnations: dict[tuple[Role, int], int] = {}
+        self.seat_workers()
         self.registered: dict[int, Register] = {}
         self.lost_hosts: set[int] = set()
         self.first: dict[str, float] = {}  # when a stage of the start was first reached
         self.plan: PlanMade | None = None
         self.training = False
         self.ending: Ending | None = None
+        self.recovery: Recovery | None = None
+        self.losses = 0  # that the job has survived
+        self.last_loss: Failure | None = None
+        self.lost_steps = 0  # by the last restart
+        self.epoch = 0  # of the newest assignment
         self.reports = Reports(now, self.first_step)
         self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
         self.noticed: set[tuple[str, object]] = set()
@@ -96,10 +110,32 @@ class Job:
 
     # ---- ranks and hosts ---------------------------------------------------------------------------------------
 
-    def add(self, member: Member, host: int, local_rank: int) -> Rank:
-        """Enter a rank that is about to be ordered."""
+    @property
+    def leaving(self) -> bool:
+        """Do all processes end, for good or to start again? A restart that still settles is not sure to come."""
+        return self.ending is not None or (self.recovery is not None and self.recovery.phase != "settling")
+
+    @property
+    def reached(self) -> int:
+        """The furthest step that anybody has told of."""
+        return max([self.reports.step, *(rank.step for rank in self.of("worker"))])
+
+    def seat_workers(self) -> None:
+        """Enter all workers, where the order has them."""
+        for rank, (host, local) in enumerate(places(self.order)):
+            self.add("worker", rank, host, local)
+
+    def add(self, role: Role, number: int, host: int, local_rank: int) -> Rank:
+        """Enter a rank that is about to be ordered, as its next incarnation."""
+        incarnation = self._incarnations.get((role, number), -1) + 1
+        self._incarnations[role, number] = incarnation
+        member = Member(role, number, incarnation)
         self.ranks[member] = Rank(member, host, local_rank, step=self.first_step, moved=self.now)
         return self.ranks[member]
+
+    def newest(self, role: Role, number: int) -> int | None:
+        """Return the newest incarnation of a worker or server; None when there was none."""
+        return self._incarnations.get((role, number))
 
     def of(self, role: str) -> list[Rank]:
         """Return the ranks of one role, in rank order."""
@@ -108,6 +144,17 @@ class Job:
     def live(self, role: str) -> list[Rank]:
         """Return those whose process has not ended."""
         return [rank for rank in self.of(role) if not rank.ended]
+
+    def alive(self) -> list[Rank]:
+        """Return the ranks whose process was ordered and may still run."""
+        return [
+            rank
+            for rank in self.ranks.values()
+            if not rank.ended
+            and rank.host in self.registered
+            and rank.host not in self.lost_hosts
+            and "starting" in self.first
+        ]
 
     def host(self, rank: Rank) -> str:
         """Return the name of a rank's host."""

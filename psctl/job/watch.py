@@ -6,7 +6,7 @@ servers that listen, start values that arrive, steps that move.
 
 from __future__ import annotations
 
-from psctl.job import ending, leaving, training
+from psctl.job import leaving, losses, training
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
@@ -21,6 +21,7 @@ def tick(job: Job) -> None:
     """Look at the time."""
     if job.ending is None:
         _total(job)
+    if job.ending is None and job.recovery is None:
         _start(job)
         _connections(job)
         if job.training:
@@ -32,7 +33,6 @@ def tick(job: Job) -> None:
         job.progress_at = job.now
         training.progress(job)
     training.states(job)
-    ending.advance(job)
 
 
 def _timed_out(job: Job, rank: Rank | None, text: str) -> None:
@@ -45,7 +45,7 @@ def _timed_out(job: Job, rank: Rank | None, text: str) -> None:
             member=f"agent/{host}", host=job.order.hosts[host].name, status=0, time=job.time, step=0,
             exception=f"TimedOut: {text}", frames=[], tail=[], code="timed-out", exit=5, hint=hint,
         )  # fmt: skip
-    ending.fail(job, failure)
+    losses.fail(job, failure)
 
 
 def _total(job: Job) -> None:
@@ -66,7 +66,7 @@ def _start(job: Job) -> None:
     for stage, missing, text in _stages(job):
         gone = [rank for rank in missing if rank.ended]
         if stage == "prepared" and gone:
-            ending.fail(job, job.failure(gone[0], "ended before it called prepare, which other workers have done"))
+            losses.fail(job, job.failure(gone[0], "ended before it called prepare, which other workers have done"))
             return
         if stage in job.first and missing and job.now - job.first[stage] >= limit:
             who = ", ".join(job.where(rank) for rank in missing)
@@ -100,14 +100,14 @@ def _connections(job: Job) -> None:
             continue
         if job.now - rank.lost_at >= LOST_SLACK:
             text = f"ConnectionLost: {job.where(rank)} runs, but its connection to the coordinator is lost"
-            ending.fail(job, job.failure(rank, text, code="connection-failed"))
+            losses.fail(job, job.failure(rank, text, code="connection-failed"))
             return
 
 
 def _vain(job: Job) -> None:
     failure = leaving.waited_for_in_vain(job) if job.ending is None else None
     if failure is not None:
-        ending.fail(job, failure)
+        losses.fail(job, failure)
 
 
 def _stalls(job: Job) -> None:

@@ -165,7 +165,7 @@ def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
     return HostOrder(
         name=host.name, address=machine.address, interface=machine.interface, cores=machine.cores, gpus=machine.gpus,
         workers=workers, may_serve="server" in host.roles, rate=machine.rate,
-        rdma=machine.rdma,
+        slots=free_of(host, machine), rdma=machine.rdma,
     )  # fmt: skip
 
 
@@ -233,6 +233,7 @@ def job_order(
         job_file=job_file,
         environment=dict(environment or {}),
         congestion=cluster.network.congestion,
+        restarts=job.restart.max,
         topology=topology,
         costs=dict(costs or {}),
     )

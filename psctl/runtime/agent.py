@@ -29,10 +29,11 @@ from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started
 from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
 from psctl.runtime import agent_start, keeper, lifeline
+from psctl.runtime.agent_answers import Asked, Standing, answer
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
 from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
-from psctl.runtime.agent_socket import Ear, Refused, Request
+from psctl.runtime.agent_socket import Ear, Request
 from psctl.runtime.agent_start import COORDINATOR, Files
 from psctl.runtime.logs import Pump, Secrets
 from psctl.runtime.processes import Child, Processes
@@ -57,12 +58,6 @@ class KeeperGone(msgspec.Struct, frozen=True):
     """Our keeper has died."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """psctl wants the job to stop."""
-
-    stop: StopWanted
-
-
 class Agent:
     """An agent's life.
 
@@ -79,6 +74,8 @@ class Agent:
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
         self._members: dict[Child, Member] = {}
+        self._kill_each: dict[Child, float] = {}  # when those end that were told to
+        self._untold: list[Exited] = []  # ends that there was no connection for
         self._pump = Pump(self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
         self._head = Head(orders, self.files, self._processes, self._queue.put)
@@ -135,7 +132,7 @@ class Agent:
         self._queue.put(KeeperGone())
 
     def _patience(self, sample_at: float) -> float:
-        deadlines = [sample_at, *filter(None, [self._kill_at, self._leave_at])]
+        deadlines = [sample_at, *self._kill_each.values(), *filter(None, [self._kill_at, self._leave_at])]
         return max(0.0, min(deadlines) - time.monotonic())
 
     def _take(self, event: Any) -> None:
@@ -146,8 +143,12 @@ class Agent:
             case CoordinatorAt(address=address):
                 self._coordinator = address
                 self._link.start(address)
-            case LinkUp() if self._wanted is not None:
-                self._link.send(self._wanted)
+            case LinkUp():
+                untold, self._untold = self._untold, []
+                for message in untold:
+                    self._tell(message)
+                if self._wanted is not None:
+                    self._link.send(self._wanted)
             case Heard(message=message):
                 self._heard(message)
             case LinkGone(reason=reason):
@@ -166,6 +167,9 @@ class Agent:
                 self._left = True
 
     def _deadlines(self, now: float) -> None:
+        for child in [child for child, at in self._kill_each.items() if now >= at]:
+            del self._kill_each[child]
+            child.signal(signal.SIGKILL)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._processes.end_all(but=self._head.coordinator)
@@ -185,7 +189,7 @@ class Agent:
         except OSError as error:
             text = f"{member} could not be started: {error.strerror or error} ({error.filename or self.orders.python})"
             failure = Failure(str(member), self.host.name, 127, time.time(), 0, text, [], [])
-            self._link.send(Exited(member, 127, failure))
+            self._tell(Exited(member, 127, failure))
             return
         self._members[child] = member
         self._link.send(Started(member, child.pid))
@@ -209,19 +213,31 @@ class Agent:
         if child is self._head.coordinator:
             self._coordinator_ended(status)
             return
-        if child is self._head.store_host:
-            self._say(f"the process that holds torch's store ended with status {status}")
+        if self._head.store_ended(child):
+            self._say(f"a process that held torch's store ended with status {status}")
             return
         member = self._members.pop(child)
+        self._kill_each.pop(child, None)
         tail = self._pump.drain(member)
         failure = None
         if status:
             failure = agent_start.account(self.files, member, self.host.name, status, tail, self._secrets)
-        self._link.send(Exited(member, status, failure))
-        self._processes.end_family(child)
+        self._tell(Exited(member, status, failure))
+        self._processes.end_family(child)  # before another one can be started here, for we do one thing at a time
         self._pump.close(member)
         self.files.orders(member).unlink(missing_ok=True)
         self._leave_if_alone()
+
+    def _tell(self, message: Exited) -> None:
+        if not self._link.send(message):
+            self._untold.append(message)
+
+    def _end_some(self, members: list[Member], grace: float) -> None:
+        """TERM to some processes, and KILL when the grace is over; others may be started in their place."""
+        for child, member in self._members.items():
+            if member in members:
+                child.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
+                self._kill_each[child] = time.monotonic() + grace
 
     def _stop_processes(self, grace: float, reason: str) -> None:
         """TERM, and KILL when the grace is over; the coordinator is not among them."""
@@ -241,7 +257,11 @@ class Agent:
                 self._start(message)
             case messages.StartProcess():
                 failure = Failure(str(message.member), self.host.name, -15, time.time(), 0, "not started", [], [])
-                self._link.send(Exited(message.member, -int(signal.SIGTERM), failure))
+                self._tell(Exited(message.member, -int(signal.SIGTERM), failure))
+            case messages.EndProcesses(members=members, grace=grace):
+                self._end_some(members, grace)
+            case messages.RenewStore():
+                self._head.renew_store()
             case messages.StopProcesses(grace=grace, reason=reason):
                 self._stop_processes(grace, reason)
             case messages.Finish(status=status):
@@ -315,38 +335,11 @@ class Agent:
 
     def _answer(self, request: Request) -> dict[str, Any]:
         """Answer psctl, on the ear's thread."""
-        match request.command:
-            case "hello":
-                return self._hello()
-            case "state":
-                processes = [
-                    {"role": member.role, "rank": member.rank, "pid": child.pid}
-                    for child, member in list(self._members.items())
-                ]
-                return {**self._hello(), "processes": processes, "stopping": self._stopping}
-            case "stop":
-                try:
-                    stop = msgspec.convert(
-                        {"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop
-                    )
-                except msgspec.ValidationError as error:
-                    raise Refused(str(error)) from error
-                self._queue.put(Asked(StopWanted(stop.save, stop.force, stop.by)))
-                return {"accepted": True}
-            case _:
-                raise Refused(f"no such command: {request.command}")
-
-    def _hello(self) -> dict[str, Any]:
-        mine = psutil.Process(os.getppid())
-        address, master = self._coordinator, self._head.master
-        return {
-            "job": self.orders.job.name,
-            "host": self.host.name,
-            "pid": mine.pid,
-            "started": mine.create_time(),
-            "coordinator": msgspec.to_builtins(address) if address else None,
-            "master": msgspec.to_builtins(master) if master else None,
-        }
+        processes = [(member, child.pid) for child, member in list(self._members.items())]
+        standing = Standing(
+            self.orders.job.name, self.host.name, self._coordinator, self._head.master, processes, self._stopping
+        )
+        return answer(request, standing, self._queue.put)
 
     def _pass_on(self, lines: Lines) -> None:
         self._link.send(lines)
@@ -360,12 +353,6 @@ class Agent:
             file=sys.stderr,
             flush=True,
         )
-
-
-class _Stop(msgspec.Struct):
-    save: bool
-    force: bool
-    by: str
 
 
 def _on_thread(name: str, work: Callable[[], Any]) -> None:

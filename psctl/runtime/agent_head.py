@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,13 +42,15 @@ class Head:
     def __init__(self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None]) -> None:
         self._orders, self._files, self._processes, self._put = orders, files, processes, put
         self._store: StoreSocket | None = None
+        self._master: Address | None = None
         self.coordinator: Child | None = None
         self.store_host: Child | None = None
+        self._old_stores: list[Child] = []  # that were told to end
 
     @property
     def master(self) -> Address | None:
         """Where MASTER_ADDR and MASTER_PORT point to."""
-        return self._store.address if self._store else None
+        return self._master
 
     def start(self) -> None:
         """Bind the store's socket and start the coordinator; CoordinatorAt follows when it listens.
@@ -57,6 +60,7 @@ class Head:
         """
         host = self._orders.job.hosts[0]
         self._store = StoreSocket(host.address, self._orders.job.ports)
+        self._master = self._store.address
         self._store.watch(lambda: self._put(StoreWanted()))
         reader, writer = os.pipe()
         try:
@@ -94,7 +98,27 @@ class Head:
             "store", [self._orders.python, "-m", "psctl.runtime.store_host", *arguments], environment,
             self._orders.job_dir, 2, 2, [descriptor],
         )  # fmt: skip
-        self._store.close()
+
+    def renew_store(self) -> None:
+        """End the process that serves the store; a new one, with an empty store, is started when it is wanted."""
+        if self._store is None or self.store_host is None:
+            return
+        self.store_host.signal(signal.SIGKILL)
+        self._old_stores.append(self.store_host)
+        self.store_host = None
+        self._store.watch(lambda: self._put(StoreWanted()))
+
+    def store_ended(self, child: Child) -> bool:
+        """Was this child a process that served the store? If it was not told to end, who connects is refused."""
+        if child in self._old_stores:
+            self._old_stores.remove(child)
+            return True
+        if child is not self.store_host:
+            return False
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        return True
 
     def tail(self) -> list[str]:
         """Return the last lines of the coordinator's log."""

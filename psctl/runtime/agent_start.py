@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 import psctl
-from psctl.job.environment import SPINS, places
+from psctl.job.environment import SPINS
 from psctl.job.messages import Failure, StartProcess
 from psctl.orders import AgentOrders
 from psctl.runtime import bootstrap, lifeline
@@ -87,10 +87,12 @@ def _package_root() -> str:
 
 
 def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files) -> None:
-    """Write the private orders of a worker or server. OSError: the disk refuses."""
+    """Write the private orders of a worker or server, and forget how an earlier start of it failed. OSError: the disk
+    refuses."""
+    files.error(start.member).unlink(missing_ok=True)
     host = orders.job.hosts[orders.host]
     told = ProcessOrders(
-        job=orders.job.name, member=start.member, world=len(places(orders.job)), host=host.name,
+        job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
         authority=start.authority, certificate=start.certificate, key=start.key, congestion=orders.job.congestion,
         error_file=str(files.error(start.member)), lifeline=None,

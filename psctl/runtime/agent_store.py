@@ -38,7 +38,7 @@ class StoreSocket:
         return self._socket.fileno()
 
     def watch(self, wanted: Callable[[], None]) -> None:
-        """Call `wanted`, once, on another thread, when the first connection waits."""
+        """Call `wanted`, once, on another thread, when a connection waits that no process serves yet."""
         mine = os.dup(self.descriptor)  # so that closing ours does not pull the number away from under select
 
         def wait() -> None:
@@ -49,7 +49,7 @@ class StoreSocket:
         threading.Thread(target=wait, name="psctl store", daemon=True).start()
 
     def close(self) -> None:
-        """Our part is done; the serving process has its own."""
+        """Nobody will be served any more: who connects is refused, once no serving process has the socket either."""
         self._socket.close()
 
 

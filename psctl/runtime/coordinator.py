@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from psctl.checkpoint import files
 from psctl.errors import PsctlError
 from psctl.job.assignment import assign
 from psctl.job.coordinator import Mind
@@ -28,6 +27,7 @@ from psctl.job.instructions import (
     Commit,
     Copy,
     Discard,
+    FindRestorable,
     Happening,
     Heard,
     Instruction,
@@ -39,14 +39,14 @@ from psctl.job.instructions import (
     Tell,
     Tick,
 )
-from psctl.job.messages import AnyMessage, Finish, Resume, StartProcess, StopWanted
+from psctl.job.messages import AnyMessage, Finish, StartProcess, StopWanted
 from psctl.net.peer import Acceptor, Credentials
 from psctl.plan.choose import choose
 from psctl.runtime.coordinator_desk import Desk
 from psctl.runtime.coordinator_log import EventLog
 from psctl.runtime.keeper import EVENTS
 from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders
-from psctl.runtime.saver import Saver
+from psctl.runtime.saver import Saver, resumed
 from psctl.store.shards import cut, sizes
 from psctl.wire.authority import Pair, issue
 from psctl.words import Member
@@ -79,7 +79,7 @@ class Coordinator:
         self._desk = Desk(self._queue.put, self._saver, resume)
         now = time.monotonic()
         self._mind = Mind(
-            order, orders.master, orders.grace, _resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
+            order, orders.master, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
         )
         pair = self._issue(ME)
         credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem)
@@ -137,6 +137,8 @@ class Coordinator:
                 self._saver.commit(instruction)
             case Discard(step=step):
                 self._saver.discard(step)
+            case FindRestorable():
+                self._saver.find_restorable(self._desk.go_on_from)
             case Copy(step=step, agent=agent):
                 self._saver.copy(step, self._desk.peer(agent))
             case Close(status=status):
@@ -148,6 +150,7 @@ class Coordinator:
         pair = self._issue(start.member)
         order = StartProcess(
             start.member,
+            start.world,
             start.local_rank,
             start.environment,
             self._orders.authority,
@@ -158,19 +161,12 @@ class Coordinator:
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            plan = choose(self._orders.order, None, wanted.layout, decided=True)
+            order = msgspec.structs.replace(self._orders.order, hosts=wanted.hosts)
+            plan = choose(order, None, wanted.layout, decided=True)
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
         return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
-
-
-def _resumed(name: str | None, folder: Path | None) -> Resume | None:
-    if folder is None:
-        return None
-    manifest = files.open_checkpoint(folder)
-    state = files.read_state(folder, manifest)
-    return Resume(name or manifest.id, manifest.step, state, files.whole(manifest))
 
 
 def main() -> int:

@@ -42,6 +42,10 @@ class Desk:
         self._lock = threading.Lock()
         self._peers: dict[Member, Peer] = {}
 
+    def go_on_from(self, folder: Path | None) -> None:
+        """Read from this checkpoint from now on; None: there is none, all begin with their start values."""
+        self._resume = folder
+
     def tell(self, member: Member, message: AnyMessage) -> None:
         """Send a message to a member, before any bulk; it is dropped when the member is not connected."""
         peer = self.peer(member)
@@ -109,7 +113,7 @@ class Desk:
 
     def _hand_on(self, peer: Peer, message: AnyMessage, payload: memoryview | None) -> None:
         """Start values of worker 0 go to every other worker."""
-        if peer.member != Member("worker", 0):
+        if (peer.member.role, peer.member.rank) != ("worker", 0):
             return
         data = bytes(payload) if payload is not None else None
         with self._lock:

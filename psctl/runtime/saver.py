@@ -18,8 +18,8 @@ import msgspec
 
 from psctl.checkpoint import files, target
 from psctl.errors import CheckpointIncomplete, PsctlError
-from psctl.job.instructions import Commit, CopySent, Written
-from psctl.job.messages import CopyBegin, CopyEnd, CopyPart, SaveBegin, SavePart
+from psctl.job.instructions import Commit, CopySent, Restorable, Written
+from psctl.job.messages import CopyBegin, CopyEnd, CopyPart, Resume, SaveBegin, SavePart
 from psctl.net.peer import Peer
 from psctl.orders import JobOrder
 
@@ -42,10 +42,10 @@ class Saver:
     Args:
         root: folder of all jobs' checkpoints.
         order: the job.
-        answer: takes Written and CopySent, from any thread.
+        answer: takes Written, CopySent and Restorable, from any thread.
     """
 
-    def __init__(self, root: Path, order: JobOrder, answer: Callable[[Written | CopySent], None]) -> None:
+    def __init__(self, root: Path, order: JobOrder, answer: Callable[[Written | CopySent | Restorable], None]) -> None:
         self._root, self._order, self._answer = root, order, answer
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
@@ -117,6 +117,34 @@ class Saver:
         """Send a checkpoint to an agent; CopySent follows."""
         self._work.put(lambda: self._answer(self._copy(step, peer)))
 
+    def find_restorable(self, use: Callable[[Path | None], None]) -> None:
+        """Find where the job goes on after a loss: its newest verified checkpoint, else the one it came from. Steps
+        that were given up may be saved again. Restorable follows.
+
+        Args:
+            use: told of the folder before the answer goes out.
+        """
+
+        def find() -> None:
+            with self._lock:
+                self._failed.clear()
+            answer, folder = self._restorable()
+            use(folder)
+            self._answer(answer)
+
+        self._work.put(find)
+
+    def _restorable(self) -> tuple[Restorable, Path | None]:
+        order = self._order
+        newest = files.newest_verified(self._root, order.name)
+        folder, name = newest.folder, None
+        if folder is None and order.resume:
+            folder, name = Path(order.resume), order.resume_id
+        try:
+            return Restorable(resumed(name, folder), list(newest.skipped)), folder
+        except PsctlError as error:
+            return Restorable(None, list(newest.skipped), error.message), None
+
     def _run(self) -> None:
         while True:
             self._work.get()()
@@ -170,3 +198,19 @@ class Saver:
         except PsctlError as error:
             return CopySent(step, error.message)
         return CopySent(step)
+
+
+def resumed(name: str | None, folder: Path | None) -> Resume | None:
+    """Return what a checkpoint's folder says of where to go on; None for no folder.
+
+    Args:
+        name: how users name it; None: as its manifest does.
+
+    Raises:
+        PsctlError: it cannot be read.
+    """
+    if folder is None:
+        return None
+    manifest = files.open_checkpoint(folder)
+    state = files.read_state(folder, manifest)
+    return Resume(name or manifest.id, manifest.step, state, files.whole(manifest))

@@ -146,7 +146,7 @@ class CheckpointSpec(Section, frozen=True):
 class RestartSpec(Section, frozen=True):
     """What may be lost before the job has failed."""
 
-    max: Annotated[int, whole(0, 1000, only=(0,)), doc("Losses that the job survives.")] = 0
+    max: Annotated[int, whole(0, 1000), doc("Losses of workers, servers and hosts that the job survives.")] = 3
 
     @classmethod
     def later(cls) -> tuple[str, ...]:

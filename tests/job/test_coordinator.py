@@ -45,7 +45,7 @@ ORDER = JobOrder(
     servers=1, strategy="ps", update="server", seed=0, size=None, start_timeout=120.0, stall_timeout=300.0,
     total_timeout=None, report_seconds=1.0, ports=None,
     checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
-    job_file="", environment={}, congestion="auto",
+    job_file="", environment={}, congestion="auto", restarts=0,
 )  # fmt: skip
 
 W0, W1, S0 = Member("worker", 0), Member("worker", 1), Member("server", 0)

@@ -1,0 +1,112 @@
+"""Who is gone, and what becomes of the job: it survives a loss, or it ends of a failure.
+
+A *loss* is the death of a process or of its host from outside: killed, crashed, vanished, out of reach. What a user's
+code did itself (an exception, an exit status) it would do again, so the job ends of it at once. Which of the two it was
+is known only after a moment (failures.py), since deaths cause each other; until then the restart is *settling*, and one
+failure that is no loss turns it into the job's end. A job survives `restart.max` losses.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from psctl.job import ending, failures, lifecycle, training
+from psctl.job.messages import Exited, Failure
+from psctl.job.table import Job, Rank, Recovery
+from psctl.words import Member
+
+USED_UP = "restart.max in the job file says how many losses a job survives"
+
+
+def fail(job: Job, failure: Failure) -> None:
+    """Something failed: the job starts again, or ends."""
+    recovery = job.recovery
+    if job.ending is not None:
+        ending.fail(job, failure)
+    elif not failures.is_death(failure):
+        give_up(job, failure)
+    elif recovery is not None:
+        if recovery.phase == "settling":
+            recovery.failures.append(failure)
+    elif job.losses >= job.order.restarts:
+        ending.fail(job, replace(failure, hint=failure.hint or _used_up(job)))
+    else:
+        job.recovery = Recovery("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
+
+
+def give_up(job: Job, *found: Failure) -> None:
+    """The job does not start again: it ends of what was heard so far, and of these failures."""
+    before = job.recovery.failures if job.recovery is not None and job.recovery.phase == "settling" else []
+    if job.recovery is not None:
+        job.recovery.phase = lifecycle.move(lifecycle.RECOVERY, job.recovery.phase, "give up")
+    ending.fail(job, *before, *found)
+
+
+def _used_up(job: Job) -> str:
+    if job.order.restarts == 0:
+        return ""
+    return f"the job has survived {job.losses} losses, and no more: {USED_UP}"
+
+
+def exited(job: Job, rank: Rank, message: Exited) -> None:
+    """A process ended."""
+    if rank.ended:
+        return
+    if message.failure is not None and rank.joined:
+        training.moved(job, rank, message.failure.step)
+    failure = message.failure or job.failure(rank, f"ended with status {message.status}", status=message.status)
+    trouble = message.status != 0 or (rank.member.role == "server" and job.ending is None)
+    error = failure.exception if trouble else ""
+    if job.recovery is not None and job.recovery.phase != "settling":
+        job.move_rank(rank, "stopped")  # as it was told to
+    elif job.ending is None or job.ending.phase == "settling":
+        job.move_rank(rank, "failed" if trouble else "ended", error)
+        if trouble:
+            fail(job, _with_step(job, failure, rank))
+        elif job.ending is None and job.recovery is None and not job.live("worker"):
+            ending.begin(job, "done", "draining", ending.DRAIN)
+    elif message.status == 0:
+        job.move_rank(rank, "ended")
+    else:
+        job.move_rank(rank, "stopped" if job.ending.phase == "killing" else "failed", error)
+        if job.ending.phase == "cutting":
+            job.say(f"{job.where(rank)} failed while the job was stopped: {error}")
+            ending.kill(job, job.grace, "a worker failed at the stop")
+    training.agreed(job, job.saves.without(rank.member))
+    if not rank.connected:
+        training.give_up(job, {rank.member})
+
+
+def disconnected(job: Job, member: Member, reason: str) -> None:
+    """A connection ended: of an agent, with it its host; of another, its agent will tell more."""
+    if member.role == "agent":
+        _host_lost(job, member.rank, reason)
+    elif member in job.ranks:
+        rank = job.ranks[member]
+        rank.connected, rank.lost_at = False, job.now
+        training.agreed(job, job.saves.without(member))
+        training.give_up(job, {member})
+
+
+def _host_lost(job: Job, host: int, reason: str) -> None:
+    if host not in job.registered or host in job.lost_hosts:
+        return
+    job.lost_hosts.add(host)
+    job.saves.copying.clear()  # the copy was on its way to one of them, or will be told by CopySent
+    name = job.order.hosts[host].name
+    there = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
+    for rank in there:
+        job.move_rank(rank, "lost", f"{name} is lost")
+        training.agreed(job, job.saves.without(rank.member))
+        training.give_up(job, {rank.member})
+    if there:
+        text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there died: {reason}"
+        fail(job, job.failure(there[0], text))
+    elif job.ending is None:
+        job.say(f"{name} is lost ({reason}); nothing of the job was there")
+
+
+def _with_step(job: Job, failure: Failure, rank: Rank) -> Failure:
+    """Add the step where the process could not tell it: under bsp no rank is more than one from another."""
+    known = max(rank.step, job.reports.step) if rank.joined else 0
+    return failure if failure.step else replace(failure, step=known)

@@ -1,0 +1,72 @@
+"""What an agent answers psctl, which asks over its socket: who it is, what runs here, that a stop is under way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import psutil
+
+from psctl.job.messages import StopWanted
+from psctl.runtime.agent_socket import Refused, Request
+from psctl.words import Address, Member
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """psctl wants the job to stop."""
+
+    stop: StopWanted
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where the agent stands when it is asked."""
+
+    job: str
+    host: str
+    coordinator: Address | None
+    master: Address | None
+    processes: list[tuple[Member, int]]  # with their process ids
+    stopping: str
+
+
+class _Stop(msgspec.Struct):
+    save: bool
+    force: bool
+    by: str
+
+
+def answer(request: Request, standing: Standing, put: Callable[[Asked], None]) -> dict[str, Any]:
+    """Answer one request; Refused when it is unknown or wrong.
+
+    Args:
+        put: takes what the agent's main thread has to do.
+    """
+    match request.command:
+        case "hello":
+            return _hello(standing)
+        case "state":
+            processes = [{"role": each.role, "rank": each.rank, "pid": pid} for each, pid in standing.processes]
+            return {**_hello(standing), "processes": processes, "stopping": standing.stopping}
+        case "stop":
+            try:
+                stop = msgspec.convert({"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop)
+            except msgspec.ValidationError as error:
+                raise Refused(str(error)) from error
+            put(Asked(StopWanted(stop.save, stop.force, stop.by)))
+            return {"accepted": True}
+        case _:
+            raise Refused(f"no such command: {request.command}")
+
+
+def _hello(standing: Standing) -> dict[str, Any]:
+    mine = psutil.Process(os.getppid())
+    return {
+        "job": standing.job,
+        "host": standing.host,
+        "pid": mine.pid,
+        "started": mine.create_time(),
+        "coordinator": msgspec.to_builtins(standing.coordinator) if standing.coordinator else None,
+        "master": msgspec.to_builtins(standing.master) if standing.master else None,
+    }
