@@ -79,7 +79,8 @@ class Show:
             case Started():
                 self.began = event.time
             case Restored():
-                self.base = self.step = event.step
+                self.base = self.base if self.step else event.step  # a restart of this job begins no new run
+                self.step = event.step
             case Progress():
                 self.step = event.step
         if isinstance(event, State) and event.role != "job":

@@ -23,10 +23,17 @@ STOP_EXITS = {"Ctrl-C": 130, "SIGTERM": 143}
 """Exit codes of those who follow a job that they stopped themselves; for all others it is 1."""
 
 
-def fail(job: Job, *found: Failure) -> None:
-    """The job ends of these failures, after a moment to hear who failed first; for all but losses.py, which asks first
-    whether the job may survive."""
-    end = job.ending or begin(job, "failed", "settling", failures.SETTLE_LOSS)
+def fail(job: Job, *found: Failure, since: float | None = None) -> None:
+    """The job ends of these failures, after a moment to hear who failed first. Only losses.py calls this: it asks first
+    whether the job may survive.
+
+    Args:
+        since: when the first of them was heard of; None: now.
+    """
+    if job.ending is None:
+        begin(job, "failed", "settling", failures.SETTLE_LOSS).since = job.now if since is None else since
+    end = job.ending
+    assert end is not None
     if end.phase == "settling":
         end.failures += found
 

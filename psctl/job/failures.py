@@ -7,6 +7,7 @@ loss is not named while there is a better one.
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import msgspec
@@ -47,6 +48,15 @@ def is_death(failure: Failure) -> bool:
         return is_loss(failure)
     server = failure.member.startswith("server/")
     return failure.status < 0 or failure.exception.startswith(HOST_LOST) or server or is_loss(failure)
+
+
+def may_follow(failure: Failure, before: list[Failure]) -> bool:
+    """May this failure, which is no death, follow from these? After a kill or a host's loss anything may break; what
+    was a mistake all the same will come again. An abort does not count: engines abort when another rank has failed."""
+    killed = any(
+        (each.status < 0 and each.status != -signal.SIGABRT) or each.exception.startswith(HOST_LOST) for each in before
+    )
+    return killed and not failure.code
 
 
 def same(one: Failure | None, other: Failure) -> bool:

@@ -2,8 +2,8 @@
 
 A *loss* is the death of a process or of its host from outside: killed, crashed, vanished, out of reach. What a user's
 code did itself (an exception, an exit status) it would do again, so the job ends of it at once. Which of the two it was
-is known only after a moment (failures.py), since deaths cause each other; until then the restart is *settling*, and one
-failure that is no loss turns it into the job's end. A job survives `restart.max` losses.
+is known only after a moment (failures.py), since deaths cause each other; until then the restart is *settling*, and a
+failure that is no loss, and follows from none, turns it into the job's end. A job survives `restart.max` losses.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ def fail(job: Job, failure: Failure) -> None:
     recovery = job.recovery
     if job.ending is not None:
         ending.fail(job, failure)
+    elif recovery is not None and (failures.is_death(failure) or failures.may_follow(failure, recovery.failures)):
+        recovery.failures.append(failure)
     elif not failures.is_death(failure):
-        give_up(job, failure)
-    elif recovery is not None:
-        if recovery.phase == "settling":
-            recovery.failures.append(failure)
+        give_up(job, [*(recovery.failures if recovery is not None else []), failure])
     elif job.losses >= job.order.restarts:
         ending.fail(job, replace(failure, hint=failure.hint or _used_up(job)))
     else:
         job.recovery = Recovery("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
 
 
-def give_up(job: Job, *found: Failure) -> None:
-    """The job does not start again: it ends of what was heard so far, and of these failures."""
-    before = job.recovery.failures if job.recovery is not None and job.recovery.phase == "settling" else []
+def give_up(job: Job, found: list[Failure]) -> None:
+    """The job does not start again: it ends of these failures."""
     if job.recovery is not None:
         job.recovery.phase = lifecycle.move(lifecycle.RECOVERY, job.recovery.phase, "give up")
-    ending.fail(job, *before, *found)
+    ending.fail(job, *found, since=job.recovery.since if job.recovery is not None else job.now)
 
 
 def _used_up(job: Job) -> str:

@@ -47,12 +47,12 @@ def _advance_once(job: Job, recovery: Recovery) -> bool:
             return False
         if job.alive():
             names = ", ".join(job.where(rank) for rank in job.alive())
-            losses.give_up(job, replace(recovery.failures[0], hint=f"{names} did not end when it was told to"))
+            _give_up(job, recovery, f"{names} did not end when it was told to")
             return False
         _to(recovery, "gone", job.now + ending.DRAIN)
         job.out.append(FindRestorable())
     elif recovery.phase == "choosing" and late:
-        losses.give_up(job, replace(recovery.failures[0], hint="its checkpoints could not be read in time"))
+        _give_up(job, recovery, "its checkpoints could not be read in time")
         return False
     else:
         return False
@@ -64,18 +64,22 @@ def _to(recovery: Recovery, trigger: str, deadline: float) -> None:
     recovery.deadline = deadline
 
 
+def _give_up(job: Job, recovery: Recovery, why: str) -> None:
+    losses.give_up(job, [replace(recovery.failures[0], hint=why)])
+
+
 def _verdict(job: Job, recovery: Recovery) -> None:
     """All that was heard are losses: end everything that is left, unless starting again would not help."""
     first = ending.cause(job, recovery.failures)
     if not failures.is_death(first):
-        losses.give_up(job, first)
+        losses.give_up(job, [first, *recovery.failures])
         return
     if failures.same(job.last_loss, first):
         text = "the same came again at the same step after a restart, so another one would not help"
-        losses.give_up(job, replace(first, hint=first.hint or text))
+        losses.give_up(job, [replace(first, hint=first.hint or text)])
         return
     job.losses, job.last_loss = job.losses + 1, first
-    recovery.failures.insert(0, first)
+    recovery.failures = [first]
     for rank in job.ranks.values():
         if str(rank.member) == first.member or rank.state == "lost":
             kind = events.WorkerLost if rank.member.role == "worker" else events.ServerLost
@@ -98,12 +102,11 @@ def restorable(job: Job, found: Restorable) -> None:
         return
     for text in found.skipped:
         job.say(text)
-    first = recovery.failures[0]
     hosts = _seats(job)
     if found.problem:
-        losses.give_up(job, replace(first, hint=f"it cannot be started again: {found.problem}"))
+        _give_up(job, recovery, f"it cannot be started again: {found.problem}")
     elif hosts is None:
-        losses.give_up(job, first)
+        _give_up(job, recovery, "the hosts that are left have no slots for its workers")
     else:
         _to(recovery, "ordered", job.now)
         job.recovery = None

@@ -119,7 +119,8 @@ def describe(event: kinds.AnyEvent) -> str:
         case kinds.WorkerJoined():
             text = f"worker-joined worker/{event.rank} {event.host}"
         case kinds.Restored():
-            text = f"restored checkpoint={event.checkpoint} step={event.step}"
+            lost = f" lost={event.lost}" if event.lost else ""
+            text = f"restored checkpoint={event.checkpoint or 'none'} step={event.step}{lost}"
         case kinds.Notice():
             text = f"notice {event.text}"
         case kinds.State():

@@ -182,7 +182,9 @@ def _restored(state: LiveState, event: kinds.Restored) -> None:
     state.progress, state.rate = None, 0.0
     for rank in state.ranks.values():
         rank.step, rank.step_time, rank.rate = event.step, math.nan, 0.0
-    state.note(event.time, INFO, f"continues from {event.checkpoint} (step {event.step:,})")
+    where = f"{event.checkpoint} (step {event.step:,})" if event.checkpoint else "its start values"
+    again = f"; {event.lost:,} steps are done again" if event.lost else ""
+    state.note(event.time, INFO, f"continues from {where}{again}")
 
 
 def _log(state: LiveState, event: kinds.Log) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from psctl.job import events, messages
-from psctl.job.coordinator import Mind
 from psctl.job.instructions import (
     Append,
     Close,
@@ -20,122 +19,20 @@ from psctl.job.instructions import (
     Copy,
     CopySent,
     Discard,
+    FindRestorable,
     Happening,
     Heard,
-    Instruction,
     MakePlan,
     MakeShards,
     PlanMade,
+    Restorable,
     ShardsMade,
     Start,
-    Tell,
     Tick,
     Written,
 )
-from psctl.job.messages import Failure
-from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.words import Address, Layout, Member, ParameterInfo, ServerAt
-
-LAYOUT = Layout((ParameterInfo("w", (2,), "float32", 0),), "SGD", ({"lr": 0.1},))
-PLAN = events.Planned(time=0, size=8, world=2, chosen="ps", reason="asked", decided=True, candidates=[])
-
-ORDER = JobOrder(
-    name="digits-3", argv=["train.py"],
-    hosts=[HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True), HostOrder("h1", "10.0.0.2", "eth0", 4, 0, 1, True)],
-    servers=1, strategy="ps", update="server", seed=0, size=None, start_timeout=120.0, stall_timeout=300.0,
-    total_timeout=None, report_seconds=1.0, ports=None,
-    checkpoint=CheckpointOrder(None, 500, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
-    job_file="", environment={}, congestion="auto", restarts=0,
-)  # fmt: skip
-
-W0, W1, S0 = Member("worker", 0), Member("worker", 1), Member("server", 0)
-A0, A1 = Member("agent", 0), Member("agent", 1)
-AGENTS = {W0: A0, W1: A1, S0: A0}
-
-
-class Play:
-    """A mind and what it said so far."""
-
-    def __init__(self, order: JobOrder = ORDER) -> None:
-        self.now = 0.0
-        self.mind = Mind(order, Address("10.0.0.1", 29500), 5.0, None, 0.0, 1000.0)
-        self.said: list[Instruction] = self.mind.start(0.0)
-
-    def __call__(self, *happenings: Happening) -> list[Instruction]:
-        new = [each for happening in happenings for each in self.mind.handle(happening, self.now)]
-        self.said += new
-        return new
-
-    def hear(self, member: Member, message: messages.AnyMessage) -> list[Instruction]:
-        return self(Heard(member, message))
-
-    def wait(self, seconds: float) -> list[Instruction]:
-        """Let time pass in ticks of a tenth of a second (of a second, where it is long)."""
-        new, end = [], self.now + seconds
-        step = 0.1 if seconds <= 20 else 1.0
-        while self.now < end - 1e-9:
-            self.now = min(end, self.now + step)
-            new += self(Tick())
-        return new
-
-    def registered(self) -> Play:
-        self.hear(A0, messages.Register("h0", 1, 4, 1, 0))
-        self.hear(A1, messages.Register("h1", 1, 4, 1, 0))
-        return self
-
-    def running(self) -> Play:
-        self.registered()
-        self.hear(A0, messages.Started(W0, 100))
-        self.hear(A1, messages.Started(W1, 101))
-        return self
-
-    def prepared(self) -> Play:
-        self.running()
-        for worker in (W0, W1):
-            self(Connected(worker))
-            self.hear(worker, messages.Join(1))
-            self.hear(worker, messages.Prepare(LAYOUT, ()))
-        return self
-
-    def training(self) -> Play:
-        self.prepared()
-        self(PlanMade("ps", "server", [0], PLAN))
-        self.hear(A0, messages.Started(S0, 102))
-        self(Connected(S0))
-        self.hear(S0, messages.Join(102))
-        self.hear(S0, messages.Ready(Address("10.0.0.1", 4000)))
-        self(ShardsMade([], []))
-        self.hear(W0, messages.Ready())
-        self.hear(W1, messages.Ready())
-        return self
-
-    def exits(self, member: Member, status: int = 0, exception: str = "", code: str = "") -> list[Instruction]:
-        failure = None
-        if status:
-            failure = Failure(str(member), "h", status, 0.0, 0, exception or f"status {status}", [], [], code=code)
-        return [
-            *self(ConnectionLost(member, "closed")),
-            *self.hear(AGENTS[member], messages.Exited(member, status, failure)),
-        ]
-
-    def report(self, member: Member, step: int, **metrics: float) -> list[Instruction]:
-        steps = [messages.StepReport(step, 0, 1.0, metrics)]
-        return self.hear(member, messages.Report(step, 0, steps, 10.0, 0.1, 0.1, 100))
-
-    @property
-    def last(self) -> events.Finished:
-        found = [each.event for each in self.said if isinstance(each, Append)]
-        assert isinstance(found[-1], events.Finished), found[-1]
-        assert isinstance(self.said[-1], Close)
-        return found[-1]
-
-
-def appended(said: list[Instruction], kind: type) -> list[Any]:
-    return [each.event for each in said if isinstance(each, Append) and isinstance(each.event, kind)]
-
-
-def told(said: list[Instruction], kind: type) -> list[tuple[Member, Any]]:
-    return [(each.member, each.message) for each in said if isinstance(each, Tell) and isinstance(each.message, kind)]
+from psctl.words import Address, Member, ServerAt
+from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, appended, told
 
 
 def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_there() -> None:
@@ -510,7 +407,7 @@ def test_strangers_and_other_incarnations_are_not_expected() -> None:
 
 # ---- any order of anything -----------------------------------------------------------------------------------------
 
-MEMBERS = st.sampled_from([W0, W1, S0])
+MEMBERS = st.sampled_from([Member(each.role, each.rank, start) for each in (W0, W1, S0) for start in (0, 0, 1)])
 ANYTHING = st.one_of(
     st.builds(Heard, MEMBERS, st.builds(messages.Beat, st.integers(0, 9), st.sampled_from(["compute", "sync: x"]))),
     st.builds(Heard, MEMBERS, st.builds(messages.Position, st.integers(1, 3), st.integers(0, 9))),
@@ -533,19 +430,25 @@ ANYTHING = st.one_of(
     st.builds(Written, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
     st.builds(CopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
     st.builds(Connected, MEMBERS),
-    st.builds(ConnectionLost, st.sampled_from([W0, W1, S0, A0, A1]), st.just("reset")),
+    st.builds(ConnectionLost, st.one_of(MEMBERS, st.sampled_from([A0, A1])), st.just("reset")),
     st.just(PlanMade("ps", "server", [0], PLAN)),
     st.just(ShardsMade([], [])),
+    st.just(Restorable(None)),
     st.just(Tick()),
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(["registered", "running", "prepared", "training"]), st.lists(ANYTHING, max_size=30), st.data())
+@given(
+    st.sampled_from(["registered", "running", "prepared", "training"]),
+    st.sampled_from([0, 2]),
+    st.lists(ANYTHING, max_size=40),
+    st.data(),
+)
 def test_whatever_happens_the_job_ends_once_and_starts_nothing_after_it_began_to(
-    stage: str, happenings: list[Happening], data: st.DataObject
+    stage: str, restarts: int, happenings: list[Happening], data: st.DataObject
 ) -> None:
-    play = getattr(Play(), stage)()
+    play = getattr(Play(replace(ORDER, restarts=restarts)), stage)()
     for happening in happenings:
         play.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 40.0]))
         if _possible(play, happening):
@@ -573,15 +476,20 @@ def test_whatever_happens_the_job_ends_once_and_starts_nothing_after_it_began_to
         if isinstance(each, Append) and isinstance(each.event, events.State)
     }
     assert all(state in ("done", "failed", "lost", "stopped") for state in final.values())
+    started = [each.member for each in play.said if isinstance(each, Start)]
+    assert len(started) == len(set(started))
+    epochs = [each.assignment.epoch for _, each in told(play.said, messages.Decision)]
+    assert epochs == sorted(epochs)
     assert play(Heard(A0, messages.StopWanted(False, True, "late"))) == []
 
 
 def _possible(play: Play, happening: Happening) -> bool:
-    """The shell answers MakePlan and MakeShards, and nothing else: answers without a question are left out."""
-    plans = sum(isinstance(each, MakePlan) for each in play.said)
-    shards = sum(isinstance(each, MakeShards) for each in play.said)
+    """The shell answers its questions, and nothing else: answers without a question are left out."""
+    asked = [type(each) for each in play.said if isinstance(each, MakePlan | MakeShards | FindRestorable)]
     if isinstance(happening, PlanMade):
-        return plans == 1 and not any(isinstance(each, Start) and each.member == S0 for each in play.said)
+        return bool(asked) and asked[-1] is MakePlan
     if isinstance(happening, ShardsMade):
-        return shards > 0
+        return bool(asked) and asked[-1] is MakeShards
+    if isinstance(happening, Restorable):
+        return bool(asked) and asked[-1] is FindRestorable
     return True

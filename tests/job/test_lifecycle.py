@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.job.lifecycle import ENDED, ENDING, JOB, OVER, RANK, Table, move
+from psctl.job.lifecycle import ENDED, ENDING, JOB, OVER, RANK, RECOVERY, Table, move
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from psctl.job.lifecycle import ENDED, ENDING, JOB, OVER, RANK, Table, move
         (JOB, {"submitted"}, OVER),
         (RANK, {"starting"}, ENDED),
         (ENDING, {"settling", "cutting", "draining"}, {"closed"}),
+        (RECOVERY, {"settling"}, {"over"}),
     ],
 )
 def test_every_state_is_reached_and_every_end_is_final(table: Table, starts: set[str], finals: frozenset[str]) -> None:

@@ -51,11 +51,11 @@ class Cluster:
             HostOrder(f"h{index}", f"127.0.0.{index + 2}", "lo", 4, 0, count, True)
             for index, count in enumerate(workers)
         ]
-        keep = CheckpointOrder(None, 0, 0.0, 3, None, on_stop=more.pop("on_stop", False), copies=1)
+        keep = CheckpointOrder(None, 0, more.pop("every", 0.0), 3, None, on_stop=more.pop("on_stop", False), copies=1)
         settings: dict[str, Any] = {
             "servers": None, "strategy": "native", "update": "auto", "seed": 0, "size": None, "start_timeout": 20.0,
             "stall_timeout": 60.0, "total_timeout": None, "report_seconds": 0.2, "ports": None, "resume": None,
-            "resume_id": None, "environment": {"COLOUR": "blue"}, "argv": ["train.py", "a b"],
+            "resume_id": None, "restarts": 0, "environment": {"COLOUR": "blue"}, "argv": ["train.py", "a b"],
         }  # fmt: skip
         self.secrets = more.pop("secrets", {})
         self.order = JobOrder(
@@ -269,6 +269,21 @@ if __name__ == "__main__":
 VICTIMS = ["worker", "coordinator", "agent on the head", "keeper on the head", "agent elsewhere", "keeper elsewhere"]
 
 
+def test_a_killed_worker_makes_all_start_again_from_the_last_checkpoint(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(WORKER, environment={"STEPS": "150"}, every=0.3, restarts=3)
+    until(lambda: job.of(events.CheckpointWritten), "a checkpoint")
+    os.kill(job.pid("worker", 1), signal.SIGKILL)
+    last = job.finished()
+    assert (last.status, last.exit, last.steps) == ("done", 0, 150), job.logs()
+    assert [(event.rank, event.reason) for event in job.of(events.WorkerLost)] == [(1, "killed by signal 9 (SIGKILL)")]
+    (restored,) = job.of(events.Restored)
+    assert restored.checkpoint == f"{job.name}@{restored.step}"
+    starts = sorted(event.text for event in job.of(events.Log) if event.text.startswith("start"))
+    assert starts == ["start 0 0", "start 0 0", *[f"start 1 {restored.step}"] * 2]
+    assert restored.step in [event.step for event in job.of(events.CheckpointWritten)]
+    assert restored.lost >= 0
+
+
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_whoever_is_killed_the_job_ends_and_nothing_is_left(cluster: Callable[..., Cluster], victim: str) -> None:
     job = cluster(FAMILY)
@@ -409,7 +424,8 @@ peer = dial(orders.coordinator,
             Member("coordinator", 0), m.AnyMessage, Handler())
 rank, steps = orders.member.rank, int(os.environ.get("STEPS", "1000000"))
 peer.send(m.Join(os.getpid()))
-hear(m.Welcome)
+first = welcome.resume.step if (welcome := hear(m.Welcome)).resume else 0
+print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], first, flush=True)
 shape = (3,) if os.environ.get("ODD") == str(rank) else (2,)
 peer.send(m.Prepare(Layout((ParameterInfo("w", shape, "float32", 0),), "SGD", ({"lr": 0.1},)), ()))
 decision = hear(m.Decision)
@@ -427,7 +443,7 @@ def save(step):
         assert hear(m.Saved).problem == ""
 
 cut, saved = None, set()
-for step in range(1, steps + 1):
+for step in range(first + 1, steps + 1):
     time.sleep(0.01)
     peer.send(m.Report(step, 0, [m.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})], 1.0 + rank, 0.01, 0.0, 8))
     waiting = False

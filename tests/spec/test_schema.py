@@ -36,7 +36,7 @@ HOST = {
     "roles": "[server]", "labels": "{a: b}",
 }  # fmt: skip
 ONE_VALUE = {
-    "version", "sync.period", "sync.compression", "sync.batchnorm", "restart.max",
+    "version", "sync.period", "sync.compression", "sync.batchnorm",
     "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
@@ -103,7 +103,7 @@ def test_the_loader_accepts_each_key_of_a_host(key: str, value: str) -> None:
     assert after != load_cluster("name: x\nhosts: [a]", "c")
 
 
-@pytest.mark.parametrize("path", ["sync.strategy", "sync.consistency", "sync.compression", "replicas", "restart.max"])
+@pytest.mark.parametrize("path", ["sync.strategy", "sync.consistency", "sync.compression", "replicas"])
 def test_the_schema_offers_only_values_that_this_version_takes(path: str) -> None:
     body = dict(keys(job_schema()))[path]
     for value in body["enum"] if "enum" in body else body["anyOf"][0]["enum"]:
