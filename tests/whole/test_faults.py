@@ -231,6 +231,7 @@ def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind:
     every = "1 steps" if when == "save" else "10 steps"
     arguments = set_args("--epochs", "400", "--pause", "0.02", "--loaders", "1", "--width", "64")
     common = ("--cluster", str(lab.cluster), "-o", "jsonl", "--servers", "1", "--set", f"checkpoint.every={every}")
+    arguments += ["--set", "restart.max=0"]  # a worker or server that dies is the end of this job
     with lab.psctl.start("train", str(STEADY), *common, *arguments) as process:
         if when == "start":
             until(lambda: pids_of(lab, "coordinator"), 30)
