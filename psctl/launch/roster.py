@@ -218,15 +218,7 @@ def job_order(
         total_timeout=job.timeouts.total,
         report_seconds=job.metrics.interval,
         ports=cluster.network.ports,
-        checkpoint=CheckpointOrder(
-            to=job.checkpoint.to,
-            every_steps=every.steps if every else 0,
-            every_seconds=every.seconds if every else 0.0,
-            keep=job.checkpoint.keep,
-            keep_best=(best.metric, best.mode) if best else None,
-            on_stop=job.checkpoint.on_stop,
-            copies=job.checkpoint.copies,
-        ),
+        checkpoint=_checkpoints(job),
         resume=resume.folder if resume else None,
         resume_id=resume.id if resume else None,
         code_hash=code_hash,
@@ -243,6 +235,19 @@ def staleness_of(job: JobSpec) -> int:
     """Return how many clocks the fastest worker may be ahead of the slowest; 0 under bsp."""
     consistency = job.sync.consistency
     return consistency.ssp if isinstance(consistency, Ssp) else 0
+
+
+def _checkpoints(job: JobSpec) -> CheckpointOrder:
+    every, best = job.checkpoint.every, job.checkpoint.keep_best
+    return CheckpointOrder(
+        to=job.checkpoint.to,
+        every_steps=every.steps if every else 0,
+        every_seconds=every.seconds if every else 0.0,
+        keep=job.checkpoint.keep,
+        keep_best=(best.metric, best.mode) if best else None,
+        on_stop=job.checkpoint.on_stop,
+        copies=job.checkpoint.copies,
+    )
 
 
 class Keys(msgspec.Struct, frozen=True):
