@@ -201,7 +201,6 @@ def job_order(
         topology: the document of its hosts; None: nominal rates alone.
         costs: what messages were measured to cost on this cluster, by engine.
     """
-    every, best = job.checkpoint.every, job.checkpoint.keep_best
     argv = [job.script] if job.script is not None else ["-m", str(job.module)]
     return JobOrder(
         name=name,
