@@ -60,6 +60,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
     restarts: int = 3  # losses that the job survives
+    replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
+    on_worker_loss: str = "restart"  # restart: all go back to the last checkpoint | wait | continue
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma

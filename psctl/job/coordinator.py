@@ -4,6 +4,8 @@
     training    steps, numbers, checkpoints, cuts                 lifecycle the states, as tables
     losses      who is gone: survived, or the job's end           watch     deadlines
     restarting  all start again from the last checkpoint          leaving   workers that go while others still train
+    surviving   losses that nothing is lost by                    cutting   a worker's death under ps
+    sharding    servers that die, come and go                     holding   which server has which shard
     ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
@@ -12,7 +14,19 @@ times give the same instructions.
 
 from __future__ import annotations
 
-from psctl.job import ending, lifecycle, losses, messages, restarting, starting, training, watch
+from psctl.job import (
+    cutting,
+    ending,
+    lifecycle,
+    losses,
+    membership,
+    messages,
+    restarting,
+    sharding,
+    starting,
+    training,
+    watch,
+)
 from psctl.job.instructions import (
     Connected,
     ConnectionLost,
@@ -106,9 +120,21 @@ class Mind:
                 restarting.restorable(job, happening)
             case Connected():
                 pass  # an agent; it counts when it registers
+        self._move(isinstance(happening, Tick))
         restarting.advance(job)
         ending.advance(job)
         return self._taken()
+
+    def _move(self, late: bool) -> None:
+        """Go on with cuts and with shards that move; `late`: with what has come up to now."""
+        job = self._job
+        failure = cutting.advance(job)
+        if failure is not None:
+            losses.fail(job, failure)
+        slow = sharding.advance(job, patient=not late)
+        if slow:
+            text = f"{slow} did not hand its shards over within {sharding.HAND_OVER:.0f} s"
+            losses.fail(job, job.failure(job.of("server")[0], text, code="peer-lost"))
 
     def _taken(self) -> list[Instruction]:
         out, self._job.out = self._job.out, []
@@ -170,6 +196,14 @@ class Mind:
                 training.save_begun(job, rank, step)
             case messages.SaveEnd(step=step):
                 training.save_ended(job, rank, step)
+            case membership.HeldOf() if rank.member.role == "server":
+                cutting.held(job, message)
+            case membership.CaughtUp() if rank.member.role == "server":
+                sharding.caught_up(job, message)
+            case membership.HandedOver() if rank.member.role == "server":
+                sharding.handed_over(job, rank, message)
+            case membership.ServerUnreachable():
+                sharding.unreachable(job, rank, message)
             case messages.Finished(step=step) if rank.member.role == "worker":
                 training.finished(job, rank, step)
             case _:

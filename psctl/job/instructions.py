@@ -47,10 +47,10 @@ class PlanMade(msgspec.Struct, frozen=True):
 
 
 class ShardsMade(msgspec.Struct, frozen=True):
-    """Answer to MakeShards."""
+    """Answer to MakeShards; `sizes` are their bytes."""
 
     shards: list[Shard]
-    owners: list[int]
+    sizes: list[int]
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class MakePlan(msgspec.Struct, frozen=True):
 
 
 class MakeShards(msgspec.Struct, frozen=True):
-    """Cut the layout and assign its shards to so many servers; answer ShardsMade."""
+    """Cut the layout for so many servers; answer ShardsMade."""
 
     layout: Layout
     servers: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job import ending, failures, lifecycle, training
+from psctl.job import ending, failures, lifecycle, surviving, training
 from psctl.job.messages import Exited, Failure
 from psctl.job.table import Job, Rank, Recovery
 from psctl.words import Member
@@ -53,13 +53,16 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
     if message.failure is not None and rank.joined:
         training.moved(job, rank, message.failure.step)
     failure = message.failure or job.failure(rank, f"ended with status {message.status}", status=message.status)
-    trouble = message.status != 0 or (rank.member.role == "server" and job.ending is None)
+    early = rank.member.role == "server" and job.ending is None and not rank.leaving
+    trouble = early or (message.status != 0 and not rank.leaving)
     error = failure.exception if trouble else ""
     if job.recovery is not None and job.recovery.phase != "settling":
         job.move_rank(rank, "stopped")  # as it was told to
     elif job.ending is None or job.ending.phase == "settling":
         job.move_rank(rank, "failed" if trouble else "ended", error)
-        if trouble:
+        if trouble and _goes_on(job, rank, failure):
+            pass
+        elif trouble:
             fail(job, _with_step(job, failure, rank))
         elif job.ending is None and job.recovery is None and not job.live("worker"):
             ending.begin(job, "done", "draining", ending.DRAIN)
@@ -73,6 +76,12 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
     training.agreed(job, job.saves.without(rank.member))
     if not rank.connected:
         training.give_up(job, {rank.member})
+
+
+def _goes_on(job: Job, rank: Rank, failure: Failure) -> bool:
+    """A signal is nobody's consequence: what can be survived on the spot need not settle."""
+    killed = failure.status < 0 or rank.member.role == "server"
+    return killed and failures.is_death(failure) and surviving.goes_on(job, [rank], _with_step(job, failure, rank))
 
 
 def disconnected(job: Job, member: Member, reason: str) -> None:
@@ -99,7 +108,9 @@ def _host_lost(job: Job, host: int, reason: str) -> None:
         training.give_up(job, {rank.member})
     if there:
         text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there died: {reason}"
-        fail(job, job.failure(there[0], text))
+        failure = job.failure(there[0], text)
+        if not surviving.goes_on(job, there, failure):
+            fail(job, failure)
     elif job.ending is None:
         job.say(f"{name} is lost ({reason}); nothing of the job was there")
 

@@ -56,6 +56,7 @@ class HeldOf(Message, frozen=True):
     rank: int
     incarnation: int
     clocks: dict[int, int]
+    versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied
 
 
 class CaughtUp(Message, frozen=True):

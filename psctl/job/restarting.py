@@ -137,6 +137,7 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.lost_steps = max(0, max([job.reports.step, *(rank.step for rank in before.values())]) - step)
     job.resume, job.first_step, job.training = resume, step, False
     job.first = {"starting": job.now}
+    job.deaths, job.cuts = {}, {}
     job.reports.rewind(step, job.now)
     job.progress_told = (step, {})
     job.move("again")

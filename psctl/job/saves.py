@@ -88,12 +88,22 @@ class Saves:
 
     def again(self, now: float) -> list[int]:
         """All senders end and begin again: return the steps that are given up; the same steps may be saved later."""
-        given_up = [step for step, save in self.open.items() if not save.committing]
-        for step in given_up:
-            del self.open[step]
+        given_up = self.abandon()
         self._dropped.clear()
         self.cut, self._due = None, now + self._every
         return given_up
+
+    def abandon(self) -> list[int]:
+        """Return, and forget, the steps whose parts are still coming."""
+        lost = [step for step, save in self.open.items() if not save.committing]
+        for step in lost:
+            del self.open[step]
+            self._dropped.add(step)
+        return lost
+
+    def dropped(self, step: int) -> bool:
+        """Was this step's checkpoint given up?"""
+        return step in self._dropped
 
     def pending(self) -> bool:
         """Is anything being written or copied?"""

@@ -7,13 +7,13 @@ goes to everyone; when all workers have their start values: go. A script that ne
 
 from __future__ import annotations
 
-from psctl.job import events, losses
+from psctl.job import cutting, events, losses, sharding
 from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
-from psctl.job.messages import Decision, Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
+from psctl.job.messages import Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
 from psctl.job.table import Job, Rank
-from psctl.words import Assignment, Member, ServerAt
+from psctl.words import NO_SERVERS, Member
 
 
 def begin(job: Job, pid: int) -> None:
@@ -80,6 +80,9 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
     if job.leaving:
         job.tell(rank.member, Leave("the job is ending" if job.ending is not None else "the job starts again"))
         return
+    if job.training and rank.member.role == "worker":
+        cutting.welcome(job, rank)
+        return
     order = job.order
     world = len(job.of("worker"))
     welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume)
@@ -97,6 +100,11 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
     job.first.setdefault("prepared", job.now)
     if rank.state == "running":
         job.move_rank(rank, "prepared")
+    if job.training:  # it comes in while others train
+        failure = cutting.prepared(job, rank, message)
+        if failure is not None:
+            losses.fail(job, failure)
+        return
     workers = job.of("worker")
     zero = workers[0].prepared
     if zero is None:
@@ -148,6 +156,9 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
     if job.leaving:
         return
     rank.ready, rank.address = True, message.address
+    if job.training:
+        (sharding if rank.member.role == "server" else cutting).ready(job, rank)
+        return
     if rank.member.role == "server":
         _shards(job)
     if rank.member.role == "worker" and "decided" in job.first and all(each.ready for each in job.of("worker")):
@@ -164,19 +175,12 @@ def _decide(job: Job, made: ShardsMade) -> None:
     zero = job.of("worker")[0].prepared
     assert zero is not None
     assert job.plan is not None
-    servers = [
-        ServerAt(each.member.rank, each.member.incarnation, each.address)
-        for each in job.of("server")
-        if each.address is not None
-    ]
-    job.epoch += 1
-    assignment = Assignment(job.epoch - 1, [[owner] for owner in made.owners], [[] for _ in made.owners], servers)
-    decision = Decision(
-        strategy=job.plan.chosen, update=job.plan.update, layout=zero.layout, shards=made.shards, assignment=assignment,
-        resume=job.resume, options=job.plan.options, staleness=job.order.staleness,
-    )  # fmt: skip
+    job.layout, job.buffers = zero.layout, zero.buffers
+    assignment = sharding.begin(job, made) if job.of("server") else NO_SERVERS
+    decision = sharding.decision(job, job.resume, assignment)
     job.first["decided"] = job.now
     for rank in [*job.of("server"), *job.of("worker")]:
+        rank.decided = True
         job.tell(rank.member, decision)
 
 

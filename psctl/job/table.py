@@ -8,12 +8,13 @@ import msgspec
 
 from psctl.job import events, lifecycle
 from psctl.job.environment import places
+from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
 from psctl.orders import JobOrder
-from psctl.words import Address, Member, Role
+from psctl.words import Address, Layout, Member, Role, Shard
 
 
 class Rank(msgspec.Struct):
@@ -37,6 +38,8 @@ class Rank(msgspec.Struct):
     address: Address | None = None
     ready: bool = False
     finished: bool = False
+    decided: bool = False  # it was told how gradients are synchronised
+    leaving: bool = False  # it was told to leave, while the job goes on
 
     @property
     def ended(self) -> bool:
@@ -66,6 +69,16 @@ class Recovery(msgspec.Struct):
     since: float
     deadline: float
     failures: list[Failure]
+
+
+class Death(msgspec.Struct):
+    """A worker's death, until it is known which clock of it is the last that counts."""
+
+    worker: Rank
+    since: float
+    asked: int | None = None  # the epoch in which servers were asked
+    clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
+    versions: dict[int, int] = {}
 
 
 class Job:
@@ -100,7 +113,13 @@ class Job:
         self.losses = 0  # that the job has survived
         self.last_loss: Failure | None = None
         self.lost_steps = 0  # by the last restart
-        self.epoch = 0  # of the newest assignment
+        self.holdings: Holdings | None = None  # under ps, from the decision on
+        self.shards: list[Shard] = []
+        self.layout: Layout | None = None
+        self.handing_since = now
+        self.buffers: tuple[str, ...] = ()
+        self.cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
+        self.deaths: dict[Member, Death] = {}  # of workers, whose last clock that counts is being found
         self.reports = Reports(now, self.first_step)
         self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
         self.noticed: set[tuple[str, object]] = set()
@@ -132,6 +151,12 @@ class Job:
         member = Member(role, number, incarnation)
         self.ranks[member] = Rank(member, host, local_rank, step=self.first_step, moved=self.now)
         return self.ranks[member]
+
+    def forget(self, role: Role, number: int) -> None:
+        """Drop the newest start of a rank, which has ended, before it is started anew."""
+        incarnation = self._incarnations.get((role, number))
+        if incarnation is not None:
+            self.ranks.pop(Member(role, number, incarnation), None)
 
     def newest(self, role: Role, number: int) -> int | None:
         """Return the newest incarnation of a worker or server; None when there was none."""

@@ -143,6 +143,8 @@ def save_begun(job: Job, rank: Rank, step: int) -> None:
     problem = job.saves.begun(rank.member, step, job.now)
     if problem:
         job.say(problem)
+    elif job.saves.dropped(step):  # a replacement, which was not there when it was given up
+        job.tell(rank.member, Saved(step, "it was given up"))
 
 
 def save_ended(job: Job, rank: Rank, step: int) -> None:
@@ -165,13 +167,13 @@ def give_up(job: Job, gone: set[Member]) -> None:
         job.out.append(Discard(step))
         names = ", ".join(str(member) for member in sorted(gone))
         job.say(f"the checkpoint of step {step} is given up: {names} ended before it was sent")
-        _saved(job, step, "a sender was lost")
+        saved(job, step, "a sender was lost")
 
 
 def written(job: Job, message: Written) -> None:
     """A checkpoint is on disk, or was given up."""
     job.saves.written(message.step, message.problem)
-    _saved(job, message.step, message.problem)
+    saved(job, message.step, message.problem)
     if message.problem:
         job.say(f"the checkpoint of step {message.step} was not written: {message.problem}")
         return
@@ -194,7 +196,8 @@ def copied(job: Job, message: CopySent | CopyDone) -> None:
         job.saves.copying.discard(message.step)
 
 
-def _saved(job: Job, step: int, problem: str) -> None:
+def saved(job: Job, step: int, problem: str) -> None:
+    """Tell workers, which may wait for it, what became of a checkpoint."""
     for rank in job.live("worker"):
         if rank.connected:
             job.tell(rank.member, Saved(step, problem))

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from psctl.errors import PsctlError
-from psctl.job.assignment import assign
 from psctl.job.coordinator import Mind
 from psctl.job.instructions import (
     Append,
@@ -131,8 +130,7 @@ class Coordinator:
                 self._queue.put(self._plan(instruction))
             case MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers)
-                chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
-                self._queue.put(ShardsMade(shards, [chain[0] for chain in chains]))
+                self._queue.put(ShardsMade(shards, sizes(shards)))
             case Commit():
                 self._saver.commit(instruction)
             case Discard(step=step):

@@ -1,0 +1,180 @@
+"""A worker's death under ps, cut consistently: which clock of the dead one is the last that counts, on every shard.
+
+The problem. A worker pushes its gradient of clock c to every shard; when it dies, some have it and some have not. Were
+each shard to take what it has, the parameters of one clock would hold the dead one's examples in part, and nobody
+could do the rest again without doing something twice.
+
+The cut. Servers are told who is dead (`WorkerGone`): from then on nothing of that incarnation comes in, so what a
+server holds of it is final, and it answers what that is (`HeldOf`: shard -> last whole clock). The least of all
+answers, c*, is the last clock that every shard has whole: it counts everywhere (`CountUntil`), and what a shard has
+beyond it is dropped everywhere. So each clock of the dead one is applied on all shards or on none.
+
+Why dropping is possible: no shard has applied a clock beyond c*. A rank sends its `Step` of clock c to a server only
+when every push of that clock to other servers is there, and a shard applies clock c only with every rank's Step of it;
+so if any shard applied c, all shards have the dead one's push of c, and c <= c*. A version beyond c*+1 would
+contradict this; it can come only of a server and a worker lost at once, and then the whole job goes back to its last
+checkpoint.
+
+When servers are asked the shards must stay where they are: a cut begins when no hand-over is awaited, none begins
+before it ends, and a server's death in between asks anew in the assignment without it.
+
+After the cut:
+    wait        the next incarnation is started at once, and let in when c* is known: it pulls version c*+1 and does its
+                next clocks again, with the same examples and random numbers: what comes out is equal to the bit
+    continue    from clock c*+1 on only the others are members (`Members`); that clock's examples are shared among them
+    asp         nothing is cut: applied is applied. What is whole nowhere is dropped, and the next incarnation does the
+                first clock again that some shard lacks; shards that have it drop it as a repetition
+"""
+
+from __future__ import annotations
+
+from psctl.job import events, sharding
+from psctl.job.environment import worker_environment
+from psctl.job.instructions import Start
+from psctl.job.layouts import difference
+from psctl.job.membership import CountUntil, HeldOf, Members, WorkerGone
+from psctl.job.messages import Failure, Go, Prepare, Resume, Welcome
+from psctl.job.table import Death, Job, Rank
+from psctl.words import Member
+
+PATIENCE = 10.0
+"""Seconds in which servers must answer what they hold of a dead worker."""
+
+
+def place_for(job: Job, rank: Rank) -> int | None:
+    """Return the host where a dead worker's replacement runs: its own, else the first with a free slot."""
+    if rank.host not in job.lost_hosts:
+        return rank.host
+    for agent in job.agents:
+        there = sum(each.host == agent.rank for each in job.live("worker"))
+        if there < job.order.hosts[agent.rank].slots:
+            return agent.rank
+    return None
+
+
+def lost(job: Job, rank: Rank, reason: str) -> None:
+    """A worker died and the job goes on: find the cut, and start its replacement where there is to be one."""
+    job.append(events.WorkerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
+    job.saves.sources.discard(rank.member)
+    sharding.abandon(job, f"{rank.member} died")
+    job.deaths[rank.member] = Death(rank, job.now)
+    if replaced(job, rank):
+        host = place_for(job, rank)
+        assert host is not None, "the job survives only when there is one"
+        _order(job, rank, host)
+
+
+def replaced(job: Job, rank: Rank) -> bool:
+    """Is a dead worker started anew? Rank 0 always is: what only one rank keeps (buffers, numbers) is its own."""
+    return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or job.order.staleness is None
+
+
+def _order(job: Job, before: Rank, host: int) -> None:
+    job.forget("worker", before.member.rank)
+    local = sum(each.host == host for each in job.live("worker"))
+    rank = job.add("worker", before.member.rank, host, before.local_rank if host == before.host else local)
+    rank.step = before.step
+    if before.member.rank == 0:
+        job.saves.sources.add(rank.member)
+    job.tell_state(rank)
+    environment = worker_environment(job.order, before.member.rank, job.master, job.losses)
+    job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
+
+
+def held(job: Job, message: HeldOf) -> None:
+    """A server tells what it has whole of a dead worker."""
+    death = job.deaths.get(Member("worker", message.rank, message.incarnation))
+    if death is not None and death.asked is not None:
+        death.clocks.update(message.clocks)
+        death.versions.update(message.versions)
+
+
+def advance(job: Job) -> Failure | None:
+    """Go on with cuts; return the failure when one cannot be made."""
+    holdings = job.holdings
+    if holdings is None or not job.training or job.leaving:
+        return None
+    for death in list(job.deaths.values()):
+        dead = death.worker.member
+        if death.asked is None or death.asked != holdings.epoch:
+            if holdings.handing:
+                continue
+            death.asked, death.since, death.clocks, death.versions = holdings.epoch, job.now, {}, {}
+            _tell_servers(job, WorkerGone(dead.rank, dead.incarnation))
+        elif len(death.clocks) == len(job.shards):
+            last = min(death.clocks.values())
+            if job.order.staleness == 0 and max(death.versions.values(), default=0) > last + 1:
+                text = f"{dead} was lost together with a server: no clock of it is the last on all shards"
+                return job.failure(death.worker, text, code="peer-lost")
+            del job.deaths[dead]
+            _cut(job, death.worker, last)
+        elif job.now - death.since >= PATIENCE:
+            text = f"the servers did not tell within {PATIENCE:.0f} s what they hold of {dead}"
+            return job.failure(death.worker, text, code="peer-lost")
+    return None
+
+
+def _cut(job: Job, dead: Rank, last: int) -> None:
+    member = dead.member
+    if job.order.staleness is not None:
+        _tell_servers(job, CountUntil(member.rank, member.incarnation, last))
+    job.cuts[member.rank] = last
+    if replaced(job, dead):
+        job.say(f"{member} is started again and goes on after step {last + 1}")
+        rank = job.ranks[Member("worker", member.rank, job.newest("worker", member.rank) or 0)]
+        rank.step = last + 1
+        if rank.joined:
+            welcome(job, rank)
+        return
+    ranks = [rank.member.rank for rank in job.live("worker")]
+    members = Members(last + 1, ranks)
+    _tell_servers(job, members)
+    for rank in job.live("worker"):
+        job.tell(rank.member, members)
+    job.say(f"{member} is gone; {len(ranks)} workers go on from step {last + 2}")
+
+
+def _tell_servers(job: Job, message: WorkerGone | CountUntil | Members) -> None:
+    for rank in job.live("server"):
+        if rank.decided:
+            job.tell(rank.member, message)
+
+
+# ---- a worker that comes in while others train -----------------------------------------------------------------------
+
+
+def resume_of(job: Job, rank: Rank) -> Resume:
+    """Return where a replacement goes on: after the cut, with what the store has."""
+    return Resume("", job.cuts[rank.member.rank] + 1, {}, [])
+
+
+def welcome(job: Job, rank: Rank) -> None:
+    """A replacement has joined: let it in as soon as its cut is known."""
+    if rank.member.rank not in job.cuts or any(dead.rank == rank.member.rank for dead in job.deaths):
+        return
+    order = job.order
+    told = Welcome(
+        len(job.of("worker")), order.seed, order.checkpoint.every_steps, order.report_seconds, resume_of(job, rank)
+    )
+    job.tell(rank.member, told)
+    job.append(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host(rank)))
+
+
+def prepared(job: Job, rank: Rank, message: Prepare) -> Failure | None:
+    """A replacement has reached `prepare`: tell it how gradients are synchronised; return a failure if it differs."""
+    assert job.layout is not None
+    assert job.holdings is not None
+    text = difference(Prepare(job.layout, job.buffers), message)
+    if text:
+        return job.failure(rank, f"the model on {rank.member} differs from that of its start before: {text}")
+    rank.decided = True
+    job.tell(rank.member, sharding.decision(job, resume_of(job, rank), job.holdings.assignment))
+    return None
+
+
+def ready(job: Job, rank: Rank) -> None:
+    """A replacement has its start values: it trains."""
+    job.tell(rank.member, Go())
+    rank.moved = job.now
+    if rank.state == "waiting":
+        job.move_rank(rank, "go")

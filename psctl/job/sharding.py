@@ -1,0 +1,161 @@
+"""Servers of a running job: deaths with replicas, replacements, joins, leaves. What shards do then is holding.py's."""
+
+from __future__ import annotations
+
+from psctl.job import events, training
+from psctl.job.environment import server_environment
+from psctl.job.holding import Holdings, Place
+from psctl.job.instructions import Discard, ShardsMade, Start
+from psctl.job.membership import CaughtUp, HandedOver, Reassign, ServerUnreachable
+from psctl.job.messages import Decision, Leave, Resume
+from psctl.job.table import Job, Rank
+from psctl.words import Assignment, Member, ServerAt
+
+HAND_OVER = 30.0
+"""Seconds in which a server must have handed its shards over: it has at most one clock to finish."""
+
+
+def replicas(job: Job, servers: int) -> int:
+    """Return how many copies beyond the first each shard has."""
+    wanted = job.order.replicas
+    return min(1, servers - 1) if wanted is None else wanted
+
+
+def begin(job: Job, made: ShardsMade) -> Assignment:
+    """Give all shards to the servers, which listen; return the first assignment."""
+    servers = job.of("server")
+    before = -1 if job.holdings is None else job.holdings.epoch
+    job.shards = made.shards
+    job.holdings = Holdings(made.sizes, replicas(job, len(servers)), map(place_of, servers), before + 1)
+    return job.holdings.assignment
+
+
+def place_of(rank: Rank) -> Place:
+    """Return where a server that listens is."""
+    assert rank.address is not None, "it has said where it listens"
+    return Place(ServerAt(rank.member.rank, rank.member.incarnation, rank.address), rank.host)
+
+
+def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decision:
+    """Return how gradients are synchronised, as a rank is told."""
+    assert job.plan is not None
+    assert job.layout is not None
+    return Decision(
+        strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
+        resume=resume, options=job.plan.options, staleness=job.order.staleness,
+    )  # fmt: skip
+
+
+def order(job: Job, number: int, host: int) -> Rank:
+    """Have a server started in mid-run: a new one, or the next incarnation of one that died."""
+    job.forget("server", number)
+    there = [rank for rank in job.live("server") if rank.host == host]
+    rank = job.add("server", number, host, len(there))
+    job.tell_state(rank)
+    environment = server_environment(job.order, job.order.hosts[host], len(there) + 1)
+    job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
+    return rank
+
+
+def ready(job: Job, rank: Rank) -> None:
+    """A server that was started in mid-run listens: it is told what is so, and gets its share."""
+    assert job.holdings is not None
+    rank.decided = True
+    job.tell(rank.member, decision(job, job.resume, job.holdings.assignment))
+    job.holdings.joined(place_of(rank))
+    if job.plan is not None and job.plan.update == "server":
+        job.saves.sources.add(rank.member)
+    abandon(job, f"{rank.member} joins")
+    job.say(f"{job.where(rank)} takes part")
+    tell(job)
+
+
+def lost(job: Job, ranks: list[Rank], reason: str) -> None:
+    """Servers died, and each of their shards has another member (`Holdings.lost` said so): go on, replace them."""
+    for rank in ranks:
+        job.append(events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
+        job.saves.sources.discard(rank.member)
+    abandon(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
+    tell(job)  # before anything else: training waits for this
+    for rank in ranks:
+        host = _host_for(job, rank)
+        if host is None:
+            job.say(f"no host is left for another {rank.member}; its shards lie on the others")
+        else:
+            order(job, rank.member.rank, host)
+
+
+def _host_for(job: Job, rank: Rank) -> int | None:
+    if rank.host not in job.lost_hosts:
+        return rank.host
+    load = {agent.rank: 0 for agent in job.agents if job.order.hosts[agent.rank].may_serve}
+    for each in job.live("server"):
+        if each.host in load:
+            load[each.host] += 1
+    return min(load, key=lambda host: (load[host], host), default=None)
+
+
+def caught_up(job: Job, message: CaughtUp) -> None:
+    """A server has all of a shard that it is to hold."""
+    if job.holdings is not None:
+        job.holdings.caught_up(message.epoch, message.shard, message.server)
+
+
+def handed_over(job: Job, rank: Rank, message: HandedOver) -> None:
+    """A server answers nothing any more for a shard that moved."""
+    if job.holdings is not None:
+        job.holdings.handed_over(message.shard, rank.member.rank)
+
+
+def unreachable(job: Job, rank: Rank, message: ServerUnreachable) -> None:
+    """A rank lost a server. If that is dead, its agent tells; else the two try again and people are told."""
+    server = Member("server", message.server, message.incarnation)
+    if server in job.ranks and not job.ranks[server].ended:
+        text = f"{job.where(rank)} does not reach {server}, which runs: {message.reason}"
+        job.say_once(("unreachable", (rank.member, server)), text)
+
+
+def advance(job: Job, patient: bool) -> str:
+    """Go on with what moves; return which server keeps a hand-over from its end, or "".
+
+    Args:
+        patient: more may be heard at once; wait for it before a new assignment is made.
+    """
+    holdings = job.holdings
+    if holdings is None or not job.training or job.leaving:
+        return ""
+    if not job.deaths and not holdings.settled:  # a cut needs its shards to stay where they are
+        epoch = holdings.epoch
+        holdings.advance(patient)
+        if holdings.epoch != epoch:
+            abandon(job, "shards move")
+            job.handing_since = job.now
+    tell(job)
+    if holdings.handing and job.now - job.handing_since >= HAND_OVER:
+        return f"server/{next(iter(holdings.handing.values()))}"
+    return ""
+
+
+def tell(job: Job) -> None:
+    """Tell servers and workers what changed: servers first."""
+    assert job.holdings is not None
+    for role, news in (("server", job.holdings.news_for_servers), ("worker", job.holdings.news_for_workers)):
+        assignment = news()
+        if assignment is not None:
+            for rank in job.live(role):
+                if rank.decided:
+                    job.tell(rank.member, Reassign(assignment))
+    for number in job.holdings.may_go():
+        for rank in job.live("server"):
+            if rank.member.rank == number:
+                rank.leaving = True
+                job.saves.sources.discard(rank.member)
+                job.tell(rank.member, Leave("the job goes on with fewer servers"))
+
+
+def abandon(job: Job, why: str) -> None:
+    """Checkpoints whose parts are on their way would mix what was before and after a move: give them up."""
+    for step in job.saves.abandon():
+        job.out.append(Discard(step))
+        job.say(f"the checkpoint of step {step} is given up: {why}")
+        training.saved(job, step, why)

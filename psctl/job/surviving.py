@@ -1,0 +1,39 @@
+"""Which losses the job goes on from at once, without going back to a checkpoint: those of ps that lose nothing.
+
+A server's death is survived when each of its shards has another member; a worker's when the optimizer steps on
+servers, so that the store has all that its replacement needs, and (`wait`) there is a slot for it. All else restarts
+the job.
+"""
+
+from __future__ import annotations
+
+from psctl.job import cutting, sharding
+from psctl.job.messages import Failure
+from psctl.job.table import Job, Rank
+
+
+def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
+    """Take these deaths in and go on, if that is possible; False, and nothing is changed, when it is not."""
+    if not job.training or job.ending is not None or job.recovery is not None or job.losses >= job.order.restarts:
+        return False
+    servers = [rank for rank in dead if rank.member.role == "server"]
+    workers = [rank for rank in dead if rank.member.role == "worker"]
+    if job.holdings is None or not all(_may_lose(job, rank) for rank in workers):
+        return False
+    if servers and not job.holdings.lost(rank.member.rank for rank in servers):
+        return False
+    job.losses += 1
+    if servers:
+        sharding.lost(job, servers, failure.exception)
+    for rank in workers:
+        cutting.lost(job, rank, failure.exception)
+    return True
+
+
+def _may_lose(job: Job, rank: Rank) -> bool:
+    served = job.plan is not None and job.plan.update == "server" and job.shards
+    if job.order.on_worker_loss == "restart" or not served or not rank.decided:
+        return False
+    if cutting.replaced(job, rank):
+        return cutting.place_for(job, rank) is not None
+    return len(job.live("worker")) > 0

@@ -1,0 +1,236 @@
+"""Deaths under ps from which the job goes on at once: servers with replicas, workers that the store has all of."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from psctl.job import events, membership, messages
+from psctl.job.instructions import Connected, ConnectionLost, Discard, FindRestorable, PlanMade, ShardsMade, Start
+from psctl.job.messages import Resume
+from psctl.orders import JobOrder
+from psctl.words import Address, Member, Range, Shard
+from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, W0, W1, Play, appended, told
+
+S = [Member("server", rank) for rank in range(3)]
+AGENT = {0: A0, 1: A1, 2: A0}
+SHARDS = [Shard(index, "float32", Range(index, index + 1)) for index in range(6)]
+ELASTIC = replace(ORDER, servers=3, restarts=9, replicas=1, on_worker_loss="wait")
+
+
+def again(member: Member) -> Member:
+    return replace(member, incarnation=member.incarnation + 1)
+
+
+def listens(play: Play, server: Member) -> None:
+    play.hear(AGENT[server.rank], messages.Started(server, 300))
+    play(Connected(server))
+    play.hear(server, messages.Join(300))
+    play.hear(server, messages.Ready(Address("10.0.0.1", 4000 + server.rank + 10 * server.incarnation)))
+
+
+def training(order: JobOrder = ELASTIC) -> Play:
+    play = Play(order).prepared()
+    play(PlanMade("ps", "server", [0, 1, 0], PLAN))
+    for server in S:
+        listens(play, server)
+    play(ShardsMade(SHARDS, [8] * 6))
+    play.hear(W0, messages.Ready())
+    play.hear(W1, messages.Ready())
+    return play
+
+
+def dies(play: Play, member: Member, agent: object = None) -> list:  # type: ignore[type-arg]
+    where = agent or (AGENT[member.rank] if member.role == "server" else {0: A0, 1: A1}[member.rank])
+    failure = messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
+    new = play(ConnectionLost(member, "closed"))
+    return [*new, *play.hear(where, messages.Exited(member, -9, failure))]  # type: ignore[arg-type]
+
+
+# ---- servers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_lies_on_two_servers_from_the_start() -> None:
+    (decision, *_) = [each for _, each in told(training().said, messages.Decision)]
+    assert all(len(chain) == 2 for chain in decision.assignment.chains)
+
+
+def test_at_a_servers_death_its_shards_have_another_head_at_once_and_it_is_replaced() -> None:
+    play = training()
+    new = dies(play, S[1])
+    news = told(new, membership.Reassign)
+    assert [member for member, _ in news] == [S[0], S[2], W0, W1]
+    assignment = news[0][1].assignment
+    assert assignment.epoch == 1
+    assert all(1 not in chain for chain in assignment.chains)
+    assert [event.rank for event in appended(new, events.ServerLost)] == [1]
+    assert [(each.member, each.host) for each in new if isinstance(each, Start)] == [(again(S[1]), 1)]
+    assert play.mind.state == "running"
+    assert FindRestorable() not in play.said
+
+
+def test_the_replacement_is_filled_and_takes_its_share() -> None:
+    play = training()
+    dies(play, S[1])
+    start = len(play.said)
+    listens(play, again(S[1]))
+    (told_it,) = [each for member, each in told(play.said[start:], messages.Decision) if member == again(S[1])]
+    assert all(1 not in chain for chain in told_it.assignment.chains)
+    (*_, (_, news)) = told(play.said[start:], membership.Reassign)
+    copying = [shard for shard, found in enumerate(news.assignment.copies) if 1 in found]
+    assert copying
+    assert [at.incarnation for at in news.assignment.servers] == [0, 1, 0]
+    for shard, found in enumerate(news.assignment.copies):
+        for server in found:
+            head = next(each for each in (S[0], again(S[1]), S[2]) if each.rank == news.assignment.chains[shard][0])
+            play.hear(head, membership.CaughtUp(news.assignment.epoch, shard, server))
+    last = [each for _, each in told(play.said, membership.Reassign)][-1].assignment
+    for shard in copying:
+        assert 1 in last.chains[shard]
+
+
+def test_without_a_replica_a_servers_death_restarts_all() -> None:
+    play = training(replace(ELASTIC, replicas=0))
+    dies(play, S[1])
+    play.wait(0.4)
+    assert told(play.said, membership.Reassign) == []
+    assert {agent for agent, _ in told(play.said, messages.EndProcesses)} == {A0, A1}
+
+
+def test_a_checkpoint_under_way_is_given_up_when_a_server_dies() -> None:
+    play = training()
+    play.hear(W0, messages.SaveBegin(7, []))
+    new = dies(play, S[1])
+    assert Discard(7) in new
+    assert [each.step for _, each in told(new, messages.Saved)] == [7, 7]
+
+
+def test_a_rank_that_does_not_reach_a_living_server_is_named_once() -> None:
+    play = training()
+    for _ in range(2):
+        play.hear(W1, membership.ServerUnreachable(0, 0, "no word for 5 s"))
+    notices = [event.text for event in appended(play.said, events.Notice) if "reach" in event.text]
+    assert notices == ["worker/1 on h1 does not reach server/0, which runs: no word for 5 s"]
+
+
+# ---- workers -------------------------------------------------------------------------------------------------------
+
+
+def answer(play: Play, server: Member, clock: int, shards: list[int], version: int | None = None) -> list:  # type: ignore[type-arg]
+    held = dict.fromkeys(shards, clock)
+    return play.hear(
+        server, membership.HeldOf(1, 0, held, dict.fromkeys(shards, clock if version is None else version))
+    )
+
+
+def cut(play: Play) -> list:  # type: ignore[type-arg]
+    """All servers have clock 7 of worker/1, one shard has 8."""
+    answer(play, S[0], 7, [0, 1], 8)
+    answer(play, S[1], 8, [2], 8)
+    return answer(play, S[2], 7, [3, 4, 5], 8)
+
+
+def test_the_least_clock_that_every_shard_has_is_the_last_that_counts() -> None:
+    play = training()
+    new = dies(play, W1)
+    gone = membership.WorkerGone(1, 0)
+    assert told(new, membership.WorkerGone) == [(server, gone) for server in S]
+    assert [each.member for each in new if isinstance(each, Start)] == [again(W1)]
+    assert told(answer(play, S[0], 7, [0, 1]), membership.CountUntil) == []
+    answer(play, S[1], 8, [2])
+    new = answer(play, S[2], 7, [3, 4, 5])
+    assert told(new, membership.CountUntil) == [(server, membership.CountUntil(1, 0, 7)) for server in S]
+
+
+def test_a_replacement_is_let_in_when_the_cut_is_known_and_goes_on_after_it() -> None:
+    play = training()
+    dies(play, W1)
+    replacement = again(W1)
+    play(Connected(replacement))
+    assert told(play.hear(replacement, messages.Join(9)), messages.Welcome) == []
+    ((member, welcome),) = told(cut(play), messages.Welcome)
+    assert (member, welcome.resume) == (replacement, Resume("", 8, {}, []))
+    ((member, decision),) = told(play.hear(replacement, messages.Prepare(LAYOUT, ())), messages.Decision)
+    assert (member, decision.resume, decision.assignment.epoch) == (replacement, Resume("", 8, {}, []), 0)
+    assert told(play.hear(replacement, messages.Ready()), messages.Go) == [(replacement, messages.Go())]
+    assert [event.rank for event in appended(play.said, events.WorkerLost)] == [1]
+
+
+def test_one_that_joins_after_the_cut_is_let_in_at_once() -> None:
+    play = training()
+    dies(play, W1)
+    cut(play)
+    play(Connected(again(W1)))
+    assert len(told(play.hear(again(W1), messages.Join(9)), messages.Welcome)) == 1
+
+
+def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
+    play = training()
+    dies(play, W1)
+    answer(play, S[0], 7, [0, 1])
+    new = dies(play, S[2])
+    assert [member for member, _ in told(new, membership.WorkerGone)] == [S[0], S[1]]
+    answer(play, S[0], 7, [0, 1, 3])
+    new = answer(play, S[1], 8, [2, 4, 5])
+    assert [each.clock for _, each in told(new, membership.CountUntil)] == [7, 7]
+
+
+def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
+    play = training()
+    dies(play, W1)
+    answer(play, S[0], 5, [0, 1, 2])
+    answer(play, S[1], 7, [3, 4, 5], 8)
+    play.wait(6)
+    assert told(play.said, membership.CountUntil) == []
+    assert told(play.said, messages.EndProcesses)
+
+
+def test_servers_that_do_not_answer_restart_all() -> None:
+    play = training()
+    dies(play, W1)
+    play.wait(10.5)
+    play.wait(6)
+    assert told(play.said, messages.EndProcesses)
+
+
+def test_continue_goes_on_with_fewer_from_the_clock_after_the_cut() -> None:
+    play = training(replace(ELASTIC, on_worker_loss="continue"))
+    assert [each for each in dies(play, W1) if isinstance(each, Start)] == []
+    members = membership.Members(8, [0])
+    assert told(cut(play), membership.Members) == [(each, members) for each in (*S, W0)]
+    play.exits(W0, 0)
+    assert play.mind.state == "stopping"
+
+
+def test_under_continue_rank_0_is_replaced_all_the_same() -> None:
+    play = training(replace(ELASTIC, on_worker_loss="continue"))
+    assert [each.member for each in dies(play, W0) if isinstance(each, Start)] == [again(W0)]
+
+
+def test_with_the_optimizer_on_workers_a_workers_death_restarts_all() -> None:
+    play = Play(ELASTIC).prepared()
+    play(PlanMade("ps", "worker", [0, 1, 0], PLAN))
+    for server in S:
+        listens(play, server)
+    play(ShardsMade(SHARDS, [8] * 6))
+    for worker in (W0, W1):
+        play.hear(worker, messages.Ready())
+    dies(play, W1)
+    play.wait(0.4)
+    assert told(play.said, messages.EndProcesses)
+
+
+def test_a_lost_host_takes_a_server_and_a_worker_and_both_are_replaced_elsewhere() -> None:
+    play = training(replace(ELASTIC, hosts=[replace(host, slots=2) for host in ORDER.hosts]))
+    new = play(ConnectionLost(A1, "no word for 5 s"))
+    starts = {each.member: each.host for each in new if isinstance(each, Start)}
+    assert starts == {again(W1): 0, again(S[1]): 0}
+    assert told(new, membership.Reassign)
+    assert [member for member, _ in told(new, membership.WorkerGone)] == [S[0], S[2]]
+
+
+def test_each_loss_counts_and_beyond_the_last_the_job_ends() -> None:
+    play = training(replace(ELASTIC, restarts=1))
+    dies(play, S[1])
+    dies(play, W1)
+    play.wait(0.4)
+    assert told(play.said, messages.StopProcesses)
