@@ -81,7 +81,7 @@ class NetworkSpec(Section, frozen=True):
     congestion: Annotated[
         Literal["auto", "reno", "cubic", "bbr"],
         choice("auto", "reno", "cubic", "bbr"),
-        doc("TCP congestion control of data connections."),
+        doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
     ] = "auto"
 
 

@@ -181,6 +181,17 @@ def test_congestion_control_reaches_both_ends() -> None:
     listener.close()
 
 
+def test_left_to_itself_a_near_connection_never_runs_bbr() -> None:
+    listener = tcp.listen("127.0.0.1", None)
+    dialled = tcp.connect(listener.address, 5)
+    accepted = listener.accept()
+    for stream in (dialled, accepted):
+        name = stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert name.rstrip(b"\0") != b"bbr"
+        stream.close()
+    listener.close()
+
+
 def test_nobody_listening_is_an_error_at_once() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
