@@ -7,6 +7,7 @@ more, the closed forms stand for equal cables, and steps are counted one by one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.pipelined import simulate_pipeline
 from psctl.plan.stepwise import stepwise
-from psctl.plan.timing import Costs, Timing, paced
+from psctl.plan.timing import Costs, Timing, in_pieces, paced
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.schedule.transfer import Schedule
@@ -41,6 +42,13 @@ FINE = 200_000
 """Bytes of a rank's part of a piece, where levels that run side by side are cut as finely as pays: a rank waits for one
 piece at a time, so the larger pieces are the longer one level holds up the other. Two racks, 100 MB, over the bound:
 16 pieces 1.12, 32 1.09, 64 1.02, 128 1.006; 8 MB: 1.00, 1.00, 1.01, 1.14."""
+
+SIMPLER = 1.02
+"""What a later way to arrange ranks must gain over an earlier one: senders that meet at one receiver cost more than
+their bytes, so levels of rings come first."""
+
+FINER = 1.01
+"""What fewer pieces must gain over more."""
 
 OVERLAPPING = frozenset({"sharded", "hierarchical"})
 """Those whose phases load different links, or one link in both directions."""
@@ -101,18 +109,18 @@ class Search:
         if strategy == "native":
             return self.at(strategy, self._native(), size)
         found = [self.at(strategy, options, size) for options in self._tried(strategy, size)]
-        return self._finer(min(found, key=lambda each: each.seconds), size)
+        return self._finer(_first_of(found, SIMPLER), size)
 
     def _finer(self, rough: Predicted, size: float) -> Predicted:
-        best, told = rough, rough.options
+        told = rough.options
         if rough.strategy in PIPELINES:
             cuts = [msgspec.structs.replace(told, chunks=cut) for cut in self._chunks(rough.strategy, size)]
         else:
             cuts = [msgspec.structs.replace(told, pieces=cut) for cut in self._cuts(rough, size)]
-        for options in cuts:
-            if options != told:
-                best = min(best, self.at(rough.strategy, options, size), key=lambda each: each.seconds)
-        return best
+        found = [self.at(rough.strategy, options, size) for options in cuts if options != told]
+        if rough.strategy in OVERLAPPING:
+            return _first_of(sorted([*found, rough], key=lambda each: -each.options.pieces), FINER)
+        return min([rough, *found], key=lambda each: each.seconds)
 
     def at(self, strategy: str, options: Options, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
@@ -129,7 +137,10 @@ class Search:
             form = self._form(name, options, size, _in_alpha(costs))
             return Predicted(strategy, options, self._paced(strategy, form.timing()), form.steps, form.sent)
         schedule = catalog.build(name, ground.world, options)
-        timing = self._paced(strategy, self._timing(name, options, schedule, size, side_by_side(costs, schedule)))
+        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
+        if strategy == "hierarchical":  # levels load different links; where all meet on one, waiting is not hidden
+            timing = in_pieces(timing, schedule, options.pieces, costs)
+        timing = self._paced(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
 
     def _timing(self, name: str, options: Options, schedule: Schedule, size: float, costs: Costs) -> Timing:
@@ -208,7 +219,7 @@ class Search:
             return ()
         transfers = 2 * world * world * max(1, 2 * len(rough.options.rings))
         most = min(MESSAGES / transfers, size / world / LEAST)
-        fine = 1 << max(0, int(size / world / FINE).bit_length() - 1)
+        fine = 1 << max(0, round(math.log2(max(1.0, size / world / FINE))))
         wanted = sorted({*PHASES[strategy], *((fine, fine // 2 or 1) if strategy in OVERLAPPING else ())})
         return [cut for cut in wanted if cut <= most or cut == 1]
 
@@ -271,6 +282,12 @@ class Search:
         heads = [group[0] for group in groups]
         across = msgspec.structs.replace(rates, beta=_crossed(ground, heads) * max(map(len, groups)))
         return closed.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
+
+
+def _first_of(found: Sequence[Predicted], gain: float) -> Predicted:
+    """Return the first that no other beats by more than `gain`."""
+    limit = gain * min(each.seconds for each in found)
+    return next(each for each in found if each.seconds <= limit)
 
 
 def _in_alpha(costs: Costs) -> Costs:

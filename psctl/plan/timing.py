@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
+
+from psctl.schedule.transfer import Schedule
 
 Method = Literal["simulated", "symmetry", "closed form"]
 
@@ -70,3 +73,20 @@ def paced(timing: Timing, pace: float) -> Timing:
         return timing
     longer = timing.flowing * (pace - 1.0)
     return msgspec.structs.replace(timing, seconds=timing.seconds + longer, flowing=timing.flowing + longer)
+
+
+def in_pieces(timing: Timing, schedule: Schedule, pieces: int, costs: Costs) -> Timing:
+    """Return a timing of pieces that follow each other side by side: what one message waits for, the bytes of others
+    hide, so only one piece's waiting counts; or what the busiest link or processor takes, where that is more.
+
+    Two workers a host on 4 hosts of 500 Mbit/s, 100 MB in 64 pieces: 2.52 s, where waiting one after the other makes it
+    2.87; measured 2.55.
+    """
+    if pieces == 1:
+        return timing
+    sent = Counter(message.source for message in schedule.messages())
+    moved = timing.flowing + timing.summing
+    busy = 2 * costs.overhead * max(sent.values(), default=0)
+    wire = timing.seconds * max((load.utilisation for load in timing.loads), default=0.0)
+    seconds = min(timing.seconds, max(moved + timing.waiting / pieces, wire, busy))
+    return msgspec.structs.replace(timing, seconds=seconds, waiting=max(0.0, seconds - moved))
