@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from psctl.orders import HostOrder, JobOrder
 from psctl.words import Address
 
@@ -13,23 +16,41 @@ def places(order: JobOrder) -> list[tuple[int, int]]:
     return [(index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)]
 
 
-def worker_environment(order: JobOrder, rank: int, master: Address, restarts: int = 0) -> dict[str, str]:
-    """Return what psctl sets for the worker of this rank, after so many restarts; the job's own variables win over
-    the tunable ones."""
-    index, local = places(order)[rank]
-    host = order.hosts[index]
-    groups = [place for place, each in enumerate(order.hosts) if each.workers]
-    world = len(places(order))
+class Seats:
+    """Where all workers of a job sit.
+
+    Args:
+        places: (host index, local rank) of every worker, by rank.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, int]]) -> None:
+        self.places = places
+        self.on = Counter(host for host, _ in places)
+        self.groups = {host: group for group, host in enumerate(sorted(self.on))}
+
+
+def worker_environment(order: JobOrder, seats: Seats, rank: int, master: Address, restarts: int = 0) -> dict[str, str]:
+    """Return what psctl sets for a worker; the job's own variables win over the tunable ones.
+
+    Args:
+        order: the job.
+        seats: of all workers.
+        rank: which worker.
+        master: where torch's store listens.
+        restarts: how often workers were started again before.
+    """
+    index, local = seats.places[rank]
+    host, there, world = order.hosts[index], seats.on[index], len(seats.places)
     return {
-        **_tunable(host, host.workers),
+        **_tunable(host, there),
         **_yielding(order, host),
         **order.environment,
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(host.workers),
-        "GROUP_RANK": str(groups.index(index)),
-        "GROUP_WORLD_SIZE": str(len(groups)),
+        "LOCAL_WORLD_SIZE": str(there),
+        "GROUP_RANK": str(seats.groups[index]),
+        "GROUP_WORLD_SIZE": str(len(seats.groups)),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
         "ROLE_NAME": "default",

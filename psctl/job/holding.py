@@ -55,6 +55,7 @@ class Holdings:
         self.leaving: set[int] = set()
         self.servers_told = self.workers_told = epoch  # the newest epoch that they may know
         self._goal = self.chains
+        self._moving = False  # is the goal another than the chains?
         self._since: dict[tuple[int, int], int] = {}  # (shard, server being filled) -> since which epoch
         self._caught: set[tuple[int, int]] = set()
 
@@ -66,8 +67,8 @@ class Holdings:
 
     @property
     def settled(self) -> bool:
-        """Is what is wanted so, and do all know it?"""
-        return not self.handing and self.chains == self._goal and not any(self.copies)
+        """Is what is wanted so?"""
+        return not self.handing and not self._moving
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Holdings:
 
     def may_go(self) -> list[int]:
         """Return the servers that were to leave, hold nothing, and are not waited for; they are forgotten."""
-        if self.handing or self.workers_told != self.epoch:
+        if not self.leaving or self.handing or self.workers_told != self.epoch:
             return []
         needed = {server for chain in [*self.chains, *self.copies] for server in chain}
         free = sorted(self.leaving - needed)
@@ -167,6 +168,7 @@ class Holdings:
     def _copy(self) -> None:
         """Begin the copies that the goal needs; those under way go on."""
         self.epoch += 1
+        self._moving = self.chains != self._goal
         self.copies = copies(self.chains, self._goal)
         wanted = {(shard, server) for shard, found in enumerate(self.copies) for server in found}
         self._since = {key: self._since.get(key, self.epoch) for key in sorted(wanted)}

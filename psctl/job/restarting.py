@@ -132,7 +132,7 @@ def _seats(job: Job) -> list[HostOrder] | None:
 def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     step = resume.step if resume else 0
     moved = hosts != job.order.hosts
-    before, job.ranks = job.ranks, {}
+    before = job.ranks
     job.order = replace(job.order, hosts=hosts)
     job.lost_steps = max(0, max([job.reports.step, *(rank.step for rank in before.values())]) - step)
     job.resume, job.first_step, job.training = resume, step, False

@@ -43,8 +43,9 @@ def register(job: Job, member: Member, message: Register) -> None:
 
 def order_workers(job: Job) -> None:
     """Have all workers started."""
+    seats = job.seats()
     for rank in job.of("worker"):
-        _order(job, rank, worker_environment(job.order, rank.member.rank, job.master, job.losses))
+        _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.master, job.losses))
 
 
 def order_servers(job: Job, plan: PlanMade) -> None:
@@ -64,11 +65,12 @@ def _order(job: Job, rank: Rank, environment: dict[str, str]) -> None:
 
 def started(job: Job, rank: Rank, pid: int) -> None:
     """A process runs."""
+    first = rank.pid == 0
     rank.pid = pid
     rank.heard = job.now
     if rank.state == "starting":
         job.move_rank(rank, "started")
-    if job.state == "starting" and all(each.pid for each in job.of("worker")):
+    if first and rank.member.role == "worker" and job.reaches("started") and job.state == "starting":
         job.move("started")
 
 
@@ -107,15 +109,16 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
         return
     workers = job.of("worker")
     zero = workers[0].prepared
+    last = job.reaches("prepared")
     if zero is None:
         return
-    for each in workers:
+    for each in workers if rank is workers[0] else [rank]:
         text = difference(zero, each.prepared) if each.prepared is not None else ""
         if text:
             failure = job.failure(each, f"the model on {each.member} differs from worker/0's: {text}", hint=_SAME)
             losses.fail(job, failure)
             return
-    if all(each.prepared is not None for each in workers):
+    if last:
         job.first["planning"] = job.now
         if job.plan is None:
             job.out.append(MakePlan(zero.layout, job.order.hosts))
@@ -155,13 +158,13 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
     """A server listens, or a worker has its start values."""
     if job.leaving:
         return
-    rank.ready, rank.address = True, message.address
+    first, rank.ready, rank.address = not rank.ready, True, message.address
     if job.training:
         (sharding if rank.member.role == "server" else cutting).ready(job, rank)
         return
     if rank.member.role == "server":
         _shards(job)
-    if rank.member.role == "worker" and "decided" in job.first and all(each.ready for each in job.of("worker")):
+    elif first and "decided" in job.first and job.reaches("ready"):
         _go(job)
 
 

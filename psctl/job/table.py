@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from psctl.job import events, lifecycle
-from psctl.job.environment import places
+from psctl.job.environment import Seats, places
 from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
@@ -102,6 +102,8 @@ class Job:
         self.out: list[Instruction] = []
         self.ranks: dict[Member, Rank] = {}
         self._incarnations: dict[tuple[Role, int], int] = {}
+        self._roles: dict[str, list[Rank]] = {}  # as `of` returns them, until they change
+        self.missing: dict[str, int] = {}  # how many workers have not reached a stage of the start
         self.seat_workers()
         self.registered: dict[int, Register] = {}
         self.lost_hosts: set[int] = set()
@@ -140,15 +142,27 @@ class Job:
         return max([self.reports.step, *(rank.step for rank in self.of("worker"))])
 
     def seat_workers(self) -> None:
-        """Enter all workers, where the order has them."""
+        """Enter all workers, where the order has them, and nobody else."""
+        self.ranks, self._roles = {}, {}
         for rank, (host, local) in enumerate(places(self.order)):
             self.add("worker", rank, host, local)
+        self.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
+
+    def seats(self) -> Seats:
+        """Return where all workers sit now."""
+        return Seats([(rank.host, rank.local_rank) for rank in self.of("worker")])
+
+    def reaches(self, stage: str) -> bool:
+        """One more worker has reached a stage of the start; return whether it was the last."""
+        self.missing[stage] -= 1
+        return self.missing[stage] == 0
 
     def add(self, role: Role, number: int, host: int, local_rank: int) -> Rank:
         """Enter a rank that is about to be ordered, as its next incarnation."""
         incarnation = self._incarnations.get((role, number), -1) + 1
         self._incarnations[role, number] = incarnation
         member = Member(role, number, incarnation)
+        self._roles.pop(role, None)
         self.ranks[member] = Rank(member, host, local_rank, step=self.first_step, moved=self.now)
         return self.ranks[member]
 
@@ -157,14 +171,17 @@ class Job:
         incarnation = self._incarnations.get((role, number))
         if incarnation is not None:
             self.ranks.pop(Member(role, number, incarnation), None)
+            self._roles.pop(role, None)
 
     def newest(self, role: Role, number: int) -> int | None:
         """Return the newest incarnation of a worker or server; None when there was none."""
         return self._incarnations.get((role, number))
 
     def of(self, role: str) -> list[Rank]:
-        """Return the ranks of one role, in rank order."""
-        return [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
+        """Return the ranks of one role, in rank order. The list is the table's own; it is asked for at every event."""
+        if role not in self._roles:
+            self._roles[role] = [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
+        return self._roles[role]
 
     def live(self, role: str) -> list[Rank]:
         """Return those whose process has not ended."""

@@ -1,0 +1,213 @@
+"""How many decisions a second the coordinator's mind makes, and how that grows with the job: a table.
+
+    python bench/coordinator.py [--workers 10,100,1000] [--seconds 2]
+
+The shipped mind is played with, without network: N workers and N/10 servers on N/10 hosts start, train (every worker
+sends a report and a beat a step, servers beat, time ticks ten times for each step), save, lose a server and a worker,
+and end. `start` is from the first agent's word to the first step, `step` while training, `death` the events from a
+server's death to the news that its replacement holds its share, and a worker's to its replacement's first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+from psctl.job import events, membership, messages
+from psctl.job.coordinator import Mind
+from psctl.job.instructions import Connected, Happening, Heard, Instruction, PlanMade, ShardsMade, Tell, Tick
+from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.words import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
+
+LAYOUT = Layout((ParameterInfo("w", (1000,), "float32", 0),), "SGD", ({"lr": 0.1},))
+SHARDS_A_SERVER = 8
+
+
+def order(workers: int, hosts: int) -> JobOrder:
+    """Return a job of so many workers, spread evenly."""
+    share = workers // hosts
+    places = [HostOrder(f"h{n}", f"10.0.{n // 250}.{n % 250}", "eth0", 16, 0, share, True) for n in range(hosts)]
+    return JobOrder(
+        name="bench-1", argv=["train.py"], hosts=places, servers=None, strategy="ps", update="server", seed=0,
+        size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None, report_seconds=1.0, ports=None,
+        checkpoint=CheckpointOrder(None, 100, 0.0, 3, None, True, 1), resume=None, resume_id=None, code_hash="c",
+        job_file="", environment={}, congestion="auto", restarts=1000, replicas=1, on_worker_loss="wait",
+    )  # fmt: skip
+
+
+class Play:
+    """A mind, a clock that is played, and what was counted."""
+
+    def __init__(self, workers: int) -> None:
+        self.hosts = max(2, workers // 10)
+        self.count = max(2, workers // 10)
+        self.order = order(workers - workers % self.hosts, self.hosts)
+        self.now = 0.0
+        self.mind = Mind(self.order, Address("10.0.0.1", 29500), 5.0, None, 0.0, 0.0)
+        self.workers = [Member("worker", rank) for rank in range(sum(host.workers for host in self.order.hosts))]
+        self.servers = [Member("server", rank) for rank in range(self.count)]
+        self.mind.start(0.0)
+        self.handled, self.said, self.spent = 0, 0, 0.0
+        self.assignment: Assignment | None = None
+        self.step = 0
+
+    def __call__(self, happenings: Iterator[Happening]) -> list[Instruction]:
+        """Handle all; the time that it takes to make them up is not counted."""
+        every, out = list(happenings), []
+        began = time.perf_counter()
+        for each in every:
+            out += self.mind.handle(each, self.now)
+        self.spent += time.perf_counter() - began
+        self.handled += len(every)
+        self.said += len(out)
+        for said in out:
+            if isinstance(said, Tell) and isinstance(said.message, messages.Decision | membership.Reassign):
+                self.assignment = said.message.assignment
+        return out
+
+    @property
+    def newest(self) -> Assignment:
+        """The newest assignment that anybody was told."""
+        assert self.assignment is not None, "training has begun"
+        return self.assignment
+
+    def agent(self, member: Member) -> Member:
+        """Return the agent of a member's host."""
+        host = member.rank % self.hosts if member.role == "server" else member.rank // (len(self.workers) // self.hosts)
+        return Member("agent", host)
+
+    def start(self) -> None:
+        """From the first agent's word to the first step."""
+        self(Heard(Member("agent", n), messages.Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
+        self(Heard(self.agent(each), messages.Started(each, 100)) for each in self.workers)
+        for message in (messages.Join(1), messages.Prepare(LAYOUT, ())):
+            self(happening for each in self.workers for happening in (Connected(each), Heard(each, message)))
+        plan = events.Planned(time=0, size=1, world=1, chosen="ps", reason="", decided=True, candidates=[])
+        self(iter([PlanMade("ps", "server", [n % self.hosts for n in range(self.count)], plan)]))
+        for server in self.servers:
+            self.listens(server)
+        shards = [Shard(n, "float32", Range(n, n + 1)) for n in range(SHARDS_A_SERVER * self.count)]
+        self(iter([ShardsMade(shards, [4 << 20] * len(shards))]))
+        self(Heard(each, messages.Ready()) for each in self.workers)
+        assert self.mind.state == "running"
+
+    def listens(self, server: Member) -> None:
+        """A server came up."""
+        self(
+            iter([
+                Heard(self.agent(server), messages.Started(server, 200)), Connected(server),
+                Heard(server, messages.Join(1)), Heard(server, messages.Ready(Address("10.0.0.1", 4000 + server.rank))),
+            ])
+        )  # fmt: skip
+
+    def train(self) -> None:
+        """One step of all, and a second of ticks."""
+        self.step += 1
+        number = messages.StepReport(self.step, 0, 64.0, {"loss": 0.5})
+        report = messages.Report(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
+        self(Heard(each, report) for each in self.workers)
+        self(Heard(each, messages.Beat(self.step, "sync: waiting for server/0")) for each in self.workers)
+        self(Heard(each, messages.Beat(self.step, "serving")) for each in self.servers)
+        for _ in range(10):
+            self.now += 0.1
+            self(iter([Tick()]))
+
+    def lose_a_server(self) -> None:
+        """A server dies, is replaced, and its replacement gets its share."""
+        dead = self.servers[1]
+        self(iter([self.died(dead)]))
+        self.servers[1] = new = Member("server", 1, dead.incarnation + 1)
+        self.listens(new)
+        while any(self.newest.copies):
+            now = self.newest
+            heads = {each.rank: each for each in self.servers}
+            self(
+                Heard(heads[now.chains[shard][0]], membership.CaughtUp(now.epoch, shard, server))
+                for shard, found in enumerate(now.copies)
+                for server in found
+            )
+            self.now += 0.1
+            self(iter([Tick()]))
+            before, after = now.owners, self.newest.owners
+            self(
+                Heard(heads[before[shard]], membership.HandedOver(self.newest.epoch, shard))
+                for shard in range(len(before))
+                if after[shard] != before[shard]
+            )
+
+    def lose_a_worker(self) -> None:
+        """A worker dies; the cut is made; its replacement trains."""
+        dead = self.workers[1]
+        self(iter([self.died(dead)]))
+        owners = self.newest.owners
+        self(
+            Heard(server, membership.HeldOf(dead.rank, dead.incarnation, held, held))
+            for server in self.servers
+            if (held := {shard: self.step - 1 for shard, owner in enumerate(owners) if owner == server.rank})
+        )
+        self.workers[1] = new = Member("worker", 1, dead.incarnation + 1)
+        ready = [messages.Join(1), messages.Prepare(LAYOUT, ()), messages.Ready()]
+        self(iter([Connected(new), *(Heard(new, message) for message in ready)]))
+
+    def died(self, member: Member) -> Happening:
+        """Return the news of a death by kill -9."""
+        failure = messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
+        return Heard(self.agent(member), messages.Exited(member, -9, failure))
+
+    def rate(self) -> tuple[int, float]:
+        """Return events and seconds since the last call."""
+        found = self.handled, self.spent
+        self.handled, self.spent = 0, 0.0
+        return found
+
+
+def measure(workers: int, seconds: float) -> str:
+    """Return one line of the table."""
+    play = Play(workers)
+    play.start()
+    start = play.rate()
+    while play.spent < seconds:
+        play.train()
+    train = play.rate()
+    for _ in range(3):
+        play.lose_a_server()
+        play.lose_a_worker()
+    deaths = play.rate()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(3):
+        play.train()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    tracemalloc.start()
+    other = Play(workers)
+    other.start()
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    cells = [f"{count / max(spent, 1e-9):>12,.0f}" for count, spent in (start, train, deaths)]
+    return (
+        f"{len(play.workers):>8,}{play.count:>9,}{''.join(cells)}{1e6 * train[1] / train[0]:>12.1f}"
+        f"{size / 1e6:>10.1f}{grown / 3e3:>12.1f}"
+    )
+
+
+def main() -> int:
+    """Print the table."""
+    arguments = argparse.ArgumentParser(description="decisions a second of the coordinator's mind")
+    arguments.add_argument("--workers", default="10,100,1000")
+    arguments.add_argument("--seconds", type=float, default=2.0)
+    asked = arguments.parse_args()
+    print(f"{'':>8}{'':>9}{'events a second':^36}{'us an event':>12}{'memory':>10}{'grows by':>12}")
+    print(
+        f"{'workers':>8}{'servers':>9}{'start':>12}{'train':>12}{'deaths':>12}{'train':>12}{'MB':>10}{'kB a step':>12}"
+    )
+    for workers in asked.workers.split(","):
+        print(measure(int(workers), asked.seconds), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
