@@ -64,6 +64,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     on_worker_loss: str = "restart"  # restart: all go back to the last checkpoint | wait | continue
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp
+    period: int = 1  # steps that workers take alone between two synchronisations; 1: none
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 

@@ -19,6 +19,9 @@ def difference(first: Prepare, other: Prepare) -> str:
     text = _groups(first.layout, other.layout)
     if text:
         return text
+    if first.outer != other.outer:
+        have = ("none", "an outer optimizer")
+        return f"run.prepare was given {have[other.outer]}, on worker/0 {have[first.outer]}"
     for left, right in zip_longest(first.buffers, other.buffers):
         if left != right:
             return f"buffer {right or 'nothing'} stands where worker/0 has {left or 'nothing'}"

@@ -170,10 +170,14 @@ class Join(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error."""
+    """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error.
+
+    `outer`: an optimizer steps at the ends of periods, so workers step alone in between.
+    """
 
     layout: Layout
     buffers: tuple[str, ...]
+    outer: bool = False
 
 
 class Ready(Message, frozen=True):
@@ -297,7 +301,8 @@ class Decision(Message, frozen=True):
     """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
 
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
-    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp.
+    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp. `period`: steps that
+    workers take alone between two synchronisations; 1: none.
     """
 
     strategy: str
@@ -308,6 +313,7 @@ class Decision(Message, frozen=True):
     resume: Resume | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     staleness: int = 0
+    period: int = 1
 
 
 class Go(Message, frozen=True):

@@ -42,7 +42,7 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
     assert job.layout is not None
     return Decision(
         strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
-        resume=resume, options=job.plan.options, staleness=job.order.staleness,
+        resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
     )  # fmt: skip
 
 

@@ -181,6 +181,8 @@ def _decide(job: Job, made: ShardsMade) -> None:
     job.layout, job.buffers = zero.layout, zero.buffers
     assignment = sharding.begin(job, made) if job.of("server") else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)
+    if job.order.period > 1 or zero.outer:  # ranks step apart: each has an optimizer's state of its own
+        job.saves.sources |= {rank.member for rank in job.of("worker")}
     job.first["decided"] = job.now
     for rank in [*job.of("server"), *job.of("worker")]:
         rank.decided = True

@@ -149,7 +149,10 @@ def on_paper(
 
 
 def _asked(job: JobSpec, serving: int) -> Asked:
-    return Asked(job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job))
+    return Asked(
+        job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
+        period=job.sync.period,
+    )  # fmt: skip
 
 
 def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:

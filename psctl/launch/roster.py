@@ -210,6 +210,7 @@ def job_order(
         strategy=job.sync.strategy,
         update=job.sync.update,
         staleness=staleness_of(job),
+        period=job.sync.period,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,

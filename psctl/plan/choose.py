@@ -80,6 +80,7 @@ class Asked(msgspec.Struct, frozen=True):
         bucketed: gradients travel in buckets, as training sends them; else as one vector.
         serving: servers were asked for by their number, so only what uses them is considered.
         staleness: clocks that the fastest worker may be ahead; 0: bsp.
+        period: steps that workers take alone between two synchronisations.
     """
 
     strategy: str = "auto"
@@ -89,6 +90,7 @@ class Asked(msgspec.Struct, frozen=True):
     bucketed: bool = False
     serving: bool = False
     staleness: int = 0
+    period: int = 1
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -140,7 +142,14 @@ def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
     fit = layout is None or bool(layout.optimizer)
     serving = order.strategy == "auto" and bool(order.servers)
     return Asked(
-        order.strategy, order.update, order.servers, fit, bucketed=True, serving=serving, staleness=order.staleness
+        order.strategy,
+        order.update,
+        order.servers,
+        fit,
+        bucketed=True,
+        serving=serving,
+        staleness=order.staleness,
+        period=order.period,
     )
 
 
@@ -180,6 +189,8 @@ class Planner:
     def _update(self) -> str:
         if self._asked.update != "auto":
             return self._asked.update
+        if self._asked.period > 1:
+            return "worker"
         return "server" if self._asked.optimizer or self._asked.staleness else "worker"
 
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:

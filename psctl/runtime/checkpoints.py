@@ -57,45 +57,14 @@ class Parts:
 
     # ---- optimizer and scheduler ----
 
-    def optimizer_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the optimizer's state: plain values by parameter name, tensors as optim/NAME/KEY."""
-        plain: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        if self.optimizer is None:
-            return plain, tensors
-        names = {id(one): name for name, one in self.parameters().items()}
-        for parameter, state in self.optimizer.state.items():
-            name = names.get(id(parameter))
-            if name is None:
-                continue
-            packed, found = pack(state, f"optim/{name}")
-            plain[name] = {key: value for key, value in packed.items() if not _is_tensor(value)}
-            tensors.update(found)
-        return plain, tensors
+    def optimizer_state(self, place: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY."""
+        return state_of(self.optimizer, self.parameters(), place) if self.optimizer is not None else ({}, {})
 
     def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Give the optimizer its state back; `tensors` are those under optim/."""
-        if self.optimizer is None:
-            return
-        places = {id(one): place for place, one in enumerate(self._held())}
-        state: dict[int, dict[str, Any]] = {}
-        for name, parameter in self.parameters().items():
-            if id(parameter) not in places:
-                continue
-            found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
-            for path, tensor in tensors.items():
-                key = path.removeprefix(f"optim/{name}/")
-                if key != path and "/" not in key and key not in found:
-                    found[key] = tensor.reshape(()) if key in SCALARS else tensor
-            if found:
-                state[places[id(parameter)]] = found
-        held = self.optimizer.state_dict()
-        held["state"] = state
-        self.optimizer.load_state_dict(held)
-
-    def _held(self) -> list[nn.Parameter]:
-        assert self.optimizer is not None, "asked for its parameters"
-        return [one for group in self.optimizer.param_groups for one in group["params"]]
+        if self.optimizer is not None:
+            load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the numbers of the optimizer's groups (lr, betas ...), schedulers' own among them."""
@@ -148,6 +117,59 @@ class Parts:
                         "use the job file and code that the checkpoint's manifest names",
                     )
                 own[name].copy_(tensors[name])
+
+
+def local(rank: int) -> str:
+    """Return where the optimizer's state of a rank above 0 lies in a checkpoint, when each rank has its own."""
+    return f"local/{rank}"
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], place: str
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return an optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY.
+
+    Args:
+        parameters: by name; state of others is left out.
+        place: what the tensors' names begin with.
+    """
+    plain: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    names = {id(one): name for name, one in parameters.items()}
+    for parameter, state in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None:
+            continue
+        packed, found = pack(state, f"{place}/{name}")
+        plain[name] = {key: value for key, value in packed.items() if not _is_tensor(value)}
+        tensors.update(found)
+    return plain, tensors
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    plain: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    place: str,
+) -> None:
+    """Give an optimizer its state back, as `state_of` returned it."""
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    places = {id(one): at for at, one in enumerate(held)}
+    state: dict[int, dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        if id(parameter) not in places:
+            continue
+        found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
+        for path, tensor in tensors.items():
+            key = path.removeprefix(f"{place}/{name}/")
+            if key != path and "/" not in key and key not in found:
+                found[key] = tensor.reshape(()) if key in SCALARS else tensor
+        if found:
+            state[places[id(parameter)]] = found
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)
 
 
 def wanted(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:

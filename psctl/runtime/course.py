@@ -13,11 +13,13 @@ before the next step ends, the rest is taken there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from psctl.job.messages import Resume, Welcome
-from psctl.runtime.checkpoints import Parts
+from psctl.runtime.checkpoints import Parts, local
 from psctl.runtime.cuts import Verdict
 from psctl.runtime.loader import Loader
 from psctl.runtime.position import Position, position_of
@@ -90,7 +92,7 @@ class Course:
         self.rest()
         step = self.step + 1
         verdict = self._seat.ending(step)
-        save = verdict.save or (self._every > 0 and step % self._every == 0) or self._is_last()
+        save = verdict.save or self._due(step) or self._is_last()
         self._verdict = Verdict(save, verdict.stop)
         result = act(save)
         self.step = step
@@ -102,6 +104,11 @@ class Course:
         self._draws = 0
         self._reseed()
         return result
+
+    def _due(self, step: int) -> bool:
+        """Is this the first step, of those at which ranks have the same values, at or after a multiple of `every`?"""
+        period = self._way.period if self._way is not None else 1
+        return self._every > 0 and step % period == 0 and step // self._every > (step - period) // self._every
 
     def _is_last(self) -> bool:
         feeding = self._drawn_from
@@ -189,7 +196,7 @@ class Course:
             return
         if self.rank == 0:
             self._way.save_late(self.step)
-            self._save(self._here())
+        self._save(self._here())
 
     def await_saved(self) -> None:
         """Wait until the last checkpoint that was sent is whole on disk (rank 0)."""
@@ -215,21 +222,31 @@ class Course:
         return self._feeding.index if self._feeding is not None else -1
 
     def _save(self, position: Position) -> None:
-        """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count."""
+        """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count.
+
+        Where ranks step apart, the others send their optimizers' state.
+        """
         self._saved = self.step
-        if self.rank != 0 or not self._seat.keeps:
-            return
         assert self._parts is not None, "steps were made"
         assert self._way is not None, "steps were made"
+        if not self._seat.keeps or (self.rank != 0 and not self._way.apart):
+            return
+        if self.rank != 0:
+            self._send(None, self._parts.optimizer_state(local(self.rank))[1])
+            return
         parts, on_servers = self._parts, self._way.update == "server"
         plain, tensors = ({}, {}) if on_servers else parts.optimizer_state()
         tracked, more = self._tracked.state()
-        tensors = parts.values(on_servers) | tensors | more
-        copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
+        outer, kept = self._way.state()
         state = {
             "step": self.step, "seed": self.seed, "world": self.world, "strategy": self._way.name,
             "loop": position.loop, "epoch": position.epoch, "loader": position.loader, "clock": position.clock,
             "groups": parts.groups(), "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
+            "outer": outer,
         }  # fmt: skip
-        self._seat.send_checkpoint(self.step, state, copies)
+        self._send(state, parts.values(on_servers) | tensors | more | kept)
         self._sent = self.step
+
+    def _send(self, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        copies = {name: one.detach().to("cpu", copy=True).contiguous() for name, one in tensors.items()}
+        self._seat.send_checkpoint(self.step, state, copies)

@@ -7,7 +7,8 @@
 
 A worker that has answered p ends step p freely, for m > p; it does not end step p + 1 before it has heard CutAt. So
 every worker knows of the cut before step m ends, wherever it stood. The wait is short: all answers come from network
-threads, whatever their main threads do.
+threads, whatever their main threads do. Where ranks step apart for periods of H, p is the last step but one before a
+period's end, so that m is one: what is saved is the same on all ranks there.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ class Cuts:
     Args:
         finished: steps that were finished before this run began.
         patience: seconds to wait for a CutAt that was promised.
+        period: cuts fall on steps that it divides.
     """
 
-    def __init__(self, finished: int, patience: float = 60.0) -> None:
+    def __init__(self, finished: int, patience: float = 60.0, period: int = 1) -> None:
         self._changed = threading.Condition()
         self._finished = finished
         self._decided = finished  # the last step whose end was decided
-        self._patience = patience
+        self._patience, self._period = patience, period
         self._open: dict[int, int] = {}  # ticket -> position answered
         self._cuts: dict[int, Verdict] = {}
 
     def position(self, ticket: int) -> int:
-        """Return the step in progress, the answer to Propose(ticket)."""
+        """Return the step in progress, or the next one before a period's end: the answer to Propose(ticket)."""
         with self._changed:
             here = max(self._finished + 1, self._decided)
+            here += -(here + 1) % self._period
             self._open[ticket] = here
             return here
 

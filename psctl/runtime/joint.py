@@ -18,7 +18,7 @@ from torch import nn
 from psctl.clock import Clock
 from psctl.runtime.gradients import Watch
 from psctl.runtime.trace import Trace
-from psctl.runtime.way import Share
+from psctl.runtime.way import InStep, Share
 
 
 class Reducer(Protocol):
@@ -46,7 +46,7 @@ class Reducer(Protocol):
         """Let go of connections or groups."""
 
 
-class Joint:
+class Joint(InStep):
     """Makes gradients joint at the end of each backward outside `accumulate`.
 
     Args:

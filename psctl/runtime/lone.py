@@ -43,7 +43,7 @@ class Lone:
     def join(self) -> Welcome:
         return self._welcome
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> Decision:
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
     def begin(self, step: int) -> None:
@@ -65,7 +65,7 @@ class Lone:
     def take_start(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def send_checkpoint(self, step: int, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
         return
 
     def saved(self, step: int, timeout: float) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -21,6 +22,7 @@ from psctl.runtime.loader import Loader
 from psctl.runtime.lone import Lines
 from psctl.runtime.native import local_device
 from psctl.runtime.optimizing import replace_step
+from psctl.runtime.period import Factory
 from psctl.runtime.pulse import Pulse
 from psctl.runtime.pushing import Client
 from psctl.runtime.reports import Reports
@@ -118,7 +120,14 @@ class Run:
 
     # ---- the model ----
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None) -> Any:
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        *,
+        outer: Factory | None = None,
+    ) -> Any:
         """Take the model, its optimizer and its scheduler into the job; returns as many as were given.
 
         The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
@@ -139,6 +148,9 @@ class Run:
             optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
                 backward outside `run.accumulate()`.
             scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
+            outer: for `period: H`: makes the optimizer that steps at each period's end, with the joint change of the
+                values as its gradient. DiLoCo: `lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9,
+                nesterov=True)`. None: values are averaged.
 
         Returns:
             model; or (model, optimizer); or (model, optimizer, scheduler).
@@ -150,10 +162,13 @@ class Run:
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
         parts = Parts(model, optimizer, scheduler)
-        decision = self._seat.prepare(describe(model, optimizer), tuple(parts.buffers()))
+        layout = describe(model, optimizer)
+        if outer is not None:  # workers step: servers would not know of the outer optimizer
+            layout = msgspec.structs.replace(layout, optimizer="")
+        decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None)
         if decision.resume is not None and self._resumed is None:
             self._go_on_from(decision.resume)
-        tools = Tools(self._seat, self.world, self._connect, self._share, self._clock, self._trace)
+        tools = Tools(self._seat, self.world, self._connect, self._share, self._clock, self._trace, outer)
         way = start(parts, decision, tools)
         self._strategy = decision.strategy
         swap(model, way)
@@ -306,6 +321,8 @@ class Run:
             return
         self._over = True
         if not failed:
+            if self._way is not None:
+                self._way.finish()
             self._course.last_rest()
         if self._pulse is not None:
             self._pulse.end()

@@ -21,7 +21,7 @@ from psctl.runtime.gradients import Watch
 from psctl.runtime.pushing import Client, Flat
 from psctl.runtime.trace import Trace
 from psctl.runtime.waits import Arrivals, WaitPoints
-from psctl.runtime.way import Share
+from psctl.runtime.way import InStep, Share
 from psctl.store.fit import fit_name, numbers
 
 CURE = (
@@ -30,7 +30,7 @@ CURE = (
 )
 
 
-class Served:
+class Served(InStep):
     """Gradients go to servers that hold the values and step the optimizer.
 
     Args:

@@ -165,15 +165,15 @@ class Session:
         self.send(say.Join(os.getpid()))
         return self._wait(lambda: self._welcome)
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> say.Decision:
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> say.Decision:
         """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
-        self.send(say.Prepare(layout, buffers))
+        self.send(say.Prepare(layout, buffers, outer))
         return self._wait(lambda: self._decision)
 
     def begin(self, step: int) -> None:
         """Say that this worker has its start values, and wait until all have. `step` steps were done before."""
         with self._changed:
-            self._cuts = Cuts(step)
+            self._cuts = Cuts(step, period=self._decision.period if self._decision is not None else 1)
             early, self._early = self._early, []
             for propose in early:
                 self._answer(propose)
@@ -223,12 +223,12 @@ class Session:
         flat, self._starting = self._starting, []
         return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
 
-    def send_checkpoint(self, step: int, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send this worker's part of a checkpoint; the tensors are contiguous copies that nobody changes any more.
 
         Args:
             step: the step that it belongs to.
-            state: what is not a tensor, as JSON values.
+            state: what is not a tensor, as JSON values; None: another rank sends it.
             tensors: by name; on the CPU.
         """
         self.send(say.SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))

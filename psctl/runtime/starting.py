@@ -11,10 +11,11 @@ import torch
 from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.job.messages import Decision, Resume, Welcome
-from psctl.runtime.checkpoints import Parts, wanted
+from psctl.runtime.checkpoints import Parts, local, wanted
 from psctl.runtime.cuts import Verdict
-from psctl.runtime.joint import Joint
+from psctl.runtime.joint import Joint, Reducer
 from psctl.runtime.native import AllReduce, Group
+from psctl.runtime.period import PLACE, Factory, Own, Periodic
 from psctl.runtime.pushing import Client, Flat, ServerSum
 from psctl.runtime.served import Served
 from psctl.runtime.summing import EngineSum, PlayedSum, Summing
@@ -31,14 +32,14 @@ class Seat(Protocol):
     keeps: bool
 
     def join(self) -> Welcome: ...
-    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> Decision: ...
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision: ...
     def begin(self, step: int) -> None: ...
     def ending(self, step: int) -> Verdict: ...
     def ended(self, step: int) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
     def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
     def take_start(self) -> dict[str, torch.Tensor]: ...
-    def send_checkpoint(self, step: int, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None: ...
+    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None: ...
     def saved(self, step: int, timeout: float) -> str | None: ...
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
     def finished(self, step: int) -> None: ...
@@ -53,6 +54,7 @@ class Tools:
         world: number of workers.
         connect: makes the parameter client that a decision asks for.
         share: tells this rank's weight.
+        outer: makes the optimizer that steps at the ends of periods.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class Tools:
         share: Share,
         clock: Clock,
         trace: Trace | None,
+        outer: Factory | None = None,
     ) -> None:
         self.seat, self.world, self.connect = seat, world, connect
-        self.share, self.clock, self.trace = share, clock, trace
+        self.share, self.clock, self.trace, self.outer = share, clock, trace, outer
 
 
 def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
@@ -76,28 +79,35 @@ def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
     """
     if decision.resume is not None:
         on_servers = decision.strategy == "ps" and decision.update == "server"
-        restore(parts, decision.resume, tools.seat, on_servers=on_servers)
+        restore(parts, decision.resume, tools.seat, on_servers=on_servers, apart=_apart(decision, tools))
     if decision.strategy == "ps":
         return _ps(parts, decision, tools)
     if decision.strategy == "alone" or tools.world == 1:
+        if tools.outer is not None:
+            return _stepping(parts, Own(), decision, tools)
         return Alone(list(parts.trainable().values()), decision.strategy)
     return _collective(parts, decision, tools)
 
 
-def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool) -> None:
+def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool, apart: bool = False) -> None:
     """Load from the checkpoint what this worker holds itself.
 
     Args:
         on_servers: servers load the trainable parameters and the optimizer's state themselves.
+        apart: each rank has a state of the optimizer of its own; one that was not saved takes rank 0's.
     """
-    names = list(parts.values(on_servers))
-    if not on_servers:
-        names += [each.name for each in resume.tensors if each.name.startswith("optim/")]
+    values = list(parts.values(on_servers))
+    place = f"{local(seat.me.rank)}/" if apart else "optim/"
+    held = [each.name for each in resume.tensors if each.name.startswith(place)]
+    if not held:
+        place = "optim/"
+        held = [each.name for each in resume.tensors if each.name.startswith(place)]
+    names = values if on_servers else values + held
     slices = wanted(resume.tensors, names, resume.checkpoint)
     tensors = dict(zip(names, seat.load(slices), strict=True))
-    parts.load_values(tensors, [name for name in names if not name.startswith("optim/")])
+    parts.load_values(tensors, values)
     if not on_servers:
-        found = {name: tensor for name, tensor in tensors.items() if name.startswith("optim/")}
+        found = {f"optim/{name.removeprefix(place)}": tensors[name] for name in held}
         parts.load_optimizer(resume.state.get("optimizer") or {}, found)
     parts.load_groups(resume.state.get("groups") or [])
     parts.load_scheduler(resume.state.get("scheduler"))
@@ -111,7 +121,35 @@ def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
         group.same_everywhere(decision.layout, parameters[0].device)
     group.spread([*parts.parameters().values(), *parts.buffers().values()])
     reducer = AllReduce(group, _summing(decision, group, parameters[0].device), parameters)
-    return Joint(decision.strategy, list(trainable), parameters, reducer, tools.share, tools.clock, tools.trace)
+    return _stepping(parts, reducer, decision, tools)
+
+
+def _apart(decision: Decision, tools: Tools) -> bool:
+    """Whether ranks step apart."""
+    return decision.period > 1 or tools.outer is not None
+
+
+def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) -> Way:
+    """Return the way of workers that step: jointly, or apart and joined at the ends of periods."""
+    trainable = parts.trainable()
+    if not _apart(decision, tools):
+        parameters = list(trainable.values())
+        return Joint(decision.strategy, list(trainable), parameters, reducer, tools.share, tools.clock, tools.trace)
+    if parts.optimizer is None:
+        raise UsageError(
+            f"period: {decision.period} was asked for, and run.prepare was given no optimizer, whose steps are counted",
+            "give the optimizer to run.prepare, or set `period: 1` under sync: in the job file",
+        )
+    resume = decision.resume
+    way = Periodic(
+        decision.strategy, trainable, reducer, tools.share, tools.clock, period=decision.period,
+        step=resume.step if resume else 0, world=tools.world, outer=tools.outer, trace=tools.trace,
+    )  # fmt: skip
+    if resume is not None:
+        names = [each.name for each in resume.tensors if each.name.startswith(f"{PLACE}/")]
+        tensors = tools.seat.load(wanted(resume.tensors, names, resume.checkpoint))
+        way.load(resume.state.get("outer") or {}, dict(zip(names, tensors, strict=True)))
+    return way
 
 
 def _summing(decision: Decision, group: Group, device: torch.device) -> Summing:
@@ -125,6 +163,11 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     trainable = parts.trainable()
     names, parameters = list(trainable), list(trainable.values())
     served = decision.update == "server"
+    if served and tools.outer is not None:
+        raise UsageError(
+            "update: server was asked for, and run.prepare was given outer=, between whose steps workers step alone",
+            "set `update: auto` or `update: worker` under sync: in the job file",
+        )
     if served and (parts.optimizer is None or not decision.layout.optimizer):
         what = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
         if decision.staleness:
@@ -141,7 +184,7 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     client = tools.connect(decision)
     _start_values(parts, decision, tools, client, flat)
     if not served:
-        return Joint("ps", names, parameters, ServerSum(client, flat), tools.share, tools.clock, tools.trace)
+        return _stepping(parts, ServerSum(client, flat), decision, tools)
     assert parts.optimizer is not None, "checked above"
     return Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace)
 

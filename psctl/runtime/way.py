@@ -23,6 +23,11 @@ class Share:
         self._sent = False
 
     @property
+    def together(self) -> int:
+        """All ranks' examples since gradients were last sent; 0 when unknown."""
+        return self._all
+
+    @property
     def mine(self) -> int:
         """This rank's examples since gradients were last sent; 0 when unknown."""
         return self._mine
@@ -77,6 +82,14 @@ class Way(Protocol):
     def doing(self) -> str:
         """What this worker is at, for people."""
 
+    @property
+    def period(self) -> int:
+        """Steps from one at which all ranks have the same values to the next; what is saved is saved there."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether ranks step alone, so that each has an optimizer's state of its own."""
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up without being sent."""
 
@@ -95,11 +108,30 @@ class Way(Protocol):
     def save_late(self, step: int) -> None:
         """Have those who hold state besides the workers save `step`, the last one, which is done (rank 0 asks)."""
 
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return what this way keeps that belongs into rank 0's checkpoint: JSON values, and tensors by name."""
+
+    def finish(self) -> None:
+        """The script has ended: let all ranks have the same values."""
+
     def close(self, reason: str, *, failed: bool) -> None:
         """Let go of everything; `failed`: without waiting for others, who may be gone."""
 
 
-class Alone:
+class InStep:
+    """What ways share whose ranks have the same values after every step."""
+
+    period = 1
+    apart = False
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, {}
+
+    def finish(self) -> None:
+        return
+
+
+class Alone(InStep):
     """One worker has nothing to synchronise.
 
     Args:

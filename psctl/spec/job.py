@@ -80,7 +80,7 @@ class SyncSpec(Section, frozen=True):
         choice(AUTO, "server", "worker"),
         doc("Where the optimizer steps; auto: on the servers where they can."),
     ] = "auto"
-    period: Annotated[int, whole(1, only=(1,)), doc("Local steps between two synchronisations.")] = 1
+    period: Annotated[int, whole(1), doc("Local steps between two synchronisations.")] = 1
     compression: Annotated[
         Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
         choice("none", "bf16", "fp16", "int8", "onebit", only=("none",)),
@@ -305,6 +305,18 @@ def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             "sync.update",
             f"worker does not go with consistency: {_mode(sync.consistency)}: only servers step then",
             "update: server, or consistency: bsp",
+        )
+    if sync.period > 1 and sync.update == "server":
+        yield (
+            "sync.update",
+            f"server does not go with period: {sync.period}: workers step alone within a period",
+            "update: worker, or period: 1",
+        )
+    if sync.period > 1 and sync.consistency != "bsp":
+        yield (
+            "sync.period",
+            f"{sync.period} does not go with consistency: {_mode(sync.consistency)}: all meet at a period's end",
+            "consistency: bsp, or period: 1",
         )
     if strategy in ("ps", AUTO):
         return

@@ -84,10 +84,12 @@ def batched(rank: int, world: int, name: str) -> bool:
 class Decided(Lone):
     """A seat whose coordinator has decided."""
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...]) -> Decision:
+    period = 1
+
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
         given = {} if self._strategy in ("native", "alone") else msgspec.to_builtins(options(self._welcome.world))
         plain = json.loads(json.dumps(given))  # as it arrives from the wire
-        return Decision(self._strategy, "worker", layout, [], options=plain)
+        return Decision(self._strategy, "worker", layout, [], options=plain, period=self.period)
 
 
 class Net(nn.Module):
@@ -102,9 +104,10 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def train(rank: int, world: int, name: str) -> dict[str, Any]:
+def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
     """Train with uneven shares, accumulated gradients and clipping; returns the values, exactly."""
     seat = Decided(rank, world, name)
+    seat.period = period
     run = Run(seat, lambda _: None, SystemClock())  # type: ignore[arg-type, return-value]
     torch.manual_seed(1 + rank)  # rank 0's values count
     net = Net().double()
@@ -162,6 +165,7 @@ def main(file: str) -> None:
         "sums": {name: sums(rank, world, name) for name in NAMES},
         "batched": {name: batched(rank, world, name) for name in NAMES if name != "cpu"},
         "trained": {name: train(rank, world, name) for name in ("native", *NAMES)},
+        "apart": {name: train(rank, world, name, period=5) for name in ("native", "ring")},
         "alone": train(0, 1, "alone") if rank == 0 else {},
         "threads": threads(),
     }

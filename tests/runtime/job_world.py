@@ -112,10 +112,11 @@ class Job:
 
     def __init__(
         self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None,
-        staleness=0,
+        staleness=0, period=1,
     ) -> None:  # fmt: skip
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
+        self.period = period
         self.checkpoint: Saved | None = resume
         self.network = MemoryNetwork()
         self.saved: dict[int, Saved] = {}
@@ -258,7 +259,8 @@ class Job:
                 saved = self.saved[message.step]
                 saved.ended.add(member)
                 on_servers = self.decision.strategy == "ps" and self.decision.update == "server"
-                if len(saved.ended) == 1 + (self.count if on_servers else 0):
+                apart = self.period > 1 or self._layouts[0].outer
+                if len(saved.ended) == (self.workers if apart else 1) + (self.count if on_servers else 0):
                     self._bring_all(say.Saved(message.step))
             case say.LoadWanted():
                 for index, one in enumerate(message.slices):
@@ -270,16 +272,19 @@ class Job:
 
     def _decide(self) -> None:
         layout = self._layouts[0].layout
-        update = self.update if self.update != "auto" else "server" if layout.optimizer else "worker"
+        fit = layout.optimizer and self.period == 1
+        update = self.update if self.update != "auto" else "server" if fit else "worker"
         resume = self.checkpoint.resume() if self.checkpoint else None
         if self.strategy != "ps":
-            self.decision = say.Decision(self.strategy, "worker", layout, [], resume=resume)
+            self.decision = say.Decision(self.strategy, "worker", layout, [], resume=resume, period=self.period)
         else:
             shards = cut(layout, self.count, self.target)
             addresses = [self._add_server(rank) for rank in range(self.count)]
             owners = [chain[0] for chain in assign(sizes(shards), dict.fromkeys(range(self.count), 0), replicas=0)]
             first = first_assignment(owners, addresses)
-            self.decision = say.Decision("ps", update, layout, shards, first, resume, staleness=self.staleness)
+            self.decision = say.Decision(
+                "ps", update, layout, shards, first, resume, staleness=self.staleness, period=self.period
+            )
             for server in self._servers:
                 self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
                 self._bring(server.me, self.decision)

@@ -73,6 +73,16 @@ def test_training_takes_the_trajectory_of_one_process(ranks: list[dict[str, Any]
     assert all(abs(gap) <= 1e-9 * max(1.0, abs(value)) for gap, value in zip(off, other, strict=True))
 
 
+@pytest.mark.parametrize("name", ["native", "ring"])
+def test_with_a_period_ranks_step_apart_and_meet(ranks: list[dict[str, Any]], name: str) -> None:
+    """12 steps in periods of 5 end at 5, 10 and the last."""
+    found, joint = ([each[kind][name] for each in ranks] for kind in ("apart", "trained"))
+    assert all(each["values"] == found[0]["values"] for each in found)
+    assert found[0]["norms"] != found[1]["norms"]
+    assert found[0]["values"] != joint[0]["values"]
+    assert [each["moved"] * 4 for each in found] == [each["moved"] for each in joint]
+
+
 def test_bytes_are_counted_by_what_the_schedule_sends(ranks: list[dict[str, Any]]) -> None:
     moved = {name: [each["trained"][name]["moved"] for each in ranks] for name in ("native", "ring", "root")}
     assert moved["ring"] == moved["native"]

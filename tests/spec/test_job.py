@@ -147,6 +147,8 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ("sync: {consistency: asp, strategy: ring}", "3:21", "sync.consistency: asp does not go with strategy: ring"),
         ("sync: {strategy: native, consistency: {ssp: 4}}", "3:39", "{ssp: 4} does not go with strategy: native"),
         ("sync: {update: worker, consistency: {ssp: 4}}", "3:16", "worker does not go with consistency: {ssp: 4}"),
+        ("sync: {update: server, period: 4}", "3:16", "sync.update: server does not go with period: 4"),
+        ("sync: {period: 4, consistency: {ssp: 2}}", "3:16", "sync.period: 4 does not go with consistency: {ssp: 2}"),
         ("sync: {update: server, strategy: native}", "3:16", "sync.update: server does not go with strategy: native"),
         ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit does not go with"),
         ("sync: {strategy: native}\nreplicas: 1", "4:11", "replicas: 1 does not go with strategy: native"),
@@ -181,7 +183,6 @@ def test_the_script_is_inside_workdir(script: str) -> None:
     ("more", "where"),
     [
         ("sync: {consistency: asp}", "3:21"),
-        ("sync: {period: 2}", "3:16"),
         ("sync: {compression: bf16}", "3:21"),
         ("sync: {compression: {topk: 0.01}}", "3:21"),
         ("sync: {filters: [a]}", "3:8"),

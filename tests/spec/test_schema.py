@@ -16,7 +16,7 @@ JOB = {
     "name": "other", "version": "1", "script": "u.py", "module": "pkg.mod", "args": "[a]", "workdir": "src",
     "exclude": "[data]", "cluster": "lab", "workers": "3", "servers": "4", "seed": "5", "replicas": "0",
     "sync.strategy": "native", "sync.consistency": "{ssp: 3}", "sync.consistency.ssp": "4",
-    "sync.update": "worker", "sync.period": "1",
+    "sync.update": "worker", "sync.period": "8",
     "sync.compression": "none", "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
@@ -36,7 +36,7 @@ HOST = {
     "roles": "[server]", "labels": "{a: b}",
 }  # fmt: skip
 ONE_VALUE = {
-    "version", "sync.period", "sync.compression", "sync.batchnorm",
+    "version", "sync.compression", "sync.batchnorm",
     "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
