@@ -493,3 +493,27 @@ def _possible(play: Play, happening: Happening) -> bool:
     if isinstance(happening, Restorable):
         return bool(asked) and asked[-1] is FindRestorable
     return True
+
+
+def test_where_ranks_step_apart_each_has_its_part_in_a_checkpoint() -> None:
+    play = Play(replace(ORDER, period=8)).prepared()
+    new = play(PlanMade("native", "worker", [], replace(PLAN, chosen="native")))
+    assert [each.period for _, each in told(new, messages.Decision)] == [8, 8]
+    for worker in (W0, W1):
+        play.hear(worker, messages.Ready())
+    play.hear(W0, messages.SaveBegin(8, []))
+    assert not [each for each in play.hear(W0, messages.SaveEnd(8)) if isinstance(each, Commit)]
+    play.hear(W1, messages.SaveBegin(8, []))
+    assert [each.step for each in play.hear(W1, messages.SaveEnd(8)) if isinstance(each, Commit)] == [8]
+
+
+def test_an_outer_optimizer_is_every_ranks_or_none() -> None:
+    play = Play().running()
+    for worker in (W0, W1):
+        play(Connected(worker))
+        play.hear(worker, messages.Join(1))
+        play.hear(worker, messages.Prepare(LAYOUT, (), worker == W1))
+    play.wait(1)
+    for member in (W0, W1):
+        play.exits(member, -15)
+    assert "given an outer optimizer, on worker/0 none" in play.last.failure["exception"]
