@@ -34,8 +34,11 @@ def check_given(model: object, optimizer: object, scheduler: object) -> None:
         )
 
 
-def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Layout:
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart: bool = False) -> Layout:
     """Return the layout of a model and the optimizer that steps it.
+
+    Args:
+        apart: each worker steps by itself, so the optimizer is not for servers.
 
     Raises:
         UsageError: nothing is trainable, or the optimizer holds a parameter that the model does not; the script's
@@ -64,7 +67,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Layou
     if optimizer is None:
         return Layout(tuple(infos), "", ())
     # State that the servers would not know of (loaded by hand before prepare) keeps the optimizer on the workers.
-    name = fit_name(optimizer) if untouched(optimizer) else ""
+    name = fit_name(optimizer) if untouched(optimizer) and not apart else ""
     return Layout(tuple(infos), name, numbers(optimizer) if name else _plain_groups(optimizer), scalars())
 
 

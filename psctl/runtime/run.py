@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
-import msgspec
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -162,9 +161,7 @@ class Run:
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
         parts = Parts(model, optimizer, scheduler)
-        layout = describe(model, optimizer)
-        if outer is not None:  # workers step: servers would not know of the outer optimizer
-            layout = msgspec.structs.replace(layout, optimizer="")
+        layout = describe(model, optimizer, apart=outer is not None)
         decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None)
         if decision.resume is not None and self._resumed is None:
             self._go_on_from(decision.resume)
