@@ -147,9 +147,8 @@ class Run:
             optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
                 backward outside `run.accumulate()`.
             scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
-            outer: for `period: H`: makes the optimizer that steps at each period's end, with the joint change of the
-                values as its gradient. DiLoCo: `lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9,
-                nesterov=True)`. None: values are averaged.
+            outer: for `period: H`: makes the optimizer that steps at a period's end, by the joint change. DiLoCo's:
+                `lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)`. None: values are averaged.
 
         Returns:
             model; or (model, optimizer); or (model, optimizer, scheduler).
