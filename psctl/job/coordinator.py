@@ -6,6 +6,7 @@
     restarting  all start again from the last checkpoint          leaving   workers that go while others still train
     surviving   losses that nothing is lost by                    cutting   a worker's death under ps
     sharding    servers that die, come and go                     holding   which server has which shard
+    scaling     psctl scale: more or fewer of them
     ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
@@ -22,6 +23,7 @@ from psctl.job import (
     membership,
     messages,
     restarting,
+    scaling,
     sharding,
     starting,
     training,
@@ -163,6 +165,8 @@ class Mind:
                 training.lines(job, message)
             case messages.Sample():
                 training.sample(job, message)
+            case messages.ScaleWanted():
+                scaling.wanted(job, agent, message)
             case messages.CopyDone():
                 training.copied(job, message)
             case _:

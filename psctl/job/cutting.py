@@ -18,6 +18,9 @@ checkpoint.
 When servers are asked the shards must stay where they are: a cut begins when no hand-over is awaited, none begins
 before it ends, and a server's death in between asks anew in the assignment without it.
 
+A clock is applied with somebody's numbers (learning rates ...). Where no other worker is alive that gave them for c*
+or will (all died at about the same time), the last clock that counts is the last that was applied.
+
 After the cut:
     wait        the next incarnation is started at once, and let in when c* is known: it pulls version c*+1 and does its
                 next clocks again, with the same examples and random numbers: what comes out is equal to the bit
@@ -66,7 +69,11 @@ def lost(job: Job, rank: Rank, reason: str) -> None:
 
 def replaced(job: Job, rank: Rank) -> bool:
     """Is a dead worker started anew? Rank 0 always is: what only one rank keeps (buffers, numbers) is its own."""
-    return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or job.order.staleness is None
+    return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or _asp(job)
+
+
+def _asp(job: Job) -> bool:
+    return job.order.staleness is None
 
 
 def _order(job: Job, before: Rank, host: int) -> None:
@@ -102,9 +109,9 @@ def advance(job: Job) -> Failure | None:
             death.asked, death.since, death.clocks, death.versions = holdings.epoch, job.now, {}, {}
             _tell_servers(job, WorkerGone(dead.rank, dead.incarnation))
         elif len(death.clocks) == len(job.shards):
-            last = min(death.clocks.values())
-            if job.order.staleness == 0 and max(death.versions.values(), default=0) > last + 1:
-                text = f"{dead} was lost together with a server: no clock of it is the last on all shards"
+            last = _last(job, death)
+            if last is None:
+                text = f"{dead} was lost together with others: no clock of it is the last on all shards"
                 return job.failure(death.worker, text, code="peer-lost")
             del job.deaths[dead]
             _cut(job, death.worker, last)
@@ -114,9 +121,24 @@ def advance(job: Job) -> Failure | None:
     return None
 
 
+def _last(job: Job, death: Death) -> int | None:
+    """Return the last clock of a dead worker that counts; None when there is no such clock on all shards."""
+    last = min(death.clocks.values())
+    if _asp(job):
+        return last
+    versions = set(death.versions.values())
+    if job.order.staleness == 0 and max(versions, default=0) > last + 1:
+        return None
+    dying = {dead.rank for dead in job.deaths}
+    alive = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in dying]
+    if any(job.cuts.get(rank, last - 1) < last for rank in alive):
+        return last
+    return min(versions) - 1 if len(versions) == 1 else None  # nobody is left who would order what was not applied
+
+
 def _cut(job: Job, dead: Rank, last: int) -> None:
     member = dead.member
-    if job.order.staleness is not None:
+    if not _asp(job):
         _tell_servers(job, CountUntil(member.rank, member.incarnation, last))
     job.cuts[member.rank] = last
     if replaced(job, dead):

@@ -92,6 +92,25 @@ class StopWanted(Message, frozen=True):
     by: str  # for the event log: "psctl stop", "Ctrl-C", "SIGTERM"
 
 
+class ScaleWanted(Message, frozen=True):
+    """psctl scale: so many workers and servers, None: as it is. Answered by ScaleAnswer."""
+
+    ticket: int
+    workers: int | None
+    servers: int | None
+
+
+class ScaleAnswer(Message, frozen=True):
+    """The coordinator to the agent that asked: it is being done (problem ""), or cannot be. `workers` and `servers` are
+    how many there were."""
+
+    ticket: int
+    workers: int
+    servers: int
+    problem: str = ""
+    hint: str = ""
+
+
 class CopyDone(Message, frozen=True):
     """The copy of a checkpoint on this host is verified (problem "") or is not."""
 
@@ -364,7 +383,7 @@ class Leave(Message, frozen=True):
 
 
 AnyMessage = (
-    Register | Started | Exited | Lines | Sample | StopWanted | CopyDone
+    Register | Started | Exited | Lines | Sample | StopWanted | CopyDone | ScaleWanted | ScaleAnswer
     | StartProcess | StopProcesses | EndProcesses | RenewStore | CopyBegin | CopyPart | CopyEnd | Finish
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
     | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable

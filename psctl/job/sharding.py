@@ -86,8 +86,11 @@ def lost(job: Job, ranks: list[Rank], reason: str) -> None:
 
 
 def _host_for(job: Job, rank: Rank) -> int | None:
-    if rank.host not in job.lost_hosts:
-        return rank.host
+    return rank.host if rank.host not in job.lost_hosts else emptiest(job)
+
+
+def emptiest(job: Job) -> int | None:
+    """Return the host with the fewest servers of those that may hold one; None when none may."""
     load = {agent.rank: 0 for agent in job.agents if job.order.hosts[agent.rank].may_serve}
     for each in job.live("server"):
         if each.host in load:

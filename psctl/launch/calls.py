@@ -19,7 +19,7 @@ def call(
     Args:
         shell: the host.
         host: the job's part there.
-        command: hello | stop | state.
+        command: hello | stop | state | scale.
         arguments: of the command.
 
     Raises:

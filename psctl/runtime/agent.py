@@ -29,7 +29,7 @@ from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started
 from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
 from psctl.runtime import agent_start, keeper, lifeline
-from psctl.runtime.agent_answers import Asked, Standing, answer
+from psctl.runtime.agent_answers import Asked, Scaling, Standing, answer
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
 from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
@@ -75,6 +75,7 @@ class Agent:
         self._processes = Processes(lifeline_end)
         self._members: dict[Child, Member] = {}
         self._kill_each: dict[Child, float] = {}  # when those end that were told to
+        self._asked: dict[int, queue.SimpleQueue[messages.ScaleAnswer]] = {}  # who waits for the coordinator's word
         self._untold: list[Exited] = []  # ends that there was no connection for
         self._pump = Pump(self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
@@ -155,6 +156,9 @@ class Agent:
                 self._coordinator_lost(reason)
             case StoreWanted() if not self._stopping:
                 self._head.start_store()
+            case Scaling():
+                self._asked[len(self._asked)] = event.answer
+                self._link.send(messages.ScaleWanted(len(self._asked) - 1, event.workers, event.servers))
             case Asked(stop=stop):
                 self._stop_wanted(stop)
             case Terminated():
@@ -260,6 +264,8 @@ class Agent:
                 self._tell(Exited(message.member, -int(signal.SIGTERM), failure))
             case messages.EndProcesses(members=members, grace=grace):
                 self._end_some(members, grace)
+            case messages.ScaleAnswer(ticket=ticket) if ticket in self._asked:
+                self._asked[ticket].put(message)
             case messages.RenewStore():
                 self._head.renew_store()
             case messages.StopProcesses(grace=grace, reason=reason):

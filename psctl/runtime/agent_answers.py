@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import psutil
 
-from psctl.job.messages import StopWanted
+from psctl.job.messages import ScaleAnswer, StopWanted
 from psctl.runtime.agent_socket import Refused, Request
 from psctl.words import Address, Member
 
@@ -18,6 +19,14 @@ class Asked(msgspec.Struct, frozen=True):
     """psctl wants the job to stop."""
 
     stop: StopWanted
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """psctl wants more or fewer processes; `answer` takes what the coordinator says."""
+
+    workers: int | None
+    servers: int | None
+    answer: queue.SimpleQueue[ScaleAnswer]
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -31,13 +40,22 @@ class Standing(msgspec.Struct, frozen=True):
     stopping: str
 
 
+PATIENCE = 15.0
+"""Seconds in which the coordinator must answer."""
+
+
+class _Scale(msgspec.Struct):
+    workers: int | None = None
+    servers: int | None = None
+
+
 class _Stop(msgspec.Struct):
     save: bool
     force: bool
     by: str
 
 
-def answer(request: Request, standing: Standing, put: Callable[[Asked], None]) -> dict[str, Any]:
+def answer(request: Request, standing: Standing, put: Callable[[Asked | Scaling], None]) -> dict[str, Any]:
     """Answer one request; Refused when it is unknown or wrong.
 
     Args:
@@ -56,8 +74,24 @@ def answer(request: Request, standing: Standing, put: Callable[[Asked], None]) -
                 raise Refused(str(error)) from error
             put(Asked(StopWanted(stop.save, stop.force, stop.by)))
             return {"accepted": True}
+        case "scale":
+            return _scaled(request, put)
         case _:
             raise Refused(f"no such command: {request.command}")
+
+
+def _scaled(request: Request, put: Callable[[Asked | Scaling], None]) -> dict[str, Any]:
+    try:
+        asked = msgspec.convert(request.arguments, _Scale)
+    except msgspec.ValidationError as error:
+        raise Refused(str(error)) from error
+    answers: queue.SimpleQueue[ScaleAnswer] = queue.SimpleQueue()
+    put(Scaling(asked.workers, asked.servers, answers))
+    try:
+        found = answers.get(timeout=PATIENCE)
+    except queue.Empty:
+        raise Refused(f"the coordinator did not answer within {PATIENCE:.0f} s") from None
+    return {name: getattr(found, name) for name in ("workers", "servers", "problem", "hint")}
 
 
 def _hello(standing: Standing) -> dict[str, Any]:

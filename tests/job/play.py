@@ -37,7 +37,7 @@ ORDER = JobOrder(
 
 W0, W1, S0 = Member("worker", 0), Member("worker", 1), Member("server", 0)
 A0, A1 = Member("agent", 0), Member("agent", 1)
-AGENTS = {W0: A0, W1: A1, S0: A0}
+AGENTS = {W0: A0, W1: A1, S0: A0, Member("server", 1): A1, Member("server", 2): A0}
 
 
 class Play:

@@ -12,7 +12,7 @@ from psctl.words import Address, Member, Range, Shard
 from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, W0, W1, Play, appended, told
 
 S = [Member("server", rank) for rank in range(3)]
-AGENT = {0: A0, 1: A1, 2: A0}
+AGENT = {0: A0, 1: A1, 2: A0, 3: A1}
 SHARDS = [Shard(index, "float32", Range(index, index + 1)) for index in range(6)]
 ELASTIC = replace(ORDER, servers=3, restarts=9, replicas=1, on_worker_loss="wait")
 
@@ -182,6 +182,18 @@ def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
     play.wait(6)
     assert told(play.said, membership.CountUntil) == []
     assert told(play.said, messages.EndProcesses)
+
+
+def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_that_counts() -> None:
+    play = training()
+    dies(play, W1)
+    dies(play, W0)
+    for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
+        for rank in (0, 1):  # both pushed clock 7, nobody ordered it
+            held = dict.fromkeys(shards, 7)
+            play.hear(server, membership.HeldOf(rank, 0, held, held))
+    clocks = {each.rank: each.clock for _, each in told(play.said, membership.CountUntil)}
+    assert clocks == {0: 6, 1: 7}  # rank 0 does clock 7 again, and orders it
 
 
 def test_servers_that_do_not_answer_restart_all() -> None:

@@ -1,0 +1,130 @@
+"""psctl scale: what is refused and why, servers that come and servers that go."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.job import membership, messages
+from psctl.job.instructions import PlanMade, Start
+from psctl.orders import JobOrder
+from psctl.words import Assignment, Member
+from tests.job.play import A0, A1, PLAN, W0, W1, Play, told
+from tests.job.test_surviving import ELASTIC, S, dies, listens, training
+
+FOURTH = Member("server", 3)
+EVERYONE = {member.rank: member for member in [*S, FOURTH]}
+
+
+def asks(play: Play, workers: int | None = None, servers: int | None = None) -> messages.ScaleAnswer:
+    new = play.hear(A0, messages.ScaleWanted(7, workers, servers))
+    ((member, answer),) = told(new, messages.ScaleAnswer)
+    assert (member, answer.ticket) == (A0, 7)
+    found: messages.ScaleAnswer = answer
+    return found
+
+
+def newest(play: Play) -> Assignment:
+    found: Assignment = told(play.said, membership.Reassign)[-1][1].assignment
+    return found
+
+
+def move(play: Play) -> None:
+    """Every copy catches up; every server that is to hand over does."""
+    before = newest(play)
+    for shard, copying in enumerate(before.copies):
+        for server in copying:
+            play.hear(EVERYONE[before.owners[shard]], membership.CaughtUp(before.epoch, shard, server))
+    play.wait(0.1)
+    after = newest(play)
+    for shard, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)):
+        if old != new:
+            play.hear(EVERYONE[old], membership.HandedOver(after.epoch, shard))
+
+
+def test_a_server_that_comes_gets_its_share() -> None:
+    play = training()
+    before = len(play.said)
+    answer = asks(play, servers=4)
+    assert (answer.problem, answer.workers, answer.servers) == ("", 2, 3)
+    assert [each.member for each in play.said[before:] if isinstance(each, Start)] == [FOURTH]
+    listens_on(play, FOURTH)
+    move(play)
+    now = newest(play)
+    assert any(3 in chain for chain in now.chains)
+    assert not any(now.copies)
+    assert {member for member, each in told(play.said, membership.Reassign) if each.assignment == now} == {
+        *S, FOURTH, W0, W1,
+    }  # fmt: skip
+
+
+def listens_on(play: Play, server: Member) -> None:
+    start = next(each for each in play.said if isinstance(each, Start) and each.member == server)
+    play.hear((A0, A1)[start.host], messages.Started(server, 300))
+    listens(play, server)
+
+
+def test_a_server_that_goes_leaves_when_it_holds_nothing_and_that_is_no_loss() -> None:
+    play = training()
+    assert asks(play, servers=2).problem == ""
+    assert told(play.said, messages.Leave) == []
+    move(play)
+    assert told(play.said, messages.Leave) == [(S[2], messages.Leave("the job goes on with fewer servers"))]
+    assert all(2 not in chain for chain in newest(play).chains)
+    play.exits(S[2], 0)
+    play.wait(1)
+    assert play.mind.state == "running"
+    assert told(play.said, messages.EndProcesses) == []
+
+
+def test_a_second_change_waits_for_the_first() -> None:
+    play = training()
+    asks(play, servers=4)
+    assert asks(play, servers=2).problem == "servers are coming or going already"
+
+
+@pytest.mark.parametrize(
+    ("order", "plan", "workers", "servers", "why"),
+    [
+        (ELASTIC, PlanMade("native", "worker", [], PLAN), None, 2, "strategy native sums over a fixed number"),
+        (ELASTIC, PlanMade("native", "worker", [], PLAN), 3, None, "strategy native sums over a fixed number"),
+    ],
+)
+def test_collectives_are_refused_with_the_reason(
+    order: JobOrder, plan: PlanMade, workers: int | None, servers: int | None, why: str
+) -> None:
+    play = Play(order).prepared()
+    play(plan)
+    play.hear(W0, messages.Ready())
+    play.hear(W1, messages.Ready())
+    answer = asks(play, workers, servers)
+    assert why in answer.problem
+    assert "psctl checkpoint restore digits-3@latest" in answer.hint
+
+
+@pytest.mark.parametrize(
+    ("servers", "why"), [(0, "one server at least"), (1, "1 replicas of every shard need 2 servers")]
+)
+def test_too_few_servers_are_refused(servers: int, why: str) -> None:
+    assert why in asks(training(), servers=servers).problem
+
+
+def test_a_job_that_starts_or_ends_is_refused() -> None:
+    assert asks(Play(ELASTIC).prepared(), servers=4).problem == "the job does not train yet"
+    play = training()
+    play.hear(A0, messages.StopWanted(False, False, "psctl stop"))
+    assert asks(play, servers=4).problem == "the job is ending"
+
+
+def test_no_host_for_another_server_is_refused() -> None:
+    order = replace(ELASTIC, hosts=[replace(host, may_serve=False) for host in ELASTIC.hosts])
+    assert "no host of the job may hold another server" in asks(training(order), servers=4).problem
+
+
+def test_a_server_that_dies_while_it_comes_is_replaced() -> None:
+    play = training()
+    asks(play, servers=4)
+    listens_on(play, FOURTH)
+    start = next(each for each in play.said if isinstance(each, Start) and each.member == FOURTH)
+    new = dies(play, FOURTH, (A0, A1)[start.host])
+    assert [each.member for each in new if isinstance(each, Start)] == [replace(FOURTH, incarnation=1)]
