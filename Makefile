@@ -39,6 +39,8 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
+	$(BIN)/python bench/staleness.py
+	$(BIN)/python bench/staleness.py --real
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
