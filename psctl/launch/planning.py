@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,8 +16,9 @@ from psctl.launch.roster import job_order, seat, servers_of, staleness_of
 from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
 from psctl.orders import JobOrder
+from psctl.plan.by_size import spans, winners
 from psctl.plan.capacity import VALUE, capacity
-from psctl.plan.choose import SIZES, UNKNOWN, Asked, Plan, choose, planner_in, winners
+from psctl.plan.choose import UNKNOWN, Asked, Plan, Planner, planner_in, planner_of
 from psctl.plan.ground import ground_in
 from psctl.remote.fleet import Fleet
 from psctl.schedule import catalog
@@ -144,7 +144,7 @@ def on_paper(
     ground = ground_in(cluster, world)
     planner = planner_in(ground, Asked() if job is None else _asked(job, len(ground.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
-    document = _with_winners(plan, [] if size is not None else [planner.plan(each) for each in SIZES])
+    document = _with_winners(plan, planner, size is not None)
     return plan, document if model is None else with_capacity(document, model, job, 0.0)
 
 
@@ -158,8 +158,9 @@ def _asked(job: JobSpec, serving: int) -> Asked:
 def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
     """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
     known = size if size is not None else order.size
-    plan = choose(order, known, None, decided=False)
-    return plan, _with_winners(plan, [] if known is not None else winners(order))
+    planner = planner_of(order)
+    plan = planner.plan(known if known is not None else UNKNOWN)
+    return plan, _with_winners(plan, planner, known is not None)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -179,8 +180,9 @@ def schedule_text(plan: Plan) -> list[str]:
     return [summary(schedule), *(text if len(text) <= SHORT else [])]
 
 
-def _with_winners(plan: Plan, by_size: Sequence[Plan]) -> dict[str, Any]:
-    document = plan_document(plan)
-    if by_size:
-        document["winners"] = [{"size": one.size, "chosen": one.chosen, "seconds": one.seconds} for one in by_size]
-    return document
+def _with_winners(plan: Plan, planner: Planner, known: bool) -> dict[str, Any]:
+    """Return the document with `by_size`, where the winner changes; and a table of winners where no size is known."""
+    document, found = plan_document(plan), winners(planner.winner)
+    changes = spans(planner.winner, found)
+    document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]
+    return document if known else document | {"winners": msgspec.to_builtins(found)}

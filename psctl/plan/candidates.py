@@ -15,6 +15,7 @@ import msgspec
 
 from psctl.plan import arrange, closed
 from psctl.plan.cost import side_by_side
+from psctl.plan.floor import Floor, floor
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.pipelined import simulate_pipeline
@@ -59,6 +60,9 @@ COARSE = 16
 MESSAGES = 10_000
 """Transfers of one schedule that a search may simulate."""
 
+BILLION = 1e9
+"""Bytes for which steps are counted, to know them for any size."""
+
 LEAST = 1024
 """Bytes of a chunk below which cutting gains nothing."""
 
@@ -98,6 +102,9 @@ class Search:
         self._order = arrange.order(ground)
         self._uniform = ground.network.uniform(ground.ranks)
         self._few = ground.world <= SMALL
+        self._by_form = ground.world > LARGE and (self._uniform is not None or ground.world > HUGE)
+        self._floors: dict[str, list[Floor]] = {}
+        self._steps: dict[tuple[str, Options], tuple[float, float]] = {}
 
     def best(self, strategy: str, size: float) -> Predicted:
         """Return a strategy as it does best: first how ranks are arranged, then how often the vector is cut.
@@ -106,13 +113,13 @@ class Search:
             strategy: one that `why_not` has nothing against; `ps` is not one of these.
             size: bytes of the vector.
         """
-        if strategy == "native":
-            return self.at(strategy, self._native(), size)
-        found = [self.at(strategy, options, size) for options in self._tried(strategy, size)]
+        found = [self.at(strategy, options, size) for options in self._options(strategy, size)]
         return self._finer(_first_of(found, SIMPLER), size)
 
     def _finer(self, rough: Predicted, size: float) -> Predicted:
         told = rough.options
+        if rough.strategy == "native":
+            return rough
         if rough.strategy in PIPELINES:
             cuts = [msgspec.structs.replace(told, chunks=cut) for cut in self._chunks(rough.strategy, size)]
         else:
@@ -121,6 +128,85 @@ class Search:
         if rough.strategy in OVERLAPPING:
             return _first_of(sorted([*found, rough], key=lambda each: -each.options.pieces), FINER)
         return min([rough, *found], key=lambda each: each.seconds)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether there are so many ranks that what can't win is not simulated; of still more nothing is."""
+        return SMALL < self._ground.world <= LARGE
+
+    def rough(self, strategy: str, size: float) -> Predicted:
+        """Return a prediction of what can't win, counted step by step.
+
+        Args:
+            strategy: one that `why_not` has nothing against; `ps` is not one of these.
+            size: bytes of the vector.
+        """
+        found = [self._counted(strategy, options, size) for options in self._options(strategy, size)]
+        return min(found, key=lambda each: each.seconds)
+
+    def quick(self, strategy: str, size: float) -> tuple[float, float]:
+        """Return a strategy's seconds, and those of them that its messages wait: of many ranks counted step by step,
+        for one schedule at any size at once. Arguments as of `rough`."""
+        if self._few or self._by_form:
+            best = self.best(strategy, size)
+            return best.seconds, best.timing.waiting
+        for options in self._options(strategy, size):
+            if (strategy, options) not in self._steps:
+                self._counted(strategy, options, BILLION)
+        known = self.known(strategy, size)
+        assert known is not None
+        return known
+
+    def known(self, strategy: str, size: float) -> tuple[float, float] | None:
+        """Return what `quick` would, where its steps were counted before, else None."""
+        if self._few or self._by_form:
+            return None
+        found = [self._steps.get((strategy, options)) for options in self._options(strategy, size)]
+        if not all(found):
+            return None
+        return min((one[0] + size * one[1], one[0]) for one in found if one is not None)
+
+    def _options(self, strategy: str, size: float) -> Iterable[Options]:
+        return [self._native()] if strategy == "native" else self._tried(strategy, size)
+
+    def _counted(self, strategy: str, options: Options, size: float) -> Predicted:
+        schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
+        costs = side_by_side(self._costs(strategy), schedule)
+        timing = stepwise(schedule, self._ground.network, self._places(schedule), size, costs)
+        sent = max(schedule.sent(size)[: self._ground.world])
+        found = Predicted(strategy, options, self._paced(strategy, timing), schedule.steps, sent)
+        if size:
+            waiting = found.timing.waiting
+            self._steps[strategy, options] = (waiting, (found.seconds - waiting) / size)
+        return found
+
+    def least(self, strategy: str, size: float) -> float:
+        """Return the seconds that a strategy takes at least, in whatever way; 0 where timing it is as cheap to do.
+
+        Args:
+            strategy: one that `why_not` has nothing against; `ps` is not one of these.
+            size: bytes of the vector.
+        """
+        if self._by_form:
+            return 0.0
+        if strategy not in self._floors:
+            tried = self._options(strategy, 0.0)
+            uncut = dict.fromkeys(msgspec.structs.replace(options, chunks=1, pieces=1) for options in tried)
+            self._floors[strategy] = [self._floor(strategy, options) for options in uncut]
+        pace = self._ground.paces.get(strategy, 1.0)
+        return min(one.seconds(size, pace) for one in self._floors[strategy])
+
+    def _floor(self, strategy: str, options: Options) -> Floor:
+        schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
+        low = floor(schedule, self._ground.network, self._places(schedule), self._costs(strategy).alpha)
+        return Floor(0.0, low.per_byte) if strategy == "hierarchical" else low  # pieces hide each other's waiting
+
+    def _costs(self, strategy: str) -> Costs:
+        return self._ground.costs.get(self._ground.engine if strategy == "native" else "psctl", Costs())
+
+    def _places(self, schedule: Schedule) -> tuple[str, ...]:
+        """Return where the nodes of a schedule sit; helpers on the first rank's host."""
+        return (*self._ground.ranks, *(self._ground.hosts[0] for _ in range(schedule.nodes - self._ground.world)))
 
     def at(self, strategy: str, options: Options, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
@@ -131,11 +217,13 @@ class Search:
             size: bytes of the vector.
         """
         ground = self._ground
-        costs = ground.costs.get(ground.engine if strategy == "native" else "psctl", Costs())
+        costs = self._costs(strategy)
         name = "ring" if strategy == "native" else strategy
-        if ground.world > LARGE and (self._uniform is not None or ground.world > HUGE):
+        if self._by_form:
             form = self._form(name, options, size, _in_alpha(costs))
             return Predicted(strategy, options, self._paced(strategy, form.timing()), form.steps, form.sent)
+        if ground.world > LARGE:
+            return self._counted(strategy, options, size)
         schedule = catalog.build(name, ground.world, options)
         timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
         if strategy == "hierarchical":  # levels load different links; where all meet on one, waiting is not hidden
@@ -145,9 +233,7 @@ class Search:
 
     def _timing(self, name: str, options: Options, schedule: Schedule, size: float, costs: Costs) -> Timing:
         ground = self._ground
-        places = (*ground.ranks, *(ground.hosts[0] for _ in range(schedule.nodes - ground.world)))
-        if ground.world > LARGE:
-            return stepwise(schedule, ground.network, places, size, costs)
+        places = self._places(schedule)
         if name not in PIPELINES:
             return simulate(schedule, ground.network, places, size, costs)
 

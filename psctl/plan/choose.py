@@ -8,6 +8,7 @@ buckets, one after another; that it overlaps with backward is left out, for it d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,19 +19,23 @@ from psctl.job.events import Candidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
+from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
-from psctl.plan.placement import place_servers, serve
+from psctl.plan.placement import choices, floors, place_servers, serve
 from psctl.plan.reasons import bottleneck, reason
 from psctl.words import STRATEGIES, Layout
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
 
-SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
-"""Where `winners` looks when the size of the model is not known yet."""
-
 TIE = 1.05
 """Predictions closer than this are one."""
+
+PREFERRED = ("native", "ps")
+"""What is taken of predictions that are one, before the fastest."""
+
+NEARLY = 1 + 1e-6
+"""What rounding may change."""
 
 UNKNOWN = 100_000_000
 """Bytes of gradients that a plan is made for when nobody says how many there are."""
@@ -119,10 +124,9 @@ def choose(order: JobOrder, size: int | None, layout: Layout | None, decided: bo
     )
 
 
-def winners(order: JobOrder, sizes: Sequence[int] = SIZES) -> list[Plan]:
-    """Return the plan for each of several sizes, for a job whose size is not known before it runs."""
-    planner = Planner(ground_of(order), order.hosts, asked_of(order, None))
-    return [planner.plan(size) for size in sizes]
+def planner_of(order: JobOrder) -> Planner:
+    """Return what plans for a job before it runs."""
+    return Planner(ground_of(order), order.hosts, asked_of(order, None))
 
 
 def planner_in(ground: Ground, asked: Asked) -> Planner:
@@ -153,6 +157,14 @@ def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
     )
 
 
+class Winner(msgspec.Struct, frozen=True):
+    """What is chosen for so many bytes, and its seconds."""
+
+    size: int
+    chosen: str
+    seconds: float | None
+
+
 class Planner:
     """Plans on one ground.
 
@@ -165,6 +177,8 @@ class Planner:
     def __init__(self, ground: Ground, hosts: Sequence[HostOrder], asked: Asked) -> None:
         self._ground, self._hosts, self._asked = ground, hosts, asked
         self._search = Search(ground)
+        self._hosting = next(iter(choices(hosts, asked.servers)), ())
+        self._serving: list[Floor] | None = None
 
     def plan(self, size: int, decided: bool = False) -> Plan:
         """Return the plan for so many bytes.
@@ -185,6 +199,52 @@ class Planner:
             servers=servers if chosen == "ps" else [], decided=decided, candidates=rows,
             reason=self._reason(chosen, rows), options=plain(own.options) if own is not None else {},
         )  # fmt: skip
+
+    def winner(self, size: int) -> Winner:
+        """Return what `plan` chooses for so many bytes. Only what can win is timed; of many ranks it is counted step by
+        step, so that what is alike may come out the other way round.
+
+        Raises:
+            UsageError: the strategy that was asked for can't do it here.
+        """
+        may = [name for name in STRATEGIES if self._why_not(name, self._hosting) is None]
+        if self._asked.strategy in may:
+            return Winner(size, self._asked.strategy, self._seconds(self._asked.strategy, size))
+        if self._asked.strategy != "auto" or not may or self._ground.world == 1:
+            plan = self.plan(size)
+            return Winner(size, plan.chosen, plan.seconds)
+        least = {name: self._least(name, size) for name in may}
+        timed: dict[str, float] = {}
+        for name in sorted(may, key=lambda name: least[name]):
+            if least[name] <= min(timed.values(), default=math.inf) * NEARLY:
+                timed[name] = self._seconds(name, size)
+        limit = TIE * min(timed.values())
+        for name in PREFERRED:
+            if name in may and name not in timed and least[name] <= limit:
+                timed[name] = self._seconds(name, size)
+        chosen = _simplest([(name, timed[name]) for name in STRATEGIES if name in timed])
+        return Winner(size, chosen, timed[chosen])
+
+    def _least(self, name: str, size: int) -> float:
+        if name == "ps":
+            if self._serving is None:
+                self._serving = floors(self._ground, self._hosts, self._asked.servers)
+            return min(one.seconds(size, self._ground.paces.get("ps", 1.0)) for one in self._serving)
+        part = max(self._buckets(size))
+        known = self._search.known(name, part)
+        least = known[0] if known is not None else self._search.least(name, part)
+        return least * size / max(1, part)
+
+    def _seconds(self, name: str, size: int) -> float:
+        if name == "ps":
+            servers = place_servers(self._ground, self._hosts, self._asked.servers, size)
+            return round(serve(self._ground, [self._hosts[at].name for at in servers], size)[0].seconds, 9)
+        return self._total(*self._search.quick(name, max(self._buckets(size))), size)
+
+    def _total(self, seconds: float, waiting: float, size: int) -> float:
+        """Return the seconds of all buckets, one after another, from those of the largest."""
+        moving, largest = seconds - waiting, max(self._buckets(size))
+        return round(sum(waiting + moving * part / max(1, largest) for part in self._buckets(size)), 9)
 
     def _update(self) -> str:
         if self._asked.update != "auto":
@@ -209,9 +269,19 @@ class Planner:
         return self._search.why_not(name)
 
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
-        """Return strategies as each does best for the bucket that most bytes travel in."""
-        part = max(self._buckets(size))
-        return {name: self._search.best(name, part) for name in names if name != "ps"}
+        """Return strategies as each does best for the bucket that most bytes travel in; of many ranks those that can't
+        be chosen are counted step by step alone."""
+        part, asked = max(self._buckets(size)), self._asked.strategy
+        if not self._search.prunes:
+            return {name: self._search.best(name, part) for name in names if name != "ps"}
+        least = {name: self._search.least(name, part) for name in names if name != "ps"}
+        found: dict[str, Predicted] = {}
+        limit = math.inf
+        for name in sorted(least, key=lambda name: least[name]):
+            timed = least[name] <= limit or name == asked
+            found[name] = self._search.best(name, part) if timed else self._search.rough(name, part)
+            limit = min(limit, TIE * NEARLY * found[name].seconds) if timed else limit
+        return found
 
     def _buckets(self, size: int) -> tuple[int, ...]:
         return buckets(size) if self._asked.bucketed else (size,)
@@ -227,12 +297,10 @@ class Planner:
             timing, steps, sent = serve(self._ground, names, size)
             params: dict[str, Any] = {"servers": len(servers), "hosts": names, "update": update}
             return Candidate(name, params, round(timing.seconds, 9), steps, sent, bottleneck(timing), True, None)
-        moving, largest = found.seconds - found.timing.waiting, max(self._buckets(size))
-        seconds = sum(found.timing.waiting + moving * part / max(1, largest) for part in self._buckets(size))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         params = plain(found.options) | ({"buckets": len(self._buckets(size))} if self._asked.bucketed else {})
-        where = bottleneck(found.timing)
-        return Candidate(name, params, round(seconds, 9), found.steps, sent, where, True, None)
+        where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
+        return Candidate(name, params, total, found.steps, sent, where, True, None)
 
     def _pick(self, rows: Sequence[Candidate]) -> str:
         """Return the name that is chosen; `rows` are the fastest first."""
@@ -250,9 +318,7 @@ class Planner:
             raise UsageError(f"no strategy can do what is asked for: {rows[0].why_not}", hint="servers: auto")
         if self._ground.world == 1 and by_name["native"].feasible:
             return "native"
-        limit = TIE * (feasible[0].seconds or 0.0)
-        equal = [row.strategy for row in feasible if row.seconds is not None and row.seconds <= limit]
-        return next((name for name in ("native", "ps") if name in equal), equal[0])
+        return _simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
 
     def _reason(self, chosen: str, rows: Sequence[Candidate]) -> str:
         if self._asked.strategy != "auto" and self._asked.strategy == chosen:
@@ -260,3 +326,11 @@ class Planner:
         if self._ground.world == 1 and chosen == "native":
             return ALONE
         return reason(chosen, rows)
+
+
+def _simplest(timed: Sequence[tuple[str, float]]) -> str:
+    """Return what is taken of several: of those within TIE of the fastest the preferred one, else the fastest."""
+    least = min(seconds for _, seconds in timed)
+    equal = sorted((seconds, place, name) for place, (name, seconds) in enumerate(timed) if seconds <= TIE * least)
+    names = [name for _, _, name in equal]
+    return next((name for name in PREFERRED if name in names), names[0])

@@ -17,7 +17,7 @@ from psctl.plan.routes import Network, Route
 from psctl.plan.sharing import NEAR
 from psctl.plan.symmetry import lockstep
 from psctl.plan.timing import Costs, Leg, Load, Timing
-from psctl.plan.waiting import Message, Waiting, messages
+from psctl.plan.waiting import Waiting
 from psctl.schedule.transfer import Schedule
 
 FREE = Costs()
@@ -53,14 +53,18 @@ def simulate(
         found = lockstep(schedule, network, route, size, costs)
         if found is not None:
             return found
-    return _Run(messages(schedule, size), network, placement, costs).timing()
+    return _Run(schedule, network, placement, size, costs).timing()
 
 
 class _Run:
     """One simulation."""
 
-    def __init__(self, sent: list[Message], network: Network, placement: Sequence[str], costs: Costs) -> None:
-        self._sent = sent
+    def __init__(
+        self, schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs
+    ) -> None:  # fmt: skip
+        self._sent = sent = schedule.messages()
+        chunk = schedule.chunk_bytes(size)
+        self._bytes = [sum([chunk[each] for each in message.chunks]) for message in sent]
         self._network = network
         self._costs = costs
         self._waiting = Waiting(sent)
@@ -110,7 +114,7 @@ class _Run:
 
     def _flow(self, index: int, now: float) -> None:
         self._flowing[index] = now
-        route, size = self._routes[index].links, self._sent[index].bytes
+        route, size = self._routes[index].links, self._bytes[index]
         if size <= 0.0 or not route:
             self._deliver(index, now)
             return
@@ -121,7 +125,7 @@ class _Run:
         self._arrived[index] = now
         for then in self._waiting.delivered[index]:
             self._release(then, index, now)
-        work = costs.overhead + (costs.gamma * message.bytes if message.reduces else 0.0)
+        work = costs.overhead + (costs.gamma * self._bytes[index] if message.action == "reduce" else 0.0)
         if work:
             free = self._busy[message.destination] = max(now, self._busy.get(message.destination, 0.0)) + work
             heapq.heappush(self._due, (free, index, _DONE))
@@ -149,7 +153,7 @@ class _Run:
     def _report(self) -> Timing:
         assert not any(self._waiting.need), "a schedule that waits for itself; the checker lets none pass"
         seconds = max(self._ended, default=0.0)
-        loads = link_loads(self._network, self._routes, self._sent, seconds)
+        loads = _loads(self._network, self._routes, self._bytes, seconds)
         legs, parts = self._critical(seconds)
         return Timing(
             seconds, "simulated", *bottleneck(loads, parts), *parts, loads=loads, critical=legs
@@ -177,14 +181,14 @@ class _Run:
         return tuple(reversed(legs)), (waiting, flowing, summing)
 
 
-def link_loads(
-    network: Network, routes: Sequence[Route], sent: Sequence[Message], seconds: float
+def _loads(
+    network: Network, routes: Sequence[Route], sent: Sequence[float], seconds: float
 ) -> tuple[Load, ...]:  # fmt: skip
     """Return what crosses each link, busiest first."""
     crossed: dict[int, float] = {}
-    for route, message in zip(routes, sent, strict=True):
+    for route, amount in zip(routes, sent, strict=True):
         for link in route.links:
-            crossed[link] = crossed.get(link, 0.0) + message.bytes
+            crossed[link] = crossed.get(link, 0.0) + amount
     loads = [
         Load(network.names[link], amount, amount / network.capacities[link] / seconds if seconds else 0.0)
         for link, amount in sorted(crossed.items())

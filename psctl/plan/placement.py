@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from psctl.orders import HostOrder
 from psctl.plan.cost import side_by_side
+from psctl.plan.floor import Floor, floor
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
 from psctl.plan.timing import Costs, Timing, paced
@@ -60,19 +61,42 @@ def place_servers(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None
             A single host gets two, so that sums use two cores.
         size: bytes a worker pushes.
     """
+    found = choices(hosts, wanted)
+    if len(found) < 2:
+        return found[0] if found else []
+    return min(found, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size)[0].seconds)
+
+
+def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
+    """Return the ways to place servers among which the fastest is taken; none when none may be placed.
+
+    Args:
+        hosts: the roster.
+        wanted: their number; None where the plan says.
+    """
     may = [index for index, host in enumerate(hosts) if host.may_serve]
     if not may or wanted == 0:
         return []
     free = [index for index in may if not hosts[index].workers]
     if wanted is not None:
         order = free + [index for index in may if hosts[index].workers]
-        return sorted(order[turn % len(order)] for turn in range(wanted))
+        return [sorted(order[turn % len(order)] for turn in range(wanted))]
     if len(hosts) == 1:
-        return [0] * min(2, max(1, hosts[0].workers))
-    choices = [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
-    if len(choices) == 1:
-        return may
-    return min(choices, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size)[0].seconds)
+        return [[0] * min(2, max(1, hosts[0].workers))]
+    return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
+
+
+def floors(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None) -> list[Floor]:
+    """Return what a push and a pull take at least for each way to place servers. Arguments as of `place_servers`."""
+    if ground.world > LARGE:
+        return [Floor(0.0, 0.0)]
+    costs, found = ground.costs.get("ps", Costs()), []
+    for chosen in choices(hosts, wanted):
+        nodes = tuple(range(ground.world, ground.world + len(chosen)))
+        schedule = catalog.build("ps", ground.world, Options(servers=nodes))
+        places = (*ground.ranks, *(hosts[at].name for at in chosen))
+        found.append(floor(schedule, ground.network, places, costs.alpha))
+    return found
 
 
 def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) -> list[int]:

@@ -27,8 +27,7 @@ def stepwise(schedule: Schedule, network: Network, placement: Sequence[str], siz
     Raises:
         KeyError: a place that the network does not know or can't reach.
     """
-    whole = sum(schedule.shares)
-    chunk = [size * share / whole for share in schedule.shares]
+    chunk = schedule.chunk_bytes(size)
     total: dict[int, float] = {}
     waiting = flowing = summing = 0.0
     for _, step in schedule.by_step():

@@ -1,7 +1,6 @@
 """What each message of a schedule waits for.
 
-Transfers of one step between the same two nodes on one lane, with one action, are one message: their chunks travel
-together. By the semantics of `schedule/transfer.py` a message may start when
+By the semantics of `schedule/transfer.py` a message may start when
 
     its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: summed)
     both its ends are free on its lane: what the sender sent, and what    (*delivered*)
@@ -15,42 +14,9 @@ all it waits for is; so the number of edges stays linear in the number of transf
 
 from __future__ import annotations
 
-from psctl.schedule.transfer import Schedule
+from collections.abc import Sequence
 
-
-class Message:
-    """Chunks that travel together."""
-
-    __slots__ = ("bytes", "chunks", "destination", "lane", "reduces", "source", "step")
-
-    def __init__(self, step: int, source: int, destination: int, lane: int, reduces: bool) -> None:
-        self.step = step
-        self.source = source
-        self.destination = destination
-        self.lane = lane
-        self.reduces = reduces
-        self.chunks: list[int] = []
-        self.bytes = 0.0
-
-
-def messages(schedule: Schedule, size: float) -> list[Message]:
-    """Return the messages of a schedule in order of their steps, for a vector of `size` bytes."""
-    total = sum(schedule.shares)
-    of_chunk = [size * share / total for share in schedule.shares]
-    found: list[Message] = []
-    now, open_messages = -1, dict[tuple[int, int, int, bool], Message]()
-    for transfer in schedule.transfers:
-        if transfer.step != now:
-            now, open_messages = transfer.step, {}
-        reduces = transfer.action == "reduce"
-        key = (transfer.source, transfer.destination, transfer.lane, reduces)
-        message = open_messages.get(key)
-        if message is None:
-            message = open_messages[key] = Message(now, key[0], key[1], key[2], reduces)
-            found.append(message)
-        message.chunks.append(transfer.chunk)
-        message.bytes += of_chunk[transfer.chunk]
-    return found
+from psctl.schedule.transfer import Message
 
 
 class Waiting:
@@ -60,7 +26,7 @@ class Waiting:
     to be done.
     """
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: Sequence[Message]) -> None:
         self.need = [0] * len(messages)
         self.delivered: list[list[int]] = [[] for _ in messages]
         self.done: list[list[int]] = [[] for _ in messages]
@@ -74,7 +40,7 @@ class Waiting:
                 self._take_step(messages, start, index)
                 start = index
 
-    def _take_step(self, messages: list[Message], start: int, stop: int) -> None:
+    def _take_step(self, messages: Sequence[Message], start: int, stop: int) -> None:
         reads: dict[tuple[int, int], list[int]] = {}
         writes: dict[tuple[int, int], list[int]] = {}
         lanes: dict[tuple[int, int, bool], list[int]] = {}

@@ -91,8 +91,8 @@ class Schedule(msgspec.Struct, frozen=True):
     def messages(self) -> tuple[Message, ...]:
         """Return what travels together, in the order of steps."""
         together: dict[tuple[int, int, int, int, Action], list[int]] = {}
-        for step, source, destination, chunk, action, lane in map(msgspec.structs.astuple, self.transfers):
-            together.setdefault((step, source, destination, lane, action), []).append(chunk)
+        for one in self.transfers:
+            together.setdefault((one.step, one.source, one.destination, one.lane, one.action), []).append(one.chunk)
         return tuple(Message(*key, tuple(chunks)) for key, chunks in together.items())
 
     def ranges(self, length: int) -> tuple[tuple[int, int], ...]:
@@ -103,9 +103,14 @@ class Schedule(msgspec.Struct, frozen=True):
             before += share
         return tuple(found)
 
+    def chunk_bytes(self, size: float) -> tuple[float, ...]:
+        """Return the bytes of each chunk when the vector has `size` bytes."""
+        whole = sum(self.shares)
+        return tuple(size * share / whole for share in self.shares)
+
     def sent(self, size: float) -> tuple[float, ...]:
         """Return the bytes that each node sends when the vector has `size` bytes."""
-        out = [0] * self.nodes
+        out, whole = [0] * self.nodes, sum(self.shares)
         for transfer in self.transfers:
             out[transfer.source] += self.shares[transfer.chunk]
-        return tuple(size * share / sum(self.shares) for share in out)
+        return tuple(size * share / whole for share in out)

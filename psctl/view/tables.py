@@ -224,6 +224,8 @@ def draw_plan(console: Console, document: Document) -> None:
     ]
     if winners:
         draw_table(console, ("gradients", "fastest", "predicted"), winners, right=("gradients", "predicted"))
+    if len(document.get("by_size", [])) > 1:
+        say(console, Text(f"by size: {_spans(document['by_size'])}", style="dim"))
     head = f"{size}, {document['world']} ranks, {decided}: "
     say(
         console,
@@ -265,6 +267,12 @@ def draw_capacity(console: Console, found: Document | None) -> None:
     heads = ("consistency", "clock, of a worker's mean", "idle", "step x curvature below")
     draw_table(console, heads, table, right=heads[1:])
     say(console, Text("where workers' times vary at random (exponential); one that stays slow holds up all but asp"))
+
+
+def _spans(spans: Sequence[Document]) -> str:
+    """Say in one line which strategy is chosen up to which size."""
+    ends = [f" up to {format_bytes(span['from'])}" for span in spans[1:]]
+    return ", ".join(one_line(str(span["chosen"])) + end for span, end in zip(spans, [*ends, " above"], strict=True))
 
 
 def draw_dry_run(console: Console, document: Document) -> None:

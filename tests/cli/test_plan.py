@@ -55,7 +55,7 @@ def test_the_box_of_the_texts_from_a_saved_matrix(tmp_path: Path) -> None:
     file = tmp_path / "m.txt"
     file.write_text(MATRIX)
     document = planned(tmp_path, "--topology", str(file), "--size", "160MB")
-    assert list(document) == ["size", "world", "chosen", "reason", "decided", "candidates"]
+    assert list(document) == ["size", "world", "chosen", "reason", "decided", "candidates", "by_size"]
     assert (document["size"], document["world"], document["decided"]) == (160_000_000, 4, False)
     assert sorted(row["strategy"] for row in document["candidates"]) == sorted(STRATEGIES)
     assert document["candidates"][0]["strategy"] == document["chosen"]

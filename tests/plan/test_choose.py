@@ -8,7 +8,7 @@ import pytest
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.buckets import BUCKET, FIRST, buckets
-from psctl.plan.choose import TIE, Asked, Plan, Planner, choose, winners
+from psctl.plan.choose import TIE, Asked, Plan, Planner, choose
 from psctl.plan.cost import ALPHA, ENGINES
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.timing import Costs
@@ -271,9 +271,3 @@ def test_gradients_travel_in_buckets_in_training() -> None:
     assert seconds(plan, "native") == pytest.approx(
         seconds(alone, "native") + 4 * 6 * (ENGINES["gloo"].alpha + ALPHA), rel=1e-3
     )
-
-
-def test_before_the_run_there_is_a_winner_for_each_size() -> None:
-    plans = winners(order(host("a"), host("b")))
-    assert [plan.size for plan in plans] == sorted(plan.size for plan in plans)
-    assert not any(plan.decided for plan in plans)

@@ -1,0 +1,58 @@
+"""Which strategy is chosen for which bytes of gradients: the winner of each decade, and about where it changes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from psctl.plan.choose import Winner
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+"""Bytes of gradients that are looked at."""
+
+HALVINGS = 2
+"""How often a decade in which the winner changes is halved."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """From about so many bytes on, up to the next span, this strategy is chosen."""
+
+    start: int
+    chosen: str
+
+
+def winners(winner: Callable[[int], Winner], sizes: Sequence[int] = SIZES) -> list[Winner]:
+    """Return the winner of each size."""
+    return [winner(size) for size in sizes]
+
+
+def spans(winner: Callable[[int], Winner], known: Sequence[Winner]) -> list[Span]:
+    """Return where the winner changes, smallest sizes first; the first span starts at 0.
+
+    Args:
+        winner: says what is chosen for a size.
+        known: winners of ascending sizes.
+    """
+    found: list[Span] = [Span(0, known[0].chosen)]
+    for low, high in itertools.pairwise(known):
+        found += _between(winner, low, high, HALVINGS)
+    return found
+
+
+def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: int) -> list[Span]:
+    if low.chosen == high.chosen:
+        return []
+    size = round(math.sqrt(low.size * high.size))
+    if not more:
+        return [Span(_round(size), high.chosen)]
+    middle = winner(size)
+    return [*_between(winner, low, middle, more - 1), *_between(winner, middle, high, more - 1)]
+
+
+def _round(size: int) -> int:
+    """Two digits are what is known."""
+    digits = max(0, len(str(size)) - 2)
+    return round(size, -digits)

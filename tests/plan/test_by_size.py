@@ -1,0 +1,143 @@
+"""Only what can win is timed, and what wins is what would win if all were timed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from psctl.plan.by_size import SIZES, Span, spans, winners
+from psctl.plan.candidates import Search
+from psctl.plan.choose import TIE, Asked, Planner, Winner, planner_in
+from psctl.plan.cost import ENGINES, FREE
+from psctl.plan.floor import floor
+from psctl.plan.flow import simulate
+from psctl.plan.ground import Ground, ground_in
+from psctl.plan.timing import Costs
+from psctl.schedule import catalog
+from psctl.schedule.catalog import Options
+from psctl.topology.document import read_cluster_document
+from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
+from psctl.words import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def preset(name: str) -> ClusterGraph:
+    return read_cluster_document(json.loads((ROOT / "clusters" / f"{name}.json").read_text()))
+
+
+def somewhere(chance: random.Random, count: int) -> ClusterGraph:
+    """Hosts on one to three switches, with cables and trunks of any rate; some hosts serve alone."""
+    racks = chance.randint(1, 3)
+    roles = [("worker", "server"), ("worker",), ("server",)]
+    hosts = [
+        HostNode(f"h{at}", HostGraph(), roles=roles[0] if at < 2 else chance.choices(roles, (6, 2, 2))[0])
+        for at in range(count)
+    ]
+    rates = (12.5e6, 62.5e6, 125e6, 125e6, 1.25e9)
+    cables = [
+        Between(host.name, f"sw{at % racks}", chance.choice(rates), chance.choice((1e-5, 1e-4)))
+        for at, host in enumerate(hosts)
+    ]
+    trunks = [Between("sw0", f"sw{rack}", chance.choice(rates), 1e-5) for rack in range(1, racks)]
+    return ClusterGraph(tuple(hosts), (*cables, *trunks))
+
+
+def grounds() -> Iterator[tuple[str, Ground]]:
+    for name in ("dgx-1v", "dgx-a100", "pcie-box", "four-cpu-hosts"):
+        yield name, ground_in(preset(name), None, FREE)
+    yield "dear messages", ground_in(preset("four-cpu-hosts"), None, ENGINES)
+    for seed in range(8):
+        chance = random.Random(seed)
+        costs = ENGINES if seed % 2 else FREE
+        yield f"seed {seed}", ground_in(somewhere(chance, chance.randint(3, 6)), None, costs)
+
+
+GROUNDS = dict(grounds())
+
+
+@pytest.mark.parametrize("name", GROUNDS)
+def test_the_winner_is_the_plans_choice(name: str) -> None:
+    planner = planner_in(GROUNDS[name], Asked())
+    for size in (1_000, 300_000, 100_000_000):
+        plan = planner.plan(size)
+        assert planner.winner(size) == Winner(size, plan.chosen, plan.seconds)
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "dear messages", "seed 3"])
+def test_nothing_is_faster_than_its_floor(name: str) -> None:
+    search = Search(GROUNDS[name])
+    for strategy in STRATEGIES:
+        if strategy == "ps" or search.why_not(strategy):
+            continue
+        for size in (0, 1_000, 1_000_000, 1_000_000_000):
+            assert search.least(strategy, size) <= search.best(strategy, size).seconds * (1 + 1e-9), (strategy, size)
+
+
+def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
+    ground = GROUNDS["four-cpu-hosts"]
+    plan = catalog.build("ring", 4, Options())
+    low = floor(plan, ground.network, ground.ranks, 0.0)
+    wait = ground.network.route(*ground.ranks[:2]).latency
+    assert low.waiting == pytest.approx(6 * wait)
+    assert low.per_byte == pytest.approx(1.5 / 119.5e6, rel=0.01)
+    assert simulate(plan, ground.network, ground.ranks, 1e9).seconds == pytest.approx(low.seconds(1e9), rel=1e-3)
+    assert simulate(plan, ground.network, ground.ranks, 0.0).seconds == pytest.approx(low.seconds(0.0))
+    assert low.seconds(1e9, pace=2.0) == low.seconds(1e9) > low.seconds(1e9, pace=0.5)
+
+
+def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = ground_in(preset("sixteen-gpu-nodes"), 24)
+    pruned = planner_in(ground, Asked()).plan(160_000_000)
+    monkeypatch.setattr(Search, "rough", Search.best)
+    whole = planner_in(ground, Asked()).plan(160_000_000)
+    assert (pruned.chosen, pruned.seconds, pruned.options) == (whole.chosen, whole.seconds, whole.options)
+    exact = {row.strategy: row.seconds for row in whole.candidates}
+    for row in pruned.candidates:
+        if row.seconds is not None:
+            assert row.seconds >= TIE * (whole.seconds or 0.0) or row.seconds == exact[row.strategy]
+    assert {row.strategy for row in pruned.candidates} == set(STRATEGIES)
+
+
+def test_winners_and_where_they_change() -> None:
+    planner = planner_in(GROUNDS["dear messages"], Asked())
+    found = winners(planner.winner)
+    assert [one.size for one in found] == list(SIZES)
+    changes = spans(planner.winner, found)
+    assert changes[0] == Span(0, found[0].chosen)
+    assert changes[-1].chosen == found[-1].chosen
+    assert [one.start for one in changes] == sorted(one.start for one in changes)
+    for one, after in zip(changes[1:], [*changes[2:], None], strict=True):
+        assert planner.winner(round(one.start * 1.4)).chosen == one.chosen or after is not None
+
+
+def test_a_change_is_found_to_within_a_quarter_decade() -> None:
+    asked: list[int] = []
+
+    def winner(size: int) -> Winner:
+        asked.append(size)
+        return Winner(size, "ring" if size >= 43_000 else "one-shot", 0.0)
+
+    [first, change] = spans(winner, winners(winner, (1_000, 10_000, 100_000)))
+    assert first == Span(0, "one-shot") and change.chosen == "ring"
+    assert 43_000 / 1.78 <= change.start <= 43_000 * 1.78
+    assert len(asked) == 5
+
+
+def test_what_was_asked_for_wins_at_every_size() -> None:
+    planner = planner_in(GROUNDS["four-cpu-hosts"], Asked("chain"))
+    assert spans(planner.winner, winners(planner.winner)) == [Span(0, "chain")]
+
+
+def test_costs_are_part_of_the_floor() -> None:
+    ground = GROUNDS["four-cpu-hosts"]
+    dear = Ground(ground.cluster, ground.ranks, ground.serving, {"psctl": Costs(alpha=1.0), "gloo": Costs()})
+    assert Search(dear).least("tree", 0) >= 4.0
+    assert Search(dear).least("native", 0) < 1.0
+    assert Planner(dear, [], Asked(servers=0)).winner(1_000).chosen == "native"
+    assert msgspec.to_builtins(Winner(1, "ring", None)) == {"size": 1, "chosen": "ring", "seconds": None}
