@@ -20,7 +20,7 @@ from psctl.checkpoint.writer import publish
 from psctl.launch.archive import Archive
 from psctl.launch.clusters import recall
 from psctl.launch.connecting import Connect
-from psctl.launch.converge import Converging, send_archive
+from psctl.launch.converge import Converging
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
@@ -258,11 +258,6 @@ def bring_code(source: Shell, found: Located, state: Converging) -> Archive | No
                 where=found.id,
             ) from error
         return Archive(code, packed.read_bytes(), [], 0)
-
-
-def send_code(target: Shell, python: str, workdir: str, archive: Archive) -> None:
-    """Unpack a job's code on a host that lacks it."""
-    send_archive(target, python, f"{workdir}/code", archive, keep=True)
 
 
 def _fetch(shell: Shell, found: Located, folder: Path) -> None:

@@ -128,24 +128,6 @@ def halving_doubling(world: int, size: float, rates: Rates) -> Form:
     return _phases(2 * (core.bit_length() - 1) + extra, 2 * part + extra / 2 * size, through, sums, rates)
 
 
-def bcube(world: int, size: float, rates: Rates, base: int = 2) -> Form:
-    """Return the time of halving-doubling in groups of `base`: 2 log_base p rounds of base - 1 messages at once.
-
-    Raises:
-        ValueError: the world is no power of the base; the caller's fault.
-    """
-    rounds = round(math.log(world, base)) if world > 1 else 0
-    if base**rounds != world:
-        raise ValueError(f"{world} is no power of {base}")
-    part = (world - 1) / world * size
-    return _phases(2 * rounds, 2 * part, 2 * part, part, rates)
-
-
-def in_network(size: float, rates: Rates, depth: int = 1) -> Form:
-    """Return the time when switches add: each rank sends its vector once and gets the sum once, both at once."""
-    return Form(2 * depth, size, 2 * depth * rates.alpha, size * rates.beta)
-
-
 def pipelined_chain(world: int, size: float, rates: Rates, chunks: int | None = None) -> Form:
     """Return the time of a chain in chunks, each going back as soon as it is summed; `chunks` None: the best."""
     depth = world - 1
@@ -233,12 +215,6 @@ def ring_beats_double_tree(world: int, rates: Rates) -> float:
     """Return the bytes above which a ring is faster than two pipelined trees of 2 lg p alpha + 2 N beta:
     (alpha / beta) p (p - 1 - lg p)."""
     return rates.alpha / rates.beta * world * (world - 1 - math.log2(world))
-
-
-def ring_beats_tree(world: int, rates: Rates) -> float:
-    """Return the bytes above which a ring is faster than a binomial tree of whole vectors."""
-    depth = _lg_up(world)
-    return rates.alpha * (world - 1 - depth) / (rates.beta * (depth - (world - 1) / world)) if world > 2 else 0.0
 
 
 FORMS: Mapping[str, Callable[[int, float, Rates], Form]] = {

@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -126,8 +127,8 @@ class Coordinator:
                 self._desk.tell(member, message)
             case Start():
                 self._start(instruction)
-            case MakePlan():
-                self._queue.put(self._plan(instruction))
+            case MakePlan():  # seconds for many ranks: heartbeats go on beside it
+                threading.Thread(target=self._think, args=(instruction,), name="plan", daemon=True).start()
             case MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
@@ -156,6 +157,13 @@ class Coordinator:
             pair.key_pem,
         )
         self._desk.tell(Member("agent", start.host), order)
+
+    def _think(self, wanted: MakePlan) -> None:
+        try:
+            made = self._plan(wanted)
+        except Exception as defect:  # noqa: BLE001 - of ours; untold, the job would wait for its plan for ever
+            made = PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
+        self._queue.put(made)
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:

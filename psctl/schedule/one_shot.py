@@ -1,15 +1,13 @@
-"""One-shot and two-shot: everyone sends to everyone at once.
+"""One-shot: everyone sends to everyone at once.
 
-One-shot: each rank gets all others' whole vectors and adds them itself: one start-up, (p-1)N bytes out of each rank,
+Each rank gets all others' whole vectors and adds them itself: one start-up, (p-1)N bytes out of each rank,
 so it is for messages so small that only start-ups count. All ranks add in the order of the ranks, in one step, so all
-get the same bits. Two-shot is the sharded all-reduce with equal shares: two start-ups, 2(p-1)/p N bytes.
+get the same bits. Two-shot is `sharded` with equal shares: two start-ups, 2(p-1)/p N bytes.
 """
 
 from __future__ import annotations
 
 from psctl.schedule.checker import prove
-from psctl.schedule.reverse import all_reduce
-from psctl.schedule.sharded import spread
 from psctl.schedule.transfer import Schedule, Transfer
 
 
@@ -21,8 +19,3 @@ def build(world: int) -> Schedule:
         for away in range(1, world)
     ]
     return prove("one-shot", "all-reduce", world, transfers)
-
-
-def two_shot(world: int) -> Schedule:
-    """Return the all-reduce of two steps: everyone sums an equal part, then sends it to all."""
-    return all_reduce("two-shot", world, spread(world))

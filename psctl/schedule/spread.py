@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from psctl.schedule.transfer import Action, Transfer
+from psctl.schedule.transfer import Transfer
 
 Transfers = list[Transfer]
 
@@ -75,11 +75,6 @@ def place(spread: Spread, order: Sequence[int] | None) -> Spread:
     names = dict(enumerate(order))
     owners = tuple(names.get(owner, owner) for owner in spread.owners)
     return Spread(owners, placed(spread.transfers, order), spread.shares, spread.nodes)
-
-
-def acting(transfers: Iterable[Transfer], action: Action) -> Transfers:
-    """Return the transfers with another action."""
-    return [Transfer(one.step, one.source, one.destination, one.chunk, action, one.lane) for one in transfers]
 
 
 def packed(transfers: Iterable[Transfer]) -> Transfers:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from psctl.topology.findings import Finding
 from psctl.topology.readings import Reading
-from psctl.words import HostName
 
-__all__ = ["Device", "Finding", "Gpu", "HostFacts", "Nic", "NicKind", "NumaNode", "devices", "host_document"]
+__all__ = ["Finding", "Gpu", "HostFacts", "Nic", "NicKind", "NumaNode"]
 
 NicKind = Literal["physical", "virtual", "bridge", "loopback"]
 
@@ -68,39 +67,3 @@ class HostFacts(msgspec.Struct, frozen=True):
     boot: str = ""  # the kernel's boot id: hosts that share it share a kernel
     sockets: int = 0  # processors that one could pull out
     readings: tuple[Reading, ...] = ()  # what its tools said of its topology, as recognise.read reads a saved file
-
-
-class Device(msgspec.Struct, frozen=True):
-    """A device as `topo -o json` prints it; what follows `numa` is for people."""
-
-    id: str
-    kind: Literal["gpu", "nic", "cpu", "switch"]
-    numa: int | None
-    name: str = ""
-    cores: int | None = None
-    memory: int | None = None
-    addresses: tuple[str, ...] | None = None
-    bandwidth: float | None = None
-
-
-def devices(facts: HostFacts) -> tuple[Device, ...]:
-    """Return the host's processors, GPUs, and the interfaces that can carry gradients (up, no loopback, no bridge)."""
-    found = [Device(f"CPU{node.index}", "cpu", node.index, facts.cpu, node.cores) for node in facts.numa]
-    if not found:
-        found = [Device("CPU0", "cpu", None, facts.cpu, facts.cores, facts.memory)]
-    found += [Device(f"GPU{gpu.index}", "gpu", gpu.numa, gpu.name, memory=gpu.memory) for gpu in facts.gpus]
-    for nic in facts.nics:
-        if nic.up and nic.addresses and nic.kind in ("physical", "virtual"):
-            found.append(Device(nic.name, "nic", nic.numa, nic.driver, addresses=nic.addresses, bandwidth=nic.speed))
-    return tuple(found)
-
-
-def host_document(name: HostName, facts: HostFacts) -> dict[str, Any]:
-    """Return the host as an entry of `topo -o json`'s `hosts`; links between devices are not known in this version."""
-    listed = []
-    for device in devices(facts):
-        body = {key: value for key, value in msgspec.to_builtins(device).items() if value not in (None, "")}
-        listed.append({"id": device.id, "kind": device.kind, "numa": device.numa} | body)
-    findings = [msgspec.to_builtins(finding) for finding in facts.findings]
-    about = {"cores": facts.cores, "memory": facts.memory, "problems": findings}
-    return {"name": name, "devices": listed, "links": []} | about

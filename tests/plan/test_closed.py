@@ -11,19 +11,15 @@ from psctl.plan.closed import (
     FORMS,
     MOST_CHUNKS,
     Rates,
-    bcube,
     best_chunks,
     double_tree,
     halving_doubling,
     hierarchical,
-    in_network,
     pipeline,
     ring,
     ring_beats_double_tree,
     ring_beats_halving_doubling,
-    ring_beats_tree,
     root,
-    tree,
 )
 from psctl.plan.collectives import collective
 from psctl.plan.flow import simulate
@@ -138,10 +134,7 @@ def test_steps_of_the_textbook() -> None:
 
 
 def test_one_rank_takes_no_time() -> None:
-    for form in (
-        *(make(1, 1e6, rates(GAMMA)) for make in FORMS.values() if make is not FORMS["cpu"]),
-        bcube(1, 1e6, rates()),
-    ):
+    for form in [make(1, 1e6, rates(GAMMA)) for make in FORMS.values() if make is not FORMS["cpu"]]:
         assert form.flowing + form.summing == 0.0
 
 
@@ -156,13 +149,6 @@ def test_a_ring_beats_halving_doubling_above_the_crossover(world: int) -> None:
     at = ring_beats_halving_doubling(world, rates())
     for size, faster in ((0.9 * at, False), (1.1 * at, True)):
         assert (ring(world, size, rates()).seconds < halving_doubling(world, size, rates()).seconds) is faster
-
-
-@pytest.mark.parametrize("world", [3, 8, 64])
-def test_a_ring_beats_a_tree_of_whole_vectors_above_the_crossover(world: int) -> None:
-    at = ring_beats_tree(world, rates())
-    assert ring(world, at, rates()).seconds == pytest.approx(tree(world, at, rates()).seconds)
-    assert ring(world, 2 * at + 1, rates()).seconds < tree(world, 2 * at + 1, rates()).seconds
 
 
 def test_crossover_of_ring_and_double_tree() -> None:
@@ -190,14 +176,6 @@ def test_hierarchical_is_simulated_as_its_form() -> None:
     groups = tuple(tuple(range(first, first + 4)) for first in (0, 4, 8))
     plan = catalog.build("hierarchical", 12, Options(groups=groups))
     assert on_star(plan, 1e8).seconds == pytest.approx(hierarchical(3, 4, 1e8, rates(), rates()).seconds, rel=0.01)
-
-
-def test_in_network_and_bcube() -> None:
-    assert in_network(1e8, rates()).flowing == pytest.approx(0.1)
-    assert bcube(16, 1e8, rates()).seconds == pytest.approx(halving_doubling(16, 1e8, rates()).seconds)
-    assert bcube(16, 1e8, rates(), base=4).steps == 4
-    with pytest.raises(ValueError, match="12 is no power of 4"):
-        bcube(12, 1e8, rates(), base=4)
 
 
 def test_chunks_of_a_pipeline() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import UsageError
-from psctl.schedule import catalog, one_shot, ring, star
+from psctl.schedule import catalog, ring, star
 from psctl.schedule.catalog import Options
 from psctl.schedule.checker import ScheduleError, prove
 from psctl.schedule.groups import within
@@ -150,10 +150,6 @@ def test_a_pipeline_of_pieces_keeps_the_bytes() -> None:
     for name in ("sharded", "ps", "hierarchical", "ring"):
         whole, cut = (catalog.build(name, 6, options(6, pieces=pieces)).sent(1.0) for pieces in (1, 5))
         assert cut == pytest.approx(whole)
-
-
-def test_two_shot_is_sharded_with_equal_shares() -> None:
-    assert one_shot.two_shot(5).transfers == catalog.build("sharded", 5).transfers
 
 
 def test_servers_are_refused_where_they_do_not_fit() -> None:

@@ -173,8 +173,8 @@ def test_plan_in_a_pipe_ends_with_the_choice():
 def test_where_the_winner_changes_is_one_line():
     spans = [{"from": 0, "chosen": "one-shot"}, {"from": 42_000, "chosen": "ring"}, {"from": 3_000_000, "chosen": "ps"}]
     rows = piped(tables.draw_plan, PLAN | {"by_size": spans})
-    assert "by size: one-shot up to 42 kB, ring up to 3 MB, ps above" in rows
-    assert "by size" not in piped(tables.draw_plan, PLAN | {"by_size": spans[:1]})
+    assert rows[-2] == ["by size: one-shot up to 42 kB, ring up to 3 MB, ps above"]
+    assert len(piped(tables.draw_plan, PLAN | {"by_size": spans[:1]})) == len(rows) - 1
 
 
 def test_without_a_size_the_plan_is_a_table_of_winners():
