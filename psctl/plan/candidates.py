@@ -17,6 +17,7 @@ from psctl.plan import arrange, closed
 from psctl.plan.cost import side_by_side
 from psctl.plan.floor import Floor, floor
 from psctl.plan.flow import simulate
+from psctl.plan.forms import LARGE, form, uniform_rates
 from psctl.plan.ground import Ground
 from psctl.plan.pipelined import simulate_pipeline
 from psctl.plan.stepwise import stepwise
@@ -27,9 +28,6 @@ from psctl.schedule.transfer import Schedule
 
 SMALL = 16
 """Ranks up to which several orders and cuts are tried."""
-
-LARGE = 64
-"""Ranks up to which candidates are simulated."""
 
 HUGE = 256
 """Ranks up to which unequal machines are counted step by step; with more, the closed forms stand for them."""
@@ -220,8 +218,8 @@ class Search:
         costs = self._costs(strategy)
         name = "ring" if strategy == "native" else strategy
         if self._by_form:
-            form = self._form(name, options, size, _in_alpha(costs))
-            return Predicted(strategy, options, self._paced(strategy, form.timing()), form.steps, form.sent)
+            made = form(ground, self._port, name, options, size, costs)
+            return Predicted(strategy, options, self._paced(strategy, made.timing()), made.steps, made.sent)
         if ground.world > LARGE:
             return self._counted(strategy, options, size)
         schedule = catalog.build(name, ground.world, options)
@@ -311,9 +309,9 @@ class Search:
 
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
         """How many chunks to try: what the closed form says of a uniform network, and fewer."""
-        form = "double-tree" if strategy == "packed-trees" else strategy
-        rates = self._rates(self._ground.costs.get("psctl", Costs()))
-        best = closed.FORMS[form](self._ground.world, size, rates).chunks
+        named = "double-tree" if strategy == "packed-trees" else strategy
+        rates = uniform_rates(self._ground, self._port, self._ground.costs.get("psctl", Costs()))
+        best = closed.FORMS[named](self._ground.world, size, rates).chunks
         most = max(1, min(MOST, int(size / LEAST)))
         if strategy == "packed-trees":
             best = max(1, best // self._ground.world)
@@ -339,56 +337,11 @@ class Search:
                 across=Options(groups=across, inner="ring" if _alike(across) else "sharded"),
             )  # fmt: skip
 
-    # -- what it costs
-
-    def _rates(self, costs: Costs) -> closed.Rates:
-        """The machines as one uniform network: the slowest port, the longest wait."""
-        ground = self._ground
-        far = [ground.network.route(ground.ranks[0], place).latency for place in ground.ranks[1:]]
-        wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
-        port = arrange.outwards(ground) if ground.world > LARGE else min(self._port)
-        return closed.Rates(wait, 1 / port, costs.gamma)
-
-    def _form(self, name: str, options: Options, size: float, costs: Costs) -> closed.Form:
-        """Return what stands for a simulation of very many ranks."""
-        ground = self._ground
-        rates = self._rates(costs)
-        if name in ("ring", "multi-ring", "bidirectional-ring"):
-            orders = [order for order, _ in options.rings] or [options.order or tuple(range(ground.world))]
-            return closed.ring(ground.world, size, msgspec.structs.replace(rates, beta=_crossed(ground, orders[0])))
-        if name == "hierarchical":
-            return self._two_levels(options, size, rates)
-        if name == "packed-trees":
-            return closed.sharded(ground.world, size, rates)
-        return closed.FORMS[name](ground.world, size, rates)
-
-    def _two_levels(self, options: Options, size: float, rates: closed.Rates) -> closed.Form:
-        ground, groups = self._ground, options.groups
-        inner = msgspec.structs.replace(rates, beta=max(_crossed(ground, group) for group in groups))
-        heads = [group[0] for group in groups]
-        across = msgspec.structs.replace(rates, beta=_crossed(ground, heads) * max(map(len, groups)))
-        return closed.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
-
 
 def _first_of(found: Sequence[Predicted], gain: float) -> Predicted:
     """Return the first that no other beats by more than `gain`."""
     limit = gain * min(each.seconds for each in found)
     return next(each for each in found if each.seconds <= limit)
-
-
-def _in_alpha(costs: Costs) -> Costs:
-    return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * costs.overhead, overhead=0.0)
-
-
-def _crossed(ground: Ground, order: Sequence[int]) -> float:
-    """Return the seconds a byte takes round a ring whose every rank sends at once: by the most crossed link."""
-    count: dict[int, int] = {}
-    for at, rank in enumerate(order):
-        other = order[(at + 1) % len(order)]
-        if other != rank:
-            for link in ground.network.route(ground.ranks[rank], ground.ranks[other]).links:
-                count[link] = count.get(link, 0) + 1
-    return max((times / ground.network.capacities[link] for link, times in count.items()), default=0.0)
 
 
 def _alike(groups: arrange.Groups) -> bool:
