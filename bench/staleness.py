@@ -121,8 +121,8 @@ def picture(rows: list[dict[str, float | None]], width: int = 48) -> str:
 
 # ---- on psctl's own processes --------------------------------------------------------------------------------------
 
-UNIT = 0.06  # seconds
-REAL_CLOCKS = 160
+UNIT = 0.08  # seconds
+REAL_CLOCKS = 240
 
 SCRIPT = """
 import json, os, pathlib, time
@@ -183,14 +183,14 @@ def measured(folder: Path, staleness: int, compute: list[list[float]]) -> dict[s
     subprocess.run(words, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(compute[0]))]
     began, ended = min(rows[0][0] for rows in ranks), max(rows[-1][3] for rows in ranks)
-    slept = sum(ready - read for rows in ranks for _, read, ready, _, _ in rows)
+    busy = sum(done - read for rows in ranks for _, read, _, done, _ in rows)  # not waiting for values
     reached = next(((clock, row[1]) for clock, row in enumerate(ranks[0]) if row[4] < Problem.TARGET), None)
     lags = []
     ends = np.array([[row[3] for row in rows] for rows in ranks]).max(axis=0)
     for rows in ranks:
         lags += [clock - int(np.searchsorted(ends, row[1])) for clock, row in enumerate(rows)]
     return {
-        "staleness": staleness, "idle": 1 - slept / ((ended - began) * len(ranks)), "lag": float(np.mean(lags)),
+        "staleness": staleness, "idle": 1 - busy / ((ended - began) * len(ranks)), "lag": float(np.mean(lags)),
         "clock": (ended - began) / len(compute), "clocks": None if reached is None else float(reached[0]),
         "time": None if reached is None else reached[1] - began,
     }  # fmt: skip
