@@ -14,7 +14,7 @@ def init(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill; made when missing.")] = Path("."),
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="Job to copy: digits, minimal, ddp.")
+        str, typer.Option("--template", metavar="NAME", help="Job to copy: digits, minimal, ddp, store.")
     ] = "digits",
     hosts: Annotated[
         str | None, typer.Option("--hosts", metavar="a,b,c", help="Hosts to train on, as ssh knows them.")

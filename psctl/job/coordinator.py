@@ -6,7 +6,7 @@
     restarting  all start again from the last checkpoint          leaving   workers that go while others still train
     surviving   losses that nothing is lost by                    cutting   a worker's death under ps
     sharding    servers that die, come and go                     holding   which server has which shard
-    scaling     psctl scale: more or fewer of them
+    scaling     psctl scale: more or fewer of them                tables    which servers hold tables
     ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
@@ -26,6 +26,8 @@ from psctl.job import (
     scaling,
     sharding,
     starting,
+    stores,
+    tables,
     training,
     watch,
 )
@@ -208,6 +210,10 @@ class Mind:
                 sharding.handed_over(job, rank, message)
             case membership.ServerUnreachable():
                 sharding.unreachable(job, rank, message)
+            case stores.TablesWanted() if rank.member.role == "worker":
+                tables.wanted(job, rank, lambda hosts: starting.enlist(job, hosts))
+            case stores.TablesReady() if rank.member.role == "server":
+                tables.ready(job, rank, message)
             case messages.Finished(step=step) if rank.member.role == "worker":
                 training.finished(job, rank, step)
             case _:

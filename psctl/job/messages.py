@@ -20,6 +20,7 @@ from psctl.job.membership import (
     ServerUnreachable,
     WorkerGone,
 )
+from psctl.job.stores import ServeTables, TablesAt, TablesReady, TablesWanted
 from psctl.words import NO_SERVERS, Address, Assignment, Layout, Member, Shard, TensorSlice
 
 # ---- an agent to the coordinator ---------------------------------------------------------------------------------
@@ -388,6 +389,7 @@ AnyMessage = (
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
     | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable
     | Reassign | WorkerGone | CountUntil | Members
+    | TablesWanted | ServeTables | TablesReady | TablesAt
     | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from psctl.job import ending, events, failures, lifecycle, losses, starting
 from psctl.job.instructions import Discard, FindRestorable, Restorable
 from psctl.job.messages import EndProcesses, RenewStore, Resume
+from psctl.job.stores import Tables
 from psctl.job.table import Job, Recovery
 from psctl.orders import HostOrder
 from psctl.words import Member
@@ -138,6 +139,9 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.resume, job.first_step, job.training = resume, step, False
     job.first = {"starting": job.now}
     job.deaths, job.cuts = {}, {}
+    if job.tables.holders:
+        job.say("what stores held (run.store()) is lost: checkpoints do not have it")
+    job.tables = Tables()
     job.reports.rewind(step, job.now)
     job.progress_told = (step, {})
     job.move("again")

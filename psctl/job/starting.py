@@ -7,7 +7,7 @@ goes to everyone; when all workers have their start values: go. A script that ne
 
 from __future__ import annotations
 
-from psctl.job import cutting, events, losses, sharding
+from psctl.job import cutting, events, losses, sharding, tables
 from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
@@ -51,11 +51,20 @@ def order_workers(job: Job) -> None:
 def order_servers(job: Job, plan: PlanMade) -> None:
     """Have the plan's servers started; who sends parts of checkpoints is known with them."""
     job.saves.sources = {job.of("worker")[0].member}
-    for server, host in enumerate(plan.servers):
-        rank = job.add("server", server, host, plan.servers[:server].count(host))
-        if plan.update == "server":
-            job.saves.sources.add(rank.member)
-        _order(job, rank, server_environment(job.order, job.order.hosts[host], plan.servers.count(host)))
+    if plan.servers:
+        enlist(job, plan.servers[len(job.of("server")) :])  # those that hold tables already serve as well
+    if plan.servers and plan.update == "server":
+        job.saves.sources |= {rank.member for rank in job.of("server")}
+
+
+def enlist(job: Job, hosts: list[int]) -> None:
+    """Have further servers started on these hosts."""
+    there = [rank.host for rank in job.of("server")]
+    all_of_them = there + hosts
+    for number, host in enumerate(hosts, len(there)):
+        rank = job.add("server", number, host, there.count(host))
+        there.append(host)
+        _order(job, rank, server_environment(job.order, job.order.hosts[host], all_of_them.count(host)))
 
 
 def _order(job: Job, rank: Rank, environment: dict[str, str]) -> None:
@@ -89,6 +98,7 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
     world = len(job.of("worker"))
     welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume)
     job.tell(rank.member, welcome)
+    tables.advance(job)
     if rank.member.role == "worker":
         job.first.setdefault("joined", job.now)
         job.append(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host(rank)))
@@ -146,12 +156,12 @@ def _shards(job: Job) -> None:
     """Decide who holds what, once all workers have prepared and all servers listen."""
     servers = job.of("server")
     zero = job.of("worker")[0].prepared
-    if "planning" not in job.first or zero is None or not all(each.address for each in servers):
+    if "planning" not in job.first or job.plan is None or zero is None or "decided" in job.first:
         return
-    if servers:
-        job.out.append(MakeShards(zero.layout, len(servers)))
-    else:
+    if not job.plan.servers:
         _decide(job, ShardsMade([], []))
+    elif all(each.address for each in servers):
+        job.out.append(MakeShards(zero.layout, len(servers)))
 
 
 def ready(job: Job, rank: Rank, message: Ready) -> None:
@@ -159,6 +169,8 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
     if job.leaving:
         return
     first, rank.ready, rank.address = not rank.ready, True, message.address
+    if rank.member.role == "server" and job.holdings is None and "decided" in job.first:
+        return  # it holds tables alone
     if job.training:
         (sharding if rank.member.role == "server" else cutting).ready(job, rank)
         return
@@ -179,12 +191,13 @@ def _decide(job: Job, made: ShardsMade) -> None:
     assert zero is not None
     assert job.plan is not None
     job.layout, job.buffers = zero.layout, zero.buffers
-    assignment = sharding.begin(job, made) if job.of("server") else NO_SERVERS
+    holding = job.of("server") if job.plan.servers else []  # else there may be some that hold tables alone
+    assignment = sharding.begin(job, made) if holding else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)
     if job.order.period > 1 or zero.outer:  # ranks step apart: each has an optimizer's state of its own
         job.saves.sources |= {rank.member for rank in job.of("worker")}
     job.first["decided"] = job.now
-    for rank in [*job.of("server"), *job.of("worker")]:
+    for rank in [*holding, *job.of("worker")]:
         rank.decided = True
         job.tell(rank.member, decision)
 

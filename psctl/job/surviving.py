@@ -18,6 +18,8 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
         return False
     servers = [rank for rank in dead if rank.member.role == "server"]
     workers = [rank for rank in dead if rank.member.role == "worker"]
+    if any(rank.member in job.tables.holders for rank in servers):
+        return False  # tables have no replica
     if job.holdings is None or not all(_may_lose(job, rank) for rank in workers):
         return False
     if servers and not job.holdings.lost(rank.member.rank for rank in servers):

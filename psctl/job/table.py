@@ -13,6 +13,7 @@ from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
+from psctl.job.stores import Tables
 from psctl.orders import JobOrder
 from psctl.words import Address, Layout, Member, Role, Shard
 
@@ -109,6 +110,7 @@ class Job:
         self.lost_hosts: set[int] = set()
         self.first: dict[str, float] = {}  # when a stage of the start was first reached
         self.plan: PlanMade | None = None
+        self.tables = Tables()
         self.training = False
         self.ending: Ending | None = None
         self.recovery: Recovery | None = None

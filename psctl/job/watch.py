@@ -6,7 +6,7 @@ servers that listen, start values that arrive, steps that move.
 
 from __future__ import annotations
 
-from psctl.job import leaving, losses, training
+from psctl.job import leaving, losses, tables, training
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
@@ -23,6 +23,7 @@ def tick(job: Job) -> None:
         _total(job)
     if job.ending is None and job.recovery is None:
         _start(job)
+        _tables(job)
         _connections(job)
         if job.training:
             _vain(job)
@@ -92,6 +93,14 @@ def _stages(job: Job) -> list[tuple[str, list[Rank], str]]:
         ("planning", [rank for rank in servers if rank.address is None], "did not begin to listen"),
         ("decided", [rank for rank in workers if decided and not rank.ready], "did not get the start values"),
     ]
+
+
+def _tables(job: Job) -> None:
+    """Name the first server that keeps a worker from opening a store."""
+    late = tables.missing(job)
+    if job.ending is None and late and job.now - job.tables.since >= job.order.start_timeout:
+        text = f"{job.where(late[0])} did not begin to hold tables within {job.order.start_timeout:.0f} s"
+        _timed_out(job, late[0], text)
 
 
 def _connections(job: Job) -> None:

@@ -95,7 +95,7 @@ def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address,
         job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
         authority=start.authority, certificate=start.certificate, key=start.key, congestion=orders.job.congestion,
-        error_file=str(files.error(start.member)), lifeline=None,
+        error_file=str(files.error(start.member)), lifeline=None, folder=orders.code_dir,
     )  # fmt: skip
     write_private(files.orders(start.member), msgspec.json.encode(told))
 

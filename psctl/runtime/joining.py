@@ -20,8 +20,10 @@ from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.pushing import Client
 from psctl.runtime.run import Run
 from psctl.runtime.session import Session
+from psctl.runtime.store_links import Dialled, Links, Within
 from psctl.runtime.trace import Trace, from_environment
 from psctl.store.messages import Kinds
+from psctl.store.table_messages import TableKinds
 from psctl.words import Address, Member
 
 DIAL_SECONDS = 20.0
@@ -69,7 +71,8 @@ def lone(rank: int, world: int, strategy: str) -> Run:
     """Return a run without a job."""
     clock = SystemClock()
     lines = Lines(clock=clock) if rank == 0 else None
-    return Run(Lone(rank, world, strategy), _no_servers, clock, trace=from_environment(rank), lines=lines)
+    links = Within if strategy == "alone" else _no_store
+    return Run(Lone(rank, world, strategy), _no_servers, clock, links=links, trace=from_environment(rank), lines=lines)
 
 
 def join(orders: ProcessOrders) -> Run:
@@ -99,7 +102,16 @@ def join(orders: ProcessOrders) -> Run:
             orders.member, orders.world, decision, to_server, clock, PATIENCE, _left(trace) if trace else None
         )
 
-    return Run(session, connect, clock, trace=trace)
+    def links() -> Links:
+        def to_tables(member: Member, address: Address, handler: Any) -> Any:
+            return dial(
+                address, credentials, expect=member, kinds=TableKinds, handler=handler, timeout=DIAL_SECONDS,
+                congestion=orders.congestion,
+            )  # fmt: skip
+
+        return Dialled(session.tables(), to_tables)
+
+    return Run(session, connect, clock, links=links, trace=trace)
 
 
 def _left(trace: Trace) -> Any:
@@ -114,6 +126,13 @@ def _left(trace: Trace) -> Any:
 
 def _no_servers(decision: Decision) -> Client:
     raise AssertionError("no strategy with servers is decided without a job")
+
+
+def _no_store() -> Links:
+    raise UsageError(
+        "run.store() under torchrun, which has no servers to hold a store",
+        "start the script with psctl train, or alone (python train.py)",
+    )
 
 
 def _at_exit(run: Run, error_file: str) -> None:

@@ -31,6 +31,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
     lifeline: int | None  # descriptor of the pipe whose end of file means: the agent is gone
+    folder: str = ""  # where the job's own folder lies on this host
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 from psctl.clock import Clock
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 from psctl.job.messages import Beat, Decision, Report, Resume
 from psctl.runtime.checkpoints import Parts, wanted
 from psctl.runtime.course import Course
@@ -27,6 +27,9 @@ from psctl.runtime.pushing import Client
 from psctl.runtime.reports import Reports
 from psctl.runtime.reseed import reseed
 from psctl.runtime.starting import Seat, Tools, start
+from psctl.runtime.store import Store
+from psctl.runtime.store_links import Links, Within
+from psctl.runtime.store_open import Stores
 from psctl.runtime.swap import swap
 from psctl.runtime.trace import Trace
 from psctl.runtime.tracked import Tracked
@@ -60,6 +63,7 @@ class Run:
         connect: Callable[[Decision], Client],
         clock: Clock,
         *,
+        links: Callable[[], Links] | None = None,
         trace: Trace | None = None,
         lines: Lines | None = None,
     ) -> None:
@@ -69,6 +73,7 @@ class Run:
         self._tracked = Tracked()
         self._reports = Reports()
         self._course = Course(seat, welcome, self._share, self._tracked)
+        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._place)
         self._way: Way | None = None
         self._stepless: Watch | None = None
         self._strategy = ""
@@ -293,17 +298,28 @@ class Run:
         self._reports.add(step, self.epoch, float(self._share.mine or 1), numbers)
         self._course.reported()
 
-    def store(self) -> NoReturn:
-        """The (key, value) store itself: not in this version.
+    def store(
+        self,
+        name: str = "default",
+        consistency: str | Mapping[str, int] = "asp",
+        reads: str = "lazy",
+        group: Sequence[int] | None = None,
+    ) -> Store:
+        """Return a (key, value) store that all workers share; `Store` says what it can do.
+
+        It lies on the job's servers (`servers:` of the job file, or what `ps` has; one at least), or alone in this
+        process. All ranks open it alike.
+
+        Args:
+            name: a name space.
+            consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others; see `Store`.
+            reads: "lazy", or "eager" (bsp and ssp): servers send what was read before when it changes.
+            group: ranks whose clocks count and who push; others only pull. None: all.
 
         Raises:
-            NotInThisVersion: always; says why.
+            UsageError: it makes no sense, was opened otherwise before, or torchrun started this, which has no servers.
         """
-        why = ""
-        if not self._seat.keeps:
-            how = "under torchrun" if self.world > 1 or self._strategy == "native" else "alone"
-            why = f"and {how} there are no servers to hold a store: start the script with psctl train, strategy: ps"
-        raise NotInThisVersion("run.store()", why)
+        return self._stores.open(name, consistency, reads, group)
 
     # ---- the end ----
 
@@ -320,6 +336,7 @@ class Run:
             if self._way is not None:
                 self._way.finish()
             self._course.last_rest()
+        self._stores.close(failed=bool(failed))
         if self._pulse is not None:
             self._pulse.end()
         if not failed:
@@ -372,8 +389,12 @@ class Run:
         slices = wanted(resume.tensors, names, resume.checkpoint)
         self._tracked.resume(resume.state.get("tracked") or {}, dict(zip(names, self._seat.load(slices), strict=True)))
 
+    def _place(self) -> int:
+        """Where the run is, as pushes to stores are numbered by it."""
+        return 2 * self.step + self._course.in_step
+
     def _beat(self) -> None:
-        doing = self._way.doing if self._way is not None else "start"
+        doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
         self._seat.send(Beat(self.step, doing), urgent=True)
 
     def _tell(self) -> None:

@@ -33,16 +33,19 @@ from psctl.job.messages import (
     SavePart,
     Welcome,
 )
+from psctl.job.stores import ServeTables, TablesReady
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.runtime import lifeline
 from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.server_desk import Desk
+from psctl.runtime.table_desk import TableDesk
 from psctl.store.fit import scalars, warm_up
 from psctl.store.messages import PART, Kinds
 from psctl.store.pieces import torch_dtype
 from psctl.store.server import Save, ServerMind
 from psctl.store.shard import Terms
 from psctl.store.snapshot import Loading, Wanted, by_parameter, wanted_slices
+from psctl.store.table_messages import TableKinds
 from psctl.words import Address, Layout, Member, TensorSlice
 
 BEAT = 1.0
@@ -64,10 +67,12 @@ class Server:
 
     Args:
         me: which server this is.
+        hold: begins to hold tables, and returns where they listen.
     """
 
-    def __init__(self, me: Member) -> None:
+    def __init__(self, me: Member, hold: Callable[[], Address] | None = None) -> None:
         self.me = me
+        self._hold = hold
         self.desk = Desk(self._save_later)
         self.mind: ServerMind | None = None
         self._changed = threading.Condition()
@@ -208,6 +213,8 @@ class Server:
                     self._decision = message
                 case LoadEnd():
                     self._load_end = message
+                case ServeTables() if self._hold is not None and self._coordinator is not None:
+                    self._coordinator.send(TablesReady(self._hold()))
                 case Leave():
                     self._end(f"told to leave: {message.reason}", failed=False)
                 case _:
@@ -256,16 +263,28 @@ def _check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoin
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key)
-    server = Server(orders.member)
-    acceptor = Acceptor(orders.bind, orders.ports, who, Kinds, server.desk, _workers_only, orders.congestion)
+    if orders.folder:
+        sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
+    tables = TableDesk(orders.member.rank)
+    acceptors: list[Acceptor] = []
+
+    def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
+        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, _workers_only, orders.congestion)
+        acceptors.append(made)
+        return made.address
+
+    server = Server(orders.member, lambda: accept(TableKinds, tables))
+    address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
-        status = server.run(coordinator, acceptor.address)
+        status = server.run(coordinator, address)
+        tables.close("the server ends")
         coordinator.close("the server ends")
         coordinator.join(5.0)
         return status
     finally:
-        acceptor.close()
+        for acceptor in acceptors:
+            acceptor.close()
 
 
 def _workers_only(member: Member) -> str | None:

@@ -15,11 +15,12 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
-from psctl.errors import ConnectionFailed, JobFailed, PsctlError
+from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job import messages as say
+from psctl.job.stores import TablesAt, TablesWanted
 from psctl.runtime.cuts import Cuts, Verdict
 from psctl.store.pieces import bytes_view, torch_dtype
-from psctl.words import Layout, Member, TensorSlice
+from psctl.words import Layout, Member, ServerAt, TensorSlice
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
@@ -85,6 +86,7 @@ class Session:
         self._starting: list[torch.Tensor] = []
         self._start_slices: list[TensorSlice] = []
         self._started = False
+        self._tables: TablesAt | None = None
 
     # ---- the handler: network thread ----
 
@@ -127,6 +129,8 @@ class Session:
                     self._starting = [empty(each) for each in message.slices]
                 case say.StartEnd():
                     self._started = True
+                case TablesAt():
+                    self._tables = message
                 case say.Leave():
                     self._closing = True
                     self._leave(message.reason)
@@ -169,6 +173,20 @@ class Session:
         """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
         self.send(say.Prepare(layout, buffers, outer))
         return self._wait(lambda: self._decision)
+
+    def tables(self) -> list[ServerAt]:
+        """Return the servers that hold tables, which are started first where there are none.
+
+        Raises:
+            UsageError: there can be none; says why.
+        """
+        with self._changed:
+            self._tables = None
+        self.send(TablesWanted())
+        found = self._wait(lambda: self._tables)
+        if found.problem:
+            raise UsageError(found.problem, found.hint)
+        return found.servers
 
     def begin(self, step: int) -> None:
         """Say that this worker has its start values, and wait until all have. `step` steps were done before."""

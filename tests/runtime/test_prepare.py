@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from psctl.clock import SystemClock
 from psctl.errors import NotInThisVersion, UsageError
+from psctl.runtime import joining
 from psctl.runtime.lone import Lone
 from psctl.runtime.run import Run
 from psctl.runtime.waits import plan
@@ -480,7 +481,6 @@ def test_an_optimizer_that_gained_a_group_is_told_so() -> None:
         served(script)
 
 
-def test_the_store_itself_is_not_in_this_version() -> None:
-    with pytest.raises(NotInThisVersion) as caught:
-        lone().store()
-    assert "alone there are no servers" in caught.value.hint
+def test_under_torchrun_a_store_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="torchrun"):
+        joining.lone(0, 1, "native").store()

@@ -1,0 +1,182 @@
+"""The machinery under a worker's end of a store: the lock, the mind, the links, tickets and waiting.
+
+Threads. One lock around the mind (store/table_client.py) and the links. Connections' reader threads and the script's
+threads take it; what is sent under it is only queued. Callbacks run after it is let go. Every wait looks around each
+second: a server that is lost ends it (PeerLost), a store that servers refuse to go on with ends it (JobFailed), a
+server that says nothing for PATIENCE seconds although it was asked ends it (TimedOut); slow workers elsewhere do not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
+from psctl.runtime.functions import JobFunctions
+from psctl.runtime.store_links import Links
+from psctl.runtime.tickets import Tasks, Ticket
+from psctl.store.table_calls import Change, Out
+from psctl.store.table_client import TableClient
+from psctl.store.table_messages import StoreSpec
+
+TICK = 1.0
+"""Seconds between two looks at a wait."""
+
+PATIENCE = 60.0
+"""Seconds that a server may be silent although it was asked."""
+
+KEPT = 256 << 20
+"""Bytes of pushes that may be under way; a push beyond waits."""
+
+INTERNAL = 1 << 40
+"""Where the numbers of tickets begin that the store makes for itself."""
+
+
+class StoreEnd:
+    """What `Store` stands on.
+
+    Args:
+        spec: the store's.
+        rank: this worker's.
+        links: the way to servers.
+        place: where the run is: a number that never falls, and changes from step to step.
+        functions: reductions and users' functions.
+    """
+
+    def __init__(
+        self, spec: StoreSpec, rank: int, links: Links, place: Callable[[], int], functions: JobFunctions
+    ) -> None:
+        self.name = spec.name
+        self.rank = rank
+        self._spec, self._links, self._place = spec, links, place
+        self._functions = functions
+        servers = links.servers
+        owners = [servers[shard * len(servers) // spec.shards] for shard in range(spec.shards)]
+        self._mind = TableClient(spec, rank, owners, self._functions)
+        self._changed = threading.Condition(threading.RLock())
+        self._tasks = Tasks()
+        self._numbers, self._internal = 0, INTERNAL
+        self._ended: dict[int, Any] = {}  # internal tickets that have finished
+        self._results: dict[int, Callable[[], Any]] = {}
+        self._lost: dict[int, ConnectionFailed] = {}
+        self._heard: dict[int, float] = {}
+        self._callbacks: list[Callable[[], Any]] = []
+        self._closed = False
+        links.open(spec.name, self)
+
+    def _send_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._send(self._mind.send(change, self._place()))
+
+    def _ticket(self, what: str, callback: Callable[[Any], Any] | None) -> Ticket:
+        self._numbers += 1
+        ticket = Ticket(self._numbers, what, self._wait_ticket)
+        return ticket.then(callback) if callback is not None else ticket
+
+    def _own_ticket(self) -> int:
+        self._internal += 1
+        return self._internal
+
+    # ---- inside: waiting -----------------------------------------------------------------------------------------
+
+    def _wait_for_room(self) -> None:
+        self._wait_until("room for a push", lambda: self._mind.kept < KEPT, lambda: set(self._mind.servers))
+
+    def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
+        with self._changed:
+            servers = lambda: self._mind.waiting_for(ticket.number)  # noqa: E731
+            self._wait_until(ticket.what, lambda: ticket.done, servers, timeout)
+        self._call_back()
+        return ticket.result
+
+    def _wait_internal(self, what: str, ticket: int) -> None:
+        self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.waiting_for(ticket))
+        del self._ended[ticket]
+
+    def _wait_until(
+        self, what: str, done: Callable[[], bool], servers: Callable[[], set[int]], timeout: float | None = None
+    ) -> None:
+        began = asked = time.monotonic()
+        while not done():
+            self._raise_if_over()
+            left = TICK if timeout is None else min(TICK, began + timeout - time.monotonic())
+            if left <= 0:
+                raise TimedOut(f"{what} did not finish within {timeout:g} s: {self._whom(servers())}")
+            self._changed.wait(left)
+            now = time.monotonic()
+            if now - asked >= TICK:
+                asked = now
+                for server in servers():
+                    self._send([self._mind.ask(server)])
+                    silent = now - max(began, self._heard.get(server, began))
+                    if silent > PATIENCE:
+                        name = self._links.name(server)
+                        raise TimedOut(f"{name} has not said a word for {silent:.0f} s while it was asked for {what}")
+
+    def _whom(self, servers: set[int]) -> str:
+        late = sorted({rank for server in servers for rank in self._mind.because.get(server, [])})
+        names = ", ".join(self._links.name(server) for server in sorted(servers))
+        behind = f", which wait for the clock of {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
+        return f"waiting for {names or 'other tasks'}{behind}"
+
+    @property
+    def doing(self) -> str:
+        """Whom the store waits for, for people."""
+        behind = self._mind.behind()
+        return self._whom(behind) if behind else ""
+
+    def _raise_if_over(self) -> None:
+        refused = self._mind.refused
+        if refused is not None:
+            raise JobFailed(refused.reason, refused.hint)
+        for server, error in self._lost.items():
+            raise PeerLost(f"{self._links.name(server)} is lost: {error.message}", where=f"server/{server}") from error
+
+    # ---- inside: what happens ------------------------------------------------------------------------------------
+
+    def connected(self, server: int, attach: Callable[[], None]) -> None:
+        """Begin a session with a server (called by the links)."""
+        with self._changed:
+            attach()
+            self._heard[server] = time.monotonic()
+            self._send(self._mind.anew(server))
+
+    def heard(self, server: int, message: Any, payload: memoryview) -> None:
+        """Take in a message of a server (called by the links)."""
+        with self._changed:
+            self._heard[server] = time.monotonic()
+            self._send(self._mind.received(server, message, payload))
+            self._go_on()
+            self._changed.notify_all()
+        self._call_back()
+
+    def gone(self, server: int, error: ConnectionFailed) -> None:
+        """A server is lost for good (called by the links)."""
+        with self._changed:
+            self._lost[server] = error
+            self._changed.notify_all()
+
+    def _send(self, outs: Sequence[Out]) -> None:
+        for out in outs:
+            self._links.send(self.name, out.server, out.message, out.payload)
+
+    def _go_on(self) -> None:
+        """Finish tickets that are done and begin what waited for them; under the lock."""
+        self._tasks.run()
+        while self._mind.finished:
+            number = self._mind.finished.pop(0)
+            if number >= INTERNAL:
+                self._ended[number] = True
+                continue
+            made = self._results.pop(number, None)
+            ticket = self._tasks.finished(number)
+            if ticket is not None:
+                self._callbacks += ticket.finish(made() if made is not None else None)
+            self._tasks.run()
+
+    def _call_back(self) -> None:
+        """Call what was asked to be called; the lock is free."""
+        while self._callbacks:
+            self._callbacks.pop(0)()

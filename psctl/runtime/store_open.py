@@ -1,0 +1,90 @@
+"""`run.store()`: checks what was asked and gives each store of a run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from psctl.errors import UsageError
+from psctl.runtime.functions import JobFunctions
+from psctl.runtime.store import Store
+from psctl.runtime.store_links import Links
+from psctl.store.table_messages import StoreSpec
+
+SHARDS_A_SERVER = 4
+"""So that a store's shards can be spread evenly over another number of servers."""
+
+CONSISTENCIES = '"asp", "bsp", or {"ssp": s} with s from 0 on'
+
+
+def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
+    """Return the staleness that a consistency stands for: None for asp, 0 for bsp.
+
+    Raises:
+        UsageError: it is none; the script's fault.
+    """
+    if consistency in ("asp", "bsp"):
+        return None if consistency == "asp" else 0
+    if isinstance(consistency, Mapping) and list(consistency) == ["ssp"]:
+        found = consistency["ssp"]
+        if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
+            return found
+    raise UsageError(f"consistency={consistency!r} of a store", f"one of {CONSISTENCIES}")
+
+
+class Stores:
+    """All stores of one run.
+
+    Args:
+        rank, world: this worker's place.
+        links: makes the way to servers, at the first store; raises PsctlError where there can be none.
+        place: where the run is: a number that never falls, and changes from step to step.
+    """
+
+    def __init__(self, rank: int, world: int, links: Callable[[], Links], place: Callable[[], int]) -> None:
+        self._rank, self._world, self._place = rank, world, place
+        self._make_links = links
+        self._links: Links | None = None
+        self._functions = JobFunctions()
+        self._open: dict[str, tuple[StoreSpec, Store]] = {}
+
+    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Sequence[int] | None) -> Store:
+        """Return the store of this name.
+
+        Raises:
+            UsageError: it makes no sense, or was opened otherwise before; the script's fault.
+        """
+        staleness = staleness_of(consistency)
+        if reads not in ("lazy", "eager"):
+            raise UsageError(f"reads={reads!r} of a store", '"lazy" or "eager"')
+        if reads == "eager" and staleness is None:
+            raise UsageError(
+                "eager reads of an asp store, whose reads always ask", "leave reads out, or use ssp or bsp"
+            )
+        ranks = tuple(sorted(set(range(self._world) if group is None else group)))
+        if not ranks or ranks[0] < 0 or ranks[-1] >= self._world:
+            raise UsageError(f"group={list(ranks)} of a store", f"ranks from 0 to {self._world - 1}, one at least")
+        if self._links is None:
+            self._links = self._make_links()
+        shards = SHARDS_A_SERVER * len(self._links.servers)
+        spec = StoreSpec(name, staleness, reads == "eager", ranks, shards)
+        if name in self._open:
+            before, store = self._open[name]
+            if before != spec:
+                raise UsageError(f"store {name!r} was opened otherwise before in this script", "give it another name")
+            if not store.closed:
+                return store
+        store = Store(spec, self._rank, self._links, self._place, self._functions)
+        self._open[name] = (spec, store)
+        return store
+
+    @property
+    def doing(self) -> str:
+        """Whom a store waits for, for people; "" when none does."""
+        return next((what for _, store in self._open.values() if (what := store.doing)), "")
+
+    def close(self, *, failed: bool) -> None:
+        """Close all stores; `failed`: without waiting for servers."""
+        for _, store in self._open.values():
+            store.close(failed=failed)
+        if self._links is not None:
+            self._links.close("the run is over")

@@ -1,0 +1,167 @@
+"""How pushes to a key become one value: commutative monoids on rows of tensors.
+
+A value travels and rests as *lanes*: rows of the key's dtype, and beside them, for some reductions, whole numbers:
+mean counts its contributions, argmin keeps whose index won. schedule/operations.py has the same operations on Python's
+numbers; a test holds the two together. `join` takes rows of two tensors pairwise and changes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+
+from psctl.errors import UsageError
+
+
+class Lanes(NamedTuple):
+    """Rows of values, and the whole numbers beside them (mean: one a row; argmin: one an element), or None."""
+
+    values: torch.Tensor
+    beside: torch.Tensor | None = None
+
+    def at(self, rows: torch.Tensor | slice) -> Lanes:
+        """Return these rows: a copy where rows are picked one by one."""
+        return Lanes(self.values[rows], None if self.beside is None else self.beside[rows])
+
+    def put(self, rows: torch.Tensor, other: Lanes) -> None:
+        """Write over these rows."""
+        self.values[rows] = other.values
+        if self.beside is not None:
+            assert other.beside is not None, "lanes of one reduction"
+            self.beside[rows] = other.beside
+
+
+Join = Callable[[Lanes, Lanes], Lanes]
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """A commutative monoid on rows.
+
+    Args:
+        name: as users write it: sum, max ..., or module:function.
+        join: joins rows pairwise.
+        takes: kinds of dtype: f(loating), i(nteger), b(ool).
+        beside: which whole numbers go along: none, "count" (one a row) or "index" (one an element).
+    """
+
+    name: str
+    join: Join
+    takes: str = "fi"
+    beside: Literal["", "count", "index"] = ""
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Raise UsageError when it does not take this dtype; the caller's fault."""
+        kind = "f" if dtype.is_floating_point else "b" if dtype is torch.bool else "i"
+        if dtype.is_complex or kind not in self.takes:
+            what = {"f": "floating point", "i": "whole numbers", "b": "bool"}
+            fits = ", ".join(what[one] for one in self.takes)
+            raise UsageError(f"reduce={self.name!r} does not take {str(dtype)[6:]}", f"it takes {fits}")
+
+    def width(self, elements: int) -> int:
+        """Return how many whole numbers go along with a row of so many elements."""
+        return {"": 0, "count": 1, "index": elements}[self.beside]
+
+    def lanes(self, values: torch.Tensor, index: torch.Tensor | None = None) -> Lanes:
+        """Return what a push contributes: its rows, flat, and what goes beside them."""
+        if self.name.startswith("logical"):
+            values = (values != 0).to(values.dtype)
+        if self.beside == "count":
+            return Lanes(values, torch.ones(len(values), 1, dtype=torch.int64))
+        if self.beside == "index":
+            assert index is not None, "checked by the caller"
+            return Lanes(values, index)
+        return Lanes(values)
+
+    def finish(self, lanes: Lanes) -> torch.Tensor:
+        """Return the values that a reader sees."""
+        if self.beside == "count" and lanes.beside is not None:
+            return lanes.values / lanes.beside.clamp(min=1).to(lanes.values.dtype)
+        return lanes.values
+
+    def fold(self, lanes: Lanes, groups: torch.Tensor, count: int) -> Lanes:
+        """Return `count` rows: those of each group joined, pairwise and always in the same order.
+
+        Args:
+            lanes: the rows.
+            groups: the number of each row's group, ascending; every group from 0 to count-1 has a row.
+        """
+        if len(groups) == count:
+            return lanes
+        if self.name == "sum":
+            made = torch.zeros(count, *lanes.values.shape[1:], dtype=lanes.values.dtype)
+            return Lanes(made.index_add_(0, groups, lanes.values))
+        while len(groups) > count:
+            starts = torch.searchsorted(groups, groups)
+            second = (torch.arange(len(groups)) - starts) % 2 == 1
+            right = second.nonzero().squeeze(1)
+            joined = self.join(lanes.at(right - 1), lanes.at(right))
+            lanes = Lanes(lanes.values.clone(), None if lanes.beside is None else lanes.beside.clone())
+            lanes.put(right - 1, joined)
+            lanes, groups = lanes.at(~second), groups[~second]
+        return lanes
+
+
+def reductions() -> dict[str, Reduction]:
+    """Return all reductions by name."""
+    found = (
+        Reduction("sum", _on_values(torch.add)),
+        Reduction("mean", _mean, "f", "count"),
+        Reduction("prod", _on_values(torch.mul)),
+        Reduction("min", _on_values(_least)),
+        Reduction("max", _on_values(_largest)),
+        Reduction("logical-and", _logical(torch.logical_and), "fib"),
+        Reduction("logical-or", _logical(torch.logical_or), "fib"),
+        Reduction("logical-xor", _logical(torch.logical_xor), "fib"),
+        Reduction("bitwise-and", _on_values(torch.bitwise_and), "ib"),
+        Reduction("bitwise-or", _on_values(torch.bitwise_or), "ib"),
+        Reduction("bitwise-xor", _on_values(torch.bitwise_xor), "ib"),
+        Reduction("logsumexp", _on_values(torch.logaddexp), "f"),
+        Reduction("argmin", _argmin, "fi", "index"),
+    )
+    return {one.name: one for one in found}
+
+
+def custom(name: str, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Reduction:
+    """Return the reduction of a user's own function of two tensors of rows."""
+    return Reduction(name, _on_values(function), "fib")
+
+
+def _on_values(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join:
+    return lambda one, other: Lanes(function(one.values, other.values))
+
+
+def _logical(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join:
+    return lambda one, other: Lanes(function(one.values, other.values).to(one.values.dtype))
+
+
+def _mean(one: Lanes, other: Lanes) -> Lanes:
+    assert one.beside is not None
+    assert other.beside is not None
+    return Lanes(one.values + other.values, one.beside + other.beside)
+
+
+def _least(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Not-a-number wins; -0.0 comes before 0.0, so that the order never matters."""
+    if not one.is_floating_point():
+        return torch.minimum(one, other)
+    return torch.where(one == other, torch.where(one.signbit(), one, other), torch.minimum(one, other))
+
+
+def _largest(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not one.is_floating_point():
+        return torch.maximum(one, other)
+    return torch.where(one == other, torch.where(one.signbit(), other, one), torch.maximum(one, other))
+
+
+def _argmin(one: Lanes, other: Lanes) -> Lanes:
+    """The smaller value with its index, of equal ones the lower index; not-a-number wins."""
+    assert one.beside is not None
+    assert other.beside is not None
+    blank, other_blank = one.values.isnan(), other.values.isnan()
+    tie = torch.where(blank | other_blank, blank & other_blank, one.values == other.values)
+    before = torch.where(blank != other_blank, blank, one.values < other.values)
+    first = torch.where(tie, one.beside <= other.beside, before)
+    return Lanes(torch.where(first, one.values, other.values), torch.where(first, one.beside, other.beside))

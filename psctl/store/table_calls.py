@@ -1,0 +1,213 @@
+"""What a worker has asked of servers and not heard of: changes and reads, and the messages that ask for them.
+
+A Voice speaks to one server: it knows which key lists and tables that server was told in full in this session, and so
+what a message may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from psctl.store.reductions import Lanes
+from psctl.store.rows import Keys, shard_of
+from psctl.store.table_cache import Own, overlay
+from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Open, Section, StoreSpec, Update
+from psctl.store.table_packing import LIMIT, Array, lanes_arrays, pack
+from psctl.store.table_routes import Route, Routes
+from psctl.store.table_state import Kind
+
+
+class Out(msgspec.Struct, frozen=True):
+    """An instruction: send this to a server. Payloads may be longer than a part (table_packing.in_parts)."""
+
+    server: int
+    message: Any
+    payload: memoryview | None = None
+
+
+class Piece(msgspec.Struct, frozen=True, eq=False):
+    """What a change does in one shard: the section without its digest, and what its payload holds."""
+
+    section: Section
+    keys: Keys | None
+    digest: bytes
+    lanes: Lanes | None
+
+
+class Change(msgspec.Struct, eq=False):
+    """An update until all servers have it. `owns` are what it lays over reads; `servers`: by rank, its pieces."""
+
+    ticket: int
+    clock: int
+    servers: dict[int, list[Piece]]
+    owns: list[Own]
+    bytes: int = 0
+    sequence: int = -1
+    advance: bool = False
+
+
+class Want(msgspec.Struct, eq=False):
+    """One table's part of a read: unique keys, and what was found so far."""
+
+    kind: Kind
+    keys: Keys
+    there: Array
+    lanes: Lanes
+    inverse: Keys | None
+    """Where each key of the call stands among the unique ones; None: as they are."""
+
+
+class Scan(msgspec.Struct, eq=False):
+    """A read of all rows in [start, stop)."""
+
+    kind: Kind
+    start: int
+    stop: int
+    found: list[tuple[Keys, Array, Lanes]] = msgspec.field(default_factory=list)
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
+    """What a read asks of one shard, and where its rows go: `at` are places in the want."""
+
+    asked: Asked
+    keys: Keys
+    digest: bytes
+    want: Want | Scan
+    at: Keys
+
+
+class Read(msgspec.Struct, eq=False):
+    """A read until all servers have answered; by server what is asked."""
+
+    ticket: int
+    clock: int
+    wants: list[Want | Scan]
+    servers: dict[int, list[Place]]
+
+
+class Voice:
+    """Speaks to one server of a store."""
+
+    def __init__(self, spec: StoreSpec, owners: list[int], server: int) -> None:
+        self._spec, self._owners, self.server = spec, owners, server
+        self.session = 0
+        self._lists: set[bytes] = set()
+        self._told: set[tuple[int, str]] = set()
+
+    def anew(self) -> Out:
+        """Begin a new session: the server is taken to know nothing."""
+        self.session += 1
+        self._lists.clear()
+        self._told.clear()
+        return Out(self.server, Open(self._spec, self._owners, self.session))
+
+    def update(self, change: Change, kinds: dict[str, Kind]) -> Out:
+        """Return a change's message to this server."""
+        if change.advance:
+            return Out(self.server, Advance(self._spec.name, self.session, change.sequence, change.clock))
+        sections: list[Section] = []
+        arrays: list[Array] = []
+        for piece in change.servers[self.server]:
+            told = (piece.section.shard, piece.section.table)
+            spec = None if told in self._told else kinds[piece.section.table].spec
+            self._told.add(told)
+            digest = self._keys(piece.keys, piece.digest, arrays)
+            sections.append(replace(piece.section, spec=spec, digest=digest))
+            if piece.lanes is not None:
+                arrays += lanes_arrays(piece.lanes)
+        payload = pack(arrays)
+        message = Update(self._spec.name, self.session, change.sequence, change.clock, sections, len(payload))
+        return Out(self.server, message, payload)
+
+    def fetch(self, read: Read) -> Out:
+        """Return a read's message to this server."""
+        sections: list[Asked] = []
+        arrays: list[Array] = []
+        for place in read.servers[self.server]:
+            known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
+            sections.append(replace(place.asked, digest=known))
+        payload = pack(arrays)
+        message = Fetch(self._spec.name, self.session, read.ticket, read.clock, sections, len(payload))
+        return Out(self.server, message, payload)
+
+    def describe(self, ticket: int, table: str) -> Out:
+        """Return the question what a table is."""
+        return Out(self.server, Describe(self._spec.name, self.session, ticket, table))
+
+    def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
+        """Return the hash under which the server knows these keys; else add them to what is sent and return none."""
+        if keys is None:
+            return b""
+        if digest and digest in self._lists:
+            return digest
+        if digest:
+            self._lists.add(digest)
+        arrays.append(keys)
+        return b""
+
+
+def pieces(parts: Iterable[tuple[Kind, Route, Lanes]], what: Any) -> dict[int, list[Piece]]:
+    """Return by server what a push puts into its shards."""
+    servers: dict[int, list[Piece]] = {}
+    for kind, route, lanes in parts:
+        for stop in route.stops:
+            whole = len(stop.at) == len(route.unique)
+            held = lanes if whole else lanes.at(torch.from_numpy(stop.at))
+            section = Section(stop.shard, kind.spec.name, len(stop.keys), what)
+            servers.setdefault(stop.server, []).append(Piece(section, stop.keys, stop.digest, held))
+    return servers
+
+
+def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:
+    """Cut a push that is too large for one message into several."""
+    size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
+    if 2 * size <= LIMIT:
+        return [list(parts)]
+    found = []
+    for kind, route, lanes in parts:
+        a_row = 8 + lanes.values.nbytes // max(1, len(route.unique))
+        rows = max(1, LIMIT // 2 // a_row)
+        for start in range(0, len(route.unique), rows):
+            part = routes.of(kind.spec.name, route.unique[start : start + rows])
+            found.append([(kind, part, lanes.at(slice(start, start + rows)))])
+    return found
+
+
+def result(want: Want | Scan) -> tuple[Keys, Lanes]:
+    """Return what a finished read found, as a reader sees it: in the order of the call; ascending for a range."""
+    if isinstance(want, Want):
+        lanes = want.kind.finished(want.lanes, want.there, want.keys)
+        if want.inverse is None:
+            return want.keys, lanes
+        return want.keys[want.inverse], lanes.at(torch.from_numpy(want.inverse))
+    keys = np.concatenate([part[0] for part in want.found])
+    lanes = joined([part[2] for part in want.found])
+    order = np.argsort(keys, kind="stable")
+    keys, lanes = keys[order], lanes.at(torch.from_numpy(order))
+    return keys, want.kind.finished(lanes, np.ones(len(keys), dtype=bool), keys)
+
+
+def scanned(
+    scan: Scan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[Own]
+) -> tuple[Keys, Array, Lanes]:
+    """Return the rows of a range in one shard (of how many), with own ones that its server does not have yet."""
+    mine = [own.keys[(own.keys >= scan.start) & (own.keys < scan.stop)] for own in owns]
+    if mine:
+        new = np.setdiff1d(np.concatenate(mine), keys)
+        new = new[shard_of(scan.kind.spec.name, new, shard[1]) == shard[0]]
+        keys, held = np.concatenate([keys, new]), np.concatenate([held, np.zeros(len(new), dtype=bool)])
+        lanes = joined([lanes, scan.kind.rows().empty(len(new))])
+    there, lanes = overlay(scan.kind, keys, held, lanes, owns)
+    return keys, there, lanes
+
+
+def joined(parts: Sequence[Lanes]) -> Lanes:
+    """Return rows one behind the other."""
+    beside = [part.beside for part in parts if part.beside is not None]
+    return Lanes(torch.cat([part.values for part in parts]), torch.cat(beside) if beside else None)

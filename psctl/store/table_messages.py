@@ -1,0 +1,245 @@
+"""What workers and servers say to each other about tables (`run.store()`); one small class a message.
+
+A *store* is a namespace. It has tables: one a named key ("w", whose tensor is cut into blocks, the table's rows), and
+one for all integer keys, whose name is "". A *shard* of a store is an equal range of hash values over all its tables.
+An Update carries everything that one call pushes to one server, whatever the number of keys.
+
+Long payloads travel in parts of at most PART bytes: the first behind the message that tells the whole `size`, the
+others behind More. What is packed in a payload stands in table_packing.py.
+
+*Session* counts how often a worker began anew with a server: after a broken connection, and when the server did not
+know keys or a table that it was told only the hash or the name of. A server that answered KeysUnknown drops what still
+comes of that session, so that nothing overtakes what is sent again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+BLOCK = 64 * 1024
+"""Elements of a row of a large tensor: rows of one tensor lie on many servers."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all kinds; the class's name is its tag on the wire."""
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """What a table is, settled by whoever pushes or declares first; who says otherwise later is refused.
+
+    `shape` is that of the tensor of a named key, or of one row of integer keys. `reduce` joins pushes; `apply` (a
+    module:function, or "") brings what was joined into the row, which otherwise is joined itself. `initial`: what an
+    absent row is: a number, a module:function of keys, or None: zero for who reads it, nothing for a reduction.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # torch's name without "torch."
+    reduce: str = "sum"
+    apply: str = ""
+    initial: float | str | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor, or of a row."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+    @property
+    def width(self) -> int:
+        """Elements of a row as it is held."""
+        return min(self.elements, BLOCK) if self.name else self.elements
+
+    @property
+    def blocks(self) -> int:
+        """Rows of a named key's tensor."""
+        return max(1, -(-self.elements // BLOCK))
+
+
+class StoreSpec(msgspec.Struct, frozen=True):
+    """What a store is; equal on all workers.
+
+    `staleness`: None: asp; 0: bsp; s: a worker is at most s clocks ahead of the slowest of `group`, the ranks whose
+    clocks count. `eager`: servers send rows that were read before as soon as a clock has made them newer.
+    """
+
+    name: str
+    staleness: int | None
+    eager: bool
+    group: tuple[int, ...]
+    shards: int
+
+
+class Section(msgspec.Struct, frozen=True):
+    """What an Update does in one shard to one table. `digest`: hash of the whole key list, which then is not sent.
+
+    `push` joins rows, `start` sets rows that are not there yet, `call` runs `function` on rows (count -1: on all).
+    """
+
+    shard: int
+    table: str
+    count: int
+    what: Literal["push", "start", "call"] = "push"
+    spec: TableSpec | None = None
+    digest: bytes = b""
+    function: str = ""
+    arguments: dict[str, float | int | str | bool | None] = {}
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a Fetch wants of one shard and table: `count` keys; or (count -1) all rows there are in [start, stop)."""
+
+    shard: int
+    table: str
+    count: int
+    start: int = 0
+    stop: int = 0
+    digest: bytes = b""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What a Fetched holds of one shard and table; `keys`: the keys are in the payload too."""
+
+    shard: int
+    table: str
+    count: int
+    keys: bool = False
+
+
+# ---- a worker to a server ----------------------------------------------------------------------------------------
+
+
+class Open(Message, frozen=True):
+    """Take part in a store, or begin a new session with it. `owners[i]`: the rank of the server that holds shard i."""
+
+    store: StoreSpec
+    owners: list[int]
+    session: int
+
+
+class Update(Message, frozen=True):
+    """Payload: keys and rows. `sequence` names the update: larger ones of a worker come later; older are dropped."""
+
+    store: str
+    session: int
+    sequence: int
+    clock: int
+    sections: list[Section]
+    size: int
+
+
+class Advance(Message, frozen=True):
+    """This worker has finished `clock` clocks: what it pushed in them was sent before."""
+
+    store: str
+    session: int
+    sequence: int
+    clock: int
+
+
+class Fetch(Message, frozen=True):
+    """Payload: keys. Answer Fetched as soon as all of the group have finished `clock` clocks (-1: at once)."""
+
+    store: str
+    session: int
+    ticket: int
+    clock: int
+    sections: list[Asked]
+    size: int
+
+
+class Describe(Message, frozen=True):
+    """What is this table?"""
+
+    store: str
+    session: int
+    ticket: int
+    table: str
+
+
+class More(Message, frozen=True):
+    """Payload: the bytes from `offset` on of the message before it."""
+
+    offset: int
+
+
+class Why(Message, frozen=True):
+    """I wait for `clock` clocks of all: who keeps me?"""
+
+    store: str
+    clock: int
+
+
+# ---- a server to a worker ----------------------------------------------------------------------------------------
+
+
+class Done(Message, frozen=True):
+    """The update is taken in for good (or was, before)."""
+
+    store: str
+    sequence: int
+
+
+class Fetched(Message, frozen=True):
+    """Payload: rows. They hold all updates of `clock` clocks of everyone, and this worker's own up to `sequence`.
+
+    `ticket` -1: nobody asked now; they were read before and are newer (eager reads).
+    """
+
+    store: str
+    ticket: int
+    clock: int
+    sequence: int
+    sections: list[Given]
+    size: int
+
+
+class Described(Message, frozen=True):
+    """Answer to Describe; None: it is not here."""
+
+    store: str
+    ticket: int
+    spec: TableSpec | None
+
+
+class Advanced(Message, frozen=True):
+    """All of the group have finished `clock` clocks, and their updates are in."""
+
+    store: str
+    clock: int
+
+
+class KeysUnknown(Message, frozen=True):
+    """A key list or table of this session is not known here: begin a new one and send again what is not Done."""
+
+    store: str
+    session: int
+
+
+class Because(Message, frozen=True):
+    """Answer to Why: these workers have not finished so many clocks."""
+
+    store: str
+    clock: int
+    workers: list[int]
+
+
+class Refused(Message, frozen=True):
+    """It cannot be done, and whose fault it is. From now on nothing is done in this store."""
+
+    store: str
+    reason: str
+    hint: str
+
+
+FromWorker = Open | Update | Advance | Fetch | Describe | More | Why
+FromServer = Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More
+TableKinds = (
+    Open | Update | Advance | Fetch | Describe | More | Why
+    | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused
+)  # fmt: skip
+"""All that may travel on a connection between a worker and a server's tables."""

@@ -1,0 +1,149 @@
+"""Keys and rows as the bytes of one payload, and payloads in parts.
+
+A payload is a row of arrays, each padded to eight bytes so that it can be read where it lies. Which arrays follow from
+the message's sections, in their order:
+
+    Section     keys (unless by digest), whole numbers beside the rows, values       call: keys only
+    Asked       keys (unless by digest, or a range)
+    Given       keys (if told), which rows are there (a byte each), whole numbers, values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.store.messages import PART
+from psctl.store.reductions import Lanes
+from psctl.store.rows import Keys
+from psctl.store.table_messages import More
+
+LIMIT = 64 << 20
+"""Bytes of one message's payload; what is larger travels in several messages."""
+
+HASHED = 32
+"""Keys from which a list is known by its hash."""
+
+Array = npt.NDArray[Any]
+
+
+def digest_of(keys: Keys) -> bytes:
+    """Return the hash by which a whole key list is known; of a short one none, for it is no longer than its hash."""
+    return blake2b(keys.tobytes(), digest_size=16).digest() if len(keys) >= HASHED else b""
+
+
+def pack(arrays: Sequence[Array]) -> memoryview:
+    """Return the arrays' bytes in one buffer."""
+    sizes = [-(-array.nbytes // 8) * 8 for array in arrays]
+    whole = np.empty(sum(sizes), dtype=np.uint8)
+    at = 0
+    for array, size in zip(arrays, sizes, strict=True):
+        whole[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        whole[at + array.nbytes : at + size] = 0
+        at += size
+    return whole.data
+
+
+class Reader:
+    """Takes arrays out of a payload in the order in which they were packed.
+
+    Raises:
+        ProtocolError: from its methods, when the payload is shorter than what is wanted.
+    """
+
+    def __init__(self, payload: memoryview) -> None:
+        held = np.frombuffer(payload, dtype=np.uint8)
+        self._bytes = held if held.flags.writeable else held.copy()  # torch takes no array that may not be written
+        self._at = 0
+
+    def array(self, count: int, dtype: Any) -> Array:
+        """Return the next `count` elements, where they lie."""
+        size = count * np.dtype(dtype).itemsize
+        if count < 0 or self._at + size > len(self._bytes):
+            raise ProtocolError("a payload is shorter than its message says")
+        found: Array = self._bytes[self._at : self._at + size].view(dtype)
+        self._at += -(-size // 8) * 8
+        return found
+
+    def keys(self, count: int) -> Keys:
+        """Return the next so many keys."""
+        return self.array(count, np.int64)
+
+    def lanes(self, count: int, width: int, dtype: torch.dtype, beside: int) -> Lanes:
+        """Return the next so many rows."""
+        whole = torch.from_numpy(self.array(count * beside, np.int64)).view(count, beside) if beside else None
+        size = count * width * dtype.itemsize
+        array = self.array(size, np.uint8)
+        values = torch.from_numpy(array).view(dtype).view(count, width) if size else torch.empty(0, width, dtype=dtype)
+        return Lanes(values, whole)
+
+
+def lanes_arrays(lanes: Lanes) -> list[Array]:
+    """Return rows as arrays to pack, as `Reader.lanes` reads them."""
+    values = bytes_of(lanes.values)
+    return [values] if lanes.beside is None else [lanes.beside.contiguous().numpy(), values]
+
+
+def bytes_of(values: torch.Tensor) -> Array:
+    """Return a tensor's memory as bytes; numpy has no bfloat16."""
+    array: Array = values.contiguous().view(-1).view(torch.uint8).numpy()
+    return array
+
+
+def in_parts(message: Any, payload: memoryview | None) -> Iterator[tuple[Any, memoryview | None]]:
+    """Yield a message and its payload as they are sent: the first part, then More."""
+    if payload is None or not len(payload):
+        yield message, None
+        return
+    yield message, payload[:PART]
+    for offset in range(PART, len(payload), PART):
+        yield More(offset), payload[offset : offset + PART]
+
+
+class Assembly:
+    """Puts the parts of a peer's messages together again; one a connection.
+
+    Args:
+        limit: bytes of a message's payload that are taken in.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._message: Any = None
+        self._buffer = memoryview(b"")
+        self._filled = 0
+
+    def place(self, message: Any, size: int) -> memoryview:
+        """Return where the payload of `message` goes.
+
+        Raises:
+            ProtocolError: it is not what must come now, or larger than may be.
+        """
+        if not isinstance(message, More):
+            whole = int(getattr(message, "size", False))
+            if not 0 < size <= whole <= self._limit or self._message is not None:
+                raise ProtocolError(f"{type(message).__name__} with {size} of {whole} bytes out of turn")
+            self._message, self._filled = message, 0
+            self._buffer = np.empty(whole, dtype=np.uint8).data
+        elif self._message is None or message.offset != self._filled or self._filled + size > len(self._buffer):
+            raise ProtocolError("a part of nothing, or not the next one")
+        return self._buffer[self._filled : self._filled + size]
+
+    def received(self, message: Any, size: int) -> tuple[Any, memoryview] | None:
+        """Note that a payload stands where `place` said; return a message that is whole now, and its bytes."""
+        if not size:
+            if isinstance(message, More) or getattr(message, "size", False):
+                raise ProtocolError(f"{type(message).__name__} without its bytes")
+            return message, memoryview(b"")
+        self._filled += size
+        if self._filled < len(self._buffer):
+            return None
+        whole, buffer = self._message, self._buffer
+        self._message, self._buffer = None, memoryview(b"")
+        return whole, buffer

@@ -1,0 +1,315 @@
+"""`run.store()` as a script uses it: alone in one process, and over real connections in memory with breaks."""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from psctl.errors import JobFailed, TimedOut, UsageError
+from psctl.net.memory import MemoryNetwork
+from psctl.runtime import tickets
+from psctl.runtime.functions import JobFunctions, name_of
+from psctl.runtime.store import Store
+from psctl.runtime.store_links import Dialled, Within
+from psctl.runtime.store_open import Stores, staleness_of
+from psctl.runtime.table_desk import TableDesk
+from psctl.store.table_messages import TableKinds
+from psctl.words import Member, ServerAt
+
+_world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
+credentials = _world["credentials"]
+
+
+def alone(**options) -> Store:
+    return Stores(0, 1, Within, lambda: 0).open(
+        options.pop("name", "default"), options.pop("consistency", "asp"), options.pop("reads", "lazy"), None
+    )
+
+
+class Net:
+    """Servers' tables and workers' stores, over streams in memory."""
+
+    def __init__(self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None) -> None:
+        self.network = MemoryNetwork()
+        members = [Member("server", rank) for rank in range(servers)]
+        self.desks = [TableDesk(rank) for rank in range(servers)]
+        self.acceptors = [
+            self.network.acceptor(credentials(member), TableKinds, desk)
+            for member, desk in zip(members, self.desks, strict=True)
+        ]
+        at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
+        self.all = [Stores(rank, workers, lambda rank=rank: Dialled(at, self.dial(rank)), lambda: 0)
+                    for rank in range(workers)]  # fmt: skip
+        self.stores = [stores.open("s", consistency, reads, group) for stores in self.all]
+
+    def dial(self, rank: int):
+        me = credentials(Member("worker", rank))
+        return lambda member, address, handler: self.network.dial(address, me, member, TableKinds, handler)
+
+    def run(self, script) -> list:
+        """Call `script(store)` for every worker in a thread of its own."""
+        found, errors = [None] * len(self.stores), []
+
+        def work(rank: int) -> None:
+            try:
+                found[rank] = script(self.stores[rank])
+            except BaseException as error:  # noqa: BLE001  raised below, on the test's own thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self.stores))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.run(lambda store: self.all[store.rank].close(failed=False))
+        for desk in self.desks:
+            desk.close("over")
+        for acceptor in self.acceptors:
+            acceptor.close()
+
+
+# ---- keys and values -----------------------------------------------------------------------------------------------
+
+
+def test_names_have_tensors_of_any_shape() -> None:
+    store = alone()
+    large = torch.arange(3 * 70_000, dtype=torch.float32).view(3, 70_000)
+    store.push({"a": torch.ones(2, 3), "large": large, "number": 4.0})
+    store.push("large", large).wait()
+    found = store.pull(["a", "large", "number"])
+    assert found["a"].tolist() == [[1.0] * 3] * 2
+    assert torch.equal(found["large"], 2 * large)
+    assert found["number"].shape == ()
+
+
+def test_integers_have_rows_in_the_order_that_is_asked_for() -> None:
+    store = alone()
+    store.push([5, -(2**62), 5], torch.tensor([[1.0], [2.0], [10.0]]))
+    assert store.pull(torch.tensor([-(2**62), 7, 5, 5])).flatten().tolist() == [2.0, 0.0, 11.0, 11.0]
+    assert store.pull(5).tolist() == [11.0]
+    keys, rows = store.pull(range(100))
+    assert keys.tolist() == [5]
+    assert rows.tolist() == [[11.0]]
+    store.push(np.arange(3), 1.0)
+    assert store.pull(range(3))[1].flatten().tolist() == [1.0] * 3
+
+
+def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
+    store = alone(consistency="bsp")
+    value = torch.ones(3)
+    store.push("w", value)
+    value.zero_()
+    assert store.pull("w").tolist() == [1.0] * 3
+    store.pull("w").zero_()
+    assert store.pull("w").tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda store: store.pull("w"), "nobody has pushed"),
+        (lambda store: store.pull([1.5]), "keys are float64"),
+        (lambda store: store.push("v", torch.ones(4)), r"\(4,\) is pushed.*\(3,\)"),
+        (lambda store: store.push("v", torch.ones(3, dtype=torch.float64)), "float64 is pushed"),
+        (lambda store: store.push("v", torch.ones(3), reduce="max"), "joined by sum"),
+        (lambda store: store.push("u", torch.ones(3), reduce="most"), "no reduction"),
+        (lambda store: store.push("u", torch.ones(3, dtype=torch.int64), reduce="mean"), "mean"),
+        (lambda store: store.push("u", torch.ones(3), reduce=lambda a, b: a), "top of a module|in the script"),
+        (lambda store: store.declare("u"), "without a value"),
+        (lambda store: store.clock(), "without clocks"),
+        (lambda store: store.call("nowhere:nothing", "v"), "nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_said(wrong, words: str) -> None:
+    store = alone()
+    store.push("v", torch.ones(3))
+    with pytest.raises(UsageError, match=words):
+        wrong(store)
+    assert store.pull("v").tolist() == [1.0] * 3
+
+
+def test_what_a_store_may_be() -> None:
+    assert [staleness_of(each) for each in ("asp", "bsp", {"ssp": 3})] == [None, 0, 3]
+    for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4):
+        with pytest.raises(UsageError, match="consistency"):
+            staleness_of(wrong)
+    stores = Stores(0, 1, Within, lambda: 0)
+    assert stores.open("a", "bsp", "eager", None) is stores.open("a", "bsp", "eager", [0])
+    for arguments in (("a", "asp", "lazy", None), ("b", "asp", "eager", None), ("b", "bsp", "lazy", [1])):
+        with pytest.raises(UsageError, match="store"):
+            stores.open(*arguments)
+
+
+# ---- functions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_travels_as_its_name_or_not_at_all() -> None:
+    assert name_of(torch.testing.make_tensor).endswith(":make_tensor")
+    assert name_of("rules:best") == "rules:best"
+
+    def closure(one, other):
+        return one
+
+    for wrong in (closure, lambda a, b: a, max):
+        with pytest.raises(UsageError):
+            name_of(wrong)
+
+
+def test_a_users_reduction_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rules_here.py").write_text(
+        "import torch\n"
+        "def hypot(a, b): return (a * a + b * b).sqrt()\n"
+        "def minus(a, b): return a - b\n"
+        "def widest(a, b): return torch.where(a.abs() >= b.abs(), a, b)\n"
+        "def sgd(held, pushed): return held - 0.1 * pushed\n"
+        "def start(keys, width): return keys[:, None].float().expand(-1, width)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    store = alone()
+    store.push("h", torch.tensor([3.0]), reduce="rules_here:hypot")
+    store.push("h", torch.tensor([4.0]))
+    assert store.pull("h").item() == pytest.approx(5.0)
+    with pytest.raises(UsageError, match=r"not commutative"):
+        store.push("m", torch.tensor([3.0]), reduce="rules_here:minus")
+    with pytest.raises(UsageError, match=r"not commutative"):  # of -1 and 1 the first that came
+        store.push("x", torch.tensor([-1.0, 1.0]).long(), reduce="rules_here:widest")
+    store.declare("w", torch.ones(2), apply="rules_here:sgd")
+    store.push("w", torch.tensor([1.0, 2.0]))
+    assert store.pull("w").tolist() == pytest.approx([0.9, 0.8])
+    store.declare(int, shape=(2,), initial="rules_here:start")
+    assert store.pull([3, 4]).tolist() == [[3.0, 3.0], [4.0, 4.0]]
+    with pytest.raises(UsageError, match="servers do not run the script"):
+        JobFunctions().function("__main__:thing")
+
+
+# ---- tickets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_begins_when_those_before_it_have_finished_and_the_delay_may_change() -> None:
+    begun: list[int] = []
+    tasks = tickets.Tasks()
+    made = [tickets.Ticket(number, "task", lambda *_: None) for number in range(6)]
+
+    def finish(number: int) -> None:
+        tasks.finished(number).finish(None)
+        tasks.run()
+
+    tasks.delay = 1
+    for ticket in made:
+        after = [made[0]] if ticket.number == 1 else []
+        tasks.add(ticket, after, lambda number=ticket.number: begun.append(number))
+        tasks.run()
+    assert begun == [0]  # 1 was told to wait for 0, and with a delay of 1 task 2 waits for 0 as well
+    finish(0)
+    assert begun == [0, 1, 2]
+    tasks.delay = None
+    tasks.run()
+    assert begun == [0, 1, 2, 3, 4, 5]
+    assert tasks.oldest is made[1]
+    assert tasks.begun
+
+
+def test_callbacks_and_dependencies() -> None:
+    store, heard = alone(), []
+    first = store.push("w", torch.ones(2), callback=heard.append)
+    second = store.fetch("w", after=[first], callback=heard.append)
+    assert store.wait([first, second])[1].tolist() == [1.0, 1.0]
+    second.then(lambda value: heard.append("late"))
+    assert heard[0] is None
+    assert heard[1].tolist() == [1.0, 1.0]
+    assert heard[2] == "late"
+    store.delay = 0
+    assert store.delay == 0
+    store.push("w", torch.ones(2))
+    assert store.pull("w").tolist() == [2.0, 2.0]
+    with pytest.raises(UsageError, match="delay"):
+        store.delay = -1
+
+
+# ---- over connections ----------------------------------------------------------------------------------------------
+
+
+def test_workers_share_what_they_push() -> None:
+    keys = torch.arange(0, 5000, 3)
+
+    def script(store: Store):
+        store.declare("w", torch.full((100_000,), 0.5))
+        store.push("w", torch.full((100_000,), float(store.rank)))
+        for _ in range(3):
+            store.push(keys, torch.ones(len(keys), 8))
+        store.clock()
+        return store.pull("w"), store.pull(keys), store.pull(range(10))
+
+    with Net(3, consistency="bsp", reads="eager") as net:
+        for w, rows, (found, _) in net.run(script):
+            assert (w == 3.5).all()
+            assert (rows == 9).all()
+            assert found.tolist() == [0, 3, 6, 9]
+
+
+def test_broken_connections_lose_and_double_nothing() -> None:
+    with Net(2) as net:
+
+        def script(store: Store):
+            for turn in range(40):
+                store.push({"w": torch.ones(3)})
+                store.push(torch.arange(50), torch.ones(50, 2))
+                if turn % 10 == 5:
+                    for server in range(2):
+                        net.network.link(Member("worker", store.rank), Member("server", server)).kill()
+                if turn % 13 == 0:
+                    assert (store.pull("w") >= turn + 1).all()
+            store.flush()
+
+        net.run(script)
+        assert net.stores[0].pull("w").tolist() == [80.0] * 3
+        assert (net.stores[1].pull(range(50))[1] == 80).all()
+
+
+def test_who_is_behind_is_named() -> None:
+    with Net(2, consistency={"ssp": 0}) as net:
+        fast = net.stores[0]
+        thread = threading.Thread(target=fast.clock)
+        thread.start()
+        with fast._changed:
+            fast._wait_until("an answer", lambda: fast._mind.because == {0: [1], 1: [1]}, fast._mind.behind, 20)
+        assert "worker/1" in fast.doing
+        net.stores[1].clock()
+        thread.join(20)
+        assert not thread.is_alive()
+        with pytest.raises(TimedOut, match="did not finish"), fast._changed:
+            fast._wait_until("nothing", lambda: False, set, 0.01)
+
+
+def test_a_rank_outside_the_group_only_pulls() -> None:
+    with Net(2, consistency="bsp", group=[0]) as net:
+        net.stores[0].push("w", torch.ones(2))
+        net.stores[0].clock()
+        assert net.stores[1].pull("w").tolist() == [1.0, 1.0]
+        with pytest.raises(UsageError, match="not of the group"):
+            net.stores[1].push("w", torch.ones(2))
+
+
+def test_ranks_that_disagree_are_told_by_the_server() -> None:
+    with Net(2, servers=1) as net:
+        net.stores[0].push("w", torch.ones(2)).wait()
+        net.stores[1].declare("w", shape=(3,))
+        with pytest.raises(JobFailed, match="shape"):
+            net.stores[1].push("w", torch.ones(3)).wait()
+        for stores in net.all:
+            stores.close(failed=True)
