@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -73,7 +73,9 @@ class Run:
         self._tracked = Tracked()
         self._reports = Reports()
         self._course = Course(seat, welcome, self._share, self._tracked)
-        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._place)
+        self._stores = Stores(
+            seat.me.rank, welcome.world, links or Within, lambda: 2 * self.step + self._course.in_step
+        )
         self._way: Way | None = None
         self._stepless: Watch | None = None
         self._strategy = ""
@@ -298,26 +300,16 @@ class Run:
         self._reports.add(step, self.epoch, float(self._share.mine or 1), numbers)
         self._course.reported()
 
-    def store(
-        self,
-        name: str = "default",
-        consistency: str | Mapping[str, int] = "asp",
-        reads: str = "lazy",
-        group: Sequence[int] | None = None,
-    ) -> Store:
-        """Return a (key, value) store that all workers share; `Store` says what it can do.
-
-        It lies on the job's servers (`servers:` of the job file, or what `ps` has; one at least), or alone in this
-        process. All ranks open it alike.
+    def store(self, name: str = "default", consistency: Any = "asp", reads: str = "lazy", group: Any = None) -> Store:
+        """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
 
         Args:
             name: a name space.
-            consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others; see `Store`.
-            reads: "lazy", or "eager" (bsp and ssp): servers send what was read before when it changes.
-            group: ranks whose clocks count and who push; others only pull. None: all.
+            consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others.
+            reads: "lazy", or "eager" (bsp, ssp): servers send what was read before when it changes.
+            group: ranks that push and whose clocks count; others only pull. None: all.
 
-        Raises:
-            UsageError: it makes no sense, was opened otherwise before, or torchrun started this, which has no servers.
+        Raises UsageError: it makes no sense, was opened otherwise before, or torchrun started this: it has no servers.
         """
         return self._stores.open(name, consistency, reads, group)
 
@@ -388,10 +380,6 @@ class Run:
         names = [each.name for each in resume.tensors if each.name.startswith("track/")]
         slices = wanted(resume.tensors, names, resume.checkpoint)
         self._tracked.resume(resume.state.get("tracked") or {}, dict(zip(names, self._seat.load(slices), strict=True)))
-
-    def _place(self) -> int:
-        """Where the run is, as pushes to stores are numbered by it."""
-        return 2 * self.step + self._course.in_step
 
     def _beat(self) -> None:
         doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
