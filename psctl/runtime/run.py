@@ -73,9 +73,8 @@ class Run:
         self._tracked = Tracked()
         self._reports = Reports()
         self._course = Course(seat, welcome, self._share, self._tracked)
-        self._stores = Stores(
-            seat.me.rank, welcome.world, links or Within, lambda: 2 * self.step + self._course.in_step
-        )
+        place = lambda: 2 * self.step + self._course.in_step  # noqa: E731
+        self._stores = Stores(seat.me.rank, welcome.world, links or Within, place)
         self._way: Way | None = None
         self._stepless: Watch | None = None
         self._strategy = ""
@@ -304,8 +303,7 @@ class Run:
         """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
 
         Args:
-            name: a name space.
-            consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others.
+            name: a name space; consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others.
             reads: "lazy", or "eager" (bsp, ssp): servers send what was read before when it changes.
             group: ranks that push and whose clocks count; others only pull. None: all.
 
