@@ -266,7 +266,8 @@ class Run:
 
         The norm is over all trainable parameters and all ranks: the same on every rank. Every rank must call it, after
         the last backward of a step and before `optimizer.step()`. Under servers the scaling happens there; `.grad`
-        keeps this rank's own gradient.
+        keeps this rank's own gradient. With `period:` above 1 a rank steps alone, and clips its own gradient by its own
+        norm.
 
         Args:
             max_norm: more than 0; in the gradient's unit.
