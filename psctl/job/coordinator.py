@@ -7,6 +7,7 @@
     surviving   losses that nothing is lost by                    cutting   a worker's death under ps
     sharding    servers that die, come and go                     holding   which server has which shard
     scaling     psctl scale: more or fewer of them                tables    which servers hold tables
+    late        whom a clock waits for                            pace      how long clocks take
     ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same

@@ -84,7 +84,7 @@ def _order(job: Job, before: Rank, host: int) -> None:
     if before.member.rank == 0:
         job.saves.sources.add(rank.member)
     job.tell_state(rank)
-    environment = worker_environment(job.order, job.seats(), before.member.rank, job.master, job.losses)
+    environment = worker_environment(job.order, job.seats(), before.member.rank, job.master, job.losses + job.scalings)
     job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from psctl.job.events import AnyEvent, Planned
 from psctl.job.messages import AnyMessage, Resume
-from psctl.orders import HostOrder
+from psctl.orders import JobOrder
 from psctl.words import Layout, Member, Shard
 
 # ---- what it hears -------------------------------------------------------------------------------------------------
@@ -111,10 +111,10 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class MakePlan(msgspec.Struct, frozen=True):
-    """Choose the strategy for this layout on these hosts; answer PlanMade."""
+    """Choose the strategy for this layout and the job as it is now; answer PlanMade."""
 
     layout: Layout
-    hosts: list[HostOrder]
+    order: JobOrder
 
 
 class MakeShards(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ Every phase but the last has a deadline, so a job that began to end ends.
 How a job starts again, after a loss that it may survive:
 
     settling    something died: a moment to hear whether it was a loss or somebody's exception
+    leaving     another number of workers is wanted: all go to one common step, save and leave
     ending      all workers and servers are being ended: TERM, then KILL
     choosing    no process is left: the newest checkpoint whose every byte is right is being found
     over        new incarnations of all were ordered, or the job ends after all
@@ -73,6 +74,7 @@ ENDING: Table = {
 
 RECOVERY: Table = {
     "settling": {"end": "ending", "give up": "over"},
+    "leaving": {"end": "ending", "give up": "over"},
     "ending": {"gone": "choosing", "give up": "over"},
     "choosing": {"ordered": "over", "give up": "over"},
     "over": {},

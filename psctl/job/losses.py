@@ -20,6 +20,8 @@ USED_UP = "restart.max in the job file says how many losses a job survives"
 
 def fail(job: Job, failure: Failure) -> None:
     """Something failed: the job starts again, or ends."""
+    if job.recovery is not None and job.recovery.phase == "leaving":
+        job.recovery = None  # it starts again all the same, from the checkpoint before
     recovery = job.recovery
     if job.ending is not None:
         ending.fail(job, failure)
@@ -56,7 +58,7 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
     early = rank.member.role == "server" and job.ending is None and not rank.leaving
     trouble = early or (message.status != 0 and not rank.leaving)
     error = failure.exception if trouble else ""
-    if job.recovery is not None and job.recovery.phase != "settling":
+    if job.recovery is not None and job.recovery.phase not in ("settling", "leaving"):
         job.move_rank(rank, "stopped")  # as it was told to
     elif job.ending is None or job.ending.phase == "settling":
         job.move_rank(rank, "failed" if trouble else "ended", error)

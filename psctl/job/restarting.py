@@ -13,6 +13,8 @@ Why this is right whatever was lost, and when:
 - *It ends.* Every phase has a deadline; every restart uses up one of `restart.max`; a failure that comes again at the
   same step, and was no signal from outside, ends the job at once: starting again would not help.
 
+`psctl scale --workers` goes this way too, from a checkpoint that is made for it at a common step, so that none is lost.
+
 A lost host's workers move to hosts of the job that have slots left; hosts keep their places in the roster, so ranks are
 given out anew in roster order and the plan is made again. Without slots enough the job ends of the loss.
 """
@@ -42,6 +44,12 @@ def _advance_once(job: Job, recovery: Recovery) -> bool:
         if not (failures.settled(recovery.failures, recovery.since, job.now) or late or not job.alive()):
             return False
         _verdict(job, recovery)
+    elif recovery.phase == "leaving":
+        if (job.live("worker") or job.saves.open) and not late:
+            return False
+        if late:
+            job.say("the workers did not come to a common step in time: all go back to the last checkpoint")
+        _end(job, recovery)
     elif recovery.phase == "ending":
         left = [rank for rank in job.ranks.values() if rank.connected] or job.alive()
         if left and not late:
@@ -87,6 +95,11 @@ def _verdict(job: Job, recovery: Recovery) -> None:
             job.append(kind(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=first.exception))
     count = f"restart {job.losses} of {job.order.restarts}"
     job.say(f"{first.member} was lost at step {first.step}: all processes start again ({count})")
+    _end(job, recovery)
+
+
+def _end(job: Job, recovery: Recovery) -> None:
+    """Have everything ended that is left."""
     for step in job.saves.again(job.now):
         job.out.append(Discard(step))
     _to(recovery, "end", job.now + job.grace + ending.SLACK)
@@ -103,6 +116,9 @@ def restorable(job: Job, found: Restorable) -> None:
         return
     for text in found.skipped:
         job.say(text)
+    if job.rescaled is not None:
+        job.order, job.rescaled = job.rescaled, None
+        job.scalings, job.plan = job.scalings + 1, None
     hosts = _seats(job)
     if found.problem:
         _give_up(job, recovery, f"it cannot be started again: {found.problem}")

@@ -12,6 +12,7 @@ from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
 from psctl.job.messages import Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
+from psctl.job.pace import Pace
 from psctl.job.table import Job, Rank
 from psctl.words import NO_SERVERS, Member
 
@@ -45,7 +46,7 @@ def order_workers(job: Job) -> None:
     """Have all workers started."""
     seats = job.seats()
     for rank in job.of("worker"):
-        _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.master, job.losses))
+        _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.master, job.losses + job.scalings))
 
 
 def order_servers(job: Job, plan: PlanMade) -> None:
@@ -131,7 +132,7 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
     if last:
         job.first["planning"] = job.now
         if job.plan is None:
-            job.out.append(MakePlan(zero.layout, job.order.hosts))
+            job.out.append(MakePlan(zero.layout, job.order))
         else:  # a restart, of which only what was lost is new
             _shards(job)
 
@@ -204,8 +205,9 @@ def _decide(job: Job, made: ShardsMade) -> None:
 
 def _go(job: Job) -> None:
     job.training = True
+    job.pace = Pace(job.now, job.first_step)
     job.reports.rates(job.now)  # the time before training counts for no rate
-    if job.resume is not None or job.losses:
+    if job.resume is not None or job.losses or job.scalings:
         name = job.resume.checkpoint if job.resume else ""
         job.append(events.Restored(time=job.time, checkpoint=name, step=job.first_step, lost=job.lost_steps))
     for rank in [*job.of("server"), *job.of("worker")]:

@@ -11,6 +11,7 @@ from psctl.job.environment import Seats, places
 from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
+from psctl.job.pace import Pace
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
 from psctl.job.stores import Tables
@@ -112,9 +113,12 @@ class Job:
         self.plan: PlanMade | None = None
         self.tables = Tables()
         self.training = False
+        self.pace: Pace | None = None  # of the clocks, while training
         self.ending: Ending | None = None
         self.recovery: Recovery | None = None
         self.losses = 0  # that the job has survived
+        self.scalings = 0  # starts of all with another number of workers
+        self.rescaled: JobOrder | None = None  # the order after the restart that is under way
         self.last_loss: Failure | None = None
         self.lost_steps = 0  # by the last restart
         self.holdings: Holdings | None = None  # under ps, from the decision on

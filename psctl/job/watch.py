@@ -6,7 +6,7 @@ servers that listen, start values that arrive, steps that move.
 
 from __future__ import annotations
 
-from psctl.job import leaving, losses, tables, training
+from psctl.job import late, leaving, losses, tables, training
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
@@ -27,6 +27,7 @@ def tick(job: Job) -> None:
         _connections(job)
         if job.training:
             _vain(job)
+            late.look(job)
             _stalls(job)
             if job.saves.due(job.now):
                 training.propose(job, save=True, stop=False)
@@ -140,7 +141,4 @@ def _stalls(job: Job) -> None:
 
 
 def _standstill(job: Job, rank: Rank) -> str:
-    doing = rank.doing or "nothing that it told"
-    if job.now - rank.heard >= STALL_NOTICE:
-        doing += f", silent for {job.now - rank.heard:.0f} s"
-    return f"{job.where(rank)} is at step {rank.step} since {job.now - rank.moved:.0f} s: {doing}"
+    return f"{job.where(rank)} is at step {rank.step} since {job.now - rank.moved:.0f} s: {late.last(job, rank)}"

@@ -167,8 +167,7 @@ class Coordinator:
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            order = msgspec.structs.replace(self._orders.order, hosts=wanted.hosts)
-            plan = choose(order, None, wanted.layout, decided=True)
+            plan = choose(wanted.order, None, wanted.layout, decided=True)
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())

@@ -13,7 +13,7 @@ from psctl.job.lifecycle import ENDED, ENDING, JOB, OVER, RANK, RECOVERY, Table,
         (JOB, {"submitted"}, OVER),
         (RANK, {"starting"}, ENDED),
         (ENDING, {"settling", "cutting", "draining"}, {"closed"}),
-        (RECOVERY, {"settling"}, {"over"}),
+        (RECOVERY, {"settling", "leaving"}, {"over"}),
     ],
 )
 def test_every_state_is_reached_and_every_end_is_final(table: Table, starts: set[str], finals: frozenset[str]) -> None:

@@ -210,7 +210,7 @@ def test_a_lost_hosts_workers_move_to_slots_of_others_and_the_plan_is_made_again
         play.hear(again(worker), messages.Join(1))
         new = play.hear(again(worker), messages.Prepare(LAYOUT, ()))
     (plan,) = [each for each in new if isinstance(each, MakePlan)]
-    assert [host.workers for host in plan.hosts] == [2, 0]
+    assert [host.workers for host in plan.order.hosts] == [2, 0]
     back = play.hear(A1, messages.Register("h1", 1, 4, 1, 0))
     assert [member for member, _ in told(back, messages.StopProcesses)] == [A1]
 

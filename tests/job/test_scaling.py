@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from psctl.job import membership, messages
-from psctl.job.instructions import PlanMade, Start
+from psctl.job import events, membership, messages
+from psctl.job.instructions import (
+    Connected,
+    FindRestorable,
+    MakePlan,
+    PlanMade,
+    Restorable,
+    Start,
+    Written,
+)
+from psctl.job.messages import Resume
 from psctl.orders import JobOrder
 from psctl.words import Assignment, Member
-from tests.job.play import A0, A1, PLAN, W0, W1, Play, told
+from tests.job.play import A0, A1, LAYOUT, PLAN, W0, W1, Play, appended, told
 from tests.job.test_surviving import ELASTIC, S, dies, listens, training
 
 FOURTH = Member("server", 3)
@@ -119,6 +128,86 @@ def test_a_job_that_starts_or_ends_is_refused() -> None:
 def test_no_host_for_another_server_is_refused() -> None:
     order = replace(ELASTIC, hosts=[replace(host, may_serve=False) for host in ELASTIC.hosts])
     assert "no host of the job may hold another server" in asks(training(order), servers=4).problem
+
+
+ROOMY = replace(ELASTIC, hosts=[replace(host, slots=2) for host in ELASTIC.hosts])
+
+
+def left(play: Play) -> None:
+    """All workers come to a common step, save and leave."""
+    for worker in (W0, W1):
+        ((_, propose), *_) = told(play.said, messages.Propose)
+        play.hear(worker, messages.Position(propose.ticket, 7))
+    assert {(each.step, each.save, each.stop) for _, each in told(play.said, messages.CutAt)} == {(8, True, True)}
+    for member in (W0, *S):
+        play.hear(member, messages.SaveBegin(8, []))
+        play.hear(member, messages.SaveEnd(8))
+    for worker in (W0, W1):
+        play.exits(worker, 0)
+
+
+def test_another_number_of_workers_starts_from_a_common_step_and_loses_none() -> None:
+    play = training(ROOMY)
+    for worker in (W0, W1):
+        play.report(worker, 8, loss=1.0)
+    assert asks(play, workers=3, servers=2).problem == ""
+    left(play)
+    assert told(play.said, messages.EndProcesses) == []  # the checkpoint is not whole yet
+    play(Written(8, "/c/8", 8, 0.1))
+    ends = told(play.said, messages.EndProcesses)
+    assert {member for _, each in ends for member in each.members} == set(S)
+    for server in S:
+        play.exits(server, -15)
+    assert play.said[-1] == FindRestorable()
+    before = len(play.said)
+    play(Restorable(Resume("digits-3@8", 8, {}, [])))
+    starts = [each for each in play.said[before:] if isinstance(each, Start)]
+    assert [(str(each.member), each.member.incarnation, each.host, each.world) for each in starts] == [
+        ("worker/0", 1, 0, 3), ("worker/1", 1, 0, 3), ("worker/2", 0, 1, 3),
+    ]  # fmt: skip
+    assert starts[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
+    for start in starts:
+        play(Connected(start.member))
+        play.hear(start.member, messages.Join(1))
+        new = play.hear(start.member, messages.Prepare(LAYOUT, ()))
+    (plan,) = [each for each in new if isinstance(each, MakePlan)]
+    assert (plan.order.servers, plan.order.strategy) == (2, "ps")
+    assert appended(play.said, events.WorkerLost) == []
+
+
+def test_fewer_workers_leave_from_the_end_of_the_roster() -> None:
+    play = training(ROOMY)
+    assert asks(play, workers=1).problem == ""
+    left(play)
+    play(Written(8, "/c/8", 8, 0.1))
+    for server in S:
+        play.exits(server, -15)
+    before = len(play.said)
+    play(Restorable(Resume("digits-3@8", 8, {}, [])))
+    assert [str(each.member) for each in play.said[before:] if isinstance(each, Start)] == ["worker/0"]
+
+
+def test_more_workers_than_slots_are_refused() -> None:
+    assert asks(training(ROOMY), workers=5).problem == "5 workers do not fit: the job's hosts have 4 slots"
+
+
+def test_a_death_on_the_way_to_the_common_step_goes_back_to_the_checkpoint_before_with_the_new_number() -> None:
+    play = training(ROOMY)
+    asks(play, workers=3)
+    play.exits(W1, -9, "killed by signal 9 (SIGKILL)")
+    play.wait(0.4)
+    for member in (W0, *S):
+        play.exits(member, -15)
+    before = len(play.said)
+    play(Restorable(None))
+    assert len([each for each in play.said[before:] if isinstance(each, Start)]) == 3
+
+
+def test_workers_that_do_not_come_to_a_common_step_are_ended() -> None:
+    play = training(ROOMY)
+    asks(play, workers=3)
+    play.wait(301)
+    assert {member for _, each in told(play.said, messages.EndProcesses) for member in each.members} == {W0, W1, *S}
 
 
 def test_a_server_that_dies_while_it_comes_is_replaced() -> None:
