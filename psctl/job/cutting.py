@@ -94,6 +94,7 @@ def held(job: Job, message: HeldOf) -> None:
     if death is not None and death.asked is not None:
         death.clocks.update(message.clocks)
         death.versions.update(message.versions)
+        death.aside = max(death.aside, message.aside)
 
 
 def advance(job: Job) -> Failure | None:
@@ -107,6 +108,7 @@ def advance(job: Job) -> Failure | None:
             if holdings.handing:
                 continue
             death.asked, death.since, death.clocks, death.versions = holdings.epoch, job.now, {}, {}
+            death.aside = -1
             _tell_servers(job, WorkerGone(dead.rank, dead.incarnation))
         elif len(death.clocks) == len(job.shards):
             last = _last(job, death)
@@ -127,6 +129,10 @@ def _last(job: Job, death: Death) -> int | None:
     if _asp(job):
         return last
     versions = set(death.versions.values())
+    if death.worker.member.rank == 0 and death.aside - 1 < last:  # who joins needs its state of the clock after the cut
+        last = death.aside - 1
+        if max(versions, default=0) > last + 1:
+            return None
     if job.order.staleness == 0 and max(versions, default=0) > last + 1:
         return None
     dying = {dead.rank for dead in job.deaths}

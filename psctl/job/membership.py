@@ -57,6 +57,7 @@ class HeldOf(Message, frozen=True):
     incarnation: int
     clocks: dict[int, int]
     versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied
+    aside: int = -1  # the newest clock at whose start worker/0's own state is here; -1: shard 0 is another's
 
 
 class CaughtUp(Message, frozen=True):

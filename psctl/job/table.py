@@ -81,6 +81,7 @@ class Death(msgspec.Struct):
     asked: int | None = None  # the epoch in which servers were asked
     clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
     versions: dict[int, int] = {}
+    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's alone
 
 
 class Job:

@@ -226,6 +226,8 @@ def job_order(
         environment=dict(environment or {}),
         congestion=cluster.network.congestion,
         restarts=job.restart.max,
+        replicas=job.replicas if isinstance(job.replicas, int) else None,
+        on_worker_loss=job.restart.on_worker_loss,
         topology=topology,
         costs=dict(costs or {}),
     )

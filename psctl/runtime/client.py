@@ -5,23 +5,26 @@ Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step
     gradients = client.sending(c)              # flat, by dtype ("float32"); fill it while backward runs
     client.push(c, shard, present, weight)     # each shard when its gradients are ready
     client.norms(c)                            # only to clip: squares of the joint gradient's norms
-    client.step(c, groups, scale, save)        # update: server only; save: the result is checkpoint c+1
+    client.step(c, groups, scale, save)        # save: the result is checkpoint c+1
     client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c
     client.wait(c + 1, shards)                 # before the first read; then `landing` has them
 
 Under staleness s clock c reads values that hold all clocks up to c-s-1 at least: `wait` blocks only when those in
-`landing` are older, so the fastest worker is never more than s clocks ahead of the slowest.
-
-The first clock is `resume.step`, else 0; `start` brings its values. Under `update: worker`, `start` brings rank 0's
-start values in the same way, and wait(c + 1) the joint mean gradient of clock c.
+`landing` are older, so the fastest worker is never more than s clocks ahead of the slowest; `exact` asks for no less
+than all clocks up to c-1. The first clock is `resume.step`, else 0; `start` brings its values. Under `update: worker`,
+`start` brings rank 0's start values in the same way, and wait(c + 1) the joint mean gradient of clock c.
 
 `landing` changes only inside `start` and `wait`, for the shards that are waited for: values that arrive earlier lie in
 a back buffer, and the wait copies them; values that arrive during the wait land in place. Values that were never waited
 for are copied by the next `pull` (store/client.py).
 
+Servers come and go: `told` hands in a new assignment, and connections follow it (links.py). A connection that breaks is
+made again; what was not acknowledged is said again to whoever leads the shard then. Nobody above notices but by time.
+
 Threads: one lock around the mind; the connections' reader threads and the user's threads take it briefly and never
-while bytes are copied. Waits end when what they wait for is there, when a server is lost (PeerLost), when the servers
-refuse to go on (JobFailed), or when a server has not said a word for `patience` seconds although it was asked
+while bytes are copied; what the mind says leaves under it, in order (sending only queues). Waits end when what they
+wait for is there, when the servers refuse to go on (JobFailed), when a server has had no connection for `patience`
+seconds and no other took its place (PeerLost), or when it has not said a word for so long although it was asked
 (TimedOut): a slow worker elsewhere is no reason, for the server answers that it waits for it.
 """
 
@@ -29,18 +32,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from psctl.clock import Clock
-from psctl.errors import ConnectionFailed, JobFailed, PeerLost, PsctlError, TimedOut
+from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
+from psctl.job.membership import Members, Reassign, ServerUnreachable
 from psctl.job.messages import Decision
+from psctl.runtime.links import Links, named
 from psctl.store.client import ClientMind, Out
-from psctl.store.messages import FromServer, Message, Norms, Push, PushPart, SaveNow, Step, Why
-from psctl.store.shard import Terms
-from psctl.words import Address, Member, Number
+from psctl.store.messages import FromServer, Message, Push, PushPart, Why
+from psctl.store.state import Terms
+from psctl.words import Address, Member, Number, ServerAt
 
 TICK = 1.0
 """Seconds between two looks at a wait: who is lost, who must be asked."""
@@ -49,37 +53,23 @@ ASK_EVERY = 5.0
 """Seconds between two questions to a server that keeps us waiting."""
 
 
-class Connection(Protocol):
-    """What the client needs of a net.peer.Peer."""
-
-    member: Member
-    bytes_sent: int
-    bytes_received: int
-    on_written: Callable[[Any, int], None] | None
-
-    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def flush(self, timeout: float) -> None: ...
-    def close(self, reason: str = "") -> None: ...
-    def join(self, timeout: float | None = None) -> bool: ...
-
-
 class ServerHandler:
-    """What one server's connection tells the client; called on that connection's reader thread."""
+    """What one connection to a server tells the client; called on that connection's reader thread."""
 
-    def __init__(self, client: ParameterClient, server: int) -> None:
-        self._client, self._server = client, server
+    def __init__(self, client: ParameterClient, at: ServerAt) -> None:
+        self._client, self._at = client, at
 
     def joined(self, peer: Any) -> None:
-        """Nothing to do: the client dialled."""
+        self._client._joined(self._at, peer)
 
     def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
-        return self._client._place(self._server, message, size)
+        return self._client._place(self._at, peer, message, size)
 
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        self._client._received(self._server, message, payload)
+        self._client._received(self._at, peer, message, payload)
 
     def lost(self, peer: Any, error: ConnectionFailed) -> None:
-        self._client._lost_server(self._server, error)
+        self._client._lost(self._at, peer, error)
 
 
 class ParameterClient:
@@ -91,11 +81,9 @@ class ParameterClient:
         decision: layout, shards, assignment and whether the job goes on from a checkpoint.
         dial: connects to a server; raises ConnectionFailed.
         clock: the machine's time.
-        patience: seconds that a server may be silent although it was asked.
+        patience: seconds that a server may be silent although it was asked, or be without a connection.
         trace: called with (time, "push-bytes-left", shard, clock) when a part of a push has left this process.
-
-    Raises:
-        ConnectionFailed: a server cannot be reached; names it.
+        tell: sends a message to the coordinator.
     """
 
     def __init__(
@@ -107,28 +95,25 @@ class ParameterClient:
         clock: Clock,
         patience: float,
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
+        tell: Callable[[Any], object] = lambda message: None,
     ) -> None:
-        base = decision.resume.step if decision.resume else 0
-        self.base = base
+        self.base = decision.resume.step if decision.resume else 0
         """The first clock."""
-        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
-        self._mind = ClientMind(terms, decision.shards, decision.assignment.owners, me.rank)
+        terms = Terms(decision.layout, world, decision.update, self.base, decision.staleness)
+        first = decision.assignment
+        self._mind = ClientMind(
+            terms, decision.shards, first.owners, me.rank, servers=[at.rank for at in first.servers]
+        )
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.seconds_waiting = 0.0
-        self._servers = decision.assignment.servers
-        self._clock, self._patience, self._trace = clock, patience, trace
+        self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._changed = threading.Condition()
-        self._lost: dict[int, ConnectionFailed] = {}
-        self._heard = [clock.now()] * len(self._servers)
-        self._closed = False
+        self._epoch = first.epoch
+        self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
-        self._peers: list[Connection] = []
-        for server, at in enumerate(self._servers):
-            peer = dial(Member("server", server, at.incarnation), at.address, ServerHandler(self, server))
-            if trace is not None:
-                peer.on_written = self._written
-            self._peers.append(peer)
+        self._links = Links(lambda at: dial(named(at), at.address, ServerHandler(self, at)), self._unreachable)
+        self._links.assigned(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
@@ -137,19 +122,20 @@ class ParameterClient:
 
         Args:
             values: rank 0's start values by dtype, flat and on the CPU; None on other ranks, and on rank 0 when the
-                servers load them from a checkpoint (`update: server` and a resumed job).
+                servers have them: loaded from a checkpoint (`update: server` and a resumed job), or trained already.
 
         Raises:
             PsctlError: as `wait`.
         """
         if values is not None:
-            self._send(self._mind.begin(values))
+            self._say(lambda: self._mind.begin(values))
         self.pull(self.base)
         self.wait(self.base)
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
-        """Return the send buffer of `clock`, by dtype; waits until what it held at clock-2 is acknowledged."""
-        self._wait_until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(clock - 2))
+        """Return the send buffer of `clock`, by dtype; waits until what it held before is acknowledged."""
+        before = clock - self._mind.buffers
+        self._wait_until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
         return self._mind.sending(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
@@ -162,39 +148,32 @@ class ParameterClient:
             weight: examples of this rank times world, divided by the examples of the clock.
         """
         self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, [shard]))
-        with self._changed:
-            outs = self._mind.push(clock, shard, present, weight)
-        self._send(outs)
+        self._say(lambda: self._mind.push(clock, shard, present, weight))
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> None:
-        """Order the optimizer's step of `clock`, after all its pushes; every rank orders the same.
-
-        Under `update: worker` there is nothing to order and nothing is sent.
+        """Order the step of `clock`, after all its pushes; every rank orders the same. Does not block.
 
         Args:
             clock: the clock to apply.
-            groups: numbers of each optimizer group, as store.fit.numbers returns them.
+            groups: numbers of each optimizer group, as store.fit.numbers returns them; none under `update: worker`.
             scale: what the joint gradient is multiplied by first; None: nothing.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
-        if self._mind.terms.update == "server":
-            order = Step(clock, [dict(group) for group in groups], scale, save)
-            self._send([Out(server, order) for server in range(len(self._peers))])
+        self._say(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
         """Have the servers save `version`, the newest that was pulled, though its step did not say so; any rank may."""
         if self._mind.terms.update == "server":
-            self._send([Out(server, SaveNow(version)) for server in range(len(self._peers))])
+            self._say(lambda: self._mind.save(version))
 
     def norms(self, clock: int) -> dict[int, float]:
         """Return the square of the joint mean gradient's 2-norm by parameter index; blocks until all have pushed.
 
         Every rank gets the same numbers to the bit. Parameters that nobody had a gradient for are left out.
         """
-        owners = sorted(set(self._mind.owners))
-        self._send([Out(server, Norms(clock)) for server in owners])
+        self._say(lambda: self._mind.ask_norms(clock))
         self._wait_until(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
         with self._changed:
             found = self._mind.norms(clock)
@@ -206,25 +185,33 @@ class ParameterClient:
 
         Shards whose values have landed and were never waited for come to `landing` now.
         """
-        with self._changed:
-            self._mind.show()
-            outs = self._mind.pull(clock)
-        self._send(outs)
 
-    def wait(self, clock: int, shards: Sequence[int] | None = None) -> None:
+        def ask() -> list[Out]:
+            self._mind.show()
+            return self._mind.pull(clock)
+
+        self._say(ask)
+
+    def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None:
         """Block until the values that clock `clock` reads are in `landing`, for these shards (None: for all).
 
+        Args:
+            clock: the newest that was pulled.
+            exact: no older ones will do, whatever the staleness: all clocks before `clock` are in them.
+
         Raises:
-            PeerLost: a server is lost; names it and its address.
+            PeerLost: a server is lost and nobody took its place; names it and its address.
             TimedOut: a server is silent; names it and its address.
             JobFailed: the servers refuse to go on; the message says why and whose fault it is.
         """
         wanted = list(range(len(self._mind.shards))) if shards is None else list(shards)
+        if exact:
+            self._say(lambda: self._mind.pull(clock, exact=True))
         with self._changed:
-            missing = self._mind.missing(clock, wanted)
+            missing = self._mind.missing(clock, wanted, exact=exact)
             self._mind.opened(missing, True)
         try:
-            self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, missing))
+            self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, missing, exact=exact))
         finally:
             with self._changed:
                 self._mind.opened(missing, False)
@@ -239,12 +226,31 @@ class ParameterClient:
         """Return the oldest version among these shards in `landing`."""
         return self._mind.shown(shards)
 
+    # ---- what a worker that joins in mid-run needs ---------------------------------------------------------------
+
+    def put_aside(self, clock: int, data: bytes) -> None:
+        """Leave rank 0's own state at the start of `clock` with the servers, for a worker that joins there."""
+        self._say(lambda: self._mind.aside(clock, memoryview(data)))
+
+    def aside(self, clock: int) -> bytes:
+        """Return what rank 0 left at the start of `clock`; blocks until it is there."""
+        self._say(lambda: self._mind.ask_aside(clock))
+        found: list[bytes] = []
+
+        def missing() -> set[int]:
+            data = self._mind.aside_of(clock)
+            found[:] = [] if data is None else [bytes(data)]
+            return set() if found else {self._mind.owners[0]}
+
+        self._wait_until(f"the state at clock {clock}", clock, missing)
+        return found[0]
+
     # ---- about itself ------------------------------------------------------------------------------------------
 
     @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
-        return sum(peer.bytes_sent + peer.bytes_received for peer in self._peers)
+        return self._links.bytes_moved
 
     @property
     def doing(self) -> str:
@@ -254,31 +260,45 @@ class ParameterClient:
             if not servers:
                 return "compute"
             late = sorted({worker for server in servers for worker in self._mind.because.get(server, [])})
-            names = ", ".join(f"server/{server}" for server in sorted(servers))
+            names = ", ".join(
+                f"server/{server}{' (no connection)' if self._links.error(server) else ''}"
+                for server in sorted(servers)
+            )
             behind = f", which waits for {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
             return f"sync: waiting for {what} from {names}{behind}"
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""
+        self._links.close(reason, TICK)
+
+    # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
+
+    def told(self, message: Reassign | Members) -> None:
+        """Take in a new assignment; an older one than the newest says nothing."""
+        if not isinstance(message, Reassign):
+            return
+        new = message.assignment
         with self._changed:
-            self._closed = True
-        for server, peer in enumerate(self._peers):
-            if server not in self._lost:
-                with suppress(PsctlError):  # a connection that breaks now has no one to miss it
-                    peer.flush(TICK)
-            peer.close(reason)
-        for peer in self._peers:  # a thread inside torch when the interpreter ends would abort the process
-            peer.join(TICK)
+            if new.epoch <= self._epoch:
+                return
+            self._epoch = new.epoch
+        self._links.assigned(new.servers)
+        with self._changed:
+            self._send(self._mind.assigned(new.epoch, new.owners, [at.rank for at in new.servers]))
+            self._changed.notify_all()
+
+    def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
+        self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
-    def _servers_of(self, clock: int, shards: Sequence[int]) -> set[int]:
-        return {self._mind.owners[shard] for shard in self._mind.missing(clock, shards)}
+    def _servers_of(self, clock: int, shards: Sequence[int], *, exact: bool = False) -> set[int]:
+        return {self._mind.owners[shard] for shard in self._mind.missing(clock, shards, exact=exact)}
 
     def _wait_until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
         """Block until `missing` names no server any more; see `wait` for what it raises."""
         with self._changed:
-            self._raise_if_over()
+            self._raise_if_refused()
             servers = missing()
             if not servers:
                 return
@@ -287,61 +307,71 @@ class ParameterClient:
                 while servers:
                     self._waiting = (what, servers)
                     self._changed.wait(TICK)
-                    self._raise_if_over()
+                    self._raise_if_refused()
                     servers = missing()
                     if self._clock.now() - asked >= min(ASK_EVERY, self._patience / 3):
                         asked = self._clock.now()
-                        self._ask(servers, clock)
+                        for server in servers:
+                            self._links.send(server, Why(clock), urgent=True)
                     self._raise_if_silent(servers, began, what)
             finally:
                 self._waiting = ("", set())
                 self.seconds_waiting += self._clock.now() - began
 
-    def _ask(self, servers: set[int], clock: int) -> None:
-        for server in servers:
-            self._peers[server].send(Why(clock), urgent=True)
-
-    def _raise_if_over(self) -> None:
+    def _raise_if_refused(self) -> None:
         refused = self._mind.refused
         if refused is not None:
             raise JobFailed(refused.reason, refused.hint)
-        for server, error in sorted(self._lost.items()):
-            raise PeerLost(f"{self._name(server)} is lost: {error.message}", where=f"server/{server}") from error
 
     def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
         for server in servers:
-            silent = self._clock.now() - max(began, self._heard[server])
-            if silent > self._patience:
-                name = self._name(server)
-                raise TimedOut(
-                    f"{name} has not said a word for {silent:.0f} s while it was asked for {what}",
-                    f"look at the log of server/{server}",
-                    where=f"server/{server}",
-                )
-
-    def _name(self, server: int) -> str:
-        return f"server/{server} at {self._servers[server].address}"
+            silent = self._clock.now() - max(began, self._heard.get(server, began))
+            if silent <= self._patience:
+                continue
+            at, error = self._links.at(server), self._links.error(server)
+            name, where = f"server/{server}" + (f" at {at.address}" if at is not None else ""), f"server/{server}"
+            if error is not None:
+                why = f"{name} is lost since {silent:.0f} s, and no other took its place: {error.message}"
+                raise PeerLost(why, where=where) from error
+            raise TimedOut(
+                f"{name} has not said a word for {silent:.0f} s while it was asked for {what}",
+                f"look at the log of server/{server}",
+                where=where,
+            )
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
+    def _say(self, what: Callable[[], Sequence[Out]]) -> None:
+        with self._changed:
+            self._send(what())
+
     def _send(self, outs: Sequence[Out]) -> None:
+        """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
         for out in outs:
-            self._peers[out.server].send(out.message, out.payload)
+            self._links.send(out.server, out.message, out.payload)
 
-    def _place(self, server: int, message: FromServer, size: int) -> memoryview | None:
-        with self._changed:
-            return self._mind.place(server, message, size)
+    def _joined(self, at: ServerAt, peer: Any) -> None:
+        if self._trace is not None:
+            peer.on_written = self._written
+        if not self._links.up(at, peer):
+            peer.close("it is not of the newest assignment")
 
-    def _received(self, server: int, message: FromServer, payload: memoryview | None) -> None:
+    def _place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._changed:
-            self._heard[server] = self._clock.now()
-            if self._mind.received(server, message, 0 if payload is None else len(payload)):
-                self._changed.notify_all()
+            return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
-    def _lost_server(self, server: int, error: ConnectionFailed) -> None:
+    def _received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         with self._changed:
-            if not self._closed:
-                self._lost[server] = error
+            if not self._links.serves(at, peer):
+                return
+            self._heard[at.rank] = self._clock.now()
+            self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload)))
+            self._changed.notify_all()
+
+    def _lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
+        with self._changed:
+            if self._links.down(at, peer, error):
+                self._mind.lost(at.rank)
                 self._changed.notify_all()
 
     def _written(self, message: Message, size: int) -> None:

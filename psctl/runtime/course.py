@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from psctl.job.messages import Resume, Welcome
+from psctl.runtime.aside import capture, fingerprint, restore
 from psctl.runtime.checkpoints import Parts, local
 from psctl.runtime.cuts import Verdict
 from psctl.runtime.loader import Loader
@@ -54,6 +55,7 @@ class Course:
         self._every = welcome.every_steps
         self._parts: Parts | None = None
         self._way: Way | None = None
+        self._frozen = ""
         self._rested = self._saved = 0
         self._sent: int | None = None  # the last step that this rank sent its part of
         self._verdict = Verdict()
@@ -70,15 +72,14 @@ class Course:
 
     def resume(self, resume: Resume) -> None:
         """Go on after the step that a checkpoint holds."""
-        self.step = self._rested = self._saved = resume.step
-        self._begin = position_of(resume.state)
-        self.epoch = self._begin.epoch
-        self._resuming = True
+        self._go_on(resume.step, position_of(resume.state))
 
     def begin(self, parts: Parts, way: Way) -> None:
         """Take the model on: it has its start values."""
         self._parts, self._way = parts, way
+        self._frozen = fingerprint(parts) if self.rank == 0 and way.update == "server" else ""
         self._reseed()
+        self._leave(self._begin)
 
     def new_loader(self) -> int:
         """Return the next loader's number."""
@@ -184,8 +185,26 @@ class Course:
         self._rested = self.step
         if self._verdict.save:
             self._save(position or self._here())
+        self._leave(position or self._here())
         if self._verdict.stop:
             self._stop()
+
+    def _leave(self, position: Position) -> None:
+        """Leave rank 0's own state where a worker that joins at this step finds it."""
+        parts, way = self._parts, self._way
+        if self.rank == 0 and parts is not None and way is not None:
+            way.leave(self.step, lambda: capture(parts, self._tracked, position, self._frozen))
+
+    def take_place(self, resume: Resume | None, parts: Parts, way: Way) -> None:
+        """Go on where a lost worker was, if that is what this process is for: the others train already."""
+        if resume is not None and not resume.checkpoint:
+            self._go_on(resume.step, restore(way.left(resume.step), parts, self._tracked))
+
+    def _go_on(self, step: int, position: Position) -> None:
+        self.step = self._rested = self._saved = step
+        self._begin = position
+        self.epoch = position.epoch
+        self._resuming = True
 
     def last_rest(self) -> None:
         """The script has ended: take the rest that is due, and save the last step if nothing did."""

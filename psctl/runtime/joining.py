@@ -99,7 +99,14 @@ def join(orders: ProcessOrders) -> Run:
             )  # fmt: skip
 
         return ParameterClient(
-            orders.member, orders.world, decision, to_server, clock, PATIENCE, _left(trace) if trace else None
+            orders.member,
+            orders.world,
+            decision,
+            to_server,
+            clock,
+            PATIENCE,
+            _left(trace) if trace else None,
+            session.send,
         )
 
     def links() -> Links:

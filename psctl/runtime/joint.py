@@ -105,11 +105,20 @@ class Joint(InStep):
     def wait(self) -> None:
         return
 
+    def land(self) -> None:
+        return
+
     def detached(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def save_late(self, step: int) -> None:
         return
+
+    def leave(self, step: int, state: Callable[[], bytes]) -> None:
+        return
+
+    def left(self, step: int) -> bytes:
+        raise AssertionError("where workers hold the values nobody joins in mid-run")
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._watch.close()

@@ -49,6 +49,9 @@ class Lone:
     def begin(self, step: int) -> None:
         return
 
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        return
+
     def ending(self, step: int) -> Verdict:
         return Verdict()
 

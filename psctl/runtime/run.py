@@ -82,7 +82,7 @@ class Run:
         self._told = (clock.now(), 0.0, 0.0, 0)  # when, examples, sync seconds, bytes: as of the last report
         self._over = False
         reseed(welcome.seed, "init")
-        if welcome.resume is not None:
+        if welcome.resume is not None and welcome.resume.checkpoint:
             self._go_on_from(welcome.resume)
         self._pulse = Pulse(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
 
@@ -168,10 +168,11 @@ class Run:
         parts = Parts(model, optimizer, scheduler)
         layout = describe(model, optimizer, apart=outer is not None)
         decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None)
-        if decision.resume is not None and self._resumed is None:
+        if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._go_on_from(decision.resume)
         tools = Tools(self._seat, self.world, self._connect, self._share, self._clock, self._trace, outer)
         way = start(parts, decision, tools)
+        self._course.take_place(decision.resume, parts, way)
         self._strategy = decision.strategy
         swap(model, way)
         if optimizer is not None:
@@ -182,9 +183,8 @@ class Run:
         self._seat.begin(self.step)
         self._told = (self._clock.now(), 0.0, way.sync_seconds, way.bytes_moved)
         self._course.begin(parts, way)
-        given = (model, optimizer, scheduler)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
-        return given[:count] if count > 1 else model
+        return (model, optimizer, scheduler)[:count] if count > 1 else model
 
     def track(self, **things: Any) -> None:
         """Make things part of every checkpoint: `run.track(ema=ema, best=best)`.
@@ -275,7 +275,7 @@ class Run:
         return self._prepared("run.clip_grad_norm").clip(float(max_norm))
 
     def wait(self) -> None:
-        """Return when every parameter holds the newest values.
+        """Return when every parameter holds the values after all steps so far, where workers may be apart too.
 
         Needed only where parameters are read without calling the model, its `state_dict()` or its `parameters()`:
         after `optimizer.step()`, through a tensor that you hold (`weight = model.fc.weight`).

@@ -88,6 +88,9 @@ class Served(InStep):
         return self._watch.paused()
 
     def wait(self) -> None:
+        self._arrivals.settle()
+
+    def land(self) -> None:
         self._arrivals.land()
 
     def detached(self) -> AbstractContextManager[None]:
@@ -120,6 +123,12 @@ class Served(InStep):
 
     def save_late(self, step: int) -> None:
         self._client.save(self._clock)
+
+    def leave(self, step: int, state: Callable[[], bytes]) -> None:
+        self._client.put_aside(step, state())
+
+    def left(self, step: int) -> bytes:
+        return self._client.aside(step)
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._watch.close()

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError, UsageError
+from psctl.job import membership
+from psctl.job.membership import CountUntil, HeldOf, Members, Reassign, ServerUnreachable, WorkerGone
 from psctl.job.messages import (
     AnyMessage,
     Beat,
@@ -36,23 +38,29 @@ from psctl.job.messages import (
 from psctl.job.stores import ServeTables, TablesReady
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.runtime import lifeline
+from psctl.runtime.links import Links, named
 from psctl.runtime.orders import ProcessOrders, read_orders
-from psctl.runtime.server_desk import Desk
+from psctl.runtime.server_desk import Desk, Fellow, Report
 from psctl.runtime.table_desk import TableDesk
 from psctl.store.fit import scalars, warm_up
 from psctl.store.messages import PART, Kinds
+from psctl.store.outputs import CaughtUp, HandedOver, Held, Save
 from psctl.store.pieces import torch_dtype
-from psctl.store.server import Save, ServerMind
-from psctl.store.shard import Terms
+from psctl.store.server import ServerMind
 from psctl.store.snapshot import Loading, Wanted, by_parameter, wanted_slices
+from psctl.store.state import Terms
 from psctl.store.table_messages import TableKinds
-from psctl.words import Address, Layout, Member, TensorSlice
+from psctl.words import Address, Assignment, Layout, Member, ServerAt, TensorSlice
 
 BEAT = 1.0
 """Seconds between two signs of life to the coordinator."""
 
 QUEUED = 8 << 20
 """Bytes of a checkpoint part that may wait for the network at once, so that beats and answers are not held up."""
+
+
+Membership = Reassign | WorkerGone | CountUntil | Members
+"""What the coordinator says of who takes part."""
 
 
 class Coordinator(Protocol):
@@ -73,7 +81,10 @@ class Server:
     def __init__(self, me: Member, hold: Callable[[], Address] | None = None) -> None:
         self.me = me
         self._hold = hold
-        self.desk = Desk(self._save_later)
+        self.desk = Desk(me, self._save_later, self._report)
+        self._links: Links | None = None
+        self._early: list[Membership] = []  # said before there was a decision
+        self._gone: dict[int, int] = {}  # worker -> its incarnation that is dead
         self.mind: ServerMind | None = None
         self._changed = threading.Condition()
         self._coordinator: Coordinator | None = None
@@ -87,17 +98,22 @@ class Server:
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
-    def run(self, coordinator: Coordinator, address: Address) -> int:
+    def run(
+        self, coordinator: Coordinator, address: Address, dial: Callable[[Member, Address, Any], Any] | None = None
+    ) -> int:
         """Take part in the job to its end.
 
         Args:
             coordinator: the connection to it; this object is its handler.
-            address: where workers reach this server.
+            address: where workers and other servers reach this server.
+            dial: connects to another server, told its name, its address and the handler; None: there is no other.
 
         Returns:
             The exit status: 0 when told to leave, 1 when the coordinator was lost or a checkpoint could not be read.
         """
         self._coordinator = coordinator
+        if dial is not None:
+            self._links = Links(lambda at: dial(named(at), at.address, self._fellow(at)), self._unreachable)
         coordinator.send(Join(os.getpid()))
         coordinator.send(Ready(address))
         warm_up()  # while the workers' scripts load, and not when they wait for start values
@@ -108,6 +124,8 @@ class Server:
                 self._serve(decision)
             except PsctlError as error:
                 self._end(f"{self.me}: {error.message}", failed=True)
+        if self._links is not None:
+            self._links.close(self._ending or "", BEAT)
         self.desk.close(self._ending or "")
         if self._failed:
             print(f"psctl: {self.me} ends: {self._ending}", file=sys.stderr, flush=True)
@@ -118,18 +136,23 @@ class Server:
             torch.set_default_dtype(torch_dtype(decision.layout.scalars))
         base = decision.resume.step if decision.resume else 0
         terms = Terms(decision.layout, self._world, decision.update, base, decision.staleness)
-        restored = decision.resume is not None and decision.update == "server"
-        wanted: dict[int, list[Wanted]] = {}
-        mind = self.mind = self.desk.open(
-            lambda guard: ServerMind(
-                terms, decision.shards, decision.assignment.owners, self.me.rank, guard, restored=restored
-            )
+        resume = decision.resume
+        restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
+        mind = self.desk.open(
+            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, restored=restored),
+            len(decision.shards),
         )
-        if restored and decision.resume is not None:
-            saved = by_parameter(decision.resume.tensors)
-            _check_shapes(decision.layout, saved, decision.resume.checkpoint)
-            wanted = {index: wanted_slices(decision.layout, shard.held, saved) for index, shard in mind.shards.items()}
-            self._load(mind, wanted, decision.resume.checkpoint)
+        self._assign(decision.assignment)
+        with self._changed:
+            self.mind, early, self._early = mind, self._early, []
+        for message in early:
+            self._member(message)
+        if restored and resume is not None:
+            saved = by_parameter(resume.tensors)
+            _check_shapes(decision.layout, saved, resume.checkpoint)
+            own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
+            wanted = {index: wanted_slices(decision.layout, mind.shards[index].held, saved) for index in own}
+            self._load(mind, wanted, resume.checkpoint)
         self._wait_for(lambda: None)
 
     def _load(self, mind: ServerMind, wanted: dict[int, list[Wanted]], checkpoint: str) -> None:
@@ -173,6 +196,49 @@ class Server:
                 self._ending, self._failed = reason, failed
             self._changed.notify_all()
 
+    # ---- who takes part ------------------------------------------------------------------------------------------
+
+    def _assign(self, assignment: Assignment) -> None:
+        self.desk.assigned(assignment)
+        if self._links is not None:  # of two servers the one with the higher rank dials
+            self._links.assigned([at for at in assignment.servers if at.rank < self.me.rank])
+
+    def _member(self, message: Membership) -> None:
+        """Do what the coordinator says of who takes part."""
+        mind = self.mind
+        assert mind is not None, "what comes before the decision waits for it"
+        match message:
+            case Reassign():
+                self._assign(message.assignment)
+            case WorkerGone():
+                self._gone[message.rank] = message.incarnation
+                self.desk.gone(message.rank, message.incarnation)
+                self.desk.follow(mind.gone(message.rank))
+            case CountUntil():
+                self.desk.follow(mind.count_until(message.rank, message.clock))
+            case Members():
+                self.desk.follow(mind.members(message.clock, message.ranks))
+
+    def _report(self, what: Report) -> None:
+        """Tell the coordinator what the mind has to say to it."""
+        assert self._coordinator is not None, "there was a decision"
+        match what:
+            case CaughtUp():
+                self._coordinator.send(membership.CaughtUp(what.epoch, what.shard, what.server))
+            case HandedOver():
+                self._coordinator.send(membership.HandedOver(what.epoch, what.shard))
+            case Held():
+                incarnation = self._gone[what.rank]
+                self._coordinator.send(HeldOf(what.rank, incarnation, what.clocks, what.versions, what.aside))
+
+    def _fellow(self, at: ServerAt) -> Fellow:
+        assert self._links is not None, "it is they who dial"
+        return Fellow(self.desk, self._links, at)
+
+    def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
+        if self._coordinator is not None:
+            self._coordinator.send(ServerUnreachable(at.rank, at.incarnation, error.message))
+
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save_later(self, save: Save) -> None:
@@ -205,6 +271,14 @@ class Server:
 
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Take in what the coordinator says."""
+        if isinstance(message, Membership):
+            with self._changed:
+                early = self.mind is None
+                if early:
+                    self._early.append(message)
+            if not early:
+                self._member(message)
+            return
         with self._changed:
             match message:
                 case Welcome():
@@ -269,15 +343,19 @@ def serve(orders: ProcessOrders) -> int:
     acceptors: list[Acceptor] = []
 
     def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
-        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, _workers_only, orders.congestion)
+        allow = server.desk.allow if desk is server.desk else server.desk.allow_worker
+        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion)
         acceptors.append(made)
         return made.address
+
+    def to_server(member: Member, address: Address, handler: Any) -> Any:
+        return dial(address, who, member, Kinds, handler, congestion=orders.congestion)
 
     server = Server(orders.member, lambda: accept(TableKinds, tables))
     address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
-        status = server.run(coordinator, address)
+        status = server.run(coordinator, address, to_server)
         tables.close("the server ends")
         coordinator.close("the server ends")
         coordinator.join(5.0)
@@ -285,10 +363,6 @@ def serve(orders: ProcessOrders) -> int:
     finally:
         for acceptor in acceptors:
             acceptor.close()
-
-
-def _workers_only(member: Member) -> str | None:
-    return None if member.role == "worker" else f"a server speaks to workers, not to {member}"
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ import torch
 
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job import messages as say
+from psctl.job.membership import Members, Reassign
 from psctl.job.stores import TablesAt, TablesWanted
 from psctl.runtime.cuts import Cuts, Verdict
 from psctl.store.pieces import bytes_view, torch_dtype
@@ -26,6 +27,9 @@ PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
 
 T = TypeVar("T")
+
+Membership = Reassign | Members
+"""What is said while a job trains of who takes part and who has which shard."""
 
 _steps: list[Callable[[], int | None]] = []
 """How to ask the process's run for its step; filled by psctl.init, read by the bootstrap when the script fails."""
@@ -83,6 +87,8 @@ class Session:
         self._loading: list[torch.Tensor] = []
         self._ticket = 0
         self._loaded: dict[int, str] = {}
+        self._listener: Callable[[Membership], None] | None = None
+        self._unheard: list[Membership] = []
         self._starting: list[torch.Tensor] = []
         self._start_slices: list[TensorSlice] = []
         self._started = False
@@ -107,6 +113,14 @@ class Session:
 
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Take in one message."""
+        if isinstance(message, Reassign | Members):
+            with self._changed:
+                listener = self._listener
+                if listener is None:
+                    self._unheard.append(message)
+            if listener is not None:
+                listener(message)
+            return
         with self._changed:
             match message:
                 case say.Welcome():
@@ -197,6 +211,17 @@ class Session:
                 self._answer(propose)
         self.send(say.Ready())
         self._wait(lambda: self._go or None)
+
+    def listen(self, listener: Callable[[Membership], None]) -> None:
+        """Hand every change of membership to `listener`: those that came already now, later ones on another thread."""
+        while True:
+            with self._changed:
+                early, self._unheard = self._unheard, []
+                if not early:
+                    self._listener = listener
+                    return
+            for message in early:
+                listener(message)
 
     def ending(self, step: int) -> Verdict:
         """Ask what is to be done after `step`; called just before it ends."""

@@ -34,6 +34,7 @@ class Seat(Protocol):
     def join(self) -> Welcome: ...
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision: ...
     def begin(self, step: int) -> None: ...
+    def listen(self, listener: Callable[[Any], None]) -> None: ...
     def ending(self, step: int) -> Verdict: ...
     def ended(self, step: int) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
@@ -77,7 +78,7 @@ def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
     Raises:
         PsctlError: the decision cannot be carried out with this script; the message has the cures.
     """
-    if decision.resume is not None:
+    if decision.resume is not None and decision.resume.checkpoint:
         on_servers = decision.strategy == "ps" and decision.update == "server"
         restore(parts, decision.resume, tools.seat, on_servers=on_servers, apart=_apart(decision, tools))
     if decision.strategy == "ps":
@@ -182,6 +183,7 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
         )
     flat = Flat(decision.layout, decision.shards, parameters)
     client = tools.connect(decision)
+    tools.seat.listen(client.told)
     _start_values(parts, decision, tools, client, flat)
     if not served:
         return _stepping(parts, ServerSum(client, flat), decision, tools)

@@ -29,7 +29,10 @@ class Door(Protocol):
         """Why values may not be written from outside ("" when they may)."""
 
     def wait(self) -> None:
-        """Return when every value is the newest."""
+        """Return when every value holds every clock that has ended here."""
+
+    def land(self) -> None:
+        """Return when every value is the newest that a step may read."""
 
     def detached(self) -> AbstractContextManager[None]:
         """Take psctl's hooks off the model for a while."""
@@ -75,11 +78,11 @@ def _subclass(original: type[nn.Module], door: Door) -> type[nn.Module]:
             return super().state_dict(*args, **kwargs)
 
         def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-            door.wait()
+            door.land()
             return super().named_parameters(*args, **kwargs)
 
         def parameters(self, *args: Any, **kwargs: Any) -> Any:
-            door.wait()
+            door.land()
             return super().parameters(*args, **kwargs)
 
         def zero_grad(self, set_to_none: bool = True) -> None:

@@ -55,6 +55,15 @@ class Arrivals:
             self._flat.write(self._client.landing, wanted)
             self._pending = self._pending - wanted
 
+    def settle(self) -> None:
+        """Return when every parameter holds all clocks before the newest version, which workers apart may lack."""
+        with self._lock:
+            self.land()
+            every = range(len(self._flat.shards))
+            if self._client.held(every) < self._version:
+                self._client.wait(self._version, every, exact=True)
+                self._flat.write(self._client.landing, range(len(self._flat.parameters)))
+
 
 class WaitPoint:
     """A forward pre-hook that waits for some parameters. Copies of the model get one that does nothing."""

@@ -100,7 +100,10 @@ class Way(Protocol):
         """End the clock: let the optimizer step. `original` is the user's optimizer's own step."""
 
     def wait(self) -> None:
-        """Return when every value is the newest."""
+        """Return when every value holds every clock that has ended here, also where workers may be apart."""
+
+    def land(self) -> None:
+        """Return when every value is the newest that a step may read."""
 
     def detached(self) -> AbstractContextManager[None]:
         """Take psctl's hooks off the model's modules for a while."""
@@ -113,6 +116,16 @@ class Way(Protocol):
 
     def finish(self) -> None:
         """The script has ended: let all ranks have the same values."""
+
+    def leave(self, step: int, state: Callable[[], bytes]) -> None:
+        """Leave rank 0's own state at the start of clock `step` with those who hold state besides the workers, if any.
+
+        Args:
+            state: makes it; called only if there is somebody.
+        """
+
+    def left(self, step: int) -> bytes:
+        """Return what rank 0 left at the start of clock `step`; waits for it."""
 
     def close(self, reason: str, *, failed: bool) -> None:
         """Let go of everything; `failed`: without waiting for others, who may be gone."""
@@ -162,11 +175,20 @@ class Alone(InStep):
     def wait(self) -> None:
         return
 
+    def land(self) -> None:
+        return
+
     def detached(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def save_late(self, step: int) -> None:
         return
+
+    def leave(self, step: int, state: Callable[[], bytes]) -> None:
+        return
+
+    def left(self, step: int) -> bytes:
+        raise AssertionError("nobody joins one who is alone")
 
     def close(self, reason: str, *, failed: bool) -> None:
         return

@@ -148,10 +148,11 @@ class RestartSpec(Section, frozen=True):
 
     max: Annotated[int, whole(0, 1000), doc("Losses of workers, servers and hosts that the job survives.")] = 3
 
-    @classmethod
-    def later(cls) -> tuple[str, ...]:
-        """Return the keys that are promised to users and not in this version."""
-        return ("on_worker_loss",)
+    on_worker_loss: Annotated[
+        Literal["wait", "continue"],
+        choice("wait", "continue", only=("wait",)),
+        doc("wait: another worker takes the lost one's place and replays the step. continue: go on with fewer."),
+    ] = "wait"
 
 
 class TimeoutSpec(Section, frozen=True):
@@ -202,9 +203,7 @@ class JobSpec(Section, frozen=True):
     ] = "auto"
     seed: Annotated[int, whole(0, 2**32 - 1), doc("Seed of python, numpy and torch on every worker.")] = 0
     sync: Annotated[SyncSpec, doc("How gradients are synchronised.")] = SyncSpec()
-    replicas: Annotated[
-        Auto | int, whole(0, 64, also=AUTO, only=(AUTO, 0)), doc("Copies of every shard beyond the first.")
-    ] = "auto"
+    replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), doc("Copies of every shard beyond the first.")] = "auto"
     checkpoint: Annotated[CheckpointSpec, doc("When the job is saved, where to, and what is kept.")] = CheckpointSpec()
     restart: Annotated[RestartSpec, doc("What may be lost before the job has failed.")] = RestartSpec()
     timeouts: Annotated[TimeoutSpec, doc("Longest waits.")] = TimeoutSpec()

@@ -1,18 +1,16 @@
 """The mind of a worker's end: pushes until acknowledged, pulls until landed; calls and messages in, messages out.
 
-Theory. Buffers, all flat, one a dtype:
+Theory. Gradients of a clock stand in one of s+2 send buffers, by turns (s: staleness); a push leaves straight out of it
+and may have to be sent again, so a buffer is given out anew only when all that it held is Pushed. Values land as
+landing.py says. A shard's values have a version (messages.py); a push of clock c says "I computed this from version c-s
+or newer", so it may leave only when that version has landed: this keeps the fastest within s clocks of the slowest.
 
-    send x 2     gradients of even and odd clocks by turns. A push leaves straight out of its buffer, so a buffer is
-                 given out for clock c only when every push of clock c-2 is acknowledged.
-    back         where values land while the user may still read the front.
-    front        `landing`: what the user reads. It changes only while the user waits for the shard: either the bytes
-                 landed in the back, and `show` copies them (one copy), or the wait came before the first byte, and they
-                 land in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
-                 never waited for comes to the front before the next pull, which needs its place in the back.
+Nothing leaves for a server before it has said that it leads the shard (route.py). When it says so, on a new connection,
+after the death of another, after a move, all that is outstanding leaves, again: pushes that are not Pushed, from the
+same bytes; step orders (outbox.py); the pull that is unanswered. The servers drop what they have.
 
-A shard's values have a version (messages.py). A push of clock c says "I computed this from version c-s or newer", so
-it may leave only when that version has landed: this is what keeps the fastest within s clocks of the slowest.
-Under `update: worker` the same path brings the joint mean gradient instead of values.
+Under `update: worker` the same path brings the joint mean gradient instead of values. Under asp a pull is answered when
+this worker's own pushes are in; lazy reads (not `eager`) ask under ssp only when what is here is too old.
 """
 
 from __future__ import annotations
@@ -22,26 +20,36 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from psctl.errors import ProtocolError
+from psctl.errors import ProtocolError, UsageError
+from psctl.store.landing import Landings, flat_buffers, wrong
 from psctl.store.messages import (
     PART,
+    Aside,
+    AsideIs,
+    AsideOf,
     Because,
     Begin,
     FromServer,
     FromWorker,
+    Leads,
+    Norms,
     NormsOf,
     Pull,
     Push,
     Pushed,
     PushPart,
     Refused,
+    SaveNow,
+    Step,
+    Taken,
     Values,
     ValuesPart,
 )
-from psctl.store.pieces import bytes_view, pieces, torch_dtype
-from psctl.store.shard import Terms
-from psctl.store.shards import spaces
-from psctl.words import Shard
+from psctl.store.outbox import Outbox
+from psctl.store.pieces import bytes_view, pieces
+from psctl.store.route import Route
+from psctl.store.state import Terms
+from psctl.words import Number, Shard
 
 
 class Out(msgspec.Struct, frozen=True):
@@ -52,210 +60,305 @@ class Out(msgspec.Struct, frozen=True):
     payload: memoryview | None = None
 
 
-class Landing:
-    """What one shard's values are at."""
-
-    def __init__(self, base: int) -> None:
-        self.asked = base - 1  # clock of the newest pull
-        self.version = base - 1  # newest version that is whole here
-        self.shown = base - 1  # version in the front
-        self.incoming: int | None = None  # version whose bytes are coming in
-        self.filled = 0
-        self.direct = False  # the incoming bytes go to the front
-        self.open = False  # the user waits: the front may be written
-        self.present: dict[int, bytes] = {}  # by version, the last two
-
-
 class ClientMind:
-    """Everything that one worker knows of its servers. Calls must not overlap, except `show` (see there).
+    """Everything that one worker knows of its servers. Calls must not overlap, except `show` (landing.py).
 
     Args:
-        terms: what the job agreed on.
+        terms: what the job agreed on; `base` is the first clock of this worker.
         shards: all shards, by index.
-        owners: for each the rank of the server that holds it.
+        owners: for each the rank of the server that leads it.
         rank: this worker's.
+        servers: all servers; None: those that lead a shard.
+        eager: under ssp, ask for newer values every clock, and not only when they are too old.
     """
 
-    def __init__(self, terms: Terms, shards: Sequence[Shard], owners: Sequence[int], rank: int) -> None:
-        self.terms, self.shards, self.owners, self.rank = terms, shards, owners, rank
+    def __init__(
+        self,
+        terms: Terms,
+        shards: Sequence[Shard],
+        owners: Sequence[int],
+        rank: int,
+        servers: Sequence[int] | None = None,
+        *,
+        eager: bool = True,
+    ) -> None:
+        self.terms, self.shards, self.rank = terms, shards, rank
+        self.buffers = terms.buffers
+        """Clocks whose gradients are kept at most."""
         self.held = pieces(terms.layout, shards)
-        self.landing = self._flat()
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
-        self._back = self._flat()
-        self._send = (self._flat(), self._flat())
-        self._landings = [Landing(terms.base) for _ in shards]
-        self._outstanding: set[tuple[int, int]] = set()  # (clock, shard), not acknowledged
+        self._route = Route(owners, sorted(set(owners)) if servers is None else servers)
+        self._outbox = Outbox(self._route)
+        self._landings = Landings(terms, shards, self.held)
+        self.landing = self._landings.front
+        self._eager = eager
+        self._send = [flat_buffers(terms) for _ in range(terms.buffers)]
         self._pushed = [terms.base - 1] * len(shards)
+        self._start: Mapping[str, torch.Tensor] | None = None
         self._norms: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> squares
+        self._norms_wanted: int | None = None
+        self._saving: int | None = None
+        self._asides: dict[int, memoryview] = {}  # the last ones that were sent
+        self._aside_wanted: int | None = None
+        self._aside: tuple[int, bytearray, int] | None = None  # clock, bytes, how many are here
 
-    def _flat(self) -> dict[str, torch.Tensor]:
-        sizes = spaces(self.terms.layout)
-        return {dtype: torch.zeros(size, dtype=torch_dtype(dtype)) for dtype, size in sizes.items()}
+    @property
+    def owners(self) -> list[int]:
+        """For each shard the rank of the server that leads it."""
+        return self._route.owners
 
-    # ---- out ---------------------------------------------------------------------------------------------------
+    # ---- who leads what ---------------------------------------------------------------------------------------------
+
+    def assigned(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> list[Out]:
+        """Take over an assignment; what is outstanding leaves for shards that moved once their servers are ready."""
+        changed, opened = self._route.assigned(epoch, owners, servers)
+        for shard in changed:
+            self._landings.lost(shard)
+        self._outbox.moved()
+        return self._outstanding(opened)
+
+    def lost(self, server: int) -> None:
+        """Take in that the connection to a server is gone; when there is a new one, all goes on by itself."""
+        for shard in self._route.lost(server):
+            self._landings.lost(shard)
+        self._outbox.forget_orders(server)
+
+    def _leads(self, server: int, message: Leads) -> list[Out]:
+        for shard in message.shards:
+            self._known(server, shard)
+        return self._outstanding(self._route.leads(server, message.epoch, message.shards), server)
+
+    def _outstanding(self, shards: Sequence[int], server: int | None = None) -> list[Out]:
+        """Send all that these shards' servers must have; `server` has said that it is ready."""
+        outs: list[Out] = []
+        again = [shard for shard in shards if self._landings.again(shard)]
+        for shard in shards:
+            outs += self._begin(shard)
+            for push in self._outbox.again(shard):
+                landed = self._landings.each[shard].version
+                outs += self._push(msgspec.structs.replace(push, landed=landed))
+        for owner in sorted({self.owners[shard] for shard in shards}):
+            self._outbox.forget_orders(owner)
+            if self._norms_wanted is not None and self.norms(self._norms_wanted) is None:
+                outs.append(Out(owner, Norms(self._norms_wanted)))
+        outs += self._orders() + self._pull(again)
+        if server is not None and self._saving is not None:
+            outs.append(Out(server, SaveNow(self._saving)))
+        if 0 in shards:
+            for clock in sorted(self._asides):
+                outs += self._aside_parts(clock)
+            if self._aside_wanted is not None:
+                outs.append(Out(self.owners[0], AsideOf(self._aside_wanted)))
+        return outs
+
+    def _is_open(self, shard: int) -> bool:
+        return shard not in self._route.shut
+
+    # ---- out --------------------------------------------------------------------------------------------------------
 
     def begin(self, values: Mapping[str, torch.Tensor]) -> list[Out]:
         """Send start values, straight out of `values`; they must stay untouched until version `base` has landed."""
-        outs: list[Out] = []
-        for shard, owner in zip(self.shards, self.owners, strict=True):
-            view = self._bytes(values, shard)
-            for offset in range(0, max(1, len(view)), PART):
-                payload = view[offset : offset + PART] or None
-                outs.append(Out(owner, Begin(shard.index, offset), payload))
-        return outs
+        self._start = values
+        return [out for shard in range(len(self.shards)) if self._is_open(shard) for out in self._begin(shard)]
+
+    def _begin(self, shard: int) -> list[Out]:
+        if self._start is None or self._landings.each[shard].version >= self.terms.base:
+            return []
+        view = self._bytes(self._start, self.shards[shard])
+        offsets = range(0, max(1, len(view)), PART)
+        return [Out(self.owners[shard], Begin(shard, at), view[at : at + PART] or None) for at in offsets]
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
-        """Return the send buffer of `clock`, once `unacknowledged(clock - 2)` is empty."""
-        return self._send[clock % 2]
+        """Return the send buffer of `clock`, once `unacknowledged(clock - buffers)` is empty."""
+        return self._send[clock % self.buffers]
 
     def unacknowledged(self, clock: int) -> set[int]:
         """Return the servers that have not acknowledged all pushes up to `clock`."""
-        return {self.owners[shard] for pushed, shard in self._outstanding if pushed <= clock}
+        return self._outbox.unacknowledged(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[Out]:
         """Push a shard's gradients; they stand in `sending(clock)`. `missing(clock, [shard])` must be empty."""
-        landing, owner = self._landings[shard], self.owners[shard]
         assert len(present) == len(self.held[shard]), f"shard {shard} has {len(self.held[shard])} pieces"
         assert clock == self._pushed[shard] + 1, f"shard {shard}: push of clock {clock} after {self._pushed[shard]}"
-        assert landing.version >= self._oldest(clock), f"shard {shard}: push before its values have landed"
+        assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
+        assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
         self._pushed[shard] = clock
-        self._outstanding.add((clock, shard))
-        head = Push(shard, clock, float(weight), bytes(bool(one) for one in present), landing.version)
-        view = self._bytes(self._send[clock % 2], self.shards[shard]) if any(present) else memoryview(b"")
+        there = bytes(bool(one) for one in present)
+        head = Push(shard, clock, float(weight), there, self._landings.each[shard].version)
+        self._outbox.push(head)
+        return self._push(head) if self._is_open(shard) else []
+
+    def _push(self, head: Push) -> list[Out]:
+        owner, shard = self.owners[head.shard], self.shards[head.shard]
+        view = self._bytes(self.sending(head.clock), shard) if any(head.present) else memoryview(b"")
         outs = [Out(owner, head, view[:PART] or None)]
         for offset in range(PART, len(view), PART):
-            outs.append(Out(owner, PushPart(shard, clock, offset), view[offset : offset + PART]))
+            outs.append(Out(owner, PushPart(head.shard, head.clock, offset), view[offset : offset + PART]))
         return outs
 
-    def pull(self, clock: int) -> list[Out]:
-        """Ask for all shards at `clock`, first layers first."""
-        wished: dict[int, list[int]] = {}
-        for shard, (landing, owner) in enumerate(zip(self._landings, self.owners, strict=True)):
-            assert landing.shown == landing.version, "show before pull"
-            assert landing.version >= self._oldest(landing.asked), f"shard {shard}: the last pull is unanswered"
-            assert clock > landing.asked, f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
-            landing.asked = clock
-            if landing.version < self._oldest(clock):
-                wished.setdefault(owner, []).append(shard)
-        return [Out(server, Pull(clock, shards)) for server, shards in wished.items()]
+    def step(
+        self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
+    ) -> list[Out]:
+        """Order the step of `clock`, after all its pushes, under both update modes (`update: worker`: no groups).
 
-    # ---- in ----------------------------------------------------------------------------------------------------
+        What may not leave yet comes out of `received`.
+        """
+        self._outbox.step(Step(clock, [dict(group) for group in groups], scale, save))
+        return self._orders()
+
+    def _orders(self) -> list[Out]:
+        return [Out(server, step) for server, step in self._outbox.orders()]
+
+    def save(self, version: int) -> list[Out]:
+        """Have `version` saved, though its step did not say so."""
+        self._saving = version
+        return [Out(server, SaveNow(version)) for server in self._route.servers if server in self._route.heard]
+
+    def ask_norms(self, clock: int) -> list[Out]:
+        """Ask for the norms of `clock`, all of whose pushes have been handed in.
+
+        Raises:
+            UsageError: under asp there is no joint gradient.
+        """
+        if self.terms.staleness is None:
+            raise UsageError(
+                "run.clip_grad_norm needs the joint gradient of a step, which asp never makes",
+                "clip each worker's own gradient before its push (torch.nn.utils.clip_grad_norm_ inside `with "
+                "run.accumulate():`), or set sync.consistency to bsp or ssp",
+            )
+        self._norms_wanted = clock
+        owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
+        return [Out(server, Norms(clock)) for server in sorted(owners)]
+
+    def pull(self, clock: int, exact: bool = False) -> list[Out]:
+        """Ask for all shards at `clock`, first layers first; `exact`: for version `clock` itself, whatever s is."""
+        if clock > self.terms.base:
+            self._start = None
+        if self._saving is not None and self._saving < clock:
+            self._saving = None
+        each = range(len(self.shards))
+        wished = [shard for shard in each if self._landings.ask(shard, clock, exact=exact, eager=self._eager)]
+        return self._pull([shard for shard in wished if self._is_open(shard)])
+
+    def _pull(self, shards: Sequence[int]) -> list[Out]:
+        wished: dict[tuple[int, int, int], list[int]] = {}
+        for shard in shards:
+            landing = self._landings.each[shard]
+            wished.setdefault((self.owners[shard], landing.asked, landing.wanted), []).append(shard)
+        return [
+            Out(server, Pull(clock, some, oldest, [self._landings.each[shard].version for shard in some]))
+            for (server, clock, oldest), some in wished.items()
+        ]
+
+    def aside(self, clock: int, payload: memoryview) -> list[Out]:
+        """Send what travels beside the gradients, as it is at the start of `clock`; the payload must stay as it is."""
+        self._asides[clock] = payload
+        for old in sorted(self._asides)[: -self.buffers]:
+            del self._asides[old]
+        return self._aside_parts(clock) if self._is_open(0) else []
+
+    def _aside_parts(self, clock: int) -> list[Out]:
+        data, size = self._asides[clock], len(self._asides[clock])
+        offsets = range(0, max(1, size), PART)
+        return [Out(self.owners[0], Aside(clock, size, at), data[at : at + PART] or None) for at in offsets]
+
+    def ask_aside(self, clock: int) -> list[Out]:
+        """Ask for what another rank sent with `aside`."""
+        self._aside_wanted = clock
+        return [Out(self.owners[0], AsideOf(clock))] if self._is_open(0) else []
+
+    def aside_of(self, clock: int) -> memoryview | None:
+        """Return what was asked for with `ask_aside`, once it is here."""
+        if self._aside is None or self._aside[0] != clock or self._aside[2] < len(self._aside[1]):
+            return None
+        return memoryview(self._aside[1])
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
 
     def place(self, server: int, message: FromServer, size: int) -> memoryview | None:
-        """Return where a payload of `size` bytes lands.
+        """Return where a payload of `size` bytes lands; None when it is not wanted (any more).
 
         Raises:
             ProtocolError: the server broke the protocol; nothing was changed.
         """
+        if isinstance(message, AsideIs):
+            if message.offset == 0:
+                self._aside = (message.clock, bytearray(message.size), 0)
+            if self._aside is None or self._aside[0] != message.clock or message.offset != self._aside[2]:
+                return None
+            return memoryview(self._aside[1])[message.offset : message.offset + size]
         if not isinstance(message, Values | ValuesPart):
             raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
-        landing, offset = self._expected(server, message)
-        shard = self.shards[message.shard]
-        whole = self._bytes(self.landing if landing.direct else self._back, shard)
-        if offset + size > len(whole):
-            raise self._wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
-        return whole[offset : offset + size]
+        if not self._known(server, message.shard):
+            return None
+        return self._landings.place(server, message, size)
 
-    def received(self, server: int, message: FromServer, size: int = 0) -> bool:
-        """Take in a message whose payload, if any, stands where `place` said; return whether a wait may be over.
+    def received(self, server: int, message: FromServer, size: int = 0) -> list[Out]:
+        """Take in a message whose payload, if any, stands where `place` said; a wait may be over.
 
         Raises:
             ProtocolError: as `place`.
         """
         match message:
             case Values() | ValuesPart():
-                return self._fill(server, message, size)
+                return self._landed(server, message, size)
+            case Leads():
+                return self._leads(server, message)
+            case Taken():
+                if self._known(server, message.shard) and self._is_open(message.shard):
+                    self._outbox.taken(message.clock, message.shard)
+                return self._orders()
             case Pushed():
-                self._outstanding.discard((message.clock, message.shard))
-                return True
+                self._known(server, message.shard)
+                self._outbox.pushed(message.clock, message.shard)
+                return self._orders()
             case NormsOf():
-                self._owned(server, message.shard)
-                if len(message.squares) != len(self.held[message.shard]):
-                    raise self._wrong(server, message.shard, f"norms of {len(message.squares)} pieces")
-                self._norms.setdefault(message.clock, {})[message.shard] = message.squares
-                return True
+                if self._known(server, message.shard):
+                    if len(message.squares) != len(self.held[message.shard]):
+                        raise wrong(server, message.shard, f"norms of {len(message.squares)} pieces")
+                    self._norms.setdefault(message.clock, {})[message.shard] = message.squares
+            case AsideIs():
+                if self._aside is not None and self._aside[0] == message.clock:
+                    self._aside = (*self._aside[:2], self._aside[2] + size)
+                    self._aside_wanted = None if self.aside_of(message.clock) is not None else self._aside_wanted
+                elif message.size == 0:
+                    self._aside = (message.clock, bytearray(), 0)
             case Because():
                 self.because[server] = message.workers
-                return False
             case Refused():
                 self.refused = message
-                return True
+        return []
 
-    def _expected(self, server: int, message: Values | ValuesPart) -> tuple[Landing, int]:
-        """Return the landing that a message belongs to and its offset; a Values begins a landing."""
-        self._owned(server, message.shard)
-        landing = self._landings[message.shard]
-        if isinstance(message, ValuesPart):
-            if message.version != landing.incoming or message.offset != landing.filled:
-                raise self._wrong(server, message.shard, f"part of version {message.version}, out of order")
-            return landing, message.offset
-        if message.version <= landing.version or message.version < self._oldest(landing.asked):
-            raise self._wrong(server, message.shard, f"version {message.version}, which was not asked for")
-        if len(message.present) != len(self.held[message.shard]):
-            raise self._wrong(server, message.shard, f"values of {len(message.present)} pieces")
-        landing.incoming, landing.filled, landing.direct = message.version, 0, landing.open
-        return landing, 0
+    def _landed(self, server: int, message: Values | ValuesPart, size: int) -> list[Out]:
+        if not self._known(server, message.shard) or not self._landings.filled(server, message, size):
+            return []
+        if self.terms.staleness is not None:
+            self._outbox.pushed(message.version - 1, message.shard)  # it holds them, on all of the chain
+        return self._orders() + (self._pull([message.shard]) if self._landings.again(message.shard) else [])
 
-    def _fill(self, server: int, message: Values | ValuesPart, size: int) -> bool:
-        landing = self._landings[message.shard]
-        if size == 0:
-            self._expected(server, message)
-        if isinstance(message, Values):
-            landing.present[message.version] = message.present
-            for old in [version for version in landing.present if version < message.version - 1]:
-                del landing.present[old]
-        landing.filled += size
-        shard = self.shards[message.shard]
-        if landing.filled < len(shard.range) * self.landing[shard.dtype].element_size():
-            return False
-        landing.version, landing.incoming = message.version, None
-        if landing.direct:
-            landing.shown = landing.version
-        return True
+    # ---- what a wait is for -----------------------------------------------------------------------------------------
 
-    # ---- what a wait is for ------------------------------------------------------------------------------------
-
-    def missing(self, clock: int, shards: Sequence[int] | None = None) -> list[int]:
+    def missing(self, clock: int, shards: Sequence[int] | None = None, exact: bool = False) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
-        oldest = self._oldest(clock)
-        wanted = range(len(self.shards)) if shards is None else shards
-        missing = [shard for shard in wanted if self._landings[shard].version < oldest]
-        for shard in missing:
-            assert self._landings[shard].asked >= oldest, f"shard {shard}: clock {clock} was never pulled"
-        return missing
+        return self._landings.missing(clock, shards, exact)
 
     def opened(self, shards: Sequence[int], is_open: bool) -> None:
         """Tell that the user waits for these shards, so that values may land in the front; or no longer does."""
         for shard in shards:
-            self._landings[shard].open = is_open
+            self._landings.each[shard].open = is_open
 
     def show(self, shards: Sequence[int] | None = None) -> None:
-        """Bring landed values to the front.
-
-        May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
-        user's own thread pulls and shows. It must be called for all shards before `pull`.
-        """
-        for shard in range(len(self.shards)) if shards is None else shards:
-            landing, where = self._landings[shard], self.shards[shard]
-            if landing.shown < landing.version:
-                part = (0, where.range.start, len(where.range))
-                self.landing[where.dtype].narrow(*part).copy_(self._back[where.dtype].narrow(*part))
-                landing.shown = landing.version
+        """Bring landed values to the front (landing.py says what this may overlap with)."""
+        self._landings.show(shards)
 
     def shown(self, shards: Sequence[int]) -> int:
         """Return the oldest version in the front among these shards; as `show`, it may overlap with other calls."""
-        return min((self._landings[shard].shown for shard in shards), default=self.terms.base)
+        return min((self._landings.each[shard].shown for shard in shards), default=self.terms.base)
 
     def presence(self, clock: int) -> list[bool]:
         """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""
-        seen: dict[int, bool] = {}
-        for landing, held in zip(self._landings, self.held, strict=True):
-            present = landing.present.get(clock + 1)
-            assert present is not None, f"presence of clock {clock} is known after wait({clock + 1})"
-            for piece, there in zip(held, present, strict=True):
-                seen[piece.parameter] = seen.get(piece.parameter, False) or bool(there)
-        return [seen[index] for index in sorted(seen)]
+        return self._landings.presence(clock)
 
     def norms(self, clock: int) -> dict[int, float] | None:
         """Return the squares of `clock` by parameter, summed in piece order; None when some shard's are missing."""
@@ -279,18 +382,13 @@ class ClientMind:
         found = self._norms.get(clock, {})
         return {owner for shard, owner in enumerate(self.owners) if shard not in found}
 
-    # ---- helpers -----------------------------------------------------------------------------------------------
-
-    def _oldest(self, clock: int) -> int:
-        """Return the oldest version that `clock` may read; there is none before the start values."""
-        return max(self.terms.base, clock - self.terms.staleness) if clock >= self.terms.base else clock
+    # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _bytes(self, flat: Mapping[str, torch.Tensor], shard: Shard) -> memoryview:
         return bytes_view(flat[shard.dtype].narrow(0, shard.range.start, len(shard.range)))
 
-    def _owned(self, server: int, shard: int) -> None:
-        if not 0 <= shard < len(self.shards) or self.owners[shard] != server:
-            raise self._wrong(server, shard, "it does not hold that shard")
-
-    def _wrong(self, server: int, shard: int, what: str) -> ProtocolError:
-        return ProtocolError(f"server/{server}, shard {shard}: {what}", where=f"server/{server}")
+    def _known(self, server: int, shard: int) -> bool:
+        """Tell whether a server is the one that this worker speaks to about a shard."""
+        if not 0 <= shard < len(self.shards):
+            raise wrong(server, shard, f"there are {len(self.shards)} shards")
+        return self.owners[shard] == server

@@ -4,6 +4,11 @@ Clocks count from 0: clock c is the c-th step of the job. *Version* v of a shard
 is the start values and a pull at clock c is answered by version c-s or newer (s: staleness, 0 under bsp).
 A message that carries a payload says so. Bytes of one shard to one peer travel in order, in parts of at most PART
 bytes, each part's `offset` being where the one before ended.
+
+A push's life: sent to the shard's *primary*; whole there -> Taken; applied, and on every member of the shard's chain
+of replicas -> Pushed (Values of a version that holds the clock say it too, under bsp and ssp). The worker keeps the
+bytes until Pushed. Nothing is said about a shard to a server that has not said Leads on this connection; on every
+Leads all that is outstanding is sent again (client.py).
 """
 
 from __future__ import annotations
@@ -53,8 +58,10 @@ class PushPart(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """All pushes of `clock` are on their way: step with these numbers a group.
+    """My pushes of `clock` to other servers are Taken, those to you come first: step with these numbers a group.
 
+    Sent under both update modes (`update: worker`: no groups), to every server. So when all ranks' orders of a clock
+    are at any one server, every shard holds every push of it: a death can then be cut consistently.
     The joint gradient is multiplied by `scale` first (clipping); None: left alone. `save`: the result is a checkpoint.
     """
 
@@ -65,7 +72,10 @@ class Step(Message, frozen=True):
 
 
 class SaveNow(Message, frozen=True):
-    """Version `version`, which no step has ordered to be saved, is a checkpoint too. Any rank may say so, all may."""
+    """Version `version`, which no step has ordered to be saved, is a checkpoint too.
+
+    Any rank may say so, all may; under asp all must, each before it pushes clock `version`.
+    """
 
     version: int
 
@@ -77,10 +87,15 @@ class Norms(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Send these shards, in this order of wish, at a version that clock `clock` may read."""
+    """Send these shards, in this order of wish: each at a version of `oldest` or newer, that is newer than `have` too.
+
+    Under asp `oldest` says nothing, and the version holds this worker's own pushes of all clocks before `clock`.
+    """
 
     clock: int
     shards: list[int]
+    oldest: int
+    have: list[int]
 
 
 class Why(Message, frozen=True):
@@ -89,11 +104,42 @@ class Why(Message, frozen=True):
     clock: int
 
 
+class Aside(Message, frozen=True):
+    """Payload: bytes of what travels beside the gradients (buffers, tracked state) at the start of `clock`.
+
+    From byte `offset`, of `size` in all. To the primary of shard 0, which passes it down its chain.
+    """
+
+    clock: int
+    size: int
+    offset: int
+
+
+class AsideOf(Message, frozen=True):
+    """Send the Aside of `clock`, when it is there. To the primary of shard 0."""
+
+    clock: int
+
+
 # ---- a server to a worker ----------------------------------------------------------------------------------------
 
 
+class Leads(Message, frozen=True):
+    """I am the primary of these shards, by the assignment `epoch` or a newer one: send what is outstanding for them."""
+
+    epoch: int
+    shards: list[int]
+
+
+class Taken(Message, frozen=True):
+    """The push of this clock is whole at the primary (or was, before). Its bytes must still be kept."""
+
+    shard: int
+    clock: int
+
+
 class Pushed(Message, frozen=True):
-    """The push of this clock is taken in whole (or was, before): its bytes may be given up."""
+    """The effect of the push of this clock is on every member of the chain: its bytes may be given up."""
 
     shard: int
     clock: int
@@ -108,7 +154,7 @@ class NormsOf(Message, frozen=True):
 
 
 class Values(Message, frozen=True):
-    """First part of a shard at one version, all of it the same version. Payload: bytes from 0 on.
+    """First part of a shard at one version, all of it the same version; answers the Pull at `clock`. Payload: bytes.
 
     `present` tells for each piece whether any worker had a gradient at the clock that made this version.
     """
@@ -116,6 +162,7 @@ class Values(Message, frozen=True):
     shard: int
     version: int
     present: bytes
+    clock: int
 
 
 class ValuesPart(Message, frozen=True):
@@ -123,6 +170,14 @@ class ValuesPart(Message, frozen=True):
 
     shard: int
     version: int
+    offset: int
+
+
+class AsideIs(Message, frozen=True):
+    """Answer to AsideOf. Payload: its bytes from `offset`, of `size` in all."""
+
+    clock: int
+    size: int
     offset: int
 
 
@@ -140,7 +195,100 @@ class Refused(Message, frozen=True):
     hint: str
 
 
-FromWorker = Begin | Push | PushPart | Step | SaveNow | Norms | Pull | Why
-FromServer = Pushed | NormsOf | Values | ValuesPart | Because | Refused
-Kinds = FromWorker | FromServer
-"""All that may travel on a connection between a worker and a server."""
+# ---- a server to a server: the chain of one shard (chain.py) -----------------------------------------------------
+
+
+class Forward(Message, frozen=True):
+    """Entry `number` of the shard: what makes version number+1 of version `number`. Payload: its bytes from 0 on.
+
+    `head` says what to do with them, in the words of the replicated machine; `size`: of the payload in all.
+    """
+
+    shard: int
+    number: int
+    epoch: int
+    size: int
+    head: bytes
+
+
+class ForwardPart(Message, frozen=True):
+    """Payload: further bytes of the Forward before it, from byte `offset`."""
+
+    shard: int
+    number: int
+    offset: int
+
+
+class Forwarded(Message, frozen=True):
+    """All of the chain from me on have every entry below `version`; I have those below `has` (-1: nothing at all).
+
+    `epoch`: the newest assignment that I know. `copy`: the last one that I took. `missed`: I ignored an entry, for I
+    lack those before it, or a copy, for I was not to have one then.
+    """
+
+    shard: int
+    version: int
+    has: int
+    epoch: int
+    copy: str = ""
+    missed: bool = False
+
+
+class Ask(Message, frozen=True):
+    """By assignment `epoch` you follow me: say what you have (Forwarded)."""
+
+    shard: int
+    epoch: int
+
+
+class CopyBegin(Message, frozen=True):
+    """The whole state of the shard at `version` follows: `size` bytes in CopyParts, CopyEnd, then newer entries.
+
+    `copy` names it; what its receiver had counts for nothing any more.
+    """
+
+    shard: int
+    version: int
+    epoch: int
+    size: int
+    head: bytes
+    copy: str
+
+
+class HandOver(Message, frozen=True):
+    """What I had taken in and not applied at `version` follows, in CopyParts, then CopyEnd: you are the primary now."""
+
+    shard: int
+    version: int
+    epoch: int
+    size: int
+    head: bytes
+
+
+class CopyPart(Message, frozen=True):
+    """Payload: bytes of the CopyBegin or HandOver before it, from byte `offset`."""
+
+    shard: int
+    offset: int
+
+
+class CopyEnd(Message, frozen=True):
+    """The CopyBegin or HandOver is whole."""
+
+    shard: int
+
+
+class TookOver(Message, frozen=True):
+    """I have your HandOver and lead the shard."""
+
+    shard: int
+    epoch: int
+
+
+FromWorker = Begin | Push | PushPart | Step | SaveNow | Norms | Pull | Why | Aside | AsideOf
+FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | Because | Refused
+Between = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver | Aside
+"""What servers say to each other."""
+
+Kinds = FromWorker | FromServer | Between
+"""All that may travel on a connection of a server."""

@@ -1,396 +1,373 @@
 """The mind of one shard on its server: pushes and orders in, sums, steps and answers out; it never waits.
 
-Theory. At any time the shard has one version v, which holds the clocks 0 .. v-1. Clock v is under way:
+Theory. At any time the shard has one version v (state.py). On its primary the next one is under way:
 
-    push of rank r   staged in a buffer of its own; whole -> acknowledged (Pushed), the vector clock of r moves on
-    sum              ranks join in rank order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
-                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival
-    mean             the sum divided by the number of workers; asked-for norms are answered from it
-    apply            server: when the step order of clock v is in too, scale, step the optimizer, version v+1
-                     worker: at once; the mean itself is version v+1
-    pulls            a pull at clock c is answered by version c-s or newer (s: staleness), else remembered
+    pushes           staged until whole (intake.py) -> Taken
+    sum, mean        of a clock's members in rank order (sums.py); asked-for norms are answered from it
+    apply            when the step order is in too: an entry goes down the chain of replicas (chain.py), and every
+                     member takes the same step; `update: worker`: the mean itself is the next version
+    acknowledged     when all of the chain have version v: pulls that it satisfies are answered, the others' pushes are
+                     acknowledged (Pushed); only then is the next one applied
 
-A push older than its rank's clock is acknowledged again and dropped: it is in already. One that skips a clock, or is
-more than s+1 clocks ahead of the version, breaks the protocol.
-
-No torn reads, no needless copies: answers are sent straight out of the values' buffer. Each push says which version its
-worker holds whole. If at a step some worker may still be reading the old values, they are copied to a new buffer, which
-the step then changes, and the old one is left to its readers. Workers that wait before they compute never cause it.
+A pull is answered by a version that is `oldest` or newer, and newer than what the worker has; else it is remembered.
+Who is not the primary drops what workers say: the primary has told them, or will, that it leads (Leads), and on that
+they send all that is outstanding.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
-import torch
 
 from psctl.errors import ProtocolError
-from psctl.store.fit import PieceOptimizer
-from psctl.store.messages import PART, FromServer, NormsOf, Push, Pushed, PushPart, Values, ValuesPart
-from psctl.store.pieces import Piece, bytes_view, torch_dtype
-from psctl.store.snapshot import Copied, Loading, copy_shard
-from psctl.words import Layout, Number, Shard
+from psctl.store.chain import Chain
+from psctl.store.ledger import Membership, Order
+from psctl.store.machine import ShardMachine
+from psctl.store.messages import (
+    PART,
+    Between,
+    Leads,
+    NormsOf,
+    Pull,
+    Push,
+    Pushed,
+    PushPart,
+    Taken,
+    Values,
+    ValuesPart,
+)
+from psctl.store.outputs import ChainOutput, Output, Send, Snapshot
+from psctl.store.pieces import Piece, bytes_view
+from psctl.store.snapshot import Loading
+from psctl.store.state import ShardState, Terms
+from psctl.store.sums import Joint, intake, squares
+from psctl.words import Shard
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What a server must know of the job before the first push."""
+class _Wish(msgspec.Struct, frozen=True):
+    """A pull that waits."""
 
-    layout: Layout
-    world: int  # number of workers
-    update: str  # "server" | "worker"
-    base: int = 0  # version of the start values: clocks already in them
-    staleness: int = 0
-
-
-class Order(msgspec.Struct, frozen=True):
-    """How to apply one clock; all ranks agreed on it."""
-
-    groups: list[dict[str, Number]]
-    scale: float | None
-    save: bool
-
-
-class Send(msgspec.Struct, frozen=True):
-    """An instruction: send this to that worker. The payload is not to be copied; see the module's theory."""
-
-    rank: int
-    message: FromServer
-    payload: memoryview | None = None
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """An instruction: these bytes are this shard's part of the checkpoint of `step`."""
-
-    step: int
-    shard: int
-    copied: list[Copied]
-
-
-Output = Send | Snapshot
-
-
-class Refusal(Exception):
-    """The job cannot go on; told to every worker."""
-
-    def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(reason)
-        self.reason, self.hint = reason, hint
-
-
-class Staged:
-    """One rank's push while it comes in and until the sum takes it."""
-
-    def __init__(self, message: Push, expected: int, buffer: torch.Tensor) -> None:
-        self.weight, self.present, self.expected, self.filled = message.weight, message.present, expected, 0
-        self.buffer = buffer
-        self.bytes = bytes_view(buffer)
-
-    @property
-    def whole(self) -> bool:
-        return self.filled == self.expected
+    clock: int
+    oldest: int
+    have: int
 
 
 class ShardMind:
-    """One shard; see the module's theory. Its calls must not overlap; two shards know nothing of each other."""
+    """One shard; see the module's theory. Its calls must not overlap; two shards know nothing of each other.
 
-    def __init__(self, terms: Terms, shard: Shard, held: Sequence[Piece], *, restored: bool = False) -> None:
-        self._restored = restored
+    Args:
+        terms: what the job agreed on.
+        shard: which one.
+        held: its pieces.
+        me: rank of this server.
+        up: tells whether there is a connection to a server.
+        membership: which ranks take part.
+        epoch: the newest assignment so far, in which this server had no part in the shard.
+        restored: start values come from a checkpoint (`loaded`), not from rank 0.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        shard: Shard,
+        held: Sequence[Piece],
+        me: int = 0,
+        up: Callable[[int], bool] = lambda server: False,
+        membership: Membership | None = None,
+        epoch: int = -1,
+        *,
+        restored: bool = False,
+    ) -> None:
         self.shard, self.held = shard, held
-        self.version: int | None = None  # None: start values are not all here
-        self._terms = terms
-        self._values = torch.zeros(len(shard.range), dtype=torch_dtype(shard.dtype))
-        self._nbytes = self._values.numel() * self._values.element_size()
-        self._optimizer = PieceOptimizer(terms.layout, held, self._values) if terms.update == "server" else None
-        self._present = bytes(len(held))  # who had a gradient at the clock that made this version
+        self.state = ShardState(terms, shard, held, self._being_read)
+        self._terms, self._restored = terms, restored
+        self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
+        self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch)
         self._begun = 0  # bytes of start values
-        self._taken = [terms.base - 1] * terms.world  # the vector clock: last clock that is whole, by rank
-        self._landed = [terms.base - 1] * terms.world  # newest version that a rank said it holds
-        self._sent = [terms.base - 1] * terms.world  # newest version that went out to a rank
-        self._staged: dict[tuple[int, int], Staged] = {}  # (clock, rank)
-        self._free: list[torch.Tensor] = []
-        self._sum: torch.Tensor | None = None  # of the clock under way, over ranks below _next
-        self._next = 0
-        self._joint = bytes(len(held))
-        self._mean: torch.Tensor | None = None
-        self._squares: list[float | None] | None = None
-        self._orders: dict[int, Order] = {}
-        self._save_at: int | None = None  # version to copy for a checkpoint
-        self._saved = terms.base - 1  # newest that was copied
-        self._pulls: dict[int, int] = {}  # rank -> clock
+        self._landed: dict[int, int] = {}  # newest version that a rank said it holds
+        self._sent: dict[int, int] = {}  # newest version that went out to a rank
+        self._saved = terms.base - 1  # newest version that was copied for a checkpoint
+        self._owed: set[int] = set()  # ranks that wait to hear that what they pushed is on all of the chain
+        self._pulls: dict[int, _Wish] = {}
         self._norms: dict[int, int] = {}
+        self._squares: list[float | None] | None = None
+        self.led_from = terms.base - 1
+        """The newest checkpoint that whoever led the shard before has made, or would have."""
 
-    # ---- start values ------------------------------------------------------------------------------------------
+    @property
+    def version(self) -> int | None:
+        """The newest version here; None: start values are not all here."""
+        return self.state.version
+
+    @property
+    def leads(self) -> bool:
+        """Whether this server is the shard's primary."""
+        return self.chain.leads
+
+    # ---- the chain --------------------------------------------------------------------------------------------------
+
+    def assigned(
+        self, epoch: int, chain: Sequence[int], copies: Sequence[int], alive: Callable[[int], bool]
+    ) -> list[Output]:
+        """Take over an assignment (chain.py)."""
+        return self._after(self.chain.leads, self.chain.assigned(epoch, chain, copies, alive))
+
+    def place_from(self, server: int, message: Between, size: int) -> memoryview | None:
+        """Return where another server's payload goes; None when it is not wanted."""
+        return self.chain.place(server, message, size)
+
+    def received_from(self, server: int, message: Between, size: int) -> list[Output]:
+        """Take in what another server said."""
+        return self._after(self.chain.leads, self.chain.received(server, message, size))
+
+    def server_joined(self, server: int) -> list[Output]:
+        """Say again what may have been lost with an older connection."""
+        return self._after(self.chain.leads, self.chain.joined(server))
+
+    def server_lost(self, server: int) -> list[Output]:
+        """Take in that the connection to a server is gone."""
+        self.chain.lost(server)
+        return self._advance()
+
+    def _after(self, led: bool, outputs: Sequence[ChainOutput]) -> list[Output]:
+        """Go on after the chain took something in."""
+        if self.leads and not led and self.version is not None:
+            now = self._intake.membership.changes[-1][1]
+            self.led_from = 1 + min((self._intake.applied_of(rank) for rank in now), default=self.version)
+            self._owed = set(self._intake.membership.everyone)
+        if led and not self.leads:
+            self._pulls.clear()
+            self._norms.clear()
+        if self.chain.role in ("none", "copying", "member"):
+            self._intake.clear()
+        return [*outputs, *self._advance()]
+
+    # ---- start values -----------------------------------------------------------------------------------------------
 
     def place_begin(self, rank: int, offset: int, size: int) -> memoryview | None:
-        """Return where start values go."""
-        if rank != 0 or self._restored or self.version is not None:
-            raise ProtocolError(f"worker/{rank} sent start values of shard {self.shard.index}, which has its own")
-        if offset != self._begun or offset + size > self._nbytes:
+        """Return where start values go; None when they are not wanted."""
+        if not (self.leads or self.chain.role == "handing") or self.version is not None:
+            return None
+        if rank != 0 or self._restored:
+            raise self._wrong(rank, "sent start values, which are not its to send")
+        if offset == 0:
+            self._begun = 0
+        if offset != self._begun or offset + size > self.state.nbytes:
             raise self._wrong(rank, f"start values [{offset}, {offset + size})")
-        return bytes_view(self._values)[offset : offset + size]
+        return bytes_view(self.state.values)[offset : offset + size]
 
     def begun(self, rank: int, offset: int, size: int) -> list[Output]:
         """Count start values in; the last ones make the first version."""
-        self.place_begin(rank, offset, size)
+        if self.place_begin(rank, offset, size) is None:
+            return []
         self._begun += size
-        return self._started() if self._begun == self._nbytes else []
+        if self._begun < self.state.nbytes:
+            return []
+        self.state.start()
+        return [*self.chain.begun(), *self._advance()]
 
     def loaded(self, loading: Loading) -> list[Output]:
         """Take over what was loaded: it is the first version."""
-        assert self._optimizer is not None, "servers load only what they step"
-        loading.finish(self.held, self._values, self._optimizer)
-        return self._started()
+        self.state.loaded(loading)
+        return [*self.chain.begun(), *self._advance()]
 
-    def _started(self) -> list[Output]:
-        self.version = self._terms.base
-        return self._answer_pulls()
-
-    # ---- pushes ------------------------------------------------------------------------------------------------
+    # ---- pushes and orders ------------------------------------------------------------------------------------------
 
     def place(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
-        """Return where a push's bytes go; None when it is in already and they are not wanted.
+        """Return where a push's bytes go; None when they are not wanted.
 
         Raises:
             ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
         """
-        if message.clock <= self._taken[rank]:
+        if not self.leads:
             return None
-        if isinstance(message, Push):
-            self._check(rank, message)
-            staged, offset = self._open(rank, message), 0
-        else:
-            found = self._staged.get((message.clock, rank))
-            if found is None or message.offset != found.filled:
-                raise self._wrong(rank, f"part of clock {message.clock} at byte {message.offset}, out of order")
-            staged, offset = found, message.offset
-        if offset + size > staged.expected:
-            self._drop(message.clock, rank)
-            raise self._wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
-        return staged.bytes[offset : offset + size]
+        if isinstance(message, Push) and message.landed > (-1 if self.version is None else self.version):
+            raise self._wrong(rank, f"push that claims version {message.landed}, which was never sent")
+        return self._intake.place(rank, message, size)
 
     def pushed(self, rank: int, message: Push | PushPart, size: int) -> list[Output]:
-        """Count a push's bytes in; the last ones are acknowledged and the sum goes as far as it can."""
-        if message.clock <= self._taken[rank]:
-            again = isinstance(message, Push)
-            return [Send(rank, Pushed(self.shard.index, message.clock))] if again else []
-        if size == 0 and isinstance(message, Push):
-            self.place(rank, message, 0)
-        staged = self._staged.get((message.clock, rank))
-        if staged is None:
-            raise self._wrong(rank, f"bytes of clock {message.clock} without a place")
-        staged.filled += size
-        if not staged.whole:
+        """Count a push's bytes in; the last ones are acknowledged as taken, and all goes on as far as it can."""
+        if not self.leads:
             return []
-        self._taken[rank] = message.clock
-        return [Send(rank, Pushed(self.shard.index, message.clock)), *self._advance()]
-
-    def _check(self, rank: int, message: Push) -> None:
-        if self.version is None:
-            raise self._wrong(rank, "push before there are start values")
-        if message.clock != self._taken[rank] + 1 or message.clock > self.version + self._terms.staleness + 1:
-            expected = f"{self._taken[rank] + 1} at version {self.version}"
-            raise self._wrong(rank, f"push of clock {message.clock} where clock {expected} belongs")
-        if len(message.present) != len(self.held) or message.present.strip(b"\x00\x01"):
-            raise self._wrong(rank, f"push for {len(message.present)} pieces where {len(self.held)} are")
-        if not (math.isfinite(message.weight) and message.weight >= 0):
-            raise self._wrong(rank, f"push with weight {message.weight}")
-        if message.landed > self._sent[rank]:
-            raise self._wrong(rank, f"push that claims version {message.landed}, which was never sent")
-
-    def _open(self, rank: int, message: Push) -> Staged:
-        """Begin a push, or begin it anew: what came of it before a broken connection is overwritten."""
-        self._drop(message.clock, rank)
-        self._landed[rank] = max(self._landed[rank], message.landed)
-        expected = self._nbytes if any(message.present) else 0
-        staged = self._staged[message.clock, rank] = Staged(message, expected, self._buffer())
-        return staged
-
-    def _drop(self, clock: int, rank: int) -> None:
-        staged = self._staged.pop((clock, rank), None)
-        if staged is not None:
-            self._free.append(staged.buffer)
-
-    def _buffer(self) -> torch.Tensor:
-        return self._free.pop() if self._free else torch.empty_like(self._values)
-
-    # ---- sum, mean, step ---------------------------------------------------------------------------------------
+        index, clock = self.shard.index, message.clock
+        if isinstance(message, Push):
+            self._landed[rank] = max(self._landed.get(rank, -1), message.landed)
+        if clock <= self._intake.clock_of(rank):
+            if not isinstance(message, Push):
+                return []
+            if self._intake.applied_of(rank) < clock:
+                return [Send(rank, Taken(index, clock))]
+            self._owed.add(rank)
+            return [Send(rank, Taken(index, clock)), *self._advance()]
+        if not self._intake.filled(rank, message, size):
+            return []
+        return [Send(rank, Taken(index, clock)), *self._advance()]
 
     def ordered(self, clock: int, order: Order) -> list[Output]:
         """Take in how to apply `clock`."""
-        self._orders[clock] = order
+        self._intake.ordered(clock, order)
         return self._advance()
+
+    def cut(self, rank: int, clock: int) -> list[Output]:
+        """Drop what a worker that is gone pushed after `clock`."""
+        return self._undone(self._intake.cut(rank, clock))
+
+    def members(self, membership: Membership) -> list[Output]:
+        """Take over which ranks take part."""
+        if isinstance(self._intake, Joint):
+            return self._undone(self._intake.changed(membership))
+        self._intake.membership = membership
+        return self._advance()
+
+    def _undone(self, undone: bool) -> list[Output]:
+        """Ask for a clock that was undone again."""
+        if not undone or not self.leads:
+            return self._advance()
+        self._squares = None
+        again = Leads(self.chain.epoch, [self.shard.index])
+        return [*(Send(rank, again) for rank in self._intake.membership.everyone), *self._advance()]
+
+    # ---- going on ---------------------------------------------------------------------------------------------------
 
     def _advance(self) -> list[Output]:
         """Do all that can be done now."""
         outputs: list[Output] = []
-        while self._sum_more():
+        if not self.leads or self.version is None:
+            return outputs
+        while True:
+            outputs += self._settle()
             outputs += self._answer_norms()
-            step = self._apply()
-            if step is None:
-                break
-            outputs += step
-        return outputs
+            ready = self._intake.ready() if self.chain.may_append else None
+            if ready is None:
+                return outputs
+            number, payload = self.version, bytes_view(ready.gradient) if any(ready.present) else memoryview(b"")
+            if not len(payload):
+                self.state.give(ready.gradient)
+            head = self.state.head(ready.clock, ready.order, ready.present, ready.ranks)
+            keeps, self._squares = self.chain.keeps, None
+            self.state.apply(head, payload, kept=keeps)
+            self._owed.update(ready.ranks)
+            if keeps:
+                outputs += self.chain.append(number, head, payload)
 
-    def _sum_more(self) -> bool:
-        """Add the pushes whose turn it is; return whether the mean of the clock under way is known."""
-        if self.version is None:
-            return False
-        while self._next < self._terms.world:
-            staged = self._staged.get((self.version, self._next))
-            if staged is None or not staged.whole:
-                return False
-            del self._staged[self.version, self._next]
-            self._add(staged)
-            self._next += 1
-        if self._mean is None:
-            assert self._sum is not None, "there is at least one worker"
-            self._mean = self._sum.div_(self._terms.world)
-        return True
-
-    def _add(self, staged: Staged) -> None:
-        """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
-        if staged.weight != 1.0:
-            staged.buffer.mul_(staged.weight)
-        everything = all(staged.present)
-        if self._sum is None:
-            self._sum = staged.buffer
-            for piece, there in zip(self.held, staged.present, strict=True):
-                if not there:
-                    self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
-            self._joint = staged.present
-            return
-        if everything:
-            self._sum.add_(staged.buffer)
-        else:
-            for piece, there in zip(self.held, staged.present, strict=True):
-                if there:
-                    where = (0, piece.at.start, len(piece.at))
-                    self._sum.narrow(*where).add_(staged.buffer.narrow(*where))
-        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
-        self._free.append(staged.buffer)
-
-    def _apply(self) -> list[Output] | None:
-        """Make the next version if all that it needs is here; None when the order is not."""
-        assert self.version is not None and self._mean is not None
-        mean, order = self._mean, None
-        if self._optimizer is None:
-            if not self._being_read():
-                self._free.append(self._values)
-            self._values = mean
-        else:
-            order = self._orders.pop(self.version, None)
-            if order is None:
-                return None
-            self._step(self._optimizer, mean, order)
-            self._free.append(mean)
-        self.version += 1
-        self._present = self._joint
-        self._sum = self._mean = self._squares = None
-        self._next = 0
-        outputs = self._answer_pulls()
-        if order is not None and order.save:
-            self._save_at = self.version
+    def _settle(self) -> list[Output]:
+        """Tell what is on all of the chain now."""
+        if not self.chain.settled:
+            return []
+        answers = self._answer_pulls()
+        outputs: list[Output] = []
+        if self._owed:
+            # Values say it as well, but not under asp: there the version is not the clock.
+            heard = {answer.rank for answer in answers} if self._terms.staleness is not None else set()
+            owed, self._owed = sorted(self._owed - heard), set()
+            outputs += [Send(rank, Pushed(self.shard.index, self._intake.applied_of(rank))) for rank in owed]
+        outputs += answers
         return outputs + self._snapshot()
 
     def save(self, rank: int, version: int) -> list[Output]:
         """Copy version `version`, now or when it is reached; once, however many ask."""
-        if version <= self._saved:
+        if version <= self._saved or not self.leads:
             return []
-        if self._optimizer is None or (self.version is not None and version < self.version):
+        if self._terms.update != "server" or self._beyond(version):
             raise self._wrong(rank, f"asked to save version {version} of a shard at {self.version}")
-        self._save_at = version
-        return self._snapshot()
+        self._intake.saves.add(version)
+        return self._advance()
+
+    def _beyond(self, version: int) -> bool:
+        """Whether some clock is applied already that `version` does not hold."""
+        return any(clock >= version for clock in self.state.applied.values())
 
     def _snapshot(self) -> list[Output]:
-        if self._save_at is None or self._save_at != self.version or self._optimizer is None:
-            return []
-        self._saved, self._save_at = self.version, None
-        copied = copy_shard(self._terms.layout, self.held, self._values, self._optimizer)
-        return [Snapshot(self.version, self.shard.index, copied)]
-
-    def _step(self, optimizer: PieceOptimizer, gradient: torch.Tensor, order: Order) -> None:
-        if self._being_read():
-            self._values = self._values.clone()
-            optimizer.point_to(self._values)
-        if order.scale is not None:
-            gradient.mul_(order.scale)
-        try:
-            optimizer.step(gradient, [bool(there) for there in self._joint], order.groups)
-        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
-            name = self._terms.layout.optimizer
-            reason = f"{name} failed at clock {self.version}: {type(error).__name__}: {error}"
-            raise Refusal(reason, "change its settings, or run it on the workers: sync.update: worker") from error
+        outputs: list[Output] = []
+        for version in sorted(self._intake.saves):
+            ranks = self._intake.membership.at(max(0, version - 1))
+            base = self._terms.base - 1
+            if version <= self._saved or self._beyond(version):
+                self._intake.saves.discard(version)
+            elif all(self.state.applied.get(rank, base) == version - 1 for rank in ranks):
+                self._intake.saves.discard(version)
+                self._saved = version
+                outputs.append(Snapshot(version, self.shard.index, self.state.checkpoint()))
+        return outputs
 
     def _being_read(self) -> bool:
         """Tell whether bytes of the values may still be on their way to a worker."""
-        return any(sent > landed for sent, landed in zip(self._sent, self._landed, strict=True))
+        return any(sent > self._landed.get(rank, -1) for rank, sent in self._sent.items())
 
-    # ---- answers -----------------------------------------------------------------------------------------------
+    # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def pull(self, rank: int, clock: int) -> list[Output]:
+    def pull(self, rank: int, message: Pull) -> list[Output]:
         """Answer with the values, or remember that this rank waits."""
-        self._pulls[rank] = clock
-        return self._answer_pulls()
+        if not self.leads:
+            return []
+        have = dict(zip(message.shards, message.have, strict=True))[self.shard.index]
+        self._pulls[rank] = _Wish(message.clock, message.oldest, have)
+        return [*self._answer_pulls()] if self.chain.settled else []
 
     def norms(self, rank: int, clock: int) -> list[Output]:
         """Answer with the squares of `clock`, or remember that this rank waits."""
-        if self.version is not None and clock != self.version:
-            raise self._wrong(rank, f"asked for norms of clock {clock} at version {self.version}")
+        if not self.leads:
+            return []
         self._norms[rank] = clock
         return self._answer_norms()
 
     def missing(self, clock: int) -> list[int]:
         """Return the ranks without whose pushes no pull at `clock` can be answered."""
-        needed = clock - self._terms.staleness
-        if self.version is None or self.version >= needed:
+        needed = clock - (self._terms.staleness or 0)
+        if not self.leads or self.version is None or self.version >= needed:
             return []
-        return [rank for rank, taken in enumerate(self._taken) if taken < needed - 1]
+        return self._intake.missing(needed)
+
+    def held_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here; under asp, that is applied: the rest will be dropped."""
+        asp = self._terms.staleness is None
+        return self._intake.applied_of(rank) if asp else self._intake.clock_of(rank)
 
     def lost(self, rank: int) -> None:
-        """Forget a rank's connection: what it waited for, and what it had pushed in part."""
+        """Forget a rank's connection: what it waited for, what it had pushed in part, what was on its way to it."""
         self._pulls.pop(rank, None)
         self._norms.pop(rank, None)
-        for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
-            self._drop(clock, owner)
+        self._sent.pop(rank, None)
+        self._landed.pop(rank, None)
+        self._intake.drop_partial(rank)
 
-    def _answer_pulls(self) -> list[Output]:
-        if self.version is None:
-            return []
-        ready = [rank for rank, clock in self._pulls.items() if self.version >= clock - self._terms.staleness]
-        outputs: list[Output] = []
-        for rank in sorted(ready):
-            del self._pulls[rank]
-            outputs += self._values_to(rank, self.version)
+    def _satisfies(self, rank: int, wish: _Wish) -> bool:
+        assert self.version is not None, "it is settled"
+        if self._terms.staleness is None:
+            return self._intake.applied_of(rank) >= wish.clock - 1
+        return self.version >= wish.oldest and self.version > wish.have
+
+    def _answer_pulls(self) -> list[Send]:
+        outputs: list[Send] = []
+        for rank in sorted(self._pulls):
+            wish = self._pulls[rank]
+            if self._satisfies(rank, wish):
+                del self._pulls[rank]
+                outputs += self._values_to(rank, wish.clock)
         return outputs
 
-    def _values_to(self, rank: int, version: int) -> list[Output]:
+    def _values_to(self, rank: int, clock: int) -> list[Send]:
+        version = self.version
+        assert version is not None, "it is settled"
         self._sent[rank] = version
-        view, index = bytes_view(self._values), self.shard.index
-        outputs: list[Output] = [Send(rank, Values(index, version, self._present), view[:PART] or None)]
-        for offset in range(PART, self._nbytes, PART):
+        view, index = bytes_view(self.state.values), self.shard.index
+        outputs = [Send(rank, Values(index, version, self.state.present, clock), view[:PART] or None)]
+        for offset in range(PART, self.state.nbytes, PART):
             outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + PART]))
         return outputs
 
     def _answer_norms(self) -> list[Output]:
-        if self._mean is None or self.version is None or not self._norms:
+        wanted = [rank for rank, clock in self._norms.items() if clock == self.version]
+        found = self._intake.mean() if wanted else None
+        if found is None or self.version is None:
             return []
         if self._squares is None:
-            self._squares = [
-                _square(self._mean.narrow(0, piece.at.start, len(piece.at))) if there else None
-                for piece, there in zip(self.held, self._joint, strict=True)
-            ]
+            self._squares = squares(self.state, *found)
         answer = NormsOf(self.shard.index, self.version, self._squares)
-        outputs: list[Output] = [Send(rank, answer) for rank in sorted(self._norms)]
-        self._norms.clear()
-        return outputs
+        for rank in wanted:
+            del self._norms[rank]
+        return [Send(rank, answer) for rank in sorted(wanted)]
 
     def _wrong(self, rank: int, what: str) -> ProtocolError:
         return ProtocolError(f"worker/{rank}, shard {self.shard.index}: {what}", where=f"worker/{rank}")
-
-
-def _square(gradient: torch.Tensor) -> float:
-    """Return the square of the 2-norm, summed in float64."""
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return float(real.to(torch.float64).square().sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from psctl.job import events, membership, messages
@@ -191,9 +192,21 @@ def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_
     for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
         for rank in (0, 1):  # both pushed clock 7, nobody ordered it
             held = dict.fromkeys(shards, 7)
-            play.hear(server, membership.HeldOf(rank, 0, held, held))
+            play.hear(server, membership.HeldOf(rank, 0, held, held, 8))
     clocks = {each.rank: each.clock for _, each in told(play.said, membership.CountUntil)}
     assert clocks == {0: 6, 1: 7}  # rank 0 does clock 7 again, and orders it
+
+
+@pytest.mark.parametrize(("aside", "version", "clocks"), [(8, 7, [7]), (7, 7, [6]), (7, 8, []), (-1, 8, [])])
+def test_worker_0_is_cut_where_its_own_state_is_with_the_servers_else_all_start_again(
+    aside: int, version: int, clocks: list[int]
+) -> None:
+    play = training()
+    dies(play, W0)
+    for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
+        versions = dict.fromkeys(shards, version)
+        play.hear(server, membership.HeldOf(0, 0, dict.fromkeys(shards, 7), versions, aside if 0 in shards else -1))
+    assert [each.clock for _, each in told(play.said, membership.CountUntil)] == clocks * 3
 
 
 def test_servers_that_do_not_answer_restart_all() -> None:

@@ -11,9 +11,11 @@ import threading
 import time
 from functools import cache
 
+import msgspec
 import torch
 
 from psctl.clock import SystemClock
+from psctl.job import membership
 from psctl.job import messages as say
 from psctl.job.assignment import assign
 from psctl.net.memory import MemoryNetwork
@@ -39,6 +41,10 @@ def authority():
 def credentials(member: Member) -> Credentials:
     pair = issue(authority(), "job-1", member, time.time())
     return Credentials("job-1", member, authority().certificate_pem, pair.certificate_pem, pair.key_pem)
+
+
+class Killed(BaseException):
+    """Raised by a script where its process is to be killed."""
 
 
 class Wire:
@@ -123,7 +129,6 @@ class Job:
         self.reports: list[tuple[int, say.Report]] = []
         self.finished: dict[int, int] = {}
         self.decision: say.Decision | None = None
-        self.sessions: list[Session] = []
         self._wires: dict[Member, Wire] = {}
         self._lock = threading.RLock()
         self._layouts: dict[int, say.Prepare] = {}
@@ -132,6 +137,12 @@ class Job:
         self._positions: dict[int, dict[int, int]] = {}
         self._cuts: dict[int, tuple[bool, bool]] = {}
         self._servers, self._acceptors, self._threads = [], [], []
+        self.members = [Member("worker", rank) for rank in range(workers)]
+        self.held: dict[Member, list[membership.HeldOf]] = {}
+        self.cuts: list[int] = []
+        self._joining: dict[int, say.Resume] = {}
+        self._clients: dict[Member, ParameterClient] = {}
+        self._changed = threading.Condition(self._lock)
 
     # ---- what tests call ----
 
@@ -139,12 +150,17 @@ class Job:
         results, errors = [None] * self.workers, []
 
         def work(rank: int) -> None:
-            member = Member("worker", rank)
-            session = self.sessions[rank]
+            member = self.members[rank]
+            session = self._seat(member, errors)
             try:
                 run = Run(session, self._connector(member), SystemClock(), trace=self.traces.get(rank))
                 try:
                     results[rank] = script(run)
+                except Killed:
+                    run._pulse.end()
+                    self._replace(member)
+                    work(rank)
+                    return
                 except SystemExit as end:
                     results[rank] = "stopped" if end.code == 0 else f"exit {end.code}"
                 except BaseException:
@@ -155,12 +171,6 @@ class Job:
                 errors.append((rank, error))
                 self.fail(error)
 
-        for rank in range(self.workers):
-            member = Member("worker", rank)
-            session = Session(member, leave=errors.append)
-            self.sessions.append(session)
-            session.joined(Link(self, member))
-            self._wires[member] = Wire(session)
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(self.workers)]
         for thread in threads:
             thread.start()
@@ -172,6 +182,34 @@ class Job:
             raise errors[0][1]
         return results
 
+    def _seat(self, member: Member, errors) -> Session:
+        session = Session(member, leave=errors.append)
+        self._wires[member] = Wire(session)
+        session.joined(Link(self, member))
+        return session
+
+    def _replace(self, member: Member) -> None:
+        """End a worker as kill -9 does, find the clock to cut at, and let its next incarnation join there."""
+        self._clients[member]._links._closed = True  # it dials nobody any more
+        for dialler, link in list(self.network._links):
+            if dialler == member:
+                link.kill()
+        for server in self._servers:
+            self._bring(server.me, membership.WorkerGone(member.rank, member.incarnation))
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.held.get(member, [])) == len(self._servers), WAIT)
+            clocks = [clock for held in self.held[member] for clock in held.clocks.values()]
+            versions = [version for held in self.held[member] for version in held.versions.values()]
+        cut = min(clocks)
+        if member.rank == 0:  # who joins needs its state of the clock after the cut
+            cut = min(cut, max(held.aside for held in self.held[member]) - 1)
+        assert max(versions) <= cut + 1, "no shard has applied what is dropped"
+        for server in self._servers:
+            self._bring(server.me, membership.CountUntil(member.rank, member.incarnation, cut))
+        self.cuts.append(cut)
+        self._joining[member.rank] = say.Resume("", cut + 1, {}, [])
+        self.members[member.rank] = Member("worker", member.rank, member.incarnation + 1)
+
     def fail(self, error) -> None:
         """Let the other workers go, as a coordinator does when one fails."""
         for server in self._servers:
@@ -181,8 +219,7 @@ class Job:
         with self._lock:
             self._cuts[ticket] = (save, stop)
             self._positions[ticket] = {}
-        for rank in range(self.workers):
-            self._bring(Member("worker", rank), say.Propose(ticket))
+        self._bring_all(say.Propose(ticket))
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Example-weighted means by step and name."""
@@ -210,8 +247,12 @@ class Job:
     def _from_worker(self, rank, member, message, payload) -> None:
         match message:
             case say.Join():
-                resume = self.checkpoint.resume() if self.checkpoint else None
+                resume = self._joining.get(rank) or (self.checkpoint.resume() if self.checkpoint else None)
                 self._bring(member, say.Welcome(self.workers, self.seed, self.every, 0.05, resume))
+            case say.Prepare() if rank in self._joining:
+                self._bring(member, msgspec.structs.replace(self.decision, resume=self._joining[rank]))
+            case say.Ready() if rank in self._joining:
+                self._bring(member, say.Go())
             case say.Prepare():
                 self._layouts[rank] = message
                 if len(self._layouts) == self.workers:
@@ -223,7 +264,7 @@ class Job:
                     self._bring_all(say.Go())
             case say.StartBegin() | say.StartPart() | say.StartEnd():
                 for other in range(1, self.workers):
-                    self._bring(Member("worker", other), message, payload)
+                    self._bring(self.members[other], message, payload)
             case say.Report():
                 self.reports.append((rank, message))
             case say.Position():
@@ -241,6 +282,9 @@ class Job:
 
     def _from_any(self, member, message, payload) -> None:
         match message:
+            case membership.HeldOf():
+                self.held.setdefault(Member("worker", message.rank, message.incarnation), []).append(message)
+                self._changed.notify_all()
             case say.SaveBegin():
                 saved = self.saved.setdefault(message.step, Saved(message.step))
                 self._slices[member, message.step] = message.slices
@@ -292,9 +336,13 @@ class Job:
 
     def _add_server(self, rank: int):
         server = Server(Member("server", rank))
-        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk)
+        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
+
+        def dial(member, address, handler):
+            return self.network.dial(address, credentials(server.me), member, Kinds, handler)
+
         self._wires[server.me] = Wire(server)
-        thread = threading.Thread(target=server.run, args=(Link(self, server.me), acceptor.address), daemon=True)
+        thread = threading.Thread(target=server.run, args=(Link(self, server.me), acceptor.address, dial), daemon=True)
         thread.start()
         self._servers.append(server)
         self._acceptors.append(acceptor)
@@ -308,7 +356,9 @@ class Job:
         def connect(decision):
             trace = self.traces.get(me.rank)
             note = (lambda what: trace(what[1], shard=what[2], clock=what[3])) if trace else None
-            return ParameterClient(me, self.workers, decision, dial, SystemClock(), WAIT, note)
+            made = ParameterClient(me, self.workers, decision, dial, SystemClock(), WAIT, note)
+            self._clients[me] = made
+            return made
 
         return connect
 
@@ -317,7 +367,7 @@ class Job:
 
     def _bring_all(self, message) -> None:
         for rank in range(self.workers):
-            self._bring(Member("worker", rank), message)
+            self._bring(self.members[rank], message)
 
     def _end(self) -> None:
         for server in self._servers:

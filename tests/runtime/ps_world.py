@@ -13,7 +13,9 @@ from functools import cache
 import torch
 
 from psctl.clock import SystemClock
+from psctl.errors import PeerLost
 from psctl.job.assignment import assign
+from psctl.job.membership import Reassign
 from psctl.job.messages import (
     Decision,
     Leave,
@@ -33,7 +35,7 @@ from psctl.runtime.server import Server
 from psctl.store.messages import Kinds
 from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
-from psctl.words import Layout, Member, ParameterInfo, TensorSlice, first_assignment
+from psctl.words import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -106,7 +108,7 @@ class World:
 
     def __init__(
         self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
-        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0,
+        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0, replicas=0,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
         self.network = MemoryNetwork(silence=silence)
@@ -117,11 +119,13 @@ class World:
             resume = Resume(f"world-1@{step}", step, {}, tensors)
         self.coordinators, self.servers, self._acceptors, self._threads = [], [], [], []
         self.statuses: list[int] = []
+        self.dead: set[int] = set()
         for rank in range(servers):
             self._add_server(rank, Coordinator(checkpoint, load_end))
         addresses = [acceptor.address for acceptor in self._acceptors]
-        chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
-        first = first_assignment([chain[0] for chain in chains], addresses)
+        chains = assign(sizes(shards), {rank: rank for rank in range(servers)}, replicas)
+        alive = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
+        first = self.assignment = Assignment(0, chains, [[] for _ in chains], alive)
         self.decision = Decision("ps", update, layout, shards, first, resume, staleness=staleness)
         if decided:
             self.decide()
@@ -135,9 +139,14 @@ class World:
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
         server = Server(Member("server", rank))
         coordinator.server = server
-        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk)
-        run = lambda: self.statuses.append(server.run(coordinator, acceptor.address))  # noqa: E731
-        thread = threading.Thread(target=run)
+        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
+
+        def dial(member, address, handler):
+            return self.network.dial(address, credentials(server.me), member, Kinds, handler)
+
+        thread = threading.Thread(
+            target=lambda: self.statuses.append(server.run(coordinator, acceptor.address, dial)), daemon=True
+        )
         thread.start()
         self.coordinators.append(coordinator)
         self.servers.append(server)
@@ -151,6 +160,31 @@ class World:
     def _client(self, rank, trace, patience) -> ParameterClient:
         me = Member("worker", rank)
         return ParameterClient(me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace)
+
+    # ---- who takes part ----
+
+    def kill(self, rank: int) -> None:
+        """End a server as kill -9 does: every connection breaks, nobody answers there any more."""
+        member = Member("server", rank)
+        self._acceptors[rank].close()
+        self.servers[rank].lost(None, PeerLost("killed"))
+        for dialler, link in list(self.network._links):
+            if member in (dialler, self.network._members.get(link.address)):
+                link.kill()
+        self._threads[rank].join(20)
+        self.dead.add(rank)
+
+    def reassign(self, chains=None, copies=None) -> None:
+        """Tell a new assignment, as the coordinator does; by default the old one without the dead."""
+        old = self.assignment
+        chains = chains or [[rank for rank in chain if rank not in self.dead] for chain in old.chains]
+        alive = [at for at in old.servers if at.rank not in self.dead]
+        self.assignment = Assignment(old.epoch + 1, chains, copies or [[] for _ in chains], alive)
+        for rank, server in enumerate(self.servers):
+            if rank not in self.dead:
+                server.received(None, Reassign(self.assignment), None)
+        for client in self.clients:
+            client.told(Reassign(self.assignment))
 
     # ---- one step over all workers ----
 
@@ -205,8 +239,9 @@ class World:
     def close(self) -> None:
         for client in self.clients:
             client.close("the test is over")
-        for server in self.servers:
-            server.received(None, Leave("the test is over"), None)
+        for rank, server in enumerate(self.servers):
+            if rank not in self.dead:
+                server.received(None, Leave("the test is over"), None)
         self.join_servers()
         for acceptor in self._acceptors:
             acceptor.close()

@@ -1,8 +1,11 @@
 """`python -m tests.simulation`: run many seeds, or one with every message written down.
 
-python -m tests.simulation --seeds 10000 --from 0 --jobs 2      (make simulate SEEDS=10000)
-python -m tests.simulation --replay 4711                        prints the trace of that seed
-python -m tests.simulation --mutants                            how soon each planted bug is caught
+    python -m tests.simulation --seeds 10000 --from 0 --jobs 2      (make simulate SEEDS=10000)
+    python -m tests.simulation --replay 4711                        prints the trace of that seed
+    python -m tests.simulation --mutants                            how soon each planted bug is caught
+
+`--what chain` runs the chain of replicas alone (chained.py); else it is the whole store under the job's own mind, or
+under the director that moves everything at random.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from .mutants import MUTANTS, hunt
-from .play import Outcome, play, play_some
+from .play import Outcome
+from .plays import PLAYS, play_some
 
 CHUNK = 50
 
@@ -29,6 +33,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--what", choices=sorted(PLAYS), default="store", help="what is simulated")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds even when one fails")
     parser.add_argument("--replay", type=int, help="run this seed alone and print its trace")
     parser.add_argument("--mutants", action="store_true", help="plant each bug and print what catches it")
@@ -36,12 +41,12 @@ def main() -> int:
     if asked.mutants:
         return _mutants(asked.first)
     if asked.replay is not None:
-        return _replay(asked.replay)
-    return _many(asked.first, asked.seeds, asked.jobs, asked.keep_going)
+        return _replay(asked.what, asked.replay)
+    return _many(asked.what, asked.first, asked.seeds, asked.jobs, asked.keep_going)
 
 
-def _replay(seed: int) -> int:
-    outcome = play(seed, traced=True)
+def _replay(what: str, seed: int) -> int:
+    outcome = PLAYS[what](seed, traced=True)
     print("\n".join(outcome.trace))
     print(f"seed {seed}: {outcome.text or 'every invariant holds'}")
     return 1 if outcome.broken else 0
@@ -58,30 +63,27 @@ def _mutants(first: int) -> int:
     return 1 if alive else 0
 
 
-def _many(first: int, count: int, jobs: int, keep_going: bool) -> int:
+def _many(what: str, first: int, count: int, jobs: int, keep_going: bool) -> int:
     began, done, failed, simulated, read = time.monotonic(), 0, list[Outcome](), 0.0, 0
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        tasks = [
-            pool.submit(play_some, start, min(CHUNK, first + count - start))
-            for start in range(first, first + count, CHUNK)
-        ]
+        starts = range(first, first + count, CHUNK)
+        tasks = [pool.submit(play_some, what, start, min(CHUNK, first + count - start)) for start in starts]
         for task in tasks:
             for outcome in task.result():
                 done, simulated, read = done + 1, simulated + outcome.seconds, read + outcome.read
                 if outcome.broken:
                     failed.append(outcome)
-                    print(f"seed {outcome.seed}: {outcome.text[:LONGEST]}\n"
-                          f"    replay: python -m tests.simulation --replay {outcome.seed}", flush=True)  # fmt: skip
+                    print(f"seed {outcome.seed}: {outcome.text[:LONGEST]}", flush=True)
+                    print(f"    replay: python -m tests.simulation --what {what} --replay {outcome.seed}", flush=True)
             if failed and not keep_going:
                 pool.shutdown(cancel_futures=True)
                 break
     seconds = time.monotonic() - began
-    print(f"{done} seeds, {len(failed)} failed, {seconds:.1f} s ({done / seconds:.0f} seeds/s), "
-          f"{simulated / 3600:.1f} h simulated, {read} shards read and compared")  # fmt: skip
+    print(f"{what}: {done} seeds, {len(failed)} failed, {seconds:.1f} s ({done / seconds:.0f} seeds/s), "
+          f"{simulated / 3600:.1f} h simulated, {read} values compared")  # fmt: skip
     if failed:
-        print(
-            "by invariant: " + ", ".join(f"{name} {n}" for name, n in Counter(f.broken for f in failed).most_common())
-        )
+        kinds = Counter(outcome.broken for outcome in failed).most_common()
+        print("by invariant: " + ", ".join(f"{name} {times}" for name, times in kinds))
     return 1 if failed else 0
 
 

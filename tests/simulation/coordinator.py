@@ -11,12 +11,11 @@ from typing import Any
 
 from psctl.errors import ConnectionFailed
 from psctl.job import events, instructions, messages
-from psctl.job.assignment import assign
 from psctl.job.coordinator import Mind
 from psctl.job.instructions import Connected, ConnectionLost, Happening, Heard, Tick
 from psctl.job.messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
 from psctl.store.shards import cut, sizes
-from psctl.words import Address, Member
+from psctl.words import Address, Member, TensorSlice
 
 from .kernel import Broken, Process, World
 from .network import End, Network
@@ -38,6 +37,10 @@ class Coordinator:
         self.events: list[Any] = []
         self.status = ""
         self.on_go: Callable[[], None] = lambda: None
+        self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
+        self.on_restart: Callable[[int], None] = lambda step: None
+        self.disk = Disk()
+        self._chains: list[list[int]] = []
         self.mind = Mind(order(scenario), Address("10.0.0.1", 29500), GRACE, resume, 0.0, 1000.0)
         self.address = network.listen(process, self, AnyMessage, lambda member: self.mind.expects(member) or None)
         self._carry_out(self.mind.start(0.0))
@@ -51,6 +54,10 @@ class Coordinator:
     def over(self) -> bool:
         return self.status != ""
 
+    def chains(self) -> list[list[int]]:
+        """Return the newest assignment's chains."""
+        return self._chains
+
     # ---- the handler -----------------------------------------------------------------------------------------------
 
     def joined(self, peer: End) -> None:
@@ -61,6 +68,17 @@ class Coordinator:
         return None
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+        match message:
+            case messages.SavePart():
+                self.disk.part(peer.member, message, payload)
+                return
+            case messages.SaveBegin():
+                self.disk.begin(peer.member, message)
+            case messages.LoadWanted(ticket=ticket, slices=slices):
+                for index, wanted in enumerate(slices):
+                    peer.send(messages.LoadPart(ticket, index, 0), self.disk.read(wanted))
+                peer.send(messages.LoadEnd(ticket))
+                return
         self._happens(Heard(peer.member, message))
 
     def lost(self, peer: End, error: ConnectionFailed) -> None:
@@ -89,20 +107,32 @@ class Coordinator:
                 self._world.say(lambda: f"event: {event}")
             case instructions.Tell(member=member, message=message):
                 self._tell(member, message)
-            case instructions.Start(member=member, host=host, local_rank=local, environment=environment):
-                self._tell(Member("agent", host), StartProcess(member, local, environment, "", "", ""))
-            case instructions.MakePlan():
+            case instructions.Start():
+                one = instruction
+                start = StartProcess(one.member, one.world, one.local_rank, one.environment, "", "", "")
+                self._tell(Member("agent", one.host), start)
+            case instructions.MakePlan(hosts=hosts):
+                able = [index for index, host in enumerate(hosts) if host.may_serve]
+                servers = [host if host in able else able[0] for host in self._scenario.servers]
                 event = events.Planned(
                     time=0, size=8, world=1, chosen="ps", reason="asked", decided=True, candidates=[]
                 )
-                scenario = self._scenario
-                made = instructions.PlanMade("ps", scenario.update, list(scenario.servers), event)
-                self._world.after(0.0, self._happens, made)
+                self._world.after(
+                    0.0, self._happens, instructions.PlanMade("ps", self._scenario.update, servers, event)
+                )
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._scenario.cut_bytes)
-                chains = assign(sizes(shards), dict.fromkeys(range(servers), 0), replicas=0)
-                made_shards = instructions.ShardsMade(shards, [chain[0] for chain in chains])
-                self._world.after(0.0, self._happens, made_shards)
+                self._world.after(0.0, self._happens, instructions.ShardsMade(shards, sizes(shards)))
+            case instructions.Commit(step=step):
+                self.disk.commit(step)
+                written = instructions.Written(step, f"digits-1@{step}")
+                self._world.after(self._world.random.random() * 0.05, self._happens, written)
+            case instructions.Discard(step=step):
+                self.disk.parts.pop(step, None)
+            case instructions.FindRestorable():
+                found = instructions.Restorable(self.disk.newest())
+                self.on_restart(found.resume.step if found.resume else 0)
+                self._world.after(self._world.random.random() * 0.05, self._happens, found)
             case instructions.Close(status=status):
                 self.status = status
                 for host in range(self._scenario.hosts):
@@ -113,9 +143,57 @@ class Coordinator:
     def _tell(self, member: Member, message: Any) -> None:
         if isinstance(message, messages.Go):
             self.on_go()
+        if isinstance(message, messages.Decision | messages.Reassign):
+            self._chains = message.assignment.chains
+        if isinstance(message, messages.Welcome) and message.resume is not None and not message.resume.checkpoint:
+            self.on_cut(member.rank, message.resume.step - 1)
         peer = self._peers.get(member)
         if peer is not None:
             peer.send(message, urgent=True)
+
+
+class Disk:
+    """Checkpoints, in memory."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, dict[Member, tuple[messages.SaveBegin, list[bytearray]]]] = {}
+        self._whole: dict[int, dict[str, tuple[TensorSlice, bytearray]]] = {}
+
+    def begin(self, source: Member, message: messages.SaveBegin) -> None:
+        data = [bytearray() for _ in message.slices]
+        self.parts.setdefault(message.step, {})[source] = (message, data)
+
+    def part(self, source: Member, message: messages.SavePart, payload: memoryview | None) -> None:
+        found = self.parts.get(message.step, {}).get(source)
+        if found is not None and payload is not None:
+            assert len(found[1][message.index]) == message.offset, "parts of a slice come in order"
+            found[1][message.index] += payload
+
+    def commit(self, step: int) -> None:
+        whole: dict[str, tuple[TensorSlice, bytearray]] = {}
+        for begin, data in self.parts.pop(step).values():
+            for part, found in zip(begin.slices, data, strict=True):
+                size = len(found) // max(1, part.stop - part.start)
+                count = 1
+                for side in part.shape:
+                    count *= side
+                entire = TensorSlice(part.name, part.dtype, part.shape, 0, count)
+                _, room = whole.setdefault(part.name, (entire, bytearray(size * count)))
+                room[part.start * size : part.stop * size] = found
+        self._whole[step] = whole
+
+    def newest(self) -> Resume | None:
+        """Return where to go on, None for the start."""
+        self.parts.clear()
+        if not self._whole:
+            return None
+        step = max(self._whole)
+        return Resume(f"digits-1@{step}", step, {}, [entire for entire, _ in self._whole[step].values()])
+
+    def read(self, wanted: TensorSlice) -> bytes:
+        entire, data = self._whole[max(self._whole)][wanted.name]
+        size = len(data) // (entire.stop - entire.start)
+        return bytes(data[wanted.start * size : wanted.stop * size])
 
 
 class Agent:
@@ -144,6 +222,10 @@ class Agent:
             case StopProcesses():
                 for child in list(self._children.values()):
                     world.after(world.random.random() * 0.02, child.end, -15)
+            case messages.EndProcesses(members=members):
+                for member in members:
+                    if member in self._children:
+                        world.after(world.random.random() * 0.02, self._children[member].end, -15)
             case _:
                 pass
 
@@ -168,7 +250,9 @@ class Agent:
         failure = None
         if status != 0:
             how = f"killed by signal {-status}" if status < 0 else "ConnectionFailed"
-            failure = Failure(str(child.member), f"h{child.host}", status, self.process.world.now, 0, how, [], [])
+            code = "" if status < 0 else "connection-failed"
+            now = self.process.world.now
+            failure = Failure(str(child.member), f"h{child.host}", status, now, 0, how, [], [], code)
         if self.process.alive:
             self._say(messages.Exited(child.member, status, failure))
 

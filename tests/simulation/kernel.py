@@ -18,6 +18,9 @@ from typing import Any
 
 from psctl.words import Member
 
+KILLED = -9
+"""Status of a process that was killed."""
+
 
 class Broken(AssertionError):
     """An invariant does not hold; `invariant` is its short name."""
@@ -126,7 +129,7 @@ class Process:
             raise Died
         self.actions += 1
         if self.actions == self.dies_at:
-            self.end(-9)
+            self.end(KILLED)
             raise Died
 
     def end(self, status: int) -> None:

@@ -32,6 +32,7 @@ class Spec:
     wide: bool  # the first parameter has 150 elements, so it can be cut into pieces
     sparse: bool  # some ranks have no gradient of some parameters at some clocks
     clips: bool  # the joint gradient is scaled at some clocks
+    counted: bool  # asp: every push leaves a digit of its own in the values (see Script)
     world: int
     batch: int
     examples: int
@@ -51,6 +52,8 @@ def layout(spec: Spec) -> Layout:
 
 def groups_at(spec: Spec, clock: int) -> list[dict[str, Number]]:
     """Return the numbers of both groups at a clock; the learning rate falls, so they must travel with it."""
+    if spec.counted:
+        return [{"lr": 1.0}, {"lr": 1.0}][: 1 if spec.parameters == 1 else 2]
     both = [{"lr": 0.1 / (1 + clock)}, {"lr": 0.05 / (1 + clock)}]
     more: dict[str, Number] = {"momentum": 0.9} if spec.optimizer == "SGD" else {"weight_decay": 0.1}
     return [{**each, **more} for each in both][: 1 if spec.parameters == 1 else 2]
@@ -80,7 +83,12 @@ def weight(spec: Spec, mine: int, together: int) -> float:
 
 
 class Script:
-    """What all ranks compute; immutable after it was made."""
+    """What all ranks compute; immutable after it was made.
+
+    Under asp the values depend on the order of arrival, so there the gradient of each push is a power of 4 of its own,
+    the step is minus one times it, and the values begin at 0: read in base 4 they say which pushes are in, and how
+    often (two of the same make a digit 2). In float64 that is exact for 26 pushes.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.layout = spec, layout(spec)
@@ -90,7 +98,7 @@ class Script:
         total = sum(self.sizes)
         self.dtype = DTYPES[spec.dtype]
         ramp = torch.arange(1, total + 1, dtype=torch.float64)
-        self.initial = torch.sin(ramp).to(self.dtype)
+        self.initial = torch.zeros(total, dtype=self.dtype) if spec.counted else torch.sin(ramp).to(self.dtype)
         self._pattern = torch.cos(ramp * 0.7).to(self.dtype)
 
     def has(self, clock: int, rank: int, parameter: int) -> bool:
@@ -99,6 +107,8 @@ class Script:
 
     def gradient(self, values: torch.Tensor, clock: int, rank: int, positions: range, epoch: int) -> torch.Tensor:
         """Return a rank's flat gradient at what it read."""
+        if self.spec.counted:
+            return torch.full_like(values, 4.0 ** (clock * self.spec.world + rank))
         about = 1.0 + sum(positions) * 0.01 + epoch * 0.1 + rank * 0.3 + clock * 0.05
         return values * 0.25 + self._pattern * about
 

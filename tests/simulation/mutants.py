@@ -1,4 +1,4 @@
-"""Planted bugs: each is one method of a shipped module replaced; the simulator must catch every one.
+"""Planted bugs: each is a method or two of a shipped module replaced; the simulator must catch every one.
 
 python -m tests.simulation --mutants        prints the table: mutant, seeds until caught, invariant that caught it
 """
@@ -10,9 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from psctl.job.holding import Holdings
+from psctl.store.chain import Chain
+from psctl.store.client import ClientMind
+from psctl.store.intake import Handed
+from psctl.store.server import ServerMind
 from psctl.store.shard import ShardMind
+from psctl.store.state import Terms
+from psctl.store.sums import Joint
 
 from .play import Outcome, play
 
@@ -32,39 +40,101 @@ class Mutant:
 def _as_next(method: Any) -> Any:
     """A push that was taken before counts as the next one."""
 
-    def place(self: ShardMind, rank: int, message: Any, size: int) -> Any:
-        return method(self, rank, _renamed(self, rank, message), size)
+    def mutant(self: ShardMind, rank: int, message: Any, size: int) -> Any:
+        taken = self._intake.clock_of(rank)
+        if self.leads and message.clock <= taken:
+            message = replace(message, clock=taken + 1)
+        return method(self, rank, message, size)
 
-    return place
-
-
-def _renamed(shard: ShardMind, rank: int, message: Any) -> Any:
-    if message.clock <= shard._taken[rank]:
-        return replace(message, clock=shard._taken[rank] + 1)
-    return message
+    return mutant
 
 
-MUTANTS = (Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next))),)
+def _never_busy(method: Any) -> Any:
+    """A send buffer is given out again whether its pushes are acknowledged or not."""
+    return lambda self, clock: set()
+
+
+def _one_buffer(method: Any) -> Any:
+    """All clocks' gradients leave out of one buffer."""
+    return property(lambda self: 1)
+
+
+def _at_once(method: Any) -> Any:
+    """What the primary has counts as being on all of the chain."""
+    return property(lambda self: self._machine.version is not None)
+
+
+def _anyone_promoted(method: Any) -> Any:
+    """At a death a server that is not of the chain, or is only being filled, is promoted if there is one."""
+
+    def mutant(self: Holdings, gone: Any) -> bool:
+        gone = list(gone)
+        survived = bool(method(self, gone))
+        for chain in self.chains if survived and gone else ():
+            chain[:0] = [server for server in sorted(self.places) if server not in chain][:1]
+        return survived
+
+    return mutant
+
+
+def _nothing_staged(method: Any) -> Any:
+    """The old primary says what it has taken, and does not hand it over."""
+
+    def mutant(self: Joint) -> tuple[bytes, list[memoryview]]:
+        orders = [(clock, order) for (clock, _), order in self._orders.items()]
+        return msgspec.msgpack.encode(Handed(dict(self.taken), orders, [], sorted(self.saves))), []
+
+    return mutant
+
+
+def _each_its_own(method: Any) -> Any:
+    """Each shard counts a dead worker's pushes up to the last that it has itself."""
+
+    def mutant(self: ServerMind, rank: int, clock: int) -> Any:
+        own = [mind.held_of(rank) for mind in self.shards.values() if mind.leads]
+        outputs = self._each(lambda mind: mind.cut(rank, mind.held_of(rank)))
+        return outputs + self._order(self._ledger.left(rank, max(own, default=clock)))
+
+    return mutant
+
+
+MUTANTS = (
+    Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next))),
+    Mutant("acknowledge before the replica", ((Chain, "settled", _at_once),)),
+    Mutant("stale promotion", ((Holdings, "lost", _anyone_promoted),)),
+    Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),)),
+    Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),)),
+    Mutant(
+        "gradient overwritten before its acknowledgement",
+        ((Terms, "buffers", _one_buffer), (ClientMind, "unacknowledged", _never_busy)),
+    ),
+)
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """Plant the bug for a while."""
-    before = [(owner, name, owner.__dict__[name]) for owner, name, _ in mutant.patches]
+    before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in mutant.patches]
     for owner, name, make in mutant.patches:
-        setattr(owner, name, make(owner.__dict__[name]))
+        setattr(owner, name, make(getattr(owner, name)))
     try:
         yield
     finally:
         for owner, name, method in before:
-            setattr(owner, name, method)
+            if method is None:
+                delattr(owner, name)  # it was inherited
+            else:
+                setattr(owner, name, method)
 
 
 def hunt(mutant: Mutant, first: int = 0) -> tuple[int, Outcome] | None:
-    """Return how many seeds it took and what caught it; None when nothing did."""
-    with planted(mutant):
-        for seed in range(first, first + mutant.within):
+    """Return how many seeds it took and what caught it; None when nothing did.
+
+    A seed that fails without the bug too has caught nothing.
+    """
+    for seed in range(first, first + mutant.within):
+        with planted(mutant):
             outcome = play(seed)
-            if outcome.broken:
-                return seed - first + 1, outcome
+        if outcome.broken and not play(seed).broken:
+            return seed - first + 1, outcome
     return None

@@ -23,7 +23,9 @@ import torch
 from psctl.store.client import ClientMind
 from psctl.store.messages import Push, PushPart
 from psctl.store.pieces import bytes_view
-from psctl.words import Shard
+from psctl.store.server import ServerMind
+from psctl.store.state import ShardState
+from psctl.words import Member, Shard
 
 from .kernel import Broken
 from .model import Script, Truth, clock_of, taken, undisturbed
@@ -37,10 +39,11 @@ class Oracle:
         self._scenario, self._script = scenario, script
         self._truth = undisturbed(scenario.spec) if scenario.staleness == 0 else Truth(script)
         self._waiting: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # clock -> rank -> gradient, weight
+        self._taken: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # those that the truth holds
         self._reached = dict.fromkeys(range(scenario.spec.world), -1)  # newest clock that a rank has pushed from
-        self._consumed: Counter[tuple[int, int]] = Counter()
+        self._consumed: set[tuple[int, int]] = set()
         self._steps: dict[int, int] = {}
-        self._pushed: dict[tuple[int, int], bytes] = {}  # (rank, clock) -> the gradient's bytes
+        self._pushed: dict[tuple[int, int, int], bytes] = {}  # (rank, incarnation, clock) -> the gradient's bytes
         self.shards: Sequence[Shard] = ()
         self.checked = 0
 
@@ -51,7 +54,10 @@ class Oracle:
         for index in shards:
             shard = mind.shards[index]
             got = _bytes(mind.landing[shard.dtype], shard)
-            version = mind._landings[index].shown
+            version = mind.shown([index])
+            if mind.terms.staleness is None:
+                self._count(rank, clock, shard, version - mind.terms.base, got)
+                continue
             if version < clock - mind.terms.staleness:
                 raise Broken("versions", f"worker/{rank} reads version {version} of shard {index} at clock {clock}")
             if got != _bytes(self._expected(version, clock), shard):
@@ -67,44 +73,79 @@ class Oracle:
             return self._truth.means[version - 1]
         return self._truth.versions[version]
 
+    def _count(self, rank: int, clock: int, shard: Shard, version: int, got: bytes) -> None:
+        """asp: the values say which pushes are in them."""
+        self.checked += 1
+        elements = set(torch.frombuffer(bytearray(got), dtype=torch.float64).tolist())
+        if len(elements) > 1:
+            raise Broken("sums", f"worker/{rank} reads shard {shard.index} torn: {elements}")
+        counts = _digits(-elements.pop()) if elements else []
+        self._exactly_once(f"shard {shard.index} as worker/{rank} reads it at clock {clock}", counts)
+        world = self._scenario.spec.world
+        mine = [index for index in range(rank, clock * world, world) if not (index < len(counts) and counts[index])]
+        if mine and elements:
+            raise Broken("versions", f"worker/{rank} does not see its own clock {mine[0] // world} at clock {clock}")
+
+    def _exactly_once(self, where: str, counts: Sequence[int]) -> None:
+        world = self._scenario.spec.world
+        for index, times in enumerate(counts):
+            if times > 1:
+                raise Broken("once", f"{where}: the push of worker/{index % world} at clock {index // world} is in it "
+                             f"{times} times")  # fmt: skip
+
     def begins(self, rank: int, clock: int) -> None:
         """A worker begins to compute a clock."""
         slowest = min(self._reached.values())
-        if clock - slowest - 1 > self._scenario.staleness:
+        if self._scenario.staleness is not None and clock - slowest - 1 > self._scenario.staleness:
             raise Broken("staleness", f"worker/{rank} begins clock {clock} when others have done only {slowest}")
 
-    def computed(self, rank: int, clock: int, gradient: torch.Tensor, share: float) -> None:
+    def computed(self, who: Member, clock: int, gradient: torch.Tensor, share: float) -> None:
         """A worker made a gradient, for the first time or in a replay."""
         now = bytes(bytes_view(gradient))
-        before = self._pushed.get((rank, clock))
-        if before is None:
-            self._reached[rank] = clock
-            self._pushed[rank, clock] = now
-            self._waiting.setdefault(clock, {})[rank] = (gradient, share)
-        elif before != now:
-            raise Broken("replay", f"worker/{rank} made another gradient of clock {clock} than before")
+        self._pushed[who.rank, who.incarnation, clock] = now
+        self._reached[who.rank] = max(clock, self._reached[who.rank])
+        before = [self._pushed.get((who.rank, older, clock), now) for older in range(who.incarnation)]
+        if self._scenario.staleness == 0 and any(each != now for each in before):
+            raise Broken("replay", f"worker/{who.rank} made another gradient of clock {clock} than before")
+        self._waiting.setdefault(clock, {})[who.rank] = (gradient, share)
+
+    def restarted(self, step: int) -> None:
+        """All goes on from a checkpoint of `step`: what came after it is done again."""
+        self._consumed = {(rank, clock) for rank in range(self._scenario.spec.world) for clock in range(step)}
+        self._reached = dict.fromkeys(self._reached, step - 1)
+        self._steps.clear()
+        if self._scenario.staleness:
+            before, self._truth = {**self._taken, **self._waiting}, Truth(self._script)
+            self._waiting, self._taken = {clock: each for clock, each in before.items() if clock < step}, {}
+            self._advance(step)
+            self._waiting = {}
 
     def _advance(self, version: int) -> None:
         """Under staleness what training gives depends on what was read: follow it from what was pushed."""
         world = self._scenario.spec.world
         while self._truth.clock < version and len(self._waiting.get(self._truth.clock, ())) == world:
-            self._truth.step(self._waiting.pop(self._truth.clock), world)
+            self._taken[self._truth.clock] = self._waiting.pop(self._truth.clock)
+            self._truth.step(self._taken[self._truth.clock], world)
 
-    def sent(self, rank: int, message: Push | PushPart, payload: bytes) -> None:
+    def sent(self, who: Member, message: Push | PushPart, payload: bytes) -> None:
         """A part of a push leaves a worker."""
         shard = self.shards[message.shard]
         offset = message.offset if isinstance(message, PushPart) else 0
         item = torch.empty(0, dtype=self._script.dtype).element_size()
         start = shard.range.start * item + offset
-        whole = self._pushed[rank, message.clock]
+        whole = self._pushed[who.rank, who.incarnation, message.clock]
         if payload != whole[start : start + len(payload)]:
-            raise Broken("buffers", f"worker/{rank} sends bytes of shard {message.shard} that are not clock "
+            raise Broken("buffers", f"{who} sends bytes of shard {message.shard} that are not clock "
                          f"{message.clock}'s: its buffer was overwritten before the acknowledgement")  # fmt: skip
 
     def consumed(self, rank: int, clock: int) -> None:
         """A worker's part of a clock counts."""
-        epoch, mine, _ = taken(self._scenario.spec, clock, rank)
-        self._consumed.update((epoch, position) for position in mine)
+        self._consumed.add((rank, clock))
+
+    def cut(self, rank: int, clock: int) -> None:
+        """A worker died; what it pushed up to this clock counts, and what came later does not."""
+        self._consumed = {one for one in self._consumed if one[0] != rank or one[1] <= clock}
+        self._consumed |= {(rank, each) for each in range(clock + 1)}
 
     def finished(self, rank: int, steps: int) -> None:
         """A worker's script reached its end."""
@@ -112,9 +153,17 @@ class Oracle:
 
     # ---- after it --------------------------------------------------------------------------------------------------
 
-    def judge(self, minds: Mapping[str, Any]) -> None:
-        """Check what can be said only when all is over."""
+    def judge(self, minds: Mapping[str, Any], servers: Mapping[int, ServerMind],
+              chains: Sequence[Sequence[int]]) -> None:  # fmt: skip
+        """Check what can be said only when all is over.
+
+        Args:
+            minds: of all processes.
+            servers: of those servers that live.
+            chains: the newest assignment's.
+        """
         spec = self._scenario.spec
+        self._servers(servers, chains)
         if self._steps != dict.fromkeys(range(spec.world), spec.steps):
             raise Broken("steps", f"workers ended at {self._steps}")
         epochs, rest = clock_of(spec, spec.steps)
@@ -123,10 +172,53 @@ class Oracle:
             for rank in range(spec.world):
                 epoch, mine, _ = taken(spec, clock, rank)
                 wanted.update((epoch, position) for position in mine)
-        if wanted != self._consumed:
-            raise Broken("examples", f"missing {wanted - self._consumed}, too many {self._consumed - wanted}")
+        consumed: Counter[tuple[int, int]] = Counter()
+        for rank, clock in self._consumed:
+            epoch, mine, _ = taken(spec, clock, rank)
+            consumed.update((epoch, position) for position in mine)
+        if wanted != consumed:
+            raise Broken("examples", f"missing {wanted - consumed}, too many {consumed - wanted}")
         for name, mind in minds.items():
             bounded(name, mind, spec.world, len(self.shards))
+
+    def _servers(self, minds: Mapping[int, ServerMind], chains: Sequence[Sequence[int]]) -> None:
+        """Servers at the end: the primary has all, once, and what its replicas have is the same to the bit."""
+        for shard, chain in zip(self.shards, chains, strict=True):
+            if not chain or not set(chain) <= minds.keys():
+                continue  # it is being handed over, or one died and that is not known yet, after all had ended
+            there = {rank: mind.shards[shard.index] for rank, mind in minds.items() if shard.index in mind.shards}
+            chains = {rank: one for rank, one in there.items() if one.chain.role in ("primary", "member")}
+            heads = [rank for rank, one in chains.items() if one.chain.role == "primary"]
+            newest = max((chains[rank].chain.epoch for rank in heads), default=-1)
+            heads = [rank for rank in heads if chains[rank].chain.epoch == newest]
+            if len(heads) != 1:
+                raise Broken("one primary", f"shard {shard.index} is led by servers {heads}")
+            head = chains[heads[0]]
+            self._last(shard, head.state)
+            whole = _state(head.state)
+            for rank in head.chain._chain[1:]:
+                other = there.get(rank)
+                if other is None or _state(other.state) != whole:
+                    raise Broken("replicas", f"server/{rank} has another shard {shard.index} than server/{heads[0]}")
+
+    def _last(self, shard: Shard, state: ShardState) -> None:
+        spec = self._scenario.spec
+        if self._scenario.staleness is None:
+            for element in set(state.values.tolist()):
+                counts = _digits(-element)
+                self._exactly_once(f"shard {shard.index} at the end", counts)
+                if counts != [1] * (spec.world * spec.steps):
+                    raise Broken("lost", f"shard {shard.index} ends with these pushes in it: {counts}")
+            return
+        if state.version != spec.steps:
+            raise Broken("lost", f"shard {shard.index} ends at version {state.version} of {spec.steps}")
+        if bytes(bytes_view(state.values)) != _bytes(self._expected(spec.steps, spec.steps), shard):
+            raise Broken("sums", f"shard {shard.index} ends with wrong values")
+
+
+def _state(state: ShardState) -> tuple[int | None, bytes, list[bytes]]:
+    head, data = state.snapshot()
+    return state.version, head, [bytes(one) for one in data]
 
 
 def bounded(name: str, mind: object, world: int, shards: int) -> None:
@@ -146,6 +238,15 @@ def bounded(name: str, mind: object, world: int, shards: int) -> None:
             stack += [(f"{path}[{key}]", value) for key, value in inner]
         elif type(thing).__module__.startswith("psctl."):
             stack += [(f"{path}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items()]
+
+
+def _digits(number: float) -> list[int]:
+    """Return the digits of a whole number in base 4, lowest first."""
+    found, rest = [], int(number)
+    while rest > 0:
+        rest, digit = divmod(rest, 4)
+        found.append(digit)
+    return found
 
 
 def _bytes(flat: torch.Tensor, shard: Shard) -> bytes:

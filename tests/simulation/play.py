@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from psctl.store import client, shard
+from psctl.store import asides, chain, client, shard
 from psctl.store.messages import Push, PushPart
 from psctl.words import Member
 
 from .coordinator import Agent, Coordinator
-from .kernel import Broken, Process, World
+from .director import Director
+from .kernel import KILLED, Broken, Process, World
 from .model import Script
 from .network import Network
 from .oracle import Oracle
-from .scenario import Crash, Cut, Pause, Power, Scenario, Snap, draw
+from .scenario import Crash, Cut, Join, Leave, Move, Pause, Power, Scenario, Snap, draw
 from .server import Server
 from .worker import Worker
 
@@ -40,6 +41,10 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
+LOSSES = 3
+"""Losses that a job survives (restart.max)."""
+
+
 class Play:
     """The run of one scenario."""
 
@@ -51,17 +56,25 @@ class Play:
         self.script = Script(scenario.spec)
         self.oracle = Oracle(scenario, self.script)
         self.processes: dict[Member, Process] = {}  # the newest of each
+        self._all: list[Process] = []
         self.shells: dict[Member, Any] = {}
         head = self._process(Member("coordinator", 0), 0)
-        self.coordinator = Coordinator(head, self.network, scenario, None)
+        self.coordinator: Coordinator | Director = (
+            Director(head, self.network, scenario, self.script.layout)
+            if scenario.directed
+            else Coordinator(head, self.network, scenario, None)
+        )
         self.coordinator.on_go = self._go
+        self.coordinator.on_cut = self.oracle.cut
+        if isinstance(self.coordinator, Coordinator):
+            self.coordinator.on_restart = self.oracle.restarted
         for host in range(scenario.hosts):
             agent = self._process(Member("agent", host), host)
             Agent(agent, self.network, self.coordinator.address, self._make)
         self._armed = False
 
     def _go(self) -> None:
-        """Training begins: faults count from now."""
+        """Training begins: faults count from the first time."""
         if not self._armed:
             self._armed = True
             for fault in self.scenario.faults:
@@ -75,14 +88,37 @@ class Play:
             waits = [text for process in self.processes.values() if process.alive for text in process.waits()]
             raise Broken("hangs", f"not over after {self.world.now:.0f} s: " + "; ".join(waits))
         if self.coordinator.status != "done":
-            last = [repr(event) for event in self.coordinator.events[-3:]]
-            raise Broken("ends", f"the job ended as {self.coordinator.status}: {' '.join(last)}")
+            self._excused(self.coordinator.status)
+            return
         minds = {
             str(member): shell.mind
             for member, shell in self.shells.items()
             if isinstance(shell, Worker | Server) and shell.mind is not None
         }
-        self.oracle.judge(minds)
+        servers = {
+            member.rank: shell.mind
+            for member, shell in self.shells.items()
+            if isinstance(shell, Server) and shell.process.status in (None, 0) and shell.mind is not None
+        }
+        one = self.coordinator
+        chains = one.settled() if isinstance(one, Director) else one.chains()
+        self.oracle.judge(minds, servers, chains)
+
+    def _excused(self, status: str) -> None:
+        """The run ended without its result: was that promised?"""
+        one = self.coordinator
+        promised = ("no replica is left", "ended before it began", "a worker cannot be replaced")
+        if isinstance(one, Director) and (status in promised or (status == "inconsistent" and one.deaths)):
+            return
+        if isinstance(one, Coordinator) and self._killed > LOSSES and status == "failed":
+            return
+        failure = getattr(one.events[-1], "failure", None) if one.events else None
+        raise Broken("ends", f"the job ended as {status}: {failure['exception'] if failure else ''}")
+
+    @property
+    def _killed(self) -> int:
+        """How many processes died of faults."""
+        return sum(process.status == KILLED for process in self._all)
 
     def _process(self, member: Member, host: int) -> Process:
         process = Process(self.world, member, host)
@@ -90,6 +126,7 @@ class Play:
             if isinstance(fault, Crash) and fault.member == member:
                 process.dies_at = fault.action
         self.processes[Member(member.role, member.rank)] = process
+        self._all.append(process)
         return process
 
     def _make(self, member: Member, host: int) -> Process | None:
@@ -105,7 +142,7 @@ class Play:
             self.shells[member] = Server(process, self.network, coordinator)
         return process
 
-    def _strike(self, fault: Snap | Cut | Power | Pause) -> None:
+    def _strike(self, fault: Snap | Cut | Power | Pause | Move | Join | Leave) -> None:
         match fault:
             case Snap(a=a, b=b):
                 self.network.snap(a, b)
@@ -116,6 +153,13 @@ class Play:
                 if process is not None:
                     self.world.say(lambda: f"{process} stands still for {seconds:.3f} s")
                     process.paused_until = self.world.now + seconds
+            case Move(shard=shard, server=server) if isinstance(self.coordinator, Director):
+                self.coordinator.move(shard, server)
+            case Join(server=server, host=host) if isinstance(self.coordinator, Director):
+                if host not in self.network.dark:
+                    self.coordinator._start(Member("server", server), host)
+            case Leave(server=server) if isinstance(self.coordinator, Director):
+                self.coordinator.leave(server)
             case Power(host=host):
                 self.network.dark.add(host)
                 for process in list(self.processes.values()):
@@ -124,42 +168,43 @@ class Play:
 
     def _leaves(self, owner: Process, message: Any, body: bytes | None) -> None:
         if isinstance(message, Push | PushPart) and body is not None:
-            self.oracle.sent(owner.member.rank, message, body)
+            self.oracle.sent(owner.member, message, body)
 
 
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
     """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
     before = shard.PART
-    client.PART = shard.PART = size
+    for room in (asides, chain, client, shard):
+        room.PART = size
     try:
         yield
     finally:
-        client.PART = shard.PART = before
+        for room in (asides, chain, client, shard):
+            room.PART = before
 
 
 def play(seed: int, *, traced: bool = False) -> Outcome:
     """Run one seed; never raises for what the product does wrong."""
     torch.set_num_threads(1)
     scenario = draw(seed)
+    with parts_of(scenario.part):
+        one = Play(scenario, traced=traced)
+        outcome = judged(seed, one.run)
+    outcome.seconds, outcome.happened = one.world.now, one.world.happened
+    outcome.read, outcome.trace = one.oracle.checked, one.world.trace or []
+    return outcome
+
+
+def judged(seed: int, run: Callable[[], None]) -> Outcome:
+    """Run something; a broken invariant, and the product's own crash, are findings."""
     outcome = Outcome(seed)
-    one: Play | None = None
     try:
-        with parts_of(scenario.part):
-            one = Play(scenario, traced=traced)
-            one.run()
+        run()
     except Broken as broken:
         outcome.broken, outcome.text = broken.invariant, str(broken)
     except AssertionError as error:
         outcome.broken, outcome.text = "assertion", "".join(traceback.format_exception(error)[-3:])
     except Exception as error:  # noqa: BLE001  the product's own crash is a finding like any other
         outcome.broken, outcome.text = "exception", "".join(traceback.format_exception(error)[-4:])
-    if one is not None:
-        outcome.seconds, outcome.happened = one.world.now, one.world.happened
-        outcome.read, outcome.trace = one.oracle.checked, one.world.trace or []
     return outcome
-
-
-def play_some(first: int, count: int) -> list[Outcome]:
-    """Run seeds one after another."""
-    return [play(seed) for seed in range(first, first + count)]

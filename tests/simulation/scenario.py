@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from psctl.job.messages import Decision
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.words import Member
 
@@ -54,7 +55,39 @@ class Pause:
     seconds: float
 
 
-Fault = Crash | Snap | Cut | Power | Pause
+@dataclass(frozen=True)
+class Move:
+    """A shard's primary is to be another server."""
+
+    at: float
+    shard: int
+    server: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """One more server comes, on a host."""
+
+    at: float
+    server: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A server is to hold nothing any more."""
+
+    at: float
+    server: int
+
+
+ASYNCHRONOUS = "None" in str(Decision.__annotations__["staleness"])
+"""Does the job know asp yet?"""
+
+DIGITS = 26
+"""Pushes that a float64 counts without error (model.Script)."""
+
+Fault = Crash | Snap | Cut | Power | Pause | Move | Join | Leave
 
 
 @dataclass(frozen=True)
@@ -64,7 +97,12 @@ class Scenario:
     seed: int
     spec: Spec
     update: str  # "server" | "worker"
-    staleness: int  # clocks that the fastest may be ahead
+    staleness: int | None  # clocks that the fastest may be ahead; None: asp
+    directed: bool  # assignments come from the director (director.py) and not from the job's mind
+    replicas: int
+    saves: int  # a checkpoint at every so many steps; 0: none
+    deaths: str  # what becomes of a worker's death: restart | wait
+    replaces: bool  # a server that died is started again
     hosts: int
     workers: tuple[int, ...]  # host of each rank
     servers: tuple[int, ...]  # host of each rank
@@ -89,68 +127,122 @@ def draw(seed: int) -> Scenario:
     hosts = chance.choice((1, 2, 2, 3, 4))
     workers = tuple(sorted(chance.randrange(hosts) for _ in range(chance.choice((1, 2, 2, 2, 3, 4)))))
     servers = tuple(chance.randrange(hosts) for _ in range(chance.choice((1, 1, 2, 2, 3))))
-    spec = _spec(chance, len(workers))
-    cut_bytes = chance.choice((16, 32, 64, 1 << 20)) if not spec.wide else chance.choice((512, 1 << 20))
-    part = 1 << 19 if chance.random() < 0.8 else 256 if spec.wide else 8
+    update = chance.choice(("server", "server", "server", "worker"))
+    directed = chance.random() < 0.5
+    staleness = chance.choice((0, 0, 0, 1, 1, 2, None)) if update == "server" else 0
+    if not (directed and ASYNCHRONOUS):
+        staleness = staleness or 0
+    spec = _spec(chance, len(workers), asynchronous=staleness is None)
     pace = chance.choice((0.001, 0.01, 0.05))
     slow = [chance.choice((0.5, 1.0, 1.0, 8.0)) * pace * chance.choice((1, 4)) for _ in workers]
-    update = chance.choice(("server", "server", "server", "worker"))
-    staleness = chance.choice((0, 0, 1, 2, 3)) if update == "server" else 0
+    if directed:
+        faults = _director_faults(chance, hosts, len(workers), len(servers), pace, spec.steps)
+    else:
+        faults = _faults(chance, hosts, len(workers), len(servers), pace, spec.steps)
     return Scenario(
-        seed=seed, spec=spec, update=update,
-        early=update == "worker" and chance.random() < 0.5,
-        staleness=staleness,
+        seed=seed, spec=spec, update=update, staleness=staleness, directed=directed,
+        saves=chance.choice((0, 1, 2)) if update == "server" and not directed else 0,
+        deaths="wait" if directed else chance.choice(("restart", "wait", "wait")),
+        replicas=chance.choice((0, 1, 1, 2)), replaces=chance.random() < 0.7,
         hosts=hosts, workers=workers, servers=servers,
-        cut_bytes=cut_bytes, part=part, pace=pace,
-        torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow),
-        norms=update == "server" and staleness == 0 and chance.random() < 0.2,
-        faults=_faults(chance, hosts, len(workers), len(servers), pace, spec.steps),
+        cut_bytes=chance.choice((16, 32, 64, 1 << 20)) if not spec.wide else chance.choice((512, 1 << 20)),
+        part=1 << 19 if chance.random() < 0.8 else 256 if spec.wide else 8, pace=pace,
+        torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
+        norms=update == "server" and staleness is not None and chance.random() < 0.2, faults=faults,
     )  # fmt: skip
 
 
-def _spec(chance: random.Random, world: int) -> Spec:
+def _spec(chance: random.Random, world: int, *, asynchronous: bool) -> Spec:
     """Draw from few enough that undisturbed runs are found again."""
     steps = chance.choice((2, 3, 4, 4, 5, 5, 7)) if chance.random() < 0.98 else 40
+    if asynchronous:
+        steps = min(steps, DIGITS // world)
     batch = world * 2 + chance.choice((0, 0, 1))
     return Spec(
-        optimizer=chance.choice(("SGD", "AdamW")), dtype=chance.choice(("float32", "float64")),
-        parameters=chance.choice((1, 2, 3, 4)), wide=chance.random() < 0.1, sparse=chance.random() < 0.3,
-        clips=chance.random() < 0.3, world=world, batch=batch, examples=batch * 3 + chance.choice((0, world)),
-        steps=steps,
+        optimizer="SGD" if asynchronous else chance.choice(("SGD", "AdamW")),
+        dtype="float64" if asynchronous else chance.choice(("float32", "float64")),
+        parameters=chance.choice((1, 2, 3, 4)), wide=chance.random() < 0.1,
+        sparse=chance.random() < 0.3 and not asynchronous, clips=chance.random() < 0.3 and not asynchronous,
+        counted=asynchronous, world=world, batch=batch, examples=batch * 3 + chance.choice((0, world)), steps=steps,
     )  # fmt: skip
 
 
 def _faults(
     chance: random.Random, hosts: int, workers: int, servers: int, pace: float, steps: int
 ) -> tuple[Fault, ...]:
-    """Draw what goes wrong; of a seventh of the seeds nothing does."""
-    span = pace * (12 + 10 * min(steps, 12))  # about as long as the run takes
+    """Draw what goes wrong with the network; of a seventh of the seeds nothing does."""
+    found = [
+        _disturbance(chance, hosts, workers, servers, pace, steps) for _ in range(chance.choice((0, 1, 1, 2, 3, 5, 8)))
+    ]
+    if hosts > 1 and chance.random() < 0.15:
+        found.append(Power(chance.random() * pace * (12 + 10 * min(steps, 12)), chance.randrange(1, hosts)))
+    for incarnation in range(chance.choice((0, 0, 0, 1, 1, 2, 3))):
+        role, count = chance.choice((("worker", workers), ("server", servers)))
+        member = Member(role, chance.randrange(count), incarnation)  # type: ignore[arg-type]
+        found.append(Crash(member, 8 + int(chance.random() ** 2 * 25 * steps)))
+    return tuple(found)
+
+
+def _disturbance(chance: random.Random, hosts: int, workers: int, servers: int, pace: float, steps: int) -> Fault:
+    worker = Member("worker", chance.randrange(workers))
+    server = Member("server", chance.randrange(servers))
+    when = chance.random() * pace * (12 + 10 * min(steps, 12))  # about as long as the run takes
+    kind = chance.choice(("snap", "snap", "snap", "cut", "pause"))
+    if kind == "cut" and hosts > 1:
+        return Cut(when, frozenset(chance.sample(range(hosts), 2)), chance.choice((0.05, 1.0, 3.0)))
+    if kind == "pause":
+        return Pause(when, chance.choice((worker, server)), chance.choice((2 * pace, 0.5, 20.0)))
+    other = Member("server", chance.randrange(servers))
+    return Snap(when, chance.choice((worker, server)), other) if other != server else Snap(when, worker, server)
+
+
+def _director_faults(
+    chance: random.Random, hosts: int, workers: int, servers: int, pace: float, steps: int
+) -> tuple[Fault, ...]:
+    """Draw deaths, moves, joins and leaves too."""
     found: list[Fault] = []
-    for _ in range(chance.choice((0, 1, 1, 2, 3, 5, 8))):
-        worker = Member("worker", chance.randrange(workers))
-        server = Member("server", chance.randrange(servers))
-        kind = chance.choice(("snap", "snap", "snap", "cut", "pause"))
-        when = chance.random() * span
-        if kind == "snap":
-            found.append(Snap(when, worker, server))
-        elif kind == "cut" and hosts > 1:
-            pair = frozenset(chance.sample(range(hosts), 2))
-            found.append(Cut(when, pair, chance.choice((0.05, 1.0, 3.0))))
-        elif kind == "pause":
-            found.append(Pause(when, chance.choice((worker, server)), chance.choice((2 * pace, 0.5, 20.0))))
+    span = pace * (12 + 10 * min(steps, 12))
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 5))):
+        kind = chance.choice(("net", "move", "move", "server", "server", "worker", "worker", "join", "leave", "power"))
+        when, actions = chance.random() * span, int(chance.random() ** 2 * 25 * steps)
+        if kind == "net":
+            found.append(_disturbance(chance, hosts, workers, servers, pace, steps))
+        elif kind == "move":
+            found.append(Move(when, chance.randrange(8), chance.randrange(servers)))
+        elif kind == "server":
+            found.append(Crash(Member("server", chance.randrange(servers), chance.choice((0, 0, 1))), 12 + actions))
+        elif kind == "worker":
+            found.append(Crash(Member("worker", chance.randrange(workers), chance.choice((0, 0, 1))), 12 + actions))
+        elif kind == "join":
+            found.append(Join(when, servers + len(found), chance.randrange(hosts)))
+        elif kind == "leave":
+            found.append(Leave(when, chance.randrange(servers)))
+        elif hosts > 1:
+            found.append(Power(when, chance.randrange(1, hosts)))
     return tuple(found)
 
 
 def order(scenario: Scenario) -> JobOrder:
     """Return the job as the coordinator is told of it."""
     hosts = [
-        HostOrder(f"h{host}", f"10.0.0.{host + 1}", "eth0", 4, 0, scenario.workers.count(host), may_serve=True)
+        HostOrder(
+            f"h{host}",
+            f"10.0.0.{host + 1}",
+            "eth0",
+            4,
+            0,
+            scenario.workers.count(host),
+            may_serve=True,
+            slots=scenario.workers.count(host) + 4,
+        )
         for host in range(scenario.hosts)
     ]
     return JobOrder(
         name="digits-1", argv=["train.py"], hosts=hosts, servers=len(scenario.servers), strategy="ps",
         update=scenario.update, seed=0, size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None,
         report_seconds=1.0, ports=None,
-        checkpoint=CheckpointOrder(None, 0, 0.0, 3, None, on_stop=False, copies=0), resume=None, resume_id=None,
-        code_hash="c", job_file="", environment={}, congestion="auto", staleness=scenario.staleness,
+        checkpoint=CheckpointOrder(None, scenario.saves, 0.0, 3, None, on_stop=False, copies=0),
+        resume=None, resume_id=None, code_hash="c", job_file="", environment={}, congestion="auto",
+        staleness=scenario.staleness or 0,
+        replicas=scenario.replicas, on_worker_loss=scenario.deaths,
     )  # fmt: skip

@@ -6,16 +6,20 @@ order of arrival), and the pace at which checkpoint parts are streamed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psctl.errors import ConnectionFailed
 from psctl.job import messages as say
 from psctl.store.messages import Kinds
-from psctl.store.server import Save, ServerMind
-from psctl.store.shard import Send, Terms
-from psctl.words import Address, Member
+from psctl.store.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
+from psctl.store.server import ServerMind
+from psctl.store.snapshot import Loading, by_parameter, wanted_slices
+from psctl.store.state import Terms
+from psctl.words import Address, Assignment, Member, ServerAt
 
-from .kernel import Process, Task, Until
+from .kernel import Broken, Process, Task, Until
+from .links import Links
 from .network import End, Network
 
 
@@ -25,11 +29,15 @@ class Server:
     def __init__(self, process: Process, network: Network, coordinator: Address) -> None:
         self.process, self._network = process, network
         self.desk = Desk(self)
+        self.links = Links(process, network, self.desk, lambda at: at.rank < process.member.rank)
         self.mind: ServerMind | None = None
         self._coordinator: End | None = None
         self._welcome: say.Welcome | None = None
         self._decision: say.Decision | None = None
-        self._address = network.listen(process, self.desk, Kinds, _workers_only)
+        self._assignment: Assignment | None = None
+        self._loadings: list[tuple[Loading, int]] = []
+        self._loaded = False
+        self._address = network.listen(process, self.desk, Kinds, self.desk.allow)
         network.dial(process, coordinator, Member("coordinator", 0), self, lambda why: process.end(1))
         process.spawn(self._main())
 
@@ -43,11 +51,38 @@ class Server:
         assert decision is not None and welcome is not None
         base = decision.resume.step if decision.resume else 0
         terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness)
-        self.mind = ServerMind(terms, decision.shards, decision.assignment.owners, self.process.member.rank)
+        restored = decision.resume is not None and decision.update == "server"
+        self.mind = ServerMind(terms, decision.shards, self.process.member.rank, restored=restored)
         self.desk.open()
+        self._told(self._assignment or decision.assignment)
+        if restored and decision.resume is not None:
+            yield from self._load(self.mind, by_parameter(decision.resume.tensors))
+
+    def _load(self, mind: ServerMind, saved: Any) -> Task:
+        """Ask for the slices of what is led here, wait until they are here, hand them over."""
+        wanted = {index: wanted_slices(mind.terms.layout, mind.shards[index].held, saved) for index in mind.leading}
+        loadings = {index: Loading(slices) for index, slices in wanted.items()}
+        self._loadings = [(loadings[index], at) for index, slices in wanted.items() for at in range(len(slices))]
+        self.tell(say.LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
+        yield Until("the checkpoint's end", lambda: self._loaded)
+        self.desk.follow(mind.loaded(loadings))
 
     def save(self, save: Save) -> None:
-        """Nobody asks for checkpoints yet."""
+        """Stream a part of a checkpoint to the coordinator."""
+        self.tell(say.SaveBegin(save.step, [copied.slice for copied in save.copied]))
+        for index, copied in enumerate(save.copied):
+            if self._coordinator is not None and len(copied.data):
+                self._coordinator.send(say.SavePart(save.step, index, 0), copied.data)
+        self.tell(say.SaveEnd(save.step))
+
+    def tell(self, message: Any) -> None:
+        """Send a message to the coordinator."""
+        if self._coordinator is not None:
+            self._coordinator.send(message)
+
+    def _told(self, assignment: Assignment) -> None:
+        self.links.assigned(assignment.servers)
+        self.desk.assigned(assignment)
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
@@ -55,14 +90,29 @@ class Server:
         self._coordinator = peer
 
     def place(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return None
+        if not isinstance(message, say.LoadPart):
+            return None
+        loading, at = self._loadings[message.index]
+        return loading.place(at)[message.offset : message.offset + size]
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
+            case say.LoadEnd():
+                self._loaded = True
             case say.Welcome():
                 self._welcome = message
             case say.Decision():
                 self._decision = message
+            case say.Reassign(assignment=assignment) if self.mind is None:
+                self._assignment = assignment
+            case say.Reassign(assignment=assignment):
+                self._told(assignment)
+            case say.WorkerGone(rank=rank, incarnation=incarnation):
+                self.desk.gone(rank, incarnation)
+            case say.CountUntil(rank=rank, clock=clock):
+                self.desk.follow(self._mind.count_until(rank, clock))
+            case say.Members(clock=clock, ranks=ranks):
+                self.desk.follow(self._mind.members(clock, ranks))
             case say.Leave():
                 self.process.end(0)
             case _:
@@ -71,14 +121,23 @@ class Server:
     def lost(self, peer: End, error: ConnectionFailed) -> None:
         self.process.end(1)
 
+    @property
+    def _mind(self) -> ServerMind:
+        assert self.mind is not None
+        return self.mind
+
 
 class Desk:
-    """The handler of all workers' connections, as runtime/server_desk.py."""
+    """The handler of all connections of workers and servers, as runtime/server_desk.py."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._peers: dict[int, End] = {}
+        self._peers: dict[tuple[str, int], End] = {}
         self._early: list[End] = []
+        self._newest: dict[tuple[str, int], int] = {}
+        self._alive: set[Member] | None = None
+        self._epoch = -1
+        self._incarnation: dict[int, int] = {}  # of the worker that HeldOf is about
 
     def open(self) -> None:
         """There is a mind: let those in that came early."""
@@ -87,6 +146,49 @@ class Desk:
             self._let_in(peer)
         self._early.clear()
 
+    def allow(self, member: Member) -> str | None:
+        """Return why a member may not connect, None when it may."""
+        who = (member.role, member.rank)
+        if member.incarnation < self._newest.get(who, 0):
+            return f"incarnation {member.incarnation} of {member} is dead"
+        known = who in self._newest and member.incarnation == self._newest[who]
+        if member.role == "server" and self._alive is not None and known and member not in self._alive:
+            return f"{member} was given up for dead"
+        return None
+
+    # ---- who takes part --------------------------------------------------------------------------------------------
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Take in a new assignment."""
+        if assignment.epoch <= self._epoch:
+            return
+        self._epoch = assignment.epoch
+        self._alive = {Member("server", at.rank, at.incarnation) for at in assignment.servers}
+        for member in self._alive:
+            self._newest[member.role, member.rank] = member.incarnation
+        for who, peer in list(self._peers.items()):
+            if who[0] == "server" and peer.member not in self._alive:
+                self._dismiss(peer)
+        ranks = {at.rank for at in assignment.servers}
+        self.follow(self._mind.assigned(assignment.epoch, assignment.chains, assignment.copies, ranks))
+
+    def gone(self, rank: int, incarnation: int) -> None:
+        """An incarnation of a worker is dead: it and older ones are refused; what is held of it is told."""
+        who = ("worker", rank)
+        self._newest[who] = max(self._newest.get(who, 0), incarnation + 1)
+        peer = self._peers.get(who)
+        if peer is not None and peer.member.incarnation <= incarnation:
+            self._dismiss(peer)
+        self._incarnation[rank] = incarnation
+        if self._server.mind is not None:
+            self.follow(self._mind.gone(rank))
+
+    def _dismiss(self, peer: End) -> None:
+        peer.drop("you were given up for dead")
+        self._lost(peer)
+
+    # ---- the handler, also of what the links dialled ---------------------------------------------------------------
+
     def joined(self, peer: End) -> None:
         if self._server.mind is None:
             peer.hold(True)
@@ -94,41 +196,97 @@ class Desk:
         else:
             self._let_in(peer)
 
+    def up(self, at: ServerAt, peer: End) -> None:
+        self.joined(peer)
+
+    def down(self, at: ServerAt) -> None:
+        peer = self._peers.get(("server", at.rank))
+        if peer is not None and not peer.open:
+            self._lost(peer)
+
+    def unreachable(self, at: ServerAt, why: str) -> None:
+        self._server.tell(say.ServerUnreachable(at.rank, at.incarnation, why))
+
     def _let_in(self, peer: End) -> None:
-        if peer.member.rank in self._peers:  # its old connection is not yet known to be over
-            self._mind.lost(peer.member.rank)
-        self._peers[peer.member.rank] = peer
-        self._follow(self._mind.joined(peer.member.rank))
+        who = (peer.member.role, peer.member.rank)
+        former = self._peers.get(who)
+        if former is not None:
+            former.drop("you connected again")
+            self._lost(former)
+        if not peer.open:
+            return
+        if self.allow(peer.member) is not None:
+            peer.drop("you are dead")
+            return
+        self._peers[who] = peer
+        mind = self._mind
+        self.follow(mind.joined(who[1]) if who[0] == "worker" else mind.server_joined(who[1]))
 
     def place(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return self._mind.place(peer.member.rank, message, size)
+        return self._placed(peer.member, message, size) if self._speaks(peer) else None
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
-        size = 0 if payload is None else len(payload)
-        self._follow(self._mind.received(peer.member.rank, message, size))
+        if self._speaks(peer):
+            self._taken(peer.member, message, 0 if payload is None else len(payload))
+
+    def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
+        return self._placed(Member("server", at.rank), message, size)
+
+    def received_from(self, at: ServerAt, message: Any, size: int) -> None:
+        self._taken(Member("server", at.rank), message, size)
+
+    def _speaks(self, peer: End) -> bool:
+        return self._peers.get((peer.member.role, peer.member.rank)) is peer
+
+    def _placed(self, member: Member, message: Any, size: int) -> memoryview | None:
+        if member.role == "worker":
+            return self._mind.place(member.rank, message, size)
+        return self._mind.place_from(member.rank, message, size)
+
+    def _taken(self, member: Member, message: Any, size: int) -> None:
+        if member.role == "worker":
+            self.follow(self._mind.received(member.rank, message, size))
+        else:
+            self.follow(self._mind.received_from(member.rank, message, size))
 
     def lost(self, peer: End, error: ConnectionFailed) -> None:
-        rank = peer.member.rank
-        if self._peers.get(rank) is peer:
-            del self._peers[rank]
-            if self._server.mind is not None:
-                self._mind.lost(rank)
+        self._lost(peer)
 
-    def _follow(self, instructions: Any) -> None:
+    def _lost(self, peer: End) -> None:
+        who = (peer.member.role, peer.member.rank)
+        if self._peers.get(who) is peer:
+            del self._peers[who]
+            if self._server.mind is not None and who[0] == "worker":
+                self._mind.lost(who[1])
+
+    # ---- instructions ------------------------------------------------------------------------------------------------
+
+    def follow(self, instructions: Sequence[Instruction]) -> None:
+        """Do what the mind said. Who is not connected misses his message."""
         for instruction in instructions:
-            if isinstance(instruction, Save):
-                self._server.save(instruction)
-                continue
-            assert isinstance(instruction, Send)
-            peer = self._peers.get(instruction.rank)
+            match instruction:
+                case Send(rank=rank, message=message, payload=payload):
+                    peer = self._peers.get(("worker", rank))
+                case ToServer(server=server, message=message, payload=payload):
+                    peer = self._peers.get(("server", server))
+                case CaughtUp(epoch=epoch, shard=shard, server=server):
+                    self._server.tell(say.CaughtUp(epoch, shard, server))
+                    continue
+                case HandedOver(epoch=epoch, shard=shard):
+                    self._server.tell(say.HandedOver(epoch, shard))
+                    continue
+                case Held(rank=rank, clocks=clocks, versions=versions, aside=aside):
+                    self._server.tell(say.HeldOf(rank, self._incarnation[rank], clocks, versions, aside))
+                    continue
+                case Save():
+                    self._server.save(instruction)
+                    continue
+                case _:
+                    raise Broken("shell", f"the simulator does not carry out {type(instruction).__name__}")
             if peer is not None:
-                peer.send(instruction.message, instruction.payload)
+                peer.send(message, payload)
 
     @property
     def _mind(self) -> ServerMind:
         assert self._server.mind is not None
         return self._server.mind
-
-
-def _workers_only(member: Member) -> str | None:
-    return None if member.role == "worker" else f"a server speaks to workers, not to {member}"

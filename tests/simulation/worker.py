@@ -6,7 +6,7 @@ pushed last ones first, as backward would), the script itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,16 @@ import torch
 from psctl.errors import ConnectionFailed
 from psctl.job import messages as say
 from psctl.store.client import ClientMind, Out
-from psctl.store.messages import Begin, Norms, Pull, Push, PushPart, Step
 from psctl.store.pieces import pieces
-from psctl.store.shard import Terms
-from psctl.words import Address, Member
+from psctl.store.state import Terms
+from psctl.words import Address, Assignment, Member, ServerAt
 
 from .kernel import Process, Sleep, Task, Until
+from .links import Links
 from .model import Script, scale_at, taken, weight
 from .network import End, Network
 from .oracle import Oracle
 from .scenario import Scenario
-
-REDIAL = 0.05
-"""Seconds between two attempts to reach a server."""
 
 
 class Worker:
@@ -42,7 +39,8 @@ class Worker:
         self._coordinator: End | None = None
         self._compute = early[self._rank]
         self.mind: ClientMind | None = None
-        self.links: list[Link] = []
+        self.links = Links(process, network, self, lambda at: True)
+        self._assignment: Assignment | None = None
         self.step = 0
         network.dial(process, coordinator, Member("coordinator", 0), self, self._unreachable)
         process.spawn(self._main())
@@ -63,6 +61,8 @@ class Worker:
                 self._decision = message
             case say.Go():
                 self._go = True
+            case say.Reassign(assignment=assignment):
+                self._told(assignment)
             case say.Leave():
                 self.process.end(1)
             case _:
@@ -95,30 +95,40 @@ class Worker:
             yield from self._clock(clock)
             self.step = clock + 1
             self._tell(say.Beat(self.step, "compute"))
-        yield from self._wait(self.step)  # as who reads the state_dict at the end
+        yield from self._last()
         self._oracle.finished(self._rank, self.step)
         self._tell(say.Finished(self.step))
-        for link in self.links:
-            link.close()
+        self.links.close()
         assert self._coordinator is not None
         self._closing = True
         self._coordinator.close("the script ended")
         yield Sleep(4 * self._scenario.pace)
         self.process.end(0)
 
+    def _last(self) -> Task:
+        """As who reads the state_dict at the end: all clocks of everyone; and nothing is left unacknowledged."""
+        mind = self._mind
+        exact = bool(mind.terms.staleness)
+        if exact:
+            self._send(mind.pull(self.step, exact=True))
+        yield from self._wait(self.step, exact=exact)
+        yield Until("acknowledgements", lambda: not mind.unacknowledged(self.step), self.links.away)
+
     def _start(self, decision: say.Decision) -> Task:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
         terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
-        self.mind = ClientMind(terms, decision.shards, decision.assignment.owners, self._rank)
+        first = decision.assignment if self._assignment is None else self._assignment
+        ranks = [at.rank for at in first.servers]
+        self.mind = ClientMind(terms, decision.shards, first.owners, self._rank, servers=ranks)
+        self._assignment = first
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
         self._local = self._script.initial.clone()
         self._optimizer, self._parameters = self._script.optimizer(self._local)
-        self.links = [Link(self, at.rank, at.address) for at in decision.assignment.servers]
-        yield Until("servers", lambda: all(link.up for link in self.links), self._away)
-        if self._rank == 0:
+        self.links.assigned(first.servers)
+        if self._rank == 0 and decision.resume is None:
             self._send(self.mind.begin({self._scenario.spec.dtype: self._script.initial}))
         self._pull(base)
         yield from self._wait(base)
@@ -132,20 +142,25 @@ class Worker:
         values = self._local if self._scenario.update == "worker" else mind.landing[spec.dtype]
         gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
         self._spoil(gradient, clock)
-        yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged(clock - 2), self._away)
+        before = clock - mind.buffers
+        yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged(before), self.links.away)
         mind.sending(clock)[spec.dtype].copy_(gradient)
-        self._oracle.computed(self._rank, clock, gradient, weight(spec, len(mine), together))
+        self._oracle.computed(self.process.member, clock, gradient, weight(spec, len(mine), together))
         if self._scenario.early:
             self._pull(clock + 1)
         for shard in reversed(range(len(mind.shards))):
             self._send(mind.push(clock, shard, self._present(clock, shard), weight(spec, len(mine), together)))
-            if self._network.world.random.random() < 0.3:
-                yield Sleep(self._compute * 0.1)
-        if self._scenario.update == "server":
-            if self._scenario.norms:
-                yield from self._norms(clock)
-            order = Step(clock, self._script.numbers(clock), scale_at(spec, clock), False)
-            self._send([Out(server, order) for server in sorted(set(mind.owners))])
+            if self._network.world.random.random() < 0.5:
+                yield Sleep(self._compute * 0.3)
+        serves = self._scenario.update == "server"
+        if serves and self._scenario.norms:
+            yield from self._norms(clock)
+        numbers = self._script.numbers(clock) if serves else []
+        saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
+        self._send(mind.step(clock, numbers, scale_at(spec, clock) if serves else None, saves))
+        if saves and self._rank == 0:
+            self._tell(say.SaveBegin(clock + 1, [], {}))
+            self._tell(say.SaveEnd(clock + 1))
         if not self._scenario.early:
             self._pull(clock + 1)
         self._oracle.consumed(self._rank, clock)
@@ -168,18 +183,16 @@ class Worker:
 
     def _norms(self, clock: int) -> Task:
         mind = self._mind
-        self.asked_norms = clock
-        self._send([Out(owner, Norms(clock)) for owner in sorted(set(mind.owners))])
-        yield Until(f"norms of clock {clock}", lambda: not mind.without_norms(clock), self._away)
+        self._send(mind.ask_norms(clock))
+        yield Until(f"norms of clock {clock}", lambda: not mind.without_norms(clock), self.links.away)
         assert mind.norms(clock) is not None
 
-    asked_norms = -1
-
-    def _wait(self, clock: int) -> Task:
+    def _wait(self, clock: int, *, exact: bool = False) -> Task:
         mind = self._mind
-        missing = mind.missing(clock)
+        missing = mind.missing(clock, exact=exact)
         mind.opened(missing, True)
-        yield Until(f"values of clock {clock}", lambda: not mind.missing(clock, missing), self._away)
+        what = f"values of clock {clock}"
+        yield Until(what, lambda: not mind.missing(clock, missing, exact=exact), self.links.away)
         mind.opened(missing, False)
         mind.show()
         self._oracle.read(self._rank, clock, mind, range(len(mind.shards)))
@@ -211,95 +224,29 @@ class Worker:
 
     def _send(self, outs: Sequence[Out]) -> None:
         for out in outs:
-            self.links[out.server].send(out.message, out.payload)
+            self.links.send(out.server, out.message, out.payload)
 
-    def _away(self) -> str:
-        away = [f"server/{link.server}" for link in self.links if not link.up]
-        return f" (no connection to {', '.join(away)})" if away else ""
-
-
-class Link:
-    """A worker's connection to one server, made again when it breaks, with what was not acknowledged sent again."""
-
-    def __init__(self, worker: Worker, server: int, address: Address) -> None:
-        self.worker, self.server, self._address = worker, server, address
-        self._end: End | None = None
-        self._unsettled: list[tuple[Any, memoryview | None]] = []
-        self._closed = False
-        self._dial()
-
-    @property
-    def up(self) -> bool:
-        return self._end is not None
-
-    def send(self, message: Any, payload: memoryview | None) -> None:
-        if isinstance(message, Begin | Push | PushPart | Step | Norms):
-            self._unsettled.append((message, payload))
-        if self._end is not None:
-            self._end.send(message, payload)
-
-    def close(self) -> None:
-        self._closed = True
-        if self._end is not None:
-            self._end.close("the script ended")
-
-    def _dial(self) -> None:
-        worker = self.worker
-        worker._network.dial(worker.process, self._address, Member("server", self.server), self, self._again)
-
-    def _again(self, why: str) -> None:
-        worker = self.worker
-        worker.process.world.after(REDIAL, lambda: self._dial() if worker.process.alive and not self._closed else None)
-
-    # ---- the handler ---------------------------------------------------------------------------------------------
-
-    def joined(self, peer: End) -> None:
-        self._end = peer
-        mind = self.worker.mind
-        if mind is None:
+    def _told(self, assignment: Assignment) -> None:
+        """Take in a new assignment, as ParameterClient.told; before the decision it is kept."""
+        if self._assignment is not None and assignment.epoch <= self._assignment.epoch:
             return
-        self._settle(mind)
-        for message, payload in self._unsettled:
-            peer.send(message, payload)
-        asked: dict[int, list[int]] = {}
-        for shard, (landing, owner) in enumerate(zip(mind._landings, mind.owners, strict=True)):
-            if owner == self.server and landing.asked - mind.terms.staleness > landing.version:
-                asked.setdefault(landing.asked, []).append(shard)
-        for clock, shards in asked.items():
-            peer.send(Pull(clock, shards))
+        self._assignment = assignment
+        if self.mind is not None:
+            self.links.assigned(assignment.servers)
+            ranks = [at.rank for at in assignment.servers]
+            self._send(self.mind.assigned(assignment.epoch, assignment.owners, ranks))
 
-    def _settle(self, mind: ClientMind) -> None:
-        """Forget what is known to have come to its end."""
-        ours = [shard for shard, owner in enumerate(mind.owners) if owner == self.server]
-        done = min((mind._landings[shard].version for shard in ours), default=0)
-        kept = []
-        for message, payload in self._unsettled:
-            match message:
-                case Push() | PushPart():
-                    keep = (message.clock, message.shard) in mind._outstanding
-                case Begin():
-                    keep = False  # start values are not sent again: their loss ends the job today
-                case Norms():
-                    keep = message.clock == self.worker.asked_norms and bool(mind.without_norms(message.clock))
-                case _:
-                    keep = not ours or message.clock >= done
-            if keep:
-                kept.append((message, payload))
-        self._unsettled = kept
+    def up(self, at: ServerAt, peer: End) -> None:
+        """Nothing to say: the server speaks first."""
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
-        return self.worker._mind.place(self.server, message, size)
+    def down(self, at: ServerAt) -> None:
+        self._mind.lost(at.rank)
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
-        size = 0 if payload is None else len(payload)
-        if self.worker._mind.received(self.server, message, size):
-            self._settle(self.worker._mind)
+    def unreachable(self, at: ServerAt, why: str) -> None:
+        self._tell(say.ServerUnreachable(at.rank, at.incarnation, why))
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
-        if self._end is peer:
-            self._end = None
-            if not self._closed:
-                self._again("lost")
+    def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
+        return self._mind.place(at.rank, message, size)
 
-
-Make = Callable[[Process], object]
+    def received_from(self, at: ServerAt, message: Any, size: int) -> None:
+        self._send(self._mind.received(at.rank, message, size))

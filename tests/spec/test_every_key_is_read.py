@@ -24,7 +24,7 @@ PACKAGE = Path(orders.__file__).parent
 ONE_VALUE = {
     (job.SyncSpec, "consistency"), (job.SyncSpec, "period"), (job.SyncSpec, "compression"), (job.SyncSpec, "batchnorm"),
     (job.JobSpec, "version"), (cluster.ClusterSpec, "version"),
-    (job.JobSpec, "replicas"), (job.MetricsSpec, "tensorboard"),
+    (job.MetricsSpec, "tensorboard"), (job.RestartSpec, "on_worker_loss"),
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 CALLED: dict[type[Any], set[str]] = {

@@ -187,8 +187,7 @@ def test_the_script_is_inside_workdir(script: str) -> None:
         ("sync: {compression: {topk: 0.01}}", "3:21"),
         ("sync: {filters: [a]}", "3:8"),
         ("sync: {batchnorm: sync}", "3:19"),
-        ("replicas: 1", "3:11"),
-        ("restart: {on_worker_loss: wait}", "3:11"),
+        ("restart: {on_worker_loss: continue}", "3:27"),
         ("metrics: {tensorboard: true}", "3:24"),
     ],
 )

@@ -20,7 +20,8 @@ JOB = {
     "sync.compression": "none", "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
-    "timeouts.start": "9s", "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
+    "restart.on_worker_loss": "wait", "timeouts.start": "9s",
+    "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
     "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "servers.per_host": "2",
 }  # fmt: skip
 CLUSTER = {
@@ -36,7 +37,7 @@ HOST = {
     "roles": "[server]", "labels": "{a: b}",
 }  # fmt: skip
 ONE_VALUE = {
-    "version", "sync.compression", "sync.batchnorm",
+    "version", "sync.compression", "sync.batchnorm", "restart.on_worker_loss",
     "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
@@ -103,7 +104,7 @@ def test_the_loader_accepts_each_key_of_a_host(key: str, value: str) -> None:
     assert after != load_cluster("name: x\nhosts: [a]", "c")
 
 
-@pytest.mark.parametrize("path", ["sync.strategy", "sync.consistency", "sync.compression", "replicas"])
+@pytest.mark.parametrize("path", ["sync.strategy", "sync.consistency", "sync.compression", "restart.on_worker_loss"])
 def test_the_schema_offers_only_values_that_this_version_takes(path: str) -> None:
     body = dict(keys(job_schema()))[path]
     for value in body["enum"] if "enum" in body else body["anyOf"][0]["enum"]:

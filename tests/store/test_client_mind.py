@@ -7,9 +7,9 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.client import ClientMind, Out
-from psctl.store.messages import PART, NormsOf, Pull, Push, Pushed, PushPart, Values, ValuesPart
+from psctl.store.messages import PART, Leads, NormsOf, Pull, Push, Pushed, PushPart, Values, ValuesPart
 from psctl.store.pieces import bytes_view
-from psctl.store.shard import Terms
+from psctl.store.state import Terms
 from psctl.words import Layout, ParameterInfo, Range, Shard
 
 LAYOUT = Layout(
@@ -25,14 +25,18 @@ SHARDS = [Shard(0, "float32", Range(0, 6)), Shard(1, "float32", Range(6, 9))]  #
 
 
 def make(base=0, staleness=0) -> ClientMind:
-    return ClientMind(Terms(LAYOUT, 2, "server", base, staleness), SHARDS, [0, 1], 1)
+    mind = ClientMind(Terms(LAYOUT, 2, "server", base, staleness), SHARDS, [0, 1], 1)
+    for shard in (0, 1):
+        mind.received(shard, Leads(0, [shard]))
+    return mind
 
 
 def land(mind: ClientMind, shard: int, version: int, value: float, present=None) -> None:
-    head = Values(shard, version, present or b"\1" * len(mind.held[shard]))
+    asked = mind._landings.each[shard].asked
+    head = Values(shard, version, present or b"\1" * len(mind.held[shard]), asked)
     size = 4 * len(SHARDS[shard].range)
     mind.place(shard, head, size)[:] = bytes_view(torch.full((size // 4,), value))
-    assert mind.received(shard, head, size)
+    mind.received(shard, head, size)
 
 
 def started() -> ClientMind:
@@ -45,7 +49,7 @@ def started() -> ClientMind:
 
 
 def test_a_pull_asks_each_server_for_its_shards_first_layers_first():
-    assert make().pull(0) == [Out(0, Pull(0, [0])), Out(1, Pull(0, [1]))]
+    assert make().pull(0) == [Out(0, Pull(0, [0], 0, [-1])), Out(1, Pull(0, [1], 0, [-1]))]
 
 
 def test_values_that_arrive_before_the_wait_stay_in_the_back_until_they_are_shown():
@@ -70,14 +74,14 @@ def test_values_that_arrive_during_the_wait_land_in_place():
 def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
     mind = started()
     mind.pull(1)
-    head = Values(0, 1, b"\1\1")
+    head = Values(0, 1, b"\1\1", 1)
     mind.place(0, head, 8)[:] = bytes_view(torch.full((2,), 5.0))
     mind.received(0, head, 8)
     mind.opened([0], True)
     rest = ValuesPart(0, 1, 8)
     mind.place(0, rest, 16)[:] = bytes_view(torch.full((4,), 5.0))
     assert mind.landing["float32"].eq(1).all()
-    assert mind.received(0, rest, 16)
+    mind.received(0, rest, 16)
     mind.show([0])
     assert mind.landing["float32"][:6].eq(5).all()
 
@@ -86,8 +90,9 @@ def test_a_push_leaves_out_of_the_send_buffer_in_parts_and_says_what_has_landed(
     size = PART // 4 + 3
     layout = Layout((ParameterInfo("a", (size,), "float32", 0),), "SGD", ({"lr": 0.1},))
     mind = ClientMind(Terms(layout, 1, "server"), [Shard(0, "float32", Range(0, size))], [0], 0)
+    mind.received(0, Leads(0, [0]))
     mind.pull(0)
-    for head, count in ((Values(0, 0, b"\1"), PART), (ValuesPart(0, 0, PART), 12)):
+    for head, count in ((Values(0, 0, b"\1", 0), PART), (ValuesPart(0, 0, PART), 12)):
         mind.place(0, head, count)
         mind.received(0, head, count)
     first, second = mind.push(0, 0, [True], 1.0)
@@ -124,16 +129,23 @@ def test_a_push_before_its_values_is_the_callers_error():
         mind.push(1, 0, [True, True], 1.0)
 
 
-def test_under_staleness_a_push_may_run_ahead_by_s_clocks():
-    mind = make(staleness=1)
+@pytest.mark.parametrize("eager", [True, False])
+def test_under_staleness_a_push_may_run_ahead_by_s_clocks(eager):
+    mind = ClientMind(Terms(LAYOUT, 2, "server", 0, 1), SHARDS, [0, 0], 1, eager=eager)
+    mind.received(0, Leads(0, [0, 1]))
     mind.pull(0)
     for shard in (0, 1):
-        land(mind, shard, 0, 1.0)
+        size = 4 * len(SHARDS[shard].range)
+        head = Values(shard, 0, b"\1" * len(mind.held[shard]), 0)
+        mind.place(0, head, size)[:] = bytes(size)
+        mind.received(0, head, size)
     mind.show()
     mind.push(0, 0, [True, True], 1.0)
-    assert mind.pull(1) == []  # version 0 will do
+    assert mind.pull(1) == ([Out(0, Pull(1, [0, 1], 0, [0, 0]))] if eager else [])
     mind.push(1, 0, [True, True], 1.0)
-    assert mind.missing(1) == []
+    assert mind.missing(1) == []  # version 0 will do
+    assert mind.pull(1, exact=True) == ([] if eager else [Out(0, Pull(1, [0, 1], 1, [0, 0]))])
+    assert mind.missing(1, exact=True) == [0, 1]
     with pytest.raises(AssertionError, match="before its values"):
         mind.push(2, 0, [True, True], 1.0)
 
@@ -158,12 +170,11 @@ def test_norms_are_summed_over_a_parameters_pieces_in_their_order():
 @pytest.mark.parametrize(
     ("server", "message", "size", "reason"),
     [
-        (0, Values(1, 1, b"\1"), 12, "does not hold that shard"),
-        (1, Values(9, 1, b"\1"), 12, "does not hold that shard"),
-        (1, Values(1, 1, b"\1"), 16, "16 bytes where 12 belong"),
-        (1, Values(1, 0, b"\1"), 12, "version 0, which was not asked for"),
-        (1, Values(1, 1, b"\1\1"), 12, "values of 2 pieces"),
-        (1, ValuesPart(1, 1, 0), 12, "out of order"),
+        (1, Values(1, 1, b"\1", 9), 12, "version 1, which was not asked for"),
+        (1, Values(9, 1, b"\1", 1), 12, "there are 2 shards"),
+        (1, Values(1, 1, b"\1", 1), 16, "16 bytes where 12 belong"),
+        (1, Values(1, 0, b"\1", 1), 12, "version 0, which was not asked for"),
+        (1, Values(1, 1, b"\1\1", 1), 12, "values of 2 pieces"),
         (1, Pushed(1, 0), 12, "with a payload"),
     ],
 )

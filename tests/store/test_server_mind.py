@@ -8,10 +8,25 @@ import pytest
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.store.messages import Because, Begin, Norms, Pull, Push, Pushed, Refused, SaveNow, Step, Values, Why
+from psctl.store.messages import (
+    Because,
+    Begin,
+    Leads,
+    Norms,
+    Pull,
+    Push,
+    Pushed,
+    Refused,
+    SaveNow,
+    Step,
+    Taken,
+    Values,
+    Why,
+)
+from psctl.store.outputs import Save, Send
 from psctl.store.pieces import bytes_view
-from psctl.store.server import Save, ServerMind
-from psctl.store.shard import Send, Terms
+from psctl.store.server import ServerMind
+from psctl.store.state import Terms
 from psctl.words import Layout, ParameterInfo, Range, Shard
 
 GROUPS = [{"lr": 0.1, "momentum": 0.9, "betas": [0.9, 0.99]}, {"lr": 0.2}]
@@ -25,7 +40,8 @@ SGD = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2}]
 
 
 def make(owners=(0, 0), rank=0, world=2, started=True) -> ServerMind:
-    mind = ServerMind(Terms(LAYOUT, world, "server"), SHARDS, list(owners), rank)
+    mind = ServerMind(Terms(LAYOUT, world, "server"), SHARDS, rank)
+    mind.assigned(0, [[owner] for owner in owners], [[] for _ in owners], [0, 1])
     for index in mind.shards if started else ():
         size = 4 * len(SHARDS[index].range)
         mind.place(0, Begin(index, 0), size)[:] = bytes(size)
@@ -44,7 +60,7 @@ def push(mind: ServerMind, rank: int, shard: int, clock: int = 0) -> list:
 
 def pull(mind: ServerMind, clock: int) -> None:
     for rank in range(2):
-        mind.received(rank, Pull(clock, list(mind.shards)))
+        mind.received(rank, Pull(clock, list(mind.shards), clock, [-1] * len(mind.shards)))
 
 
 def test_a_step_is_taken_when_all_pushes_and_all_orders_are_in_shard_by_shard():
@@ -55,7 +71,8 @@ def test_a_step_is_taken_when_all_pushes_and_all_orders_are_in_shard_by_shard():
         push(mind, rank, 1)
     assert mind.received(1, Step(0, SGD)) == []
     assert mind.version == 0
-    assert mind.received(0, Step(0, SGD)) == []
+    told = mind.received(0, Step(0, SGD))
+    assert told == [Send(rank, Pushed(shard, 0)) for shard in range(2) for rank in range(2)]
     assert mind.version == 1
 
 
@@ -65,10 +82,11 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
     for rank in range(2):
         mind.received(rank, Step(0, SGD))
     push(mind, 1, 0)
-    assert mind.received(1, Pull(1, [0, 1])) == []
-    acknowledged, answer = push(mind, 0, 0)
-    assert acknowledged == Send(0, Pushed(0, 0))
-    assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1"))
+    assert mind.received(1, Pull(1, [0, 1], 1, [0, 0])) == []
+    taken, acknowledged, answer = push(mind, 0, 0)
+    assert taken == Send(0, Taken(0, 0))
+    assert acknowledged == Send(0, Pushed(0, 0))  # rank 1 hears it by the values
+    assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1", 1))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +100,14 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_rank_that_differs_is_told_to_all_and_nothing_is_applied_any_more(theirs, reason, order):
     layout = Layout((ParameterInfo("a", (4,), "float32", 0),), "SGD", ({"lr": 0.1},))
-    mind = ServerMind(Terms(layout, 2, "server", base=3), [SHARDS[0]], [0], 0)
+    mind = ServerMind(Terms(layout, 2, "server", base=3), [SHARDS[0]], 0)
+    mind.assigned(0, [[0]], [[]], [0])
     steps = {0: Step(3, [{"lr": 0.1}]), 1: theirs}
     assert mind.received(order[0], steps[order[0]]) == []
     told = mind.received(order[1], steps[order[1]])
     assert [(one.rank, one.message.reason) for one in told] == [(0, reason), (1, reason)]
     assert mind.received(0, Step(4, [{"lr": 0.1}])) == []
-    assert mind.joined(1) == [told[1]]
+    assert mind.joined(1) == [Send(1, Leads(0, [0])), told[1]]
 
 
 def test_not_a_number_equals_itself_so_that_a_norm_that_overflowed_is_no_disagreement():
@@ -158,7 +177,7 @@ def test_who_is_waited_for_is_named():
 
 @pytest.mark.parametrize(
     "message",
-    [Push(1, 0, 1.0, b"\1", 0), Push(7, 0, 1.0, b"\1", 0), Push(-1, 0, 1.0, b"\1", 0), Begin(1, 0), Norms(0)],
+    [Push(7, 0, 1.0, b"\1", 0), Push(-1, 0, 1.0, b"\1", 0), Norms(0)],
 )
 def test_an_unknown_shard_or_a_payload_where_none_belongs_is_an_error(message):
     mind = make(owners=(0, 1))
@@ -166,7 +185,7 @@ def test_an_unknown_shard_or_a_payload_where_none_belongs_is_an_error(message):
         mind.place(1, message, 20)
 
 
-@pytest.mark.parametrize("message", [Pull(1, [1]), Step(0, SGD[:1]), SaveNow(-5)])
+@pytest.mark.parametrize("message", [Pull(1, [7], 1, [0]), Pull(1, [0], 1, []), Step(0, SGD[:1]), SaveNow(-5)])
 def test_a_message_that_cannot_be_meant_is_an_error(message):
     mind = make(owners=(0, 1))
     pull(mind, 0)

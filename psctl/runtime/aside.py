@@ -1,0 +1,101 @@
+"""Rank 0's own state at the start of a clock, as bytes: what a worker that joins in mid-run cannot get otherwise.
+
+Parameters and the optimizer's state are on the servers. What is left is rank 0's alone: where it is in its data, the
+scheduler, the groups' numbers, buffers, tracked things. It leaves them with the servers at the start of each clock.
+Frozen parameters never change, so of them only a fingerprint travels: a joining worker's own must be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import torch
+
+from psctl.errors import UsageError
+from psctl.runtime.checkpoints import Parts
+from psctl.runtime.position import Position, position_of
+from psctl.runtime.tracked import Tracked
+from psctl.store.pieces import bytes_view, torch_dtype
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    position: dict[str, int]
+    groups: list[dict[str, Any]]
+    scheduler: Any
+    tracked: dict[str, Any]
+    tensors: list[Kept]
+    frozen: str
+
+
+_DECODER = msgspec.msgpack.Decoder(Aside)
+
+
+def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str) -> bytes:
+    """Return the state of now.
+
+    Args:
+        position: the next batch to train on.
+        frozen: `fingerprint` of the frozen parameters.
+    """
+    plain, more = tracked.state()
+    found = {f"buffer/{name}": one for name, one in parts.buffers().items()} | more
+    tensors = [_kept(name, one) for name, one in found.items()]
+    where = msgspec.structs.asdict(position)
+    return msgspec.msgpack.encode(Aside(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen))
+
+
+def restore(data: bytes, parts: Parts, tracked: Tracked) -> Position:
+    """Give this worker the state that `capture` returned on rank 0; returns where to go on.
+
+    Raises:
+        UsageError: this worker's frozen parameters are not rank 0's; the script's fault.
+    """
+    aside = _DECODER.decode(data)
+    if aside.frozen != fingerprint(parts):
+        raise UsageError(
+            "a worker that takes a lost one's place built frozen parameters that differ from worker/0's",
+            "make their values on every rank from the job's seed or from one file",
+        )
+    tensors = {
+        each.name: torch.frombuffer(bytearray(each.data), dtype=torch_dtype(each.dtype)).reshape(each.shape)
+        if each.data
+        else torch.empty(each.shape, dtype=torch_dtype(each.dtype))
+        for each in aside.tensors
+    }
+    parts.load_values(tensors, [name for name in tensors if name.startswith("buffer/")])
+    parts.load_groups(aside.groups)
+    parts.load_scheduler(aside.scheduler)
+    tracked.resume(aside.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
+    return position_of(aside.position)
+
+
+def fingerprint(parts: Parts) -> str:
+    """Return what tells one set of frozen parameters from another; "" where there are none."""
+    found = hashlib.sha256()
+    frozen = {name: one for name, one in parts.parameters().items() if not one.requires_grad}
+    for name, one in frozen.items():
+        found.update(name.encode())
+        found.update(_flat(one))
+    return found.hexdigest() if frozen else ""
+
+
+def _kept(name: str, tensor: torch.Tensor) -> Kept:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Kept(name, dtype, tuple(tensor.shape), bytes(_flat(tensor)))
+
+
+def _flat(tensor: torch.Tensor) -> memoryview:
+    return bytes_view(tensor.detach().cpu().contiguous().reshape(-1))

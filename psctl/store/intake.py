@@ -1,0 +1,259 @@
+"""What a shard has taken in and not applied: staged pushes, the vector clock, orders; and how they are handed over.
+
+The vector clock holds the last clock of each rank that is *taken*: whole here. A push older than that is in
+already; one that skips a clock, or a part without its beginning, was sent before this server led the shard and comes
+again. What is ready to be applied depends on the consistency: sums.py.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import msgspec
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.store.ledger import Membership, Order
+from psctl.store.messages import Push, PushPart
+from psctl.store.pieces import bytes_view
+from psctl.store.state import ShardState
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A gradient that can be applied now."""
+
+    clock: int
+    order: Order
+    present: bytes
+    ranks: tuple[int, ...]
+    gradient: torch.Tensor
+
+
+class Staged:
+    """One rank's push while it comes in and until the sum takes it."""
+
+    def __init__(self, weight: float, present: bytes, expected: int, buffer: torch.Tensor) -> None:
+        self.weight, self.present, self.expected, self.filled = weight, present, expected, 0
+        self.buffer = buffer
+        self.bytes = bytes_view(buffer)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all bytes are here."""
+        return self.filled == self.expected
+
+
+class _Push(msgspec.Struct, frozen=True):
+    """A staged push as it is handed over; its bytes follow when any piece is present."""
+
+    clock: int
+    rank: int
+    weight: float
+    present: bytes
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """What is handed over: the vector clock, orders (by clock and rank), staged pushes, saves, the sum under way."""
+
+    taken: dict[int, int]
+    orders: list[tuple[int, Order]]
+    pushes: list[_Push]
+    saves: list[int]
+    summed: int = -1  # ranks in the sum; -1: there is none
+    weight: float = 0.0
+    joint: bytes = b""
+    divided: bool = False
+
+
+_HANDED = msgspec.msgpack.Decoder(Handed)
+
+
+class Intake(ABC):
+    """What both ways have in common.
+
+    Args:
+        state: what is applied, and where buffers come from.
+        membership: who takes part.
+    """
+
+    def __init__(self, state: ShardState, membership: Membership) -> None:
+        self.membership = membership
+        self.taken: dict[int, int] = {}  # by rank; see `clock_of`
+        self.saves: set[int] = set()  # versions that a checkpoint is to be made of
+        self._state = state
+        self._staged: dict[tuple[int, int], Staged] = {}  # (clock, rank), in order of arrival
+        self._orders: dict[tuple[int, int], Order] = {}  # (clock, rank; -1: everyone's)
+
+    def clock_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here."""
+        return self.taken.get(rank, self.applied_of(rank))
+
+    def applied_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is applied; before its first one, the clock before that."""
+        state = self._state
+        applied = state.applied.get(rank)
+        if applied is not None:
+            return applied
+        firsts = [first for first, ranks in self.membership.changes if rank in ranks]
+        return min(firsts, default=state.terms.base) - 1
+
+    # ---- pushes ---------------------------------------------------------------------------------------------------
+
+    def place(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
+        """Return where a push's bytes go; None when they are not wanted.
+
+        Raises:
+            ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
+        """
+        if message.clock <= self.clock_of(rank):
+            return None
+        staged = self._staged.get((message.clock, rank))
+        offset = 0
+        if isinstance(message, Push):
+            if message.clock != self.clock_of(rank) + 1 or rank not in self.membership.at(message.clock):
+                return None
+            self._check(rank, message)
+            self.drop(message.clock, rank)  # what came of it before a broken connection
+            expected = self._state.nbytes if any(message.present) else 0
+            staged = Staged(message.weight, message.present, expected, self._state.take())
+            self._staged[message.clock, rank] = staged
+        elif staged is None:
+            return None
+        else:
+            offset = message.offset
+            if offset != staged.filled:
+                raise self.wrong(rank, f"part of clock {message.clock} at byte {offset}, out of order")
+        if offset + size > staged.expected:
+            self.drop(message.clock, rank)
+            raise self.wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
+        return staged.bytes[offset : offset + size]
+
+    def filled(self, rank: int, message: Push | PushPart, size: int) -> bool:
+        """Count a push's bytes in; tell whether it became whole."""
+        if size == 0 and isinstance(message, Push):
+            self.place(rank, message, 0)
+        staged = self._staged.get((message.clock, rank))
+        if staged is None or message.clock <= self.clock_of(rank):
+            return False
+        staged.filled += size
+        if staged.whole:
+            self.taken[rank] = message.clock
+        return staged.whole
+
+    def _check(self, rank: int, message: Push) -> None:
+        terms, held = self._state.terms, self._state.held
+        if self._state.version is None:
+            raise self.wrong(rank, "push before there are start values")
+        if terms.staleness is not None and message.clock > self._state.version + terms.staleness + 1:
+            raise self.wrong(rank, f"push of clock {message.clock} at version {self._state.version}")
+        if len(message.present) != len(held) or message.present.strip(b"\x00\x01"):
+            raise self.wrong(rank, f"push for {len(message.present)} pieces where {len(held)} are")
+        if not (math.isfinite(message.weight) and message.weight >= 0):
+            raise self.wrong(rank, f"push with weight {message.weight}")
+
+    def drop(self, clock: int, rank: int) -> None:
+        """Forget a staged push."""
+        staged = self._staged.pop((clock, rank), None)
+        if staged is not None:
+            self._state.give(staged.buffer)
+
+    def drop_partial(self, rank: int) -> None:
+        """Forget what a rank had pushed in part."""
+        for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
+            self.drop(clock, owner)
+
+    def drop_after(self, rank: int, clock: int) -> None:
+        """Forget all of a rank's staged pushes after `clock`, and orders of its own."""
+        for later, owner in [key for key in self._staged if key[1] == rank and key[0] > clock]:
+            self.drop(later, owner)
+        for key in [key for key in self._orders if key[1] == rank and key[0] > clock]:
+            del self._orders[key]
+        self.taken[rank] = min(self.clock_of(rank), clock)
+
+    # ---- what the two ways do differently ---------------------------------------------------------------------------
+
+    def ordered(self, clock: int, order: Order) -> None:
+        """Take in how to apply a clock."""
+        if clock > self._done(order.rank):
+            self._orders[clock, order.rank] = order
+            if order.save:
+                self.saves.add(clock + 1)
+
+    @abstractmethod
+    def _done(self, rank: int) -> int:
+        """Return the last applied clock: of a rank, or (-1) of everyone."""
+
+    @abstractmethod
+    def ready(self) -> Ready | None:
+        """Return the next gradient to apply, and give it up."""
+
+    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+        """Return the joint mean of the clock under way and its presence, once it is known."""
+        return None
+
+    def cut(self, rank: int, clock: int) -> bool:
+        """Drop a rank's pushes after `clock`; tell whether the others must push the clock under way again."""
+        self.drop_after(rank, clock)
+        return False
+
+    def missing(self, needed: int) -> list[int]:
+        """Return the ranks whose pushes before clock `needed` are not all here."""
+        return [rank for rank in self.membership.at(max(0, needed - 1)) if self.clock_of(rank) < needed - 1]
+
+    # ---- hand-over ------------------------------------------------------------------------------------------------
+
+    def staged(self) -> tuple[bytes, list[memoryview]]:
+        """Return all that is taken and not applied: a head, and bytes that stay as they are."""
+        whole = {key: staged for key, staged in self._staged.items() if staged.whole}
+        pushes = [_Push(clock, rank, one.weight, one.present) for (clock, rank), one in whole.items()]
+        orders = [(clock, order) for (clock, _), order in self._orders.items()]
+        head = self._with_sum(Handed(dict(self.taken), orders, pushes, sorted(self.saves)))
+        data = [one.bytes for one in whole.values() if one.expected]
+        return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
+
+    def restage(self, head: bytes, data: memoryview) -> None:
+        """Take over what another server's `staged` returned.
+
+        Raises:
+            ProtocolError: it does not fit this shard.
+        """
+        try:
+            handed = _HANDED.decode(head)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"shard {self._state.shard.index}: no hand-over: {error}") from error
+        sizes = [self._state.nbytes if any(push.present) else 0 for push in handed.pushes]
+        first = self._state.nbytes if handed.summed >= 0 else 0
+        if first + sum(sizes) != len(data):
+            raise ProtocolError(f"shard {self._state.shard.index}: a hand-over of {len(data)} bytes")
+        self.clear()
+        if handed.summed >= 0:
+            self._take_sum(handed, data[:first])
+        for push, size in zip(handed.pushes, sizes, strict=True):
+            one = self._staged[push.clock, push.rank] = Staged(push.weight, push.present, size, self._state.take())
+            one.bytes[:size] = data[first : first + size]
+            one.filled, first = size, first + size
+        for clock, order in handed.orders:
+            self.ordered(clock, order)
+        self.taken, self.saves = handed.taken, set(handed.saves)
+
+    def clear(self) -> None:
+        """Forget all that is not applied: workers push it again."""
+        for clock, rank in list(self._staged):
+            self.drop(clock, rank)
+        self._orders.clear()
+        self.saves.clear()
+        self.taken = {}
+
+    def _with_sum(self, handed: Handed) -> Handed:
+        return handed
+
+    def _sum_bytes(self) -> list[memoryview]:
+        return []
+
+    def _take_sum(self, handed: Handed, data: memoryview) -> None:
+        raise ProtocolError(f"shard {self._state.shard.index}: a sum where there is none")
+
+    def wrong(self, rank: int, what: str) -> ProtocolError:
+        """Return the error that says what a worker did."""
+        return ProtocolError(f"worker/{rank}, shard {self._state.shard.index}: {what}", where=f"worker/{rank}")

@@ -1,0 +1,184 @@
+"""Where a worker's values land: asked for, coming in, in the back, in the front.
+
+back             where values land while the user may still read the front.
+front            what the user reads. It changes only while the user waits for the shard: either the bytes landed in
+                 the back, and `show` copies them (one copy), or the wait came before the first byte, and they land
+                 in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
+                 never waited for comes to the front before the next pull, which needs its place in the back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.store.messages import Values, ValuesPart
+from psctl.store.pieces import Piece, bytes_view, torch_dtype
+from psctl.store.shards import spaces
+from psctl.store.state import Terms
+from psctl.words import Shard
+
+
+def flat_buffers(terms: Terms) -> dict[str, torch.Tensor]:
+    """Return a buffer for each dtype's flat space."""
+    return {dtype: torch.zeros(size, dtype=torch_dtype(dtype)) for dtype, size in spaces(terms.layout).items()}
+
+
+class Landing:
+    """What one shard's values are at."""
+
+    def __init__(self, base: int) -> None:
+        self.asked = base - 1  # clock of the newest pull
+        self.pending = False  # it is unanswered
+        self.answered = base - 1  # clock of the newest pull that was answered
+        self.wanted = base - 1  # version wanted at least
+        self.version = base - 1  # newest version that is whole here
+        self.shown = base - 1  # version in the front
+        self.incoming: int | None = None  # version whose bytes are coming in
+        self.filled = 0
+        self.direct = False  # the incoming bytes go to the front
+        self.open = False  # the user waits: the front may be written
+        self.present: dict[int, bytes] = {}  # by version, the last two
+
+
+class Landings:
+    """All shards' values. Calls must not overlap, except `show` (see there)."""
+
+    def __init__(self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]]) -> None:
+        self.front = flat_buffers(terms)
+        self.each = [Landing(terms.base) for _ in shards]
+        self._back = flat_buffers(terms)
+        self._terms, self._shards, self._held = terms, shards, held
+
+    def oldest(self, clock: int, exact: bool) -> int:
+        """Return the oldest version that clock `clock` may read; there is none before the start values."""
+        base = self._terms.base
+        return max(base, clock - (0 if exact else self._terms.staleness or 0)) if clock >= base else clock
+
+    def ask(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
+        """Note that clock `clock` will read the shard; tell whether it must be pulled."""
+        landing, asp = self.each[shard], self._terms.staleness is None
+        assert landing.shown == landing.version, "show before pull"
+        assert not landing.pending or self._terms.staleness, f"shard {shard}: the last pull is unanswered"
+        assert clock >= landing.asked + (0 if exact and self._terms.staleness else 1), (
+            f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
+        )
+        landing.wanted = max(landing.wanted, self.oldest(clock, exact))
+        if landing.pending or not (asp or eager or landing.version < landing.wanted):
+            return False
+        landing.asked, landing.pending = clock, True
+        return True
+
+    def again(self, shard: int) -> bool:
+        """Tell whether a pull of the shard is unanswered; what had come in of the answer is forgotten."""
+        landing = self.each[shard]
+        landing.incoming = None
+        return landing.pending
+
+    def lost(self, shard: int) -> None:
+        """What comes in will not be continued."""
+        self.each[shard].incoming = None
+
+    def place(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
+        """Return where a payload lands; None when it is not wanted (any more).
+
+        Raises:
+            ProtocolError: the server broke the protocol; nothing was changed.
+        """
+        landing, offset = self.each[message.shard], 0
+        if isinstance(message, Values):
+            if not self._begin(server, landing, message):
+                return None
+        else:
+            if message.version != landing.incoming:
+                return None
+            offset = message.offset
+            if offset < landing.filled:
+                return None  # of an answer that was given twice
+            if offset != landing.filled:
+                raise wrong(server, message.shard, f"part of version {message.version}, out of order")
+        whole = self._bytes(self.front if landing.direct else self._back, self._shards[message.shard])
+        if offset + size > len(whole):
+            raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
+        return whole[offset : offset + size]
+
+    def _begin(self, server: int, landing: Landing, message: Values) -> bool:
+        asp = self._terms.staleness is None
+        if message.clock > landing.asked or (not asp and message.version < self.oldest(message.clock, False)):
+            raise wrong(server, message.shard, f"version {message.version}, which was not asked for")
+        if len(message.present) != len(self._held[message.shard]):
+            raise wrong(server, message.shard, f"values of {len(message.present)} pieces")
+        landing.incoming = None
+        if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
+            return False  # asked twice around a broken connection, answered twice
+        landing.incoming, landing.filled, landing.direct = message.version, 0, landing.open
+        return True
+
+    def filled(self, server: int, message: Values | ValuesPart, size: int) -> bool:
+        """Count bytes in; tell whether the shard's values are whole."""
+        landing, shard = self.each[message.shard], self._shards[message.shard]
+        if size == 0 and isinstance(message, Values):
+            self._begin(server, landing, message)
+        offset = message.offset if isinstance(message, ValuesPart) else 0
+        if landing.incoming != message.version or offset != landing.filled:
+            return False
+        if isinstance(message, Values):
+            landing.present[message.version] = message.present
+            for old in [version for version in landing.present if version < message.version - 1]:
+                del landing.present[old]
+        landing.filled += size
+        if landing.filled < len(shard.range) * self.front[shard.dtype].element_size():
+            return False
+        landing.version, landing.incoming = message.version, None
+        landing.answered = landing.asked
+        landing.pending = self._terms.staleness is not None and landing.version < landing.wanted  # pulled again
+        if landing.direct:
+            landing.shown = landing.version
+        return True
+
+    def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
+        """Return those of the shards (None: of all) whose values for `clock` have not landed."""
+        wanted = range(len(self.each)) if shards is None else shards
+        if self._terms.staleness is None:
+            missing = [shard for shard in wanted if self.each[shard].answered < clock]
+            asked = [self.each[shard].asked for shard in missing]
+        else:
+            missing = [shard for shard in wanted if self.each[shard].version < self.oldest(clock, exact)]
+            asked = [self.each[shard].wanted for shard in missing]
+            clock = self.oldest(clock, exact)
+        for shard, newest in zip(missing, asked, strict=True):
+            assert newest >= clock, f"shard {shard}: clock {clock} was never pulled"
+        return missing
+
+    def show(self, shards: Sequence[int] | None = None) -> None:
+        """Bring landed values to the front.
+
+        May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
+        user's own thread pulls and shows. It must be called for all shards before `ask`.
+        """
+        for shard in range(len(self.each)) if shards is None else shards:
+            landing, where = self.each[shard], self._shards[shard]
+            if landing.shown < landing.version:
+                version, part = landing.version, (0, where.range.start, len(where.range))
+                self.front[where.dtype].narrow(*part).copy_(self._back[where.dtype].narrow(*part))
+                landing.shown = version
+
+    def presence(self, clock: int) -> list[bool]:
+        """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""
+        seen: dict[int, bool] = {}
+        for landing, held in zip(self.each, self._held, strict=True):
+            present = landing.present.get(clock + 1)
+            assert present is not None, f"presence of clock {clock} is known after wait({clock + 1})"
+            for piece, there in zip(held, present, strict=True):
+                seen[piece.parameter] = seen.get(piece.parameter, False) or bool(there)
+        return [seen[index] for index in sorted(seen)]
+
+    def _bytes(self, flat: dict[str, torch.Tensor], shard: Shard) -> memoryview:
+        return bytes_view(flat[shard.dtype].narrow(0, shard.range.start, len(shard.range)))
+
+
+def wrong(server: int, shard: int, what: str) -> ProtocolError:
+    """Return the error that says what a server did."""
+    return ProtocolError(f"server/{server}, shard {shard}: {what}", where=f"server/{server}")

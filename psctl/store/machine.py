@@ -1,0 +1,96 @@
+"""What a chain replicates, as a protocol, and a shard of parameters as one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from psctl.store.intake import Intake
+from psctl.store.state import ShardState
+
+
+class Replicated(Protocol):
+    """A state machine: the same entries take the same version to the same next one, on every server."""
+
+    @property
+    def version(self) -> int | None:
+        """How many entries are applied; None: it has no state yet."""
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a copy, or what is handed over, may take at most."""
+
+    def room(self, head: bytes, size: int) -> memoryview:
+        """Return where an entry's payload of `size` bytes goes; `release` gives it back."""
+
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
+        """Apply an entry; when it is `kept`, its payload must stay as it is."""
+
+    def release(self, payload: memoryview) -> None:
+        """Take back a payload of `room`, or one that was kept."""
+
+    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+        """Return all of the state: a head, and bytes that stay as they are."""
+
+    def restore(self, version: int, head: bytes, data: memoryview) -> None:
+        """Become what another's `snapshot` was."""
+
+    def forget(self) -> None:
+        """Have no state any more."""
+
+    def staged(self) -> tuple[bytes, list[memoryview]]:
+        """Return what is taken in and not applied; in the form of `snapshot`."""
+
+    def restage(self, head: bytes, data: memoryview) -> None:
+        """Take over what another's `staged` returned."""
+
+
+class ShardMachine:
+    """A shard of parameters: its state, and what it has taken in."""
+
+    def __init__(self, state: ShardState, intake: Intake) -> None:
+        self._state, self._intake = state, intake
+
+    @property
+    def version(self) -> int | None:
+        """How many entries are applied; None before the start values are here."""
+        return self._state.version
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a copy, or what is handed over, may take at most."""
+        terms = self._state.terms
+        ranks = len(self._intake.membership.everyone)
+        return max(self._state.limit, (ranks * terms.buffers + 1) * self._state.nbytes)
+
+    def room(self, head: bytes, size: int) -> memoryview:
+        """Return where an entry's payload goes."""
+        return self._state.room(head, size)
+
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
+        """Apply an entry."""
+        return self._state.apply(head, payload, kept=kept)
+
+    def release(self, payload: memoryview) -> None:
+        """Take back a payload."""
+        self._state.release(payload)
+
+    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+        """Return all of the state."""
+        return self._state.snapshot()
+
+    def restore(self, version: int, head: bytes, data: memoryview) -> None:
+        """Become what another's `snapshot` was."""
+        self._state.restore(version, head, data)
+
+    def forget(self) -> None:
+        """Have no state any more."""
+        self._state.version = None
+        self._intake.clear()
+
+    def staged(self) -> tuple[bytes, list[memoryview]]:
+        """Return what is taken in and not applied."""
+        return self._intake.staged()
+
+    def restage(self, head: bytes, data: memoryview) -> None:
+        """Take over what another's `staged` returned."""
+        self._intake.restage(head, data)

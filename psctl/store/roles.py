@@ -1,0 +1,60 @@
+"""What a server is to one shard's chain of replicas, as a table; chain.py says what each role does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Role = Literal["none", "copying", "member", "heir", "primary", "handing"]
+Place = Literal["out", "copy", "chain", "head"]
+
+ROLES: dict[tuple[Role, Place], tuple[Role, Role]] = {
+    # (role before, place now): role if the former primary lives (for who led until now: if the new one does), else
+    ("none", "out"): ("none", "none"),
+    ("none", "copy"): ("copying", "copying"),
+    ("none", "chain"): ("member", "member"),
+    ("none", "head"): ("heir", "primary"),
+    ("copying", "out"): ("none", "none"),
+    ("copying", "copy"): ("copying", "copying"),
+    ("copying", "chain"): ("member", "member"),
+    ("copying", "head"): ("heir", "primary"),
+    ("member", "out"): ("none", "none"),
+    ("member", "copy"): ("copying", "copying"),
+    ("member", "chain"): ("member", "member"),
+    ("member", "head"): ("heir", "primary"),
+    ("heir", "out"): ("none", "none"),
+    ("heir", "copy"): ("copying", "copying"),
+    ("heir", "chain"): ("member", "member"),
+    ("heir", "head"): ("heir", "primary"),
+    ("primary", "out"): ("handing", "none"),
+    ("primary", "copy"): ("handing", "copying"),
+    ("primary", "chain"): ("handing", "member"),
+    ("primary", "head"): ("primary", "primary"),
+    ("handing", "out"): ("handing", "none"),
+    ("handing", "copy"): ("handing", "copying"),
+    ("handing", "chain"): ("handing", "member"),
+    ("handing", "head"): ("primary", "primary"),
+}
+
+AFTER_HANDING: dict[Place, Role] = {"out": "none", "copy": "copying", "chain": "member", "head": "primary"}
+
+
+def place_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> Place:
+    """Return where an assignment has a server."""
+    if server in chain:
+        return "head" if chain[0] == server else "chain"
+    return "copy" if server in copies else "out"
+
+
+class Follower(msgspec.Struct):
+    """What is known of a server that gets entries from here."""
+
+    counts: bool  # entries wait for its acknowledgement
+    acked: int = -1  # the version that it, and all after it, have
+    has: int = -1  # the version that it has, as it last said
+    told: int = -1  # the newest assignment that it has acknowledged by
+    copied: int = -1  # version of the copy that was sent
+    copy: str = ""  # the one that it has not said that it has; until then its word is about something else
+    filled: bool = False  # it has, or was sent, a version to start from

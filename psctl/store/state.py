@@ -1,0 +1,237 @@
+"""What a shard is at one version: values, optimizer state, presence and the vector clock; a replicated state machine.
+
+The same entry takes the same version to the same next one, to the bit, on the primary and on every replica. An entry is
+the mean gradient of a clock (under asp: one worker's gradient) with the numbers that it is applied with.
+
+No torn reads, no needless copies: answers to pulls are sent straight out of the values' buffer. If at a step some
+worker may still be reading the old values, they are copied to a new buffer, which the step then changes, and the old
+one is left to its readers. Workers that wait before they compute never cause it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.store.fit import SCALARS, PieceOptimizer
+from psctl.store.ledger import Order, Refusal
+from psctl.store.pieces import Piece, bytes_view, torch_dtype
+from psctl.store.snapshot import Copied, Loading, copy_shard, dtype_name
+from psctl.words import Layout, Shard
+
+STATES = 8
+"""More tensors of a shard's size than any fit optimizer keeps, twice as wide at most: what a copy may take."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a server must know of the job before the first push."""
+
+    layout: Layout
+    world: int  # number of workers at the start
+    update: str  # "server" | "worker"
+    base: int = 0  # version of the start values: clocks already in them
+    staleness: int | None = 0  # clocks; 0: bsp; None: asp
+
+    @property
+    def buffers(self) -> int:
+        """How many clocks' gradients a worker may keep: one under way, and those that are not on all replicas yet."""
+        return 2 if self.staleness is None else self.staleness + 2
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Head of an entry: `clock`, how it is applied, which pieces have a gradient, and whose clock moves on."""
+
+    clock: int
+    order: Order
+    present: bytes
+    ranks: tuple[int, ...]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a copy; `key` "": the values, and `piece` is -1; else the optimizer's state of that name."""
+
+    piece: int
+    key: str
+    dtype: str
+    count: int
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Head of a copy; its bytes are the tensors', one after the other."""
+
+    present: bytes
+    applied: dict[int, int]
+    tensors: list[_Tensor]
+
+
+_ENTRY = msgspec.msgpack.Decoder(Entry)
+_HEAD = msgspec.msgpack.Decoder(_Head)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ShardState:
+    """See the module's docstring. `read_by` is asked before a step whether the values are on their way to someone."""
+
+    def __init__(self, terms: Terms, shard: Shard, held: Sequence[Piece], read_by: Callable[[], bool]) -> None:
+        self.terms, self.shard, self.held = terms, shard, held
+        self.version: int | None = None  # None: start values are not all here
+        self.values = torch.zeros(len(shard.range), dtype=torch_dtype(shard.dtype))
+        self.nbytes = self.values.numel() * self.values.element_size()
+        self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
+        self.applied: dict[int, int] = {}  # the vector clock: last clock of each rank that is in the values
+        self._optimizer = PieceOptimizer(terms.layout, held, self.values) if terms.update == "server" else None
+        self._read_by = read_by
+        self._free: list[torch.Tensor] = []
+
+    # ---- buffers ------------------------------------------------------------------------------------------------
+
+    def take(self) -> torch.Tensor:
+        """Return a buffer of the shard's size, with anything in it."""
+        return self._free.pop() if self._free else torch.empty_like(self.values)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back that nobody reads any more."""
+        self._free.append(buffer)
+
+    # ---- the state machine ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The values, or what was loaded, are the first version."""
+        self.version = self.terms.base
+
+    def loaded(self, loading: Loading) -> None:
+        """Take over what was loaded from a checkpoint: it is the first version."""
+        assert self._optimizer is not None, "servers load only what they step"
+        loading.finish(self.held, self.values, self._optimizer)
+        self.start()
+
+    def head(self, clock: int, order: Order, present: bytes, ranks: Sequence[int]) -> bytes:
+        """Return an entry's head."""
+        return _encode(Entry(clock, order, present, tuple(ranks)))
+
+    def room(self, head: bytes, size: int) -> memoryview:
+        """Return where an entry's payload goes.
+
+        Raises:
+            ProtocolError: it is no entry of this shard.
+        """
+        present = self._entry(head).present
+        if size != (self.nbytes if any(present) else 0):
+            raise ProtocolError(f"shard {self.shard.index}: an entry of {size} bytes where {self.nbytes} belong")
+        return bytes_view(self.take())[:size]
+
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> Entry:
+        """Make the next version.
+
+        Args:
+            head: of the entry.
+            payload: the gradient; empty when no piece has one.
+            kept: the payload must stay as it is, for it is still on its way to others; else it is this shard's to use.
+
+        Raises:
+            Refusal: the optimizer failed; the user's fault.
+        """
+        assert self.version is not None, "there are values to step from"
+        entry = self._entry(head)
+        if len(payload):
+            gradient = torch.frombuffer(payload, dtype=self.values.dtype)
+            if kept:
+                gradient = self.take().copy_(gradient)
+        else:
+            gradient = self.take().zero_()
+        if self._optimizer is None:
+            if not self._read_by():
+                self.give(self.values)
+            self.values = gradient
+        else:
+            self._step(self._optimizer, gradient, entry)
+            self.give(gradient)
+        self.version += 1
+        self.present = entry.present
+        for rank in entry.ranks:
+            self.applied[rank] = entry.clock
+        return entry
+
+    def release(self, payload: memoryview) -> None:
+        """Take back a payload of `room`, or one that was kept, which nobody needs any more."""
+        if len(payload):
+            self.give(torch.frombuffer(payload, dtype=self.values.dtype))
+
+    def _step(self, optimizer: PieceOptimizer, gradient: torch.Tensor, entry: Entry) -> None:
+        if self._read_by():
+            self.values = self.values.clone()
+            optimizer.point_to(self.values)
+        if entry.order.scale is not None:
+            gradient.mul_(entry.order.scale)
+        try:
+            optimizer.step(gradient, [bool(there) for there in entry.present], entry.order.groups)
+        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+            name = self.terms.layout.optimizer
+            reason = f"{name} failed at clock {entry.clock}: {type(error).__name__}: {error}"
+            raise Refusal(reason, "change its settings, or run it on the workers: sync.update: worker") from error
+
+    def _entry(self, head: bytes) -> Entry:
+        try:
+            entry = _ENTRY.decode(head)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"shard {self.shard.index}: no entry: {error}") from error
+        if len(entry.present) != len(self.held):
+            raise ProtocolError(f"shard {self.shard.index}: an entry for {len(entry.present)} pieces")
+        return entry
+
+    # ---- copies ---------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> list[Copied]:
+        """Copy parameters and optimizer state as a checkpoint has them."""
+        assert self._optimizer is not None, "workers save what they step"
+        return copy_shard(self.terms.layout, self.held, self.values, self._optimizer)
+
+    def snapshot(self) -> tuple[bytes, list[memoryview]]:
+        """Copy all of the state; returns a head and the bytes."""
+        tensors = [(_Tensor(-1, "", self.shard.dtype, self.values.numel()), self.values.clone())]
+        for index in range(len(self.held)) if self._optimizer is not None else ():
+            assert self._optimizer is not None
+            for key, tensor in self._optimizer.state(index).items():
+                flat = tensor.detach().clone().reshape(-1)
+                tensors.append((_Tensor(index, key, dtype_name(flat), flat.numel()), flat))
+        head = _Head(self.present, dict(self.applied), [info for info, _ in tensors])
+        return _encode(head), [bytes_view(tensor) for _, tensor in tensors if tensor.numel()]
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a copy of the state may take at most."""
+        return 2 * STATES * (self.nbytes + 8 * len(self.held)) + 64
+
+    def restore(self, version: int, head: bytes, data: memoryview) -> None:
+        """Become what another's `snapshot` was.
+
+        Raises:
+            ProtocolError: it is no copy of this shard.
+        """
+        try:
+            found = _HEAD.decode(head)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"shard {self.shard.index}: no copy: {error}") from error
+        sizes = [one.count * torch_dtype(one.dtype).itemsize for one in found.tensors]
+        if not sizes or sum(sizes) != len(data) or found.tensors[0].count != self.values.numel():
+            raise ProtocolError(f"shard {self.shard.index}: a copy of {len(data)} bytes that is another shard's")
+        self.values = torch.empty_like(self.values)
+        if self._optimizer is not None:
+            self._optimizer = PieceOptimizer(self.terms.layout, self.held, self.values)
+        states: dict[int, dict[str, torch.Tensor]] = {}
+        offset = 0
+        for info, size in zip(found.tensors, sizes, strict=True):
+            tensor = torch.empty(info.count, dtype=torch_dtype(info.dtype))
+            bytes_view(tensor)[:] = data[offset : offset + size]
+            offset += size
+            if info.piece < 0:
+                self.values.copy_(tensor)
+            else:
+                states.setdefault(info.piece, {})[info.key] = tensor.reshape(()) if info.key in SCALARS else tensor
+        if self._optimizer is not None:
+            for index, state in states.items():
+                self._optimizer.restore(index, state)
+        self.version, self.present, self.applied = version, found.present, found.applied

@@ -1,0 +1,197 @@
+"""Which gradient a shard can apply next: the joint mean of a clock (bsp, ssp), or one worker's push (asp).
+
+Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
+
+    push of rank r   staged in a buffer of its own until whole
+    sum              ranks join in rank order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
+                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival
+    mean             the sum divided by the sum of weights
+
+A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
+are asked again. asp (`Alone`): a rank's push is ready when it is whole and its order is in; the oldest first. When a
+checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are applied, so that
+the checkpoint holds the same clocks of everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from psctl.store.intake import Handed, Intake, Ready, Staged
+from psctl.store.ledger import Membership
+from psctl.store.pieces import bytes_view
+from psctl.store.state import ShardState
+
+NEAR = 1e-9
+"""Relative; a sum of weights as near to the number of workers as this differs by rounding only."""
+
+
+class Joint(Intake):
+    """bsp and ssp: one step a clock, when every member's push of it is in."""
+
+    def __init__(self, state: ShardState, membership: Membership) -> None:
+        super().__init__(state, membership)
+        self._no_sum()
+
+    def _no_sum(self) -> None:
+        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of its ranks
+        self._next = 0
+        self._weight = 0.0
+        self._joint = bytes(len(self._state.held))
+        self._divided = False
+
+    def _done(self, rank: int) -> int:
+        return (self._state.terms.base if self._state.version is None else self._state.version) - 1
+
+    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+        if self._state.version is None:
+            return None
+        clock = self._state.version
+        ranks = self.membership.at(clock)
+        while self._next < len(ranks):
+            staged = self._staged.get((clock, ranks[self._next]))
+            if staged is None or not staged.whole:
+                return None
+            del self._staged[clock, ranks[self._next]]
+            self._add(staged)
+            self._next += 1
+        assert self._sum is not None, "a clock has at least one member"
+        if not self._divided:
+            world = self._state.terms.world
+            near = self._weight == 0 or abs(self._weight - world) <= NEAR * world
+            self._sum.div_(world if near else self._weight)
+            self._divided = True
+        return self._sum, self._joint
+
+    def _add(self, staged: Staged) -> None:
+        """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
+        held = self._state.held
+        self._weight += staged.weight
+        if staged.weight != 1.0:
+            staged.buffer.mul_(staged.weight)
+        if self._sum is None:
+            self._sum = staged.buffer
+            for piece, there in zip(held, staged.present, strict=True):
+                if not there:
+                    self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
+            self._joint = staged.present
+            return
+        if all(staged.present):
+            self._sum.add_(staged.buffer)
+        else:
+            for piece, there in zip(held, staged.present, strict=True):
+                if there:
+                    where = (0, piece.at.start, len(piece.at))
+                    self._sum.narrow(*where).add_(staged.buffer.narrow(*where))
+        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+        self._state.give(staged.buffer)
+
+    def ready(self) -> Ready | None:
+        found = self.mean()
+        if found is None or self._state.version is None:
+            return None
+        clock = self._state.version
+        order = self._orders.pop((clock, -1), None)
+        if order is None:
+            return None
+        ready = Ready(clock, order, found[1], self.membership.at(clock), found[0])
+        self._no_sum()
+        return ready
+
+    def cut(self, rank: int, clock: int) -> bool:
+        now = self._state.version
+        self.drop_after(rank, clock)
+        if now is None or now <= clock or rank not in self.membership.at(now)[: self._next]:
+            return False
+        self._undo(now)
+        return True
+
+    def changed(self, membership: Membership) -> bool:
+        """Take over who takes part; tell whether all must push the clock under way again."""
+        now = self._state.version
+        before, self.membership = self.membership, membership
+        if now is None or self._next == 0 or before.at(now)[: self._next] == membership.at(now)[: self._next]:
+            return False
+        self._undo(now)
+        return True
+
+    def _undo(self, clock: int) -> None:
+        """Discard the sum and what is staged of its clock: who pushed it still has it."""
+        assert self._sum is not None, "something was summed"
+        self._state.give(self._sum)
+        self._no_sum()
+        for one in {*self.membership.everyone, *self.taken}:
+            if self.clock_of(one) >= clock:
+                self.drop_after(one, clock - 1)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._sum is not None:
+            self._state.give(self._sum)
+        self._no_sum()
+
+    def _with_sum(self, handed: Handed) -> Handed:
+        if self._sum is None:
+            return handed
+        under_way = {"summed": self._next, "weight": self._weight, "joint": self._joint, "divided": self._divided}
+        return msgspec.structs.replace(handed, **under_way)
+
+    def _sum_bytes(self) -> list[memoryview]:
+        return [bytes_view(self._sum)] if self._sum is not None else []
+
+    def _take_sum(self, handed: Handed, data: memoryview) -> None:
+        self._sum = self._state.take()
+        bytes_view(self._sum)[:] = data
+        self._next, self._weight, self._joint = handed.summed, handed.weight, handed.joint
+        self._divided = handed.divided
+
+
+class Alone(Intake):
+    """asp: one step a push."""
+
+    def _done(self, rank: int) -> int:
+        return self.applied_of(rank)
+
+    def ready(self) -> Ready | None:
+        held_from = min(self.saves, default=None)
+        for (clock, rank), staged in self._staged.items():
+            order = self._orders.get((clock, rank))
+            if not staged.whole or order is None or (held_from is not None and clock >= held_from):
+                continue
+            if clock != self._done(rank) + 1:
+                continue
+            del self._staged[clock, rank], self._orders[clock, rank]
+            for piece, there in zip(self._state.held, staged.present, strict=True):
+                if not there:
+                    staged.buffer.narrow(0, piece.at.start, len(piece.at)).zero_()
+            return Ready(clock, order, staged.present, (rank,), staged.buffer)
+        return None
+
+    def cut(self, rank: int, clock: int) -> bool:
+        self.drop_after(rank, self._done(rank))
+        return False
+
+    def missing(self, needed: int) -> list[int]:
+        return []
+
+
+def intake(state: ShardState, membership: Membership) -> Intake:
+    """Return the way that the job's consistency asks for."""
+    return Alone(state, membership) if state.terms.staleness is None else Joint(state, membership)
+
+
+def square(gradient: torch.Tensor) -> float:
+    """Return the square of the 2-norm, summed in float64."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return float(real.to(torch.float64).square().sum())
+
+
+def squares(state: ShardState, mean: torch.Tensor, present: Sequence[int]) -> list[float | None]:
+    """Return the square of each piece's norm; None where nobody had a gradient."""
+    return [
+        square(mean.narrow(0, piece.at.start, len(piece.at))) if there else None
+        for piece, there in zip(state.held, present, strict=True)
+    ]
