@@ -68,6 +68,8 @@ def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
     hosts = [agent.rank for agent in job.agents if job.order.hosts[agent.rank].may_serve]
     if not hosts and message.servers > _servers(job):
         return "no host of the job may hold another server", f"roles: [server] on one of them; {INSTEAD}"
+    if message.servers < 1 + max((member.rank for member in job.tables.holders), default=-1):
+        return "servers that are to go hold stores (run.store()), which have no copy elsewhere", "keep them"
     if job.holdings is None or not job.holdings.settled or any(not rank.ready for rank in job.live("server")):
         return "servers are coming or going already", "try again when they have: psctl attach {job}"
     return "", ""

@@ -262,8 +262,8 @@ class Store(StoreEnd):
         with self._changed:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
-            self._send(self._mind.advance(self._place(), self._own_ticket()))
-            what = f"clock {self._mind.clock}"
+            self._send(self._mind.advance(self._place(), ticket := self._own_ticket()))
+            self._wait_internal(what := f"clock {self._mind.clock}", ticket)
             self._wait_until(what, lambda: not self._mind.behind(), self._mind.behind)
             done = self._mind.clock
         self._call_back()
@@ -302,7 +302,7 @@ class Store(StoreEnd):
             ticket.wait()
 
     def close(self, *, failed: bool = False) -> None:
-        """Take leave: what was pushed arrives, nobody waits for this worker's clocks. The run's end does it too.
+        """Take leave (the run's end does): what was pushed arrives, nobody waits for this worker's clocks any more.
 
         Args:
             failed: without waiting for servers.
@@ -335,7 +335,7 @@ class Store(StoreEnd):
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(words, callback)
-        changes = self._mind.push(parts, ticket.number, what)
+        changes = self._mind.push(parts, ticket.number, what, self._place())
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._go_on()
         return ticket

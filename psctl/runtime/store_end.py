@@ -65,6 +65,8 @@ class StoreEnd:
         self._callbacks: list[Callable[[], Any]] = []
         self._closed = False
         links.open(spec.name, self)
+        with self._changed:
+            self._wait_until(f"store {spec.name!r}", lambda: self._mind.opened, lambda: set(self._mind.servers))
 
     def _send_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:

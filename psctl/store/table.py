@@ -123,6 +123,15 @@ class Opened:
         """Clocks that all of the group have finished, in all shards here."""
         return min((shard.clock for shard in self.shards.values()), default=0)
 
+    def told(self, worker: int) -> Advanced:
+        """Return how far all are, and how far this worker is."""
+        own = min((shard.clocks.get(worker, 0) for shard in self.shards.values()), default=0)
+        return Advanced(self.spec.name, self.clock, own, self.last(worker))
+
+    def last(self, worker: int) -> int:
+        """Return the sequence of a worker's last update."""
+        return max((shard.sequences.get(worker, -1) for shard in self.shards.values()), default=-1)
+
 
 class TableMind:
     """All tables of one server.
@@ -185,7 +194,7 @@ class TableMind:
             return [Send(worker, Refused(message.store.name, why, "give run.store() the same on every rank"))]
         opened.members[worker] = Member(message.session)
         opened.waiting = [waiting for waiting in opened.waiting if waiting[0] != worker]
-        return [Send(worker, opened.refused or Advanced(message.store.name, opened.clock))]
+        return [Send(worker, opened.refused or opened.told(worker))]
 
     def _refuse(self, opened: Opened, reason: str, hint: str) -> list[Send]:
         opened.refused = Refused(opened.spec.name, reason, hint)
@@ -244,7 +253,8 @@ class TableMind:
         before = opened.clock
         for shard in opened.shards.values():
             shard.apply(Entry(worker, message.sequence, message.clock, []))
-        sends = [Send(worker, Done(message.store, message.sequence))]
+        told = msgspec.structs.replace(opened.told(worker), clock=before)
+        sends = [Send(worker, told), Send(worker, Done(message.store, message.sequence))]
         if opened.clock == before:
             return sends
         for rank, member in sorted(opened.members.items()):
@@ -283,8 +293,7 @@ class TableMind:
             if opened.spec.eager:
                 self._noted(member, asked, table, slots[there])
         payload = pack(arrays)
-        sequence = max((shard.sequences.get(worker, -1) for shard in opened.shards.values()), default=-1)
-        fetched = Fetched(message.store, message.ticket, opened.clock, sequence, given, len(payload))
+        fetched = Fetched(message.store, message.ticket, opened.clock, opened.last(worker), given, len(payload))
         return Send(worker, fetched, payload)
 
     def _noted(self, member: Member, asked: Asked, table: Table, slots: Keys) -> None:
@@ -316,8 +325,7 @@ class TableMind:
                 arrays += [keys, there.view(np.uint8), *lanes_arrays(lanes)]
         if given:
             payload = pack(arrays)
-            sequence = max(shard.sequences.get(worker, -1) for shard in opened.shards.values())
-            fetched = Fetched(opened.spec.name, -1, opened.clock, sequence, given, len(payload))
+            fetched = Fetched(opened.spec.name, -1, opened.clock, opened.last(worker), given, len(payload))
             yield Send(worker, fetched, payload)
 
     def _shard(self, opened: Opened, index: int) -> TableShard:

@@ -109,6 +109,8 @@ def overlay(kind: Kind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[O
     """
     copied = False
     for own in owns:
+        if not len(own.keys):
+            continue
         at = np.searchsorted(own.keys, keys)
         at[at == len(own.keys)] = 0
         mine = own.keys[at] == keys

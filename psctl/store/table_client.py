@@ -19,6 +19,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
+from psctl.store.rows import shard_of
 from psctl.store.table_cache import Cache, Own, overlay
 from psctl.store.table_calls import Change, Out, Piece, Place, Read, Scan, Voice, Want, chunks, pieces, scanned
 from psctl.store.table_messages import (
@@ -79,6 +80,10 @@ class TableClient:
         self._sequence = -1
         self._voices = {server: Voice(spec, self.owners, server) for server in self.servers}
         self._heard = dict.fromkeys(self.servers, -1)
+        self._own = dict.fromkeys(self.servers, -1)
+        self._before = dict.fromkeys(self.servers, -1)  # what an earlier incarnation of this worker had done
+        self._unsent = 0
+        self._began = False
 
     # ---- tables --------------------------------------------------------------------------------------------------
 
@@ -102,20 +107,23 @@ class TableClient:
 
     # ---- updates -------------------------------------------------------------------------------------------------
 
-    def push(self, parts: Sequence[tuple[Kind, Route, Lanes]], ticket: int, what: str = "push") -> list[Change]:
+    def push(
+        self, parts: Sequence[tuple[Kind, Route, Lanes]], ticket: int, what: str = "push", place: int = 0
+    ) -> list[Change]:
         """Return what is to be given to `send`; the rows are visible to this worker from now on.
 
         Args:
             parts: tables, their keys, and a row for each of the route's unique keys.
             ticket: finished when all of it is done.
             what: "push", or "start": set rows that are not there.
+            place: as `send`'s.
         """
         changes = []
         for chunk in chunks(parts, self.routes):
             owns = []
             for kind, route, lanes in chunk:
                 if what == "push":
-                    own = Own(kind.spec.name, route.unique, lanes, self.clock)
+                    own = self._new(Own(kind.spec.name, route.unique, lanes, self.clock), place)
                     owns.append(own)
                     if kind.spec.name in self._caches:
                         self._caches[kind.spec.name].push(own)
@@ -123,7 +131,18 @@ class TableClient:
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
             changes.append(Change(ticket, self.clock, pieces(chunk, what), owns, size))
         self._outstanding[ticket] = len(changes)
+        self._unsent += len(changes)
         return changes
+
+    def _new(self, own: Own, place: int) -> Own:
+        """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
+        sequence = max(place << 32, self._sequence + self._unsent + 1)
+        done = [server for server, last in self._before.items() if sequence <= last]
+        if done:
+            holders = np.array(self.owners)[shard_of(own.table, own.keys, len(self.owners))]
+            new = ~np.isin(holders, done)
+            own.keys, own.lanes = own.keys[new], own.lanes.at(torch.from_numpy(new))
+        return own
 
     def call(
         self, kind: Kind, route: Route | None, function: str, arguments: dict[str, Any], ticket: int
@@ -141,6 +160,7 @@ class TableClient:
         if kind.spec.name in self._caches:
             self._caches[kind.spec.name].forget()
         self._outstanding[ticket] = 1
+        self._unsent += 1
         return [Change(ticket, self.clock, servers, [])]
 
     def send(self, change: Change, place: int) -> list[Out]:
@@ -149,6 +169,7 @@ class TableClient:
         Args:
             place: where the run is, a number that never falls; changes in one place are numbered from 0.
         """
+        self._unsent -= not change.advance
         change.sequence = self._sequence = max(place << 32, self._sequence + 1)
         for own in change.owns:
             own.sequence = change.sequence
@@ -242,6 +263,7 @@ class TableClient:
             case Fetched():
                 self._fetched(server, message, Reader(payload))
             case Advanced():
+                self._know(server, message)
                 self._heard[server] = max(self._heard[server], message.clock)
                 if self.spec.staleness == 0:
                     least = min(self._heard.values())
@@ -278,6 +300,19 @@ class TableClient:
             found |= set(self._reads[ticket].servers)
         return found | self._describes.get(ticket, ("", set()))[1]
 
+    @property
+    def opened(self) -> bool:
+        """Have all servers answered?"""
+        return self._began
+
+    def _know(self, server: int, message: Advanced) -> None:
+        """Begin where an earlier incarnation was; what it said of its clocks and is said again moves nothing."""
+        if self._own[server] < 0:
+            self._before[server] = message.sequence
+        self._own[server] = max(self._own[server], message.own)
+        if not self._began and min(self._own.values()) >= 0:
+            self.clock, self._began = max(self.clock, min(self._own.values())), True
+
     def _taken(self, server: int, sequence: int) -> None:
         change = self._changes.get(sequence)
         if change is None:
@@ -286,6 +321,8 @@ class TableClient:
         if not change.servers:
             del self._changes[sequence]
             self.kept -= change.bytes
+            if change.advance and not any(each.advance for each in self._changes.values()):
+                self.clock = min(self.clock, max(self._own.values()))
             self._done(change)
 
     def _done(self, change: Change) -> None:

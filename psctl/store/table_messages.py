@@ -207,10 +207,16 @@ class Described(Message, frozen=True):
 
 
 class Advanced(Message, frozen=True):
-    """All of the group have finished `clock` clocks, and their updates are in."""
+    """All of the group have finished `clock` clocks, and their updates are in.
+
+    Also the answer to Open and Advance; then `own` is how many the worker itself has finished, as the server knows, and
+    `sequence` its last update: a worker that took the place of another begins where that one was.
+    """
 
     store: str
     clock: int
+    own: int = -1
+    sequence: int = -1
 
 
 class KeysUnknown(Message, frozen=True):

@@ -57,6 +57,7 @@ class Kind:
         self._initial = functions.function(spec.initial) if isinstance(spec.initial, str) else None
         self.starts = spec.initial is not None or bool(spec.apply)
         """An absent row is something to a push, and not nothing."""
+        self.adds = spec.reduce == "sum" and not spec.apply
 
     def rows(self) -> Rows:
         """Return an empty table."""
@@ -139,6 +140,10 @@ class Table:
         if not there.all():
             slots[~there] = self.rows.add(keys[~there])
         at = torch.from_numpy(slots)
+        if there.all() and self.kind.adds:
+            self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: a third of the bytes that others move
+            self._stamp(slots)
+            return
         self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
         self._stamp(slots)
 

@@ -127,7 +127,7 @@ class World:
         values = torch.as_tensor(values, dtype=kind.dtype).reshape(len(route.unique), -1)
         index = None if index is None else torch.as_tensor(index).reshape(len(route.unique), -1)
         ticket = self.ticket()
-        for change in client.push([(kind, route, kind.reduction.lanes(values, index))], ticket, what):
+        for change in client.push([(kind, route, kind.reduction.lanes(values, index))], ticket, what, place):
             self.put(rank, client.send(change, place))
         return ticket
 

@@ -303,6 +303,29 @@ def test_a_replayed_step_of_a_new_incarnation_counts_once() -> None:
     assert world.pull(1, spec(), [1]).item() == 1111.0
 
 
+def test_a_worker_that_takes_the_place_of_another_is_in_its_clock() -> None:
+    world = World(workers=2, staleness=0)
+    for rank in range(2):
+        world.push(rank, spec(), [1], [1.0], place=1)
+        world.clock(rank, place=1)
+    world.run()
+    world.push(0, spec(), [1], [10.0], place=2)
+    world.clock(0, place=2)
+    world.run()
+    again = world.join(0)  # it dies in the step of place 2, whose clock has ended, and the step is done again
+    world.run()
+    assert again.clock == 2
+    world.push(0, spec(), [1], [10.0], place=2)
+    world.clock(0, place=2)
+    world.run()
+    assert again.clock == 2
+    world.push(1, spec(), [1], [100.0], place=2)
+    world.clock(1, place=2)
+    world.run()
+    assert [client.behind() for client in world.clients] == [set(), set()]
+    assert world.pull(0, spec(), [1]).item() == 112.0
+
+
 def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
     world = World(workers=2, servers=1, shards=1, staleness=0)
     for clock in range(3):
