@@ -224,7 +224,7 @@ class Search:
             return self._counted(strategy, options, size)
         schedule = catalog.build(name, ground.world, options)
         timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
-        if strategy == "hierarchical":  # levels load different links; where all meet on one, waiting is not hidden
+        if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs)
         timing = self._paced(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
@@ -304,7 +304,9 @@ class Search:
         transfers = 2 * world * world * max(1, 2 * len(rough.options.rings))
         most = min(MESSAGES / transfers, size / world / LEAST)
         fine = 1 << max(0, round(math.log2(max(1.0, size / world / FINE))))
-        wanted = sorted({*PHASES[strategy], *((fine, fine // 2 or 1) if strategy in OVERLAPPING else ())})
+        wanted = sorted(
+            {*PHASES[strategy], *((fine, fine // 2 or 1) if strategy in OVERLAPPING and self._uniform is None else ())}
+        )
         return [cut for cut in wanted if cut <= most or cut == 1]
 
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
