@@ -151,7 +151,8 @@ def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
     world.servers[0].stores["s"].members[0].lists.__init__()
     for _ in range(3):
         world.push(0, spec(), keys, torch.ones(1000))
-    assert world.pull(0, spec(), keys).flatten().tolist() == [5.0] * 1000
+        world.push(0, spec(), [5], [1.0])  # its key is told: it must not overtake
+    assert world.pull(0, spec(), keys).flatten().tolist() == [8.0 if key == 5 else 5.0 for key in range(1000)]
     assert world.clients[0].kept == 0
 
 
@@ -279,6 +280,20 @@ def test_the_fastest_waits_for_the_slowest_and_a_worker_that_left_for_nobody() -
     world.run()
     assert not world.clients[0].behind()
     assert world.clients[1].clock == FOREVER
+
+
+def test_a_server_answers_a_read_when_all_have_come_so_far() -> None:
+    world = World(workers=2, staleness=0)
+    world.push(1, spec(), [1], [1.0])
+    world.run()
+    world.clock(0)
+    read = world.begin(0, spec(), [1])  # without waiting in clock()
+    world.run()
+    assert not world.done(0, read)
+    world.clock(1)
+    world.run()
+    assert world.done(0, read)
+    assert result(read.wants[0])[1].values.item() == 1.0
 
 
 def test_only_the_groups_clocks_count() -> None:
