@@ -36,11 +36,13 @@ class Coordinator:
         self._peers: dict[Member, End] = {}
         self.events: list[Any] = []
         self.status = ""
+        self.losses = 0
         self.on_go: Callable[[], None] = lambda: None
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self.on_restart: Callable[[int], None] = lambda step: None
         self.disk = Disk()
         self._chains: list[list[int]] = []
+        self._handing: set[int] = set()
         self.mind = Mind(order(scenario), Address("10.0.0.1", 29500), GRACE, resume, 0.0, 1000.0)
         self.address = network.listen(process, self, AnyMessage, lambda member: self.mind.expects(member) or None)
         self._carry_out(self.mind.start(0.0))
@@ -55,8 +57,8 @@ class Coordinator:
         return self.status != ""
 
     def chains(self) -> list[list[int]]:
-        """Return the newest assignment's chains."""
-        return self._chains
+        """Return the newest assignment's chains, empty where a hand-over is under way."""
+        return [[] if shard in self._handing else chain for shard, chain in enumerate(self._chains)]
 
     # ---- the handler -----------------------------------------------------------------------------------------------
 
@@ -74,6 +76,8 @@ class Coordinator:
                 return
             case messages.SaveBegin():
                 self.disk.begin(peer.member, message)
+            case messages.HandedOver(shard=shard):
+                self._handing.discard(shard)
             case messages.LoadWanted(ticket=ticket, slices=slices):
                 for index, wanted in enumerate(slices):
                     peer.send(messages.LoadPart(ticket, index, 0), self.disk.read(wanted))
@@ -104,6 +108,7 @@ class Coordinator:
         match instruction:
             case instructions.Append(event=event):
                 self.events.append(event)
+                self.losses += isinstance(event, events.WorkerLost | events.ServerLost)
                 self._world.say(lambda: f"event: {event}")
             case instructions.Tell(member=member, message=message):
                 self._tell(member, message)
@@ -111,8 +116,8 @@ class Coordinator:
                 one = instruction
                 start = StartProcess(one.member, one.world, one.local_rank, one.environment, "", "", "")
                 self._tell(Member("agent", one.host), start)
-            case instructions.MakePlan(hosts=hosts):
-                able = [index for index, host in enumerate(hosts) if host.may_serve]
+            case instructions.MakePlan(order=now):
+                able = [index for index, host in enumerate(now.hosts) if host.may_serve]
                 servers = [host if host in able else able[0] for host in self._scenario.servers]
                 event = events.Planned(
                     time=0, size=8, world=1, chosen="ps", reason="asked", decided=True, candidates=[]
@@ -144,7 +149,10 @@ class Coordinator:
         if isinstance(message, messages.Go):
             self.on_go()
         if isinstance(message, messages.Decision | messages.Reassign):
-            self._chains = message.assignment.chains
+            chains = message.assignment.chains
+            moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
+            self._handing |= {shard for shard, one in enumerate(moved) if one}
+            self._chains = chains
         if isinstance(message, messages.Welcome) and message.resume is not None and not message.resume.checkpoint:
             self.on_cut(member.rank, message.resume.step - 1)
         peer = self._peers.get(member)

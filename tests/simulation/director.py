@@ -326,6 +326,11 @@ class Director:
             return
         last = min(clocks.values())
         newest = max(version for one in held for version in one.versions.values())
+        alone = len({rank for (role, rank) in self.newest if role == "worker"} - self._done) == 1
+        if alone and self._scenario.staleness is not None:
+            last = newest - 1  # nobody else will order what is not applied: it is done again
+        if gone.rank == 0:  # who joins needs what rank 0 left beside at its first clock
+            last = min(last, max(one.aside for one in held) - 1)
         if self._scenario.staleness is not None and newest > last + 1:
             self.status = "inconsistent"
             return

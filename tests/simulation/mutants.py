@@ -19,7 +19,6 @@ from psctl.store.client import ClientMind
 from psctl.store.intake import Handed
 from psctl.store.server import ServerMind
 from psctl.store.shard import ShardMind
-from psctl.store.state import Terms
 from psctl.store.sums import Joint
 
 from .play import Outcome, play
@@ -49,14 +48,14 @@ def _as_next(method: Any) -> Any:
     return mutant
 
 
-def _never_busy(method: Any) -> Any:
-    """A send buffer is given out again whether its pushes are acknowledged or not."""
-    return lambda self, clock: set()
-
-
 def _one_buffer(method: Any) -> Any:
     """All clocks' gradients leave out of one buffer."""
-    return property(lambda self: 1)
+
+    def mutant(self: ClientMind, *args: Any, **more: Any) -> None:
+        method(self, *args, **more)
+        self._send = [self._send[0]] * len(self._send)
+
+    return mutant
 
 
 def _at_once(method: Any) -> Any:
@@ -104,10 +103,7 @@ MUTANTS = (
     Mutant("stale promotion", ((Holdings, "lost", _anyone_promoted),)),
     Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),)),
     Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),)),
-    Mutant(
-        "gradient overwritten before its acknowledgement",
-        ((Terms, "buffers", _one_buffer), (ClientMind, "unacknowledged", _never_busy)),
-    ),
+    Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),)),
 )
 
 

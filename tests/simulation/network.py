@@ -76,6 +76,7 @@ class End:
         self.other: End
         self.member: Member
         self.handler: Handler
+        self.failed: Callable[[str], None] = lambda why: None
         self.open = True
         self.until = float("inf")  # what arrives later is lost
         self._joined = self._held = self._busy = self._pumping = False
@@ -226,7 +227,9 @@ class End:
             self._connection.snap(self._connection.network.notice())
         if self.owner.alive:
             self._world.say(lambda: f"{self.owner} loses {self.other.owner}: {why}")
-            if self._joined:
+            if not self._joined:
+                _tell(self.owner, self.failed, why)  # the dial came to nothing
+            else:
                 self.handler.lost(self, PeerLost(f"{self.other.owner.member}: {why}", where=str(self.other.owner)))
                 self.owner.poke()
 
@@ -294,7 +297,7 @@ class Network:
         connection = Connection(self, kinds, owner, target)
         self.connections.append(connection)
         ours, there = connection.ends
-        ours.handler, there.handler = handler, theirs
+        ours.handler, there.handler, ours.failed = handler, theirs, failed
         ours.member, there.member = target.member, owner.member
         self.world.after(self.latency(), ours.joins)
         self.world.after(self.latency(), there.joins)

@@ -147,6 +147,11 @@ class Oracle:
         self._consumed = {one for one in self._consumed if one[0] != rank or one[1] <= clock}
         self._consumed |= {(rank, each) for each in range(clock + 1)}
 
+    def aside(self, rank: int, clock: int, data: bytes) -> None:
+        """A worker that joins in mid-run takes what rank 0 left beside."""
+        if data != b"aside of %d" % clock:
+            raise Broken("aside", f"worker/{rank} is given {data!r} for clock {clock}")
+
     def finished(self, rank: int, steps: int) -> None:
         """A worker's script reached its end."""
         self._steps[rank] = steps

@@ -108,11 +108,11 @@ class Play:
         """The run ended without its result: was that promised?"""
         one = self.coordinator
         promised = ("no replica is left", "ended before it began", "a worker cannot be replaced")
-        if isinstance(one, Director) and (status in promised or (status == "inconsistent" and one.deaths)):
-            return
-        if isinstance(one, Coordinator) and self._killed > LOSSES and status == "failed":
+        if isinstance(one, Director) and (status in promised or status == "inconsistent"):
             return
         failure = getattr(one.events[-1], "failure", None) if one.events else None
+        if isinstance(one, Coordinator) and one.losses > LOSSES and 2 * self._killed > LOSSES:
+            return
         raise Broken("ends", f"the job ended as {status}: {failure['exception'] if failure else ''}")
 
     @property
@@ -204,7 +204,7 @@ def judged(seed: int, run: Callable[[], None]) -> Outcome:
     except Broken as broken:
         outcome.broken, outcome.text = broken.invariant, str(broken)
     except AssertionError as error:
-        outcome.broken, outcome.text = "assertion", "".join(traceback.format_exception(error)[-3:])
+        outcome.broken, outcome.text = "assertion", "".join(traceback.format_exception(error)[-2:])
     except Exception as error:  # noqa: BLE001  the product's own crash is a finding like any other
         outcome.broken, outcome.text = "exception", "".join(traceback.format_exception(error)[-4:])
     return outcome

@@ -126,7 +126,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(seed * 2654435761 % (1 << 61))
     hosts = chance.choice((1, 2, 2, 3, 4))
     workers = tuple(sorted(chance.randrange(hosts) for _ in range(chance.choice((1, 2, 2, 2, 3, 4)))))
-    servers = tuple(chance.randrange(hosts) for _ in range(chance.choice((1, 1, 2, 2, 3))))
+    servers = tuple(chance.randrange(hosts) for _ in range(chance.choice((1, 2, 2, 3, 3))))
     update = chance.choice(("server", "server", "server", "worker"))
     directed = chance.random() < 0.5
     staleness = chance.choice((0, 0, 0, 1, 1, 2, None)) if update == "server" else 0

@@ -34,7 +34,7 @@ class Server:
         self._coordinator: End | None = None
         self._welcome: say.Welcome | None = None
         self._decision: say.Decision | None = None
-        self._assignment: Assignment | None = None
+        self._early: list[Any] = []
         self._loadings: list[tuple[Loading, int]] = []
         self._loaded = False
         self._address = network.listen(process, self.desk, Kinds, self.desk.allow)
@@ -54,7 +54,10 @@ class Server:
         restored = decision.resume is not None and decision.update == "server"
         self.mind = ServerMind(terms, decision.shards, self.process.member.rank, restored=restored)
         self.desk.open()
-        self._told(self._assignment or decision.assignment)
+        self._told(decision.assignment)
+        for message in self._early:
+            self._member(message)
+        self._early.clear()
         if restored and decision.resume is not None:
             yield from self._load(self.mind, by_parameter(decision.resume.tensors))
 
@@ -84,6 +87,18 @@ class Server:
         self.links.assigned(assignment.servers)
         self.desk.assigned(assignment)
 
+    def _member(self, message: Any) -> None:
+        """Do what the coordinator says of who takes part."""
+        match message:
+            case say.Reassign(assignment=assignment):
+                self._told(assignment)
+            case say.WorkerGone(rank=rank, incarnation=incarnation):
+                self.desk.gone(rank, incarnation)
+            case say.CountUntil(rank=rank, clock=clock):
+                self.desk.follow(self._mind.count_until(rank, clock))
+            case say.Members(clock=clock, ranks=ranks):
+                self.desk.follow(self._mind.members(clock, ranks))
+
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
     def joined(self, peer: End) -> None:
@@ -103,16 +118,11 @@ class Server:
                 self._welcome = message
             case say.Decision():
                 self._decision = message
-            case say.Reassign(assignment=assignment) if self.mind is None:
-                self._assignment = assignment
-            case say.Reassign(assignment=assignment):
-                self._told(assignment)
-            case say.WorkerGone(rank=rank, incarnation=incarnation):
-                self.desk.gone(rank, incarnation)
-            case say.CountUntil(rank=rank, clock=clock):
-                self.desk.follow(self._mind.count_until(rank, clock))
-            case say.Members(clock=clock, ranks=ranks):
-                self.desk.follow(self._mind.members(clock, ranks))
+            case say.Reassign() | say.WorkerGone() | say.CountUntil() | say.Members():
+                if self.mind is None:
+                    self._early.append(message)  # it waits for the decision
+                else:
+                    self._member(message)
             case say.Leave():
                 self.process.end(0)
             case _:

@@ -91,9 +91,11 @@ class Worker:
         yield from self._start(self._decision)
         self._tell(say.Ready())
         yield Until("go", lambda: self._go)
+        self._leave_aside()
         for clock in range(self.step, self._scenario.spec.steps):
             yield from self._clock(clock)
             self.step = clock + 1
+            self._leave_aside()
             self._tell(say.Beat(self.step, "compute"))
         yield from self._last()
         self._oracle.finished(self._rank, self.step)
@@ -132,6 +134,8 @@ class Worker:
             self._send(self.mind.begin({self._scenario.spec.dtype: self._script.initial}))
         self._pull(base)
         yield from self._wait(base)
+        if decision.resume is not None and not decision.resume.checkpoint:
+            yield from self._take_aside(base)
 
     def _clock(self, clock: int) -> Task:
         mind, spec = self._mind, self._scenario.spec
@@ -180,6 +184,19 @@ class Worker:
         for index, (start, size) in enumerate(zip(self._script.starts, self._script.sizes, strict=True)):
             self._parameters[index].grad = mean[start : start + size] if there[index] else None
         self._optimizer.step()
+
+    def _leave_aside(self) -> None:
+        """What rank 0 alone keeps goes beside, as it is at the start of the next clock."""
+        if self._rank == 0:
+            self._send(self._mind.aside(self.step, memoryview(b"aside of %d" % self.step)))
+
+    def _take_aside(self, clock: int) -> Task:
+        """As who joins in mid-run: take over what rank 0 left with the servers."""
+        mind = self._mind
+        self._send(mind.ask_aside(clock))
+        yield Until(f"the state at clock {clock}", lambda: mind.aside_of(clock) is not None, self.links.away)
+        found = mind.aside_of(clock)
+        self._oracle.aside(self._rank, clock, bytes(found or b""))
 
     def _norms(self, clock: int) -> Task:
         mind = self._mind
