@@ -1,4 +1,4 @@
-"""psctl scale: promised, not built yet."""
+"""psctl scale: more or fewer processes for a running job."""
 
 from __future__ import annotations
 
@@ -6,18 +6,42 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli.context import Context
+
 
 def scale(
-    job: Annotated[str | None, typer.Argument(help="A running job.")] = None,
-    workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers.")] = None,
-    servers: Annotated[str | None, typer.Option("--servers", metavar="M", help="Number of servers.")] = None,
+    context: typer.Context,
+    job: Annotated[str | None, typer.Argument(help="A running job; nothing: the newest.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
+    servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
 ) -> None:
-    """Change a running job's number of workers and servers (not in this version)."""
-    from psctl.errors import NotInThisVersion
+    """Change the number of workers and servers of a job that runs under ps."""
+    import msgspec
 
-    raise NotInThisVersion(
-        "psctl scale", hint="psctl stop JOB --save, then psctl checkpoint restore JOB@latest --workers N --servers M"
-    )
+    from psctl.errors import NoSuchJob, UsageError
+    from psctl.launch.scale import scale as ask
+    from psctl.view.tables import draw_fields
+    from psctl.words import HostName
+
+    own: Context = context.obj
+    if workers is None and servers is None:
+        raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
+    record = own.home.job(job)
+    if record.over:
+        raise NoSuchJob(
+            f"{record.job} runs no more", hint=f"psctl checkpoint restore {record.job}@latest", where=record.job
+        )
+    head = HostName(record.head.name)
+    with own.connect(own.cluster_of(record), [head]) as fleet:
+        if head in fleet.failed:
+            raise fleet.failed[head]
+        done = ask(fleet.shells[head], record, workers, servers)
+    lines = {
+        name: str(counts.after) if counts.before == counts.after else f"{counts.before} -> {counts.after}"
+        for name, counts in (("workers", done.workers), ("servers", done.servers))
+    }
+    own.result(msgspec.to_builtins(done), lambda console, _: draw_fields(console, {"job": done.job, **lines}))
+    own.tell(f"watch it: psctl attach {record.job}")
 
 
 VERB = scale

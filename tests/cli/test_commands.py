@@ -112,15 +112,9 @@ def test_usage_errors_are_documents_too(
         assert error["hint"].startswith("psctl")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["scale", "digits-1", "--workers", "4"],
-    ],
-)  # fmt: skip
-def test_what_is_not_built_is_refused(tmp_path: Path, words: list[str]) -> None:
-    assert "not in this version" in psctl(tmp_path, *words, code=2).stderr
-    assert "not in this version" in error_of(psctl(tmp_path, *words, "-o", "json", code=2))["message"]
+def test_scale_asks_for_something_and_for_a_running_job(tmp_path: Path) -> None:
+    assert "nothing is asked for" in psctl(tmp_path, "scale", code=2).stderr
+    assert error_of(psctl(tmp_path, "scale", "digits", "--servers", "2", "-o", "json", code=6))["code"] == "no-such-job"
 
 
 def test_an_error_is_one_line_and_a_line_that_says_what_to_do(tmp_path: Path) -> None:
