@@ -169,7 +169,9 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
     """A server listens, or a worker has its start values."""
     if job.leaving:
         return
-    first, rank.ready, rank.address = not rank.ready, True, message.address
+    if rank.ready or (rank.member.role == "server" and message.address is None):
+        return  # it says so once, a server with where it listens
+    rank.ready, rank.address = True, message.address
     if rank.member.role == "server" and job.holdings is None and "decided" in job.first:
         return  # it holds tables alone
     if job.training:
@@ -177,7 +179,7 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
         return
     if rank.member.role == "server":
         _shards(job)
-    elif first and "decided" in job.first and job.reaches("ready"):
+    elif "decided" in job.first and job.reaches("ready"):
         _go(job)
 
 
