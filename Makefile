@@ -40,6 +40,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
+	$(BIN)/python bench/failover.py
 	$(BIN)/python bench/staleness.py
 	$(BIN)/python bench/staleness.py --real
 

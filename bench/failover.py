@@ -26,8 +26,9 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "bench" / "failover_job" / "job.yaml"
 PSCTL = (sys.executable, "-m", "psctl")
-SETTLE = 3.0
-"""Seconds between the moment when all servers run and the next kill: what is lost is copied again meanwhile."""
+SETTLE = 7.0
+"""Seconds between the start of the last server and the next kill: it imports torch and is filled meanwhile. A kill that
+comes before takes a shard's only copy, and all start again from the last checkpoint."""
 
 
 def servers_of(home: str) -> dict[int, str]:
