@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from psctl.errors import ProtocolError
-from psctl.store.entries import Entries, copy_messages
+from psctl.store.entries import Copying, Entries, copy_messages
 from psctl.store.incoming import Incoming
 from psctl.store.machine import Replicated
 from psctl.store.messages import (
@@ -65,15 +65,24 @@ class Chain:
         up: tells whether there is a connection to a server.
         epoch: the newest assignment so far, in which this server had no part in the shard.
         window: entries that may be unacknowledged.
+        copying: shared by the server's shards.
     """
 
     def __init__(
-        self, shard: int, me: int, machine: Replicated, up: Callable[[int], bool], epoch: int = -1, window: int = 1
+        self,
+        shard: int,
+        me: int,
+        machine: Replicated,
+        up: Callable[[int], bool],
+        epoch: int = -1,
+        window: int = 1,
+        copying: Copying | None = None,
     ) -> None:
         self.shard, self.me, self.epoch = shard, me, epoch
         self.role: Role = "none"
         self.followers: dict[int, Follower] = {}
         self._machine, self._up, self._window = machine, up, window
+        self._copying = copying or Copying()
         self._chain: list[int] = []
         self._copies: list[int] = []
         self._former: int | None = None  # who led when this server did not
@@ -167,6 +176,8 @@ class Chain:
             self.followers[server] = known
         for server in self._copies if self.role == "primary" else ():
             self.followers[server] = before.get(server, Follower(False))
+        for server in before.keys() - self.followers.keys():
+            self._copying.end(self.shard, server)
 
     def _forget(self) -> None:
         self._log.clear()
@@ -185,6 +196,11 @@ class Chain:
         self._prune()
         return outputs
 
+    def fill(self) -> list[ChainOutput]:
+        """Begin copies that had to wait for others."""
+        waiting = [server for server, follower in self.followers.items() if not follower.filled]
+        return [output for server in waiting for output in self._bring(server, again=True)]
+
     def begun(self) -> list[ChainOutput]:
         """The machine has its first version: pass it on."""
         outputs: list[ChainOutput] = []
@@ -198,6 +214,7 @@ class Chain:
 
     def lost(self, server: int) -> None:
         """The connection to a server is gone. Who was being filled is filled anew, and holds nobody up until then."""
+        self._copying.end(self.shard, server)
         follower = self.followers.get(server)
         if follower is not None and not follower.counts:
             self.followers[server] = Follower(False)
@@ -213,6 +230,8 @@ class Chain:
         version = self._machine.version
         if follower is None or version is None or not self._up(server):
             return []
+        if not follower.filled and not self._copying.begin(self.shard, server, self._machine.limit):
+            return []  # `fill`
         if not follower.filled or (again and follower.copy) or self._strayed(follower):
             return self._copy(server, follower, version)
         outputs: list[ChainOutput] = []
@@ -342,6 +361,7 @@ class Chain:
         if follower.copy and follower.copy != message.copy:
             return self._bring(server, again=True) if message.missed else []
         follower.copy = ""
+        self._copying.end(self.shard, server)
         before, lacks = (follower.acked, follower.has), message.missed or follower.told < 0
         follower.acked, follower.has = max(follower.acked, message.version), message.has
         follower.told = max(follower.told, message.epoch)

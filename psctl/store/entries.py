@@ -53,6 +53,34 @@ class Entries:
         return outputs
 
 
+COPIED = 1 << 29
+"""Bytes that copies under way may take at most, by their upper bounds (a shard's is some five times its size)."""
+
+
+class Copying:
+    """How much one server copies to others at a time, over all of its shards: entries and answers must get through.
+
+    Args:
+        most: bytes; a copy that is larger goes alone.
+    """
+
+    def __init__(self, most: int = COPIED) -> None:
+        self._most = most
+        self._under_way: dict[tuple[int, int], int] = {}  # (shard, server) -> bytes
+
+    def begin(self, shard: int, server: int, size: int) -> bool:
+        """Tell whether a copy may begin; it counts until `end`."""
+        others = sum(size for key, size in list(self._under_way.items()) if key != (shard, server))
+        if others and others + size > self._most:
+            return False
+        self._under_way[shard, server] = size
+        return True
+
+    def end(self, shard: int, server: int) -> None:
+        """A copy has arrived, or will not."""
+        self._under_way.pop((shard, server), None)
+
+
 def copy_messages(server: int, shard: int, data: Sequence[memoryview]) -> list[ChainOutput]:
     """Return what follows a CopyBegin or HandOver."""
     outputs: list[ChainOutput] = []

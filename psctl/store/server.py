@@ -27,6 +27,7 @@ from functools import partial
 
 from psctl.errors import ProtocolError
 from psctl.store.asides import Asides
+from psctl.store.entries import Copying
 from psctl.store.gathering import Gathering
 from psctl.store.ledger import Ledger, Membership, Order, Refusal
 from psctl.store.messages import (
@@ -87,7 +88,7 @@ class ServerMind:
         self._aside_to: set[int] = set()  # servers that have all asides that are here
         self._workers: set[int] = set()  # connected
         self._servers: set[int] = set()
-        self._gathering = Gathering(terms.base)
+        self._gathering, self._copying = Gathering(terms.base), Copying()
         self._refused: Refused | None = None
 
     @property
@@ -339,13 +340,12 @@ class ServerMind:
         """
         if not 0 <= index < len(self._all):
             raise ProtocolError(f"{who} named shard {index}, of which there are {len(self._all)}", where=who)
-        found = self.shards.get(index)
-        if found is not None or not made:
-            return found
+        if index in self.shards or not made:
+            return self.shards.get(index)
         with self._guard(LEDGER):
             found = ShardMind(
                 self.terms, self._all[index], self._held[index], self.rank, self._servers.__contains__,
-                self._membership, self.epoch, restored=self._restored,
+                self._membership, self.epoch, self._copying, restored=self._restored,
             )  # fmt: skip
             self.shards = {**self.shards, index: self.shards.get(index, found)}
         return self.shards[index]

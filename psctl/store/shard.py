@@ -22,6 +22,7 @@ import msgspec
 
 from psctl.errors import ProtocolError
 from psctl.store.chain import Chain
+from psctl.store.entries import Copying
 from psctl.store.ledger import Membership, Order
 from psctl.store.machine import ShardMachine
 from psctl.store.messages import (
@@ -64,6 +65,7 @@ class ShardMind:
         up: tells whether there is a connection to a server.
         membership: which ranks take part.
         epoch: the newest assignment so far, in which this server had no part in the shard.
+        copying: shared by the server's shards.
         restored: start values come from a checkpoint (`loaded`), not from rank 0.
     """
 
@@ -76,6 +78,7 @@ class ShardMind:
         up: Callable[[int], bool] = lambda server: False,
         membership: Membership | None = None,
         epoch: int = -1,
+        copying: Copying | None = None,
         *,
         restored: bool = False,
     ) -> None:
@@ -83,7 +86,7 @@ class ShardMind:
         self.state = ShardState(terms, shard, held, self._being_read)
         self._terms, self._restored = terms, restored
         self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
-        self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch)
+        self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch, copying=copying)
         self._begun = 0  # bytes of start values
         self._landed: dict[int, int] = {}  # newest version that a rank said it holds
         self._sent: dict[int, int] = {}  # newest version that went out to a rank
@@ -235,6 +238,7 @@ class ShardMind:
         outputs: list[Output] = []
         if not self.leads or self.version is None:
             return outputs
+        outputs += self.chain.fill()
         while True:
             outputs += self._settle()
             outputs += self._answer_norms()

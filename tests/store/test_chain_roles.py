@@ -9,6 +9,7 @@ import pytest
 
 from psctl.errors import ProtocolError
 from psctl.store.asides import Asides
+from psctl.store.entries import Copying
 from psctl.store.ledger import Ledger, Membership
 from psctl.store.messages import PART, Aside, AsideIs, Step
 from psctl.store.roles import AFTER_HANDING, ROLES, Place, Role, place_of
@@ -25,6 +26,18 @@ def test_every_role_has_a_rule_for_every_place_and_only_who_led_hands_over():
 @pytest.mark.parametrize(("server", "place"), [(3, "head"), (4, "chain"), (5, "copy"), (6, "out")])
 def test_a_place_is_read_off_the_assignment(server, place):
     assert place_of(server, [3, 4], [5]) == place
+
+
+def test_copies_wait_for_one_another_and_the_largest_goes_alone():
+    copying = Copying(100)
+    assert copying.begin(0, 7, 60)
+    assert copying.begin(0, 7, 60)  # the same one, begun anew
+    assert not copying.begin(1, 7, 60)
+    assert copying.begin(2, 8, 40)
+    copying.end(0, 7)
+    assert not copying.begin(3, 7, 500)
+    copying.end(2, 8)
+    assert copying.begin(3, 7, 500)
 
 
 def give(asides: Asides, sender: str, clock: int, data: bytes) -> bool:
