@@ -91,6 +91,7 @@ class Chain:
         self._handed: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
         self._offered = False  # handing: HandOver was sent
         self._handing_since = -1  # the assignment that made the heir the first
+        self._asked: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
         self._sent = 0  # copies
         self._took = ""  # the last copy that was taken
 
@@ -160,6 +161,10 @@ class Chain:
         self._prune()
         for server in list(self.followers):
             outputs += self._bring(server, again=server not in known)
+        if self._asked is not None and self._asked[1] <= epoch:
+            if self.leads and self._asked[0] != self.me:
+                outputs.append(ToServer(self._asked[0], TookOver(self.shard, epoch)))
+            self._asked = None
         return outputs + self._tell_up() + self._hand()
 
     def _follow_anew(self) -> None:
@@ -181,8 +186,10 @@ class Chain:
 
     def _forget(self) -> None:
         self._log.clear()
-        self._incoming.drop()
-        self._handed = None
+        self._incoming.drop_older(self.epoch)
+        self._incoming.drop_copy(self.epoch)
+        if self._handed is not None and self._handed[1] < self.epoch:
+            self._handed = None
 
     # ---- down -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +293,10 @@ class Chain:
             case Forward() | ForwardPart():
                 return self._entry(message, size)
             case Ask():
-                return self._tell_up() if message.epoch <= self.epoch else []
+                if message.epoch <= self.epoch:
+                    return self._tell_up()
+                self._asked = (server, message.epoch)
+                return []
             case Forwarded():
                 return self._acked(server, message)
             case CopyBegin() | HandOver():

@@ -42,6 +42,11 @@ class Incoming:
         if self._entry is not None and self._entry.epoch < epoch:
             self.drop_entry()
 
+    def drop_copy(self, epoch: int) -> None:
+        """Forget the copy that comes in if an older assignment sent it."""
+        if self._copy is not None and self._copy.epoch < epoch:
+            self._copy, self._data = None, memoryview(b"")
+
     def is_open(self, message: Forward) -> bool:
         """Tell whether this entry comes in."""
         return self._entry == message
@@ -51,11 +56,6 @@ class Incoming:
         if message.size <= self._machine.limit:  # an honest one is not larger
             self._copy, self._source, self._copy_filled = message, server, 0
             self._data = memoryview(bytearray(message.size))
-
-    def drop(self) -> None:
-        """Forget all."""
-        self.drop_entry()
-        self._copy, self._data = None, memoryview(b"")
 
     def place(self, server: int, message: Between, size: int) -> memoryview | None:
         """Return where a payload goes; None when it is not wanted.
