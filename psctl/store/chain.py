@@ -372,7 +372,7 @@ class Chain:
             return self._bring(server, again=True) if message.missed else []
         follower.copy = ""
         self._copying.end(self.shard, server)
-        before, lacks = (follower.acked, follower.has), message.missed or follower.told < 0
+        before, lacks = (follower.acked, follower.has), message.missed or follower.told < message.epoch
         follower.acked, follower.has = max(follower.acked, message.version), message.has
         follower.told = max(follower.told, message.epoch)
         if self._strayed(follower):
