@@ -90,7 +90,9 @@ class Chain:
         self._incoming = Incoming(shard, machine)
         self._handed: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
         self._offered = False  # handing: HandOver was sent
+        self._given = False  # handing: all that was here was offered to this heir
         self._handing_since = -1  # the assignment that made the heir the first
+        self._later: dict[int, Forwarded] = {}  # acknowledgements by an assignment that is not known here yet
         self._asked: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
         self._sent = 0  # copies
         self._took = ""  # the last copy that was taken
@@ -146,7 +148,7 @@ class Chain:
         if self.role != "heir":
             self._former = self._chain[0] if self._chain else None
         if self._chain[:1] != [chain[0]]:
-            self._handing_since = epoch
+            self._handing_since, self._given = epoch, False
         self.epoch, self._chain, self._copies = epoch, list(chain), list(copies)
         witness = chain[0] if self.role in ("handing", "primary") else self._former
         lives = witness is not None and witness != self.me and alive(witness)
@@ -165,6 +167,8 @@ class Chain:
             if self.leads and self._asked[0] != self.me:
                 outputs.append(ToServer(self._asked[0], TookOver(self.shard, epoch)))
             self._asked = None
+        for server in [server for server, later in self._later.items() if later.epoch <= epoch]:
+            outputs += self._acked(server, self._later.pop(server))
         return outputs + self._tell_up() + self._hand()
 
     def _follow_anew(self) -> None:
@@ -366,6 +370,9 @@ class Chain:
 
     def _acked(self, server: int, message: Forwarded) -> list[ChainOutput]:
         follower = self.followers.get(server)
+        if message.epoch > self.epoch:
+            self._later[server] = message  # it is about a chain that is not known here yet
+            return []
         if follower is None or message.epoch < self.epoch or not follower.filled:
             return []
         if follower.copy and follower.copy != message.copy:
@@ -426,7 +433,7 @@ class Chain:
             return []
         if self._offered and again != self._chain[0]:
             return []
-        self._offered = True
+        self._offered = self._given = True
         head, data = self._machine.staged()
         version = self._machine.version
         assert version is not None, "it is settled"
@@ -453,7 +460,7 @@ class Chain:
     def _took_over(self, message: TookOver) -> list[ChainOutput]:
         if self.role != "handing" or message.epoch < self._handing_since:
             return []
-        if not self.settled:  # who leads began without what is only here
+        if not (self.settled or self._given):  # who leads began without what is only here
             self._machine.forget()
             self._log.clear()
         self.role = AFTER_HANDING[place_of(self.me, self._chain, self._copies)]
