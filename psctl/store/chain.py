@@ -280,7 +280,7 @@ class Chain:
             ProtocolError: it does not fit; nothing was changed.
         """
         if isinstance(message, Forward):
-            self._open(message)
+            self._open(server, message)
         return self._incoming.place(server, message, size)
 
     def received(self, server: int, message: Between, size: int) -> list[ChainOutput]:
@@ -295,7 +295,7 @@ class Chain:
             return [ToServer(server, TookOver(self.shard, message.epoch))]  # who would hand over need not
         match message:
             case Forward() | ForwardPart():
-                return self._entry(message, size)
+                return self._entry(server, message, size)
             case Ask():
                 if message.epoch <= self.epoch:
                     return self._tell_up()
@@ -323,24 +323,23 @@ class Chain:
             return True
         return epoch == self.epoch and self.role in ("copying", "member", "heir", "primary")
 
-    def _open(self, message: Forward) -> None:
-        """Begin an entry, if it is the next one and of no older epoch."""
-        self._incoming.drop_entry()
+    def _open(self, server: int, message: Forward) -> None:
+        """Begin an entry, if it is the next one and of no older epoch; else what comes in from others goes on."""
         if message.epoch < self.epoch or (message.epoch == self.epoch and self.role in ("none", "primary")):
             return
         if self.role == "handing":
             return  # what it has is the newest, or void
         if message.number == self._machine.version:
-            self._incoming.open_entry(message)
+            self._incoming.open_entry(server, message)
 
-    def _entry(self, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
+    def _entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
         if isinstance(message, Forward):
             if size == 0:
-                self._open(message)
-            if not self._incoming.is_open(message):
+                self._open(server, message)
+            if not self._incoming.is_open(server, message):
                 version = -1 if self._machine.version is None else self._machine.version
                 return self._tell_up(missed=message.number > version) if message.epoch >= self.epoch else []
-        whole = self._incoming.entry_filled(message, size)
+        whole = self._incoming.entry_filled(server, message, size)
         if whole is None:
             return []
         begin, payload = whole

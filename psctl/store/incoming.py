@@ -20,16 +20,17 @@ class Incoming:
         self._entry: Forward | None = None
         self._room = memoryview(b"")
         self._entry_filled = 0
+        self._sender = -1
         self._copy: CopyBegin | HandOver | None = None
         self._source = -1
         self._data = memoryview(b"")
         self._copy_filled = 0
 
-    def open_entry(self, message: Forward) -> None:
+    def open_entry(self, server: int, message: Forward) -> None:
         """Begin an entry."""
         self.drop_entry()
         self._room = self._machine.room(message.head, message.size)
-        self._entry, self._entry_filled = message, 0
+        self._entry, self._entry_filled, self._sender = message, 0, server
 
     def drop_entry(self) -> None:
         """Forget the entry that comes in."""
@@ -47,9 +48,9 @@ class Incoming:
         if self._copy is not None and self._copy.epoch < epoch:
             self._copy, self._data = None, memoryview(b"")
 
-    def is_open(self, message: Forward) -> bool:
-        """Tell whether this entry comes in."""
-        return self._entry == message
+    def is_open(self, server: int, message: Forward) -> bool:
+        """Tell whether this entry comes in, from that server."""
+        return self._entry == message and self._sender == server
 
     def open_copy(self, server: int, message: CopyBegin | HandOver) -> None:
         """Begin a copy, or what is handed over."""
@@ -64,7 +65,7 @@ class Incoming:
             ProtocolError: it does not fit; nothing was changed.
         """
         if isinstance(message, Forward | ForwardPart):
-            if self._entry is None or self._entry.number != message.number:
+            if self._entry is None or self._entry.number != message.number or self._sender != server:
                 return None
             offset = message.offset if isinstance(message, ForwardPart) else 0
             if offset < self._entry_filled:
@@ -82,11 +83,13 @@ class Incoming:
             raise ProtocolError(f"server/{server}, shard {self._shard}: {what}", where=f"server/{server}")
         return whole[offset : offset + size]
 
-    def entry_filled(self, message: Forward | ForwardPart, size: int) -> tuple[Forward, memoryview] | None:
+    def entry_filled(self, server: int, message: Forward | ForwardPart, size: int) -> tuple[Forward, memoryview] | None:
         """Count an entry's bytes in; return it once it is whole."""
         entry = self._entry
         offset = message.offset if isinstance(message, ForwardPart) else 0
-        if entry is None or entry.number != message.number or offset != self._entry_filled:
+        if entry is None or entry.number != message.number or self._sender != server:
+            return None
+        if offset != self._entry_filled:
             return None
         self._entry_filled += size
         if self._entry_filled < len(self._room):
