@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import runpy
-import threading
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ Job = runpy.run_path(str(Path(__file__).with_name("job_world.py")))["Job"]
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 Y = torch.tensor([0, 1, 1, 0])
-ONE_SEED = threading.Lock()
 
 
 class Net(nn.Module):
@@ -34,9 +32,11 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
-        with ONE_SEED:  # torch has one generator for all threads, and each worker of a test is a thread
-            torch.manual_seed(3)
-            self.layer = nn.Linear(3, 2)
+        self.layer = nn.Linear(3, 2)
+        chance = torch.Generator().manual_seed(3)  # each worker of a test is a thread; torch's own generator is shared
+        with torch.no_grad():
+            for parameter in self.layer.parameters():
+                parameter.uniform_(-0.5, 0.5, generator=chance)
 
     def forward(self, x):
         return self.layer(self.norm(x))
