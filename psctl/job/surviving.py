@@ -2,7 +2,9 @@
 
 A server's death is survived when each of its shards has another member; a worker's when the optimizer steps on
 servers, so that the store has all that its replacement needs, and (`wait`) there is a slot for it. All else restarts
-the job.
+the job; so does a server's death while a replaced worker still waits for its start values: the last clock that counts
+of the one before may be whole on that server and applied nowhere, and nobody would push it again. With the start values
+every shard, and every replica of it, has applied that clock.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
         return False  # tables have no replica
     if job.holdings is None or not all(_may_lose(job, rank) for rank in workers):
         return False
+    if servers and any(not _begun(job, rank) for rank in job.cuts):
+        return False
     if servers and not job.holdings.lost(rank.member.rank for rank in servers):
         return False
     job.losses += 1
@@ -30,6 +34,11 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
     for rank in workers:
         cutting.lost(job, rank, failure.exception)
     return True
+
+
+def _begun(job: Job, rank: int) -> bool:
+    """Has the worker that took a dead one's place its start values?"""
+    return all(each.ready for each in job.of("worker") if each.member.rank == rank)
 
 
 def _may_lose(job: Job, rank: Rank) -> bool:

@@ -26,7 +26,7 @@ from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.schedule.transfer import Schedule
 
-SMALL = 16
+SMALL = 8
 """Ranks up to which several orders and cuts are tried."""
 
 HUGE = 256

@@ -175,6 +175,28 @@ def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
     assert [each.clock for _, each in told(new, membership.CountUntil)] == [7, 7]
 
 
+def test_a_server_that_dies_before_a_replacement_has_its_start_values_restarts_all() -> None:
+    play = training()
+    dies(play, W1)
+    cut(play)
+    dies(play, S[1])
+    play.wait(0.4)
+    assert told(play.said, membership.Reassign) == []
+    assert {agent for agent, _ in told(play.said, messages.EndProcesses)} == {A0, A1}
+
+
+def test_a_server_that_dies_after_that_is_survived() -> None:
+    play = training()
+    dies(play, W1)
+    cut(play)
+    replacement = again(W1)
+    play(Connected(replacement))
+    play.hear(replacement, messages.Join(9))
+    play.hear(replacement, messages.Prepare(LAYOUT, ()))
+    play.hear(replacement, messages.Ready())
+    assert told(dies(play, S[1]), membership.Reassign)
+
+
 def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
     play = training()
     dies(play, W1)
