@@ -110,6 +110,7 @@ class ParameterClient:
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._changed = threading.Condition()
         self._epoch = first.epoch
+        self._last = self.base  # clock that was ordered last
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, ServerHandler(self, at)), self._unreachable)
@@ -161,6 +162,7 @@ class ParameterClient:
             scale: what the joint gradient is multiplied by first; None: nothing.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
+        self._last = clock
         self._say(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
@@ -266,6 +268,17 @@ class ParameterClient:
             )
             behind = f", which waits for {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
             return f"sync: waiting for {what} from {names}{behind}"
+
+    def settle(self) -> None:
+        """Block until every clock that was ordered is with all servers and acknowledged: only then may a worker leave.
+
+        An order leaves when other servers have said that they have this worker's pushes, and until a push is
+        acknowledged nobody else could push it again.
+
+        Raises:
+            PsctlError: as `wait`.
+        """
+        self._wait_until("the last clock", self._last + 1, self._mind.unsettled)
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""

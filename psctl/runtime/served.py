@@ -133,6 +133,8 @@ class Served(InStep):
     def close(self, reason: str, *, failed: bool) -> None:
         self._watch.close()
         self._points.remove()
+        if not failed:
+            self._client.settle()
         self._client.close(reason)
 
     def _fired(self, place: int) -> None:

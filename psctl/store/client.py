@@ -177,6 +177,10 @@ class ClientMind:
         """Return the servers that have not acknowledged all pushes up to `clock`."""
         return self._outbox.unacknowledged(clock)
 
+    def unsettled(self) -> set[int]:
+        """Return the servers that this worker must not leave yet: they lack an order or an acknowledgement of it."""
+        return self._outbox.unsettled()
+
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[Out]:
         """Push a shard's gradients; they stand in `sending(clock)`. `missing(clock, [shard])` must be empty."""
         assert len(present) == len(self.held[shard]), f"shard {shard} has {len(self.held[shard])} pieces"

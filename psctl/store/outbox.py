@@ -76,6 +76,14 @@ class Outbox:
         owners = self._route.owners
         return {owners[shard] for known, shards in self._pushes.items() if known <= clock for shard in shards}
 
+    def unsettled(self) -> set[int]:
+        """Return the servers that have not acknowledged all of some clock that was ordered, or not heard its order."""
+        found: set[int] = set()
+        for clock in self._steps:
+            found.update(self._route.owners[shard] for shard in self._pushes.get(clock, ()))
+            found.update(set(self._route.owners) - self._sent[clock])
+        return found
+
     def holds(self, clock: int) -> bool:
         """Tell whether some push up to `clock` is not acknowledged."""
         return any(pushes and known <= clock for known, pushes in self._pushes.items())

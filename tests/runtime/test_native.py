@@ -94,6 +94,7 @@ def collect(processes: list[subprocess.Popen]) -> list[tuple[dict, str]]:
     return found
 
 
+@pytest.mark.soak
 def test_the_same_script_trains_alone_and_under_torchruns_environment(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -161,6 +161,7 @@ def test_a_script_that_raises_at_step_7_on_rank_1(lab: Lab) -> None:
         assert needle in shown.err, shown
 
 
+@pytest.mark.soak
 def test_a_script_that_hangs(lab: Lab) -> None:
     run = lab.train("--set", "timeouts.stall=3s", *set_args("--hang-at", "7"))
     assert run.code == 5, run

@@ -124,6 +124,7 @@ def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: P
     lab.clean()
 
 
+@pytest.mark.soak
 def test_a_link_that_stays_cut_ends_the_job_in_time_and_both_sides_clean_up(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:

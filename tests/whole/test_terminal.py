@@ -157,6 +157,7 @@ def test_a_third_ctrl_c_kills(psctl: Psctl) -> None:
     assert not {"private", "orders.json", "agent.sock", "agent.pid"} & {path.name for path in job.iterdir()}
 
 
+@pytest.mark.soak
 def test_on_interrupt_stop_at_a_terminal_and_sigterm_away_from_one(psctl: Psctl) -> None:
     slow = ["--workers", "1", "--servers", "1", *set_args("--epochs", "400", "--pause", "0.05")]
     with Terminal(psctl, "train", STEADY, "--on-interrupt", "stop", *slow) as terminal:
