@@ -29,7 +29,7 @@ from psctl.store.shards import cut, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Member, TensorSlice, first_assignment
 
-WAIT = 40.0
+WAIT = 20.0
 
 
 @cache
@@ -175,7 +175,7 @@ class Job:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(3 * WAIT)
+            thread.join(6 * WAIT)
             assert not thread.is_alive(), f"a worker hangs; errors so far: {errors}"
         self._end()
         if errors:

@@ -216,7 +216,7 @@ def kill(lab: Lab, process: Any, kind: str) -> None:
     lab.hosts.exec(name, ["kill", "-9", str(pid)], check=False)
 
 
-OFTEN = {("psctl", "step"), ("agent", "save"), ("coordinator", "step"), ("server", "save"), ("worker", "start")}
+OFTEN = {("psctl", "step"), ("agent", "save"), ("coordinator", "step"), ("server", "save")}
 """In every `make test`; all others in `make soak`."""
 
 

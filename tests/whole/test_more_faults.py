@@ -170,7 +170,8 @@ def run_here(folder: Path, what: str, *arguments: str) -> Ended:
     return Psctl(folder).run("train", "job.yaml", "-o", "jsonl", *arguments)
 
 
-@pytest.mark.parametrize("strategy", ["ps", pytest.param("native", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ps", "native"])
 def test_a_rank_that_leaves_in_mid_training_is_named_not_those_who_wait_for_it(tmp_path: Path, strategy: str) -> None:
     run = run_here(tmp_path, "break", "--strategy", strategy)
     assert run.code == 1, run
