@@ -341,11 +341,13 @@ def test_a_started_process_has_its_own_session_no_input_and_can_be_interrupted(s
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     session, group = int(fields[3]), int(fields[2])
     assert (session, group, os.readlink(f"/proc/{process.pid}/fd/0")) == (process.pid, process.pid, "/dev/null")
+    # until the program itself runs, what starts it takes the signal
+    eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text().strip() == "sleep")
     # a program that is being loaded holds its libraries open for a moment
     eventually(lambda: sorted(int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")) == [0, 1, 2])
     assert os.readlink(f"/proc/{process.pid}/cwd") == os.path.realpath(place)
     assert shell.signal(process, signal.SIGINT)
-    eventually(lambda: not shell.alive(process))
+    eventually(lambda: not shell.alive(process), 20.0)
 
 
 @REAL
