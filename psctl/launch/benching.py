@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from psctl.plan.candidates import Search
 from psctl.plan.choose import Asked, Plan, Planner
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import place_servers, serve
-from psctl.plan.timing import Costs, Timing, paced
+from psctl.plan.timing import Costs, Pace, Timing, paced
 from psctl.schedule.catalog import Options
 from psctl.units import parse_size
 from psctl.words import STRATEGIES
@@ -47,8 +47,11 @@ SAMPLES = 40
 FLOWS = 0.8
 """Part of a prediction from which on it tells how fast a strategy's bytes flow."""
 
-SLOWEST = 4.0
-"""Times as long, or as short, as bytes may be taken to flow."""
+WAITS = 0.5
+"""Part of a prediction from which on it tells how long a strategy's messages wait."""
+
+SLOWEST = 8.0
+"""Times as long, or as short, as bytes may be taken to flow, and messages to wait."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -251,13 +254,16 @@ def calibrate(stage: Stage, outlook: Outlook, results: Sequence[Result]) -> dict
     """
     measured = [each for each in results if each.row.correct and each.median > 0]
     predictor = _Predictor(outlook)
-    paces = {**outlook.ground.paces, **predictor.paces(measured)}
+    flowing = {**{name: pace.flowing for name, pace in outlook.ground.paces.items()}, **predictor.flowing(measured)}
     engines: dict[str, list[Result]] = {}
     for each in measured:
         engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
-    found = {engine: predictor.fitted(engine, rows, paces) for engine, rows in engines.items() if len(rows) >= 3}
+    found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
     if found:
-        calibration.keep(stage.home, stage.chosen, stage.state, found, {**paces, **predictor.paces(measured)})
+        flowing |= predictor.flowing(measured)
+        waiting = {**{name: pace.waiting for name, pace in outlook.ground.paces.items()}, **predictor.waiting(measured)}
+        paces = {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+        calibration.keep(stage.home, stage.chosen, stage.state, found, paces)
     return found
 
 
@@ -281,28 +287,38 @@ class _Predictor:
             return serve(self._ground, self._serving(row.bytes), row.bytes)[0]
         return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
 
-    def fitted(self, engine: str, results: Sequence[Result], paces: Mapping[str, float]) -> Found:
+    def fitted(self, engine: str, results: Sequence[Result], flowing: Mapping[str, float]) -> Found:
         """Fit an engine's costs; they stay in place for what is asked next."""
         some = _some(results)
 
         def predict(index: int, costs: Costs) -> float:
             self._ground.costs = {**self._ground.costs, engine: costs}
             row = some[index].row
-            return paced(self.timing(row), paces.get(row.strategy, 1.0)).seconds
+            return paced(self.timing(row), Pace(flowing.get(row.strategy, 1.0))).seconds
 
         fitted = fit([each.median for each in some], predict, self._ground.costs.get(engine))
         self._ground.costs = {**self._ground.costs, engine: fitted.costs}
         before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
         return Found(fitted.costs, len(some), statistics.median(before), fitted.after)
 
-    def paces(self, results: Sequence[Result]) -> dict[str, float]:
+    def flowing(self, results: Sequence[Result]) -> dict[str, float]:
         """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
+        return self._longer(results, FLOWS, lambda timing: timing.flowing)
+
+    def waiting(self, results: Sequence[Result]) -> dict[str, float]:
+        """Return by strategy how many times as long its messages waited, from the sizes where that is most of the time;
+        costs are fitted to all strategies of an engine together."""
+        return self._longer(results, WAITS, lambda timing: timing.waiting)
+
+    def _longer(
+        self, results: Sequence[Result], least: float, part: Callable[[Timing], float]
+    ) -> dict[str, float]:  # fmt: skip
         found: dict[str, list[float]] = {}
         for each in results:
             timing = self.timing(each.row)
-            if timing.flowing >= FLOWS * timing.seconds:
-                rest = timing.seconds - timing.flowing
-                found.setdefault(each.row.strategy, []).append((each.median - rest) / timing.flowing)
+            if part(timing) >= least * timing.seconds > 0:
+                rest = timing.seconds - part(timing)
+                found.setdefault(each.row.strategy, []).append((each.median - rest) / part(timing))
         return {
             name: min(SLOWEST, max(1 / SLOWEST, statistics.median(each))) for name, each in found.items()
         }  # fmt: skip

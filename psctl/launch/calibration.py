@@ -12,7 +12,8 @@ from psctl.launch import reach
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import Converging
 from psctl.launch.home import Home
-from psctl.plan.timing import Costs
+from psctl.plan.cost import PACES, WAITS
+from psctl.plan.timing import Costs, Pace
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -27,29 +28,34 @@ class Found(msgspec.Struct, frozen=True):
 class Calibration(msgspec.Struct, frozen=True):
     """What was found, and on which machines: host to address, cores and GPUs.
 
-    `paces` says of strategies how many times as long their bytes flow as the links' rates tell.
+    `paces` says of strategies how many times as long as predicted their bytes flow, `waits` their messages wait.
     """
 
     time: float
     machines: dict[str, str]
     engines: dict[str, Found]
     paces: dict[str, float] = {}
+    waits: dict[str, float] = {}
 
 
 def keep(
-    home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found], paces: Mapping[str, float]
+    home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found], paces: Mapping[str, Pace]
 ) -> Calibration:
     """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
     machines = machines_of(chosen, state)
     before = _kept(home, chosen)
     known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
-    made = Calibration(time.time(), machines, {**known.engines, **engines}, {**known.paces, **paces})
+    made = Calibration(
+        time.time(), machines, {**known.engines, **engines},
+        {**known.paces, **{name: pace.flowing for name, pace in paces.items()}},
+        {**known.waits, **{name: pace.waiting for name, pace in paces.items()}},
+    )  # fmt: skip
     home.keep("costs", chosen.spec.name, made)
     return made
 
 
 def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str, float]]:
-    """Return the kept costs by engine, and the `paces` by strategy, when all hosts are as they were then; else none.
+    """Return the kept costs by engine, and what `paces_of` reads, when all hosts are as they were then; else none.
 
     Call `reach.find` or `reach.settled` before.
     """
@@ -57,7 +63,7 @@ def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str,
     if kept is None or not machines_of(chosen, state).items() <= kept.machines.items():
         return {}
     found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
-    return {**found, "paces": kept.paces} if kept.paces else found
+    return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
 
 
 def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from psctl.errors import InvalidFile
 from psctl.plan.choose import ALONE, UNKNOWN, Asked, Plan, planner_in
-from psctl.plan.cost import FREE, engine_costs
+from psctl.plan.cost import FREE, engine_costs, paces_of
 from psctl.plan.ground import Ground, ground_in
 from psctl.plan.timing import Costs
 from psctl.schedule.catalog import Options
@@ -51,8 +51,8 @@ def _ground(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] |
     if measured is None:
         return ground_in(cluster, costs=FREE)
     gpus = any(host.graph.of_kind("gpu") for host in cluster.hosts if "worker" in host.roles)
-    engines: dict[str, Costs] = engine_costs(gpus, {name: costs for name, costs in measured.items() if name != "paces"})
-    return ground_in(cluster, costs=engines, paces=measured.get("paces"))
+    engines: dict[str, Costs] = engine_costs(gpus, measured)
+    return ground_in(cluster, costs=engines, paces=paces_of(measured))
 
 
 def _groups(plan: Plan, ground: Ground) -> tuple[Named, tuple[float, ...], Trees]:

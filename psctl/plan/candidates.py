@@ -191,7 +191,7 @@ class Search:
             tried = self._options(strategy, 0.0)
             uncut = dict.fromkeys(msgspec.structs.replace(options, chunks=1, pieces=1) for options in tried)
             self._floors[strategy] = [self._floor(strategy, options) for options in uncut]
-        pace = self._ground.paces.get(strategy, 1.0)
+        pace = self._ground.pace(strategy)
         return min(one.seconds(size, pace) for one in self._floors[strategy])
 
     def _floor(self, strategy: str, options: Options) -> Floor:
@@ -241,7 +241,7 @@ class Search:
         return simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
 
     def _paced(self, strategy: str, timing: Timing) -> Timing:
-        return paced(timing, self._ground.paces.get(strategy, 1.0))
+        return paced(timing, self._ground.pace(strategy))
 
     def why_not(self, strategy: str) -> str | None:
         """Return why a strategy can't be played here; None when it can."""

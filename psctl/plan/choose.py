@@ -229,7 +229,7 @@ class Planner:
         if name == "ps":
             if self._serving is None:
                 self._serving = floors(self._ground, self._hosts, self._asked.servers)
-            return min(one.seconds(size, self._ground.paces.get("ps", 1.0)) for one in self._serving)
+            return min(one.seconds(size, self._ground.pace("ps")) for one in self._serving)
         part = max(self._buckets(size))
         known = self._search.known(name, part)
         least = known[0] if known is not None else self._search.least(name, part)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from psctl.plan.timing import Costs
+from psctl.plan.timing import Costs, Pace
 from psctl.schedule.transfer import Schedule
 
 ASSUMED_RATE = 0.956 * 1e9 / 8
@@ -51,6 +51,9 @@ FREE: Mapping[str, Costs] = {"gloo": Costs(), "nccl": Costs(), "psctl": Costs(),
 """For machines that are described in a file: what is known of them is on their links."""
 
 
+PACES, WAITS = "paces", "waits"
+"""Where, beside engines' costs, stands how much longer strategies' bytes flow, and their messages wait."""
+
 SEVERAL = 4
 """Ranks up to which each processor's messages are simulated one behind the other."""
 
@@ -73,8 +76,16 @@ def engine_costs(gpus: bool, measured: Mapping[str, Mapping[str, float]]) -> dic
     Args:
         gpus: gradients lie on GPUs.
         measured: what `bench` found on this cluster, by engine: alpha, overhead, gamma; the rest is taken for granted.
+            Under PACES and WAITS are strategies, which `paces_of` reads.
     """
     found = dict(ON_GPUS if gpus else ENGINES)
     for engine, costs in measured.items():
-        found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
+        if engine not in (PACES, WAITS):
+            found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
     return found
+
+
+def paces_of(measured: Mapping[str, Mapping[str, float]]) -> dict[str, Pace]:
+    """Return by how much strategies were found to differ from their predictions. `measured` as of `engine_costs`."""
+    flowing, waiting = measured.get(PACES, {}), measured.get(WAITS, {})
+    return {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}

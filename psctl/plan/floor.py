@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.plan.routes import Network
+from psctl.plan.timing import AS_PREDICTED, Pace
 from psctl.schedule.transfer import Schedule
 
 
@@ -22,9 +23,9 @@ class Floor(msgspec.Struct, frozen=True):
     waiting: float
     per_byte: float
 
-    def seconds(self, size: float, pace: float = 1.0) -> float:
-        """Return what `size` bytes take at least, where they flow `pace` times as long as the links' rates tell."""
-        return max(self.waiting, size * self.per_byte * min(1.0, pace))
+    def seconds(self, size: float, pace: Pace = AS_PREDICTED) -> float:
+        """Return what `size` bytes take at least, at a strategy's own pace."""
+        return max(self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing))
 
 
 def floor(schedule: Schedule, network: Network, placement: Sequence[str], alpha: float) -> Floor:

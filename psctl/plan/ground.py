@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from psctl.errors import InvalidFile, UsageError
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.cost import ASSUMED_RATE, FREE, engine_costs
+from psctl.plan.cost import ASSUMED_RATE, FREE, engine_costs, paces_of
 from psctl.plan.routes import Network, places
-from psctl.plan.timing import Costs
+from psctl.plan.timing import AS_PREDICTED, Costs, Pace
 from psctl.topology.document import read_cluster_document
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 
@@ -21,7 +21,7 @@ class Ground:
         ranks: the place of each rank.
         serving: the hosts that may hold servers, in order.
         costs: of each engine's messages.
-        paces: how many times as long a strategy's bytes were found to flow as the links' rates tell.
+        paces: by how much strategies were found to differ from their predictions.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Ground:
         ranks: Sequence[str],
         serving: Sequence[str],
         costs: Mapping[str, Costs] = FREE,
-        paces: Mapping[str, float] | None = None,
+        paces: Mapping[str, Pace] | None = None,
     ) -> None:
         self.cluster = cluster
         self.network = Network(cluster)
@@ -41,6 +41,10 @@ class Ground:
         names = {host.name for host in cluster.hosts}
         self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
         """The host of each rank."""
+
+    def pace(self, strategy: str) -> Pace:
+        """Return by how much a strategy was found to differ from its prediction."""
+        return self.paces.get(strategy, AS_PREDICTED)
 
     @property
     def world(self) -> int:
@@ -76,13 +80,12 @@ def ground_of(order: JobOrder) -> Ground:
     ranks = [place for host in order.hosts for place in _places(host, cluster)]
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
-    measured = {engine: costs for engine, costs in order.costs.items() if engine != "paces"}
-    return Ground(cluster, ranks, serving, engine_costs(gpus, measured), order.costs.get("paces"))
+    return Ground(cluster, ranks, serving, engine_costs(gpus, order.costs), paces_of(order.costs))
 
 
 def ground_in(
     cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE,
-    paces: Mapping[str, float] | None = None,
+    paces: Mapping[str, Pace] | None = None,
 ) -> Ground:  # fmt: skip
     """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
 
@@ -90,7 +93,7 @@ def ground_in(
         cluster: the machines; one that may not hold workers holds no ranks.
         world: the first so many are ranks, the others may serve; None for all.
         costs: of each engine's messages; what files describe has none but its links' latencies.
-        paces: of strategies' bytes, where `bench` ran.
+        paces: of strategies, where `bench` ran.
 
     Raises:
         UsageError: there are fewer places than `world`, or none; whoever asked.

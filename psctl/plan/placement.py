@@ -40,7 +40,7 @@ def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, 
         servers: the host of each server.
         size: bytes a worker pushes.
     """
-    pace = ground.paces.get("ps", 1.0)
+    pace = ground.pace("ps")
     if ground.world > LARGE:
         return paced(_by_ports(ground, servers, size), pace), 2, size
     pieces = _pieces(len(servers), size, ground.world)

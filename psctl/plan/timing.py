@@ -66,13 +66,25 @@ class Timing(msgspec.Struct, frozen=True):
     critical: tuple[Leg, ...] = ()
 
 
-def paced(timing: Timing, pace: float) -> Timing:
-    """Return a timing whose bytes flow `pace` times as long: what `bench` found that the links' rates do not tell, such
-    as senders that meet at one receiver."""
-    if pace == 1.0:
+class Pace(msgspec.Struct, frozen=True):
+    """How many times as long as predicted a strategy's bytes flow and its messages wait: what `bench` found that links
+    and an engine's costs do not tell, such as senders that meet at one receiver, or ranks that share processors.
+    """
+
+    flowing: float = 1.0
+    waiting: float = 1.0
+
+
+AS_PREDICTED = Pace()
+
+
+def paced(timing: Timing, pace: Pace) -> Timing:
+    """Return a timing at a strategy's own pace."""
+    if pace == AS_PREDICTED:
         return timing
-    longer = timing.flowing * (pace - 1.0)
-    return msgspec.structs.replace(timing, seconds=timing.seconds + longer, flowing=timing.flowing + longer)
+    flowing, waiting = timing.flowing * pace.flowing, timing.waiting * pace.waiting
+    seconds = timing.seconds + (flowing - timing.flowing) + (waiting - timing.waiting)
+    return msgspec.structs.replace(timing, seconds=seconds, flowing=flowing, waiting=waiting)
 
 
 def in_pieces(timing: Timing, schedule: Schedule, pieces: int, costs: Costs) -> Timing:

@@ -12,7 +12,7 @@ from psctl.plan.candidates import Search
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground, nominal
 from psctl.plan.routes import Network
-from psctl.plan.timing import Costs
+from psctl.plan.timing import Costs, Pace
 from psctl.schedule.catalog import Options, build
 from psctl.schedule.transfer import Schedule
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
@@ -86,11 +86,24 @@ def test_without_measurements_it_stays_where_it_began() -> None:
 def test_a_pace_stretches_what_flows_and_nothing_else() -> None:
     order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
     plain = Ground(nominal(order), [host.name for host in order], [host.name for host in order])
-    slow = Ground(nominal(order), [host.name for host in order], [host.name for host in order], paces={"ring": 1.5})
+    slow = Ground(
+        nominal(order), [host.name for host in order], [host.name for host in order], paces={"ring": Pace(1.5)}
+    )
     for strategy in ("ring", "sharded"):
         before, after = (Search(ground).at(strategy, Options(), 1e6).timing for ground in (plain, slow))
         assert after.flowing == pytest.approx(before.flowing * (1.5 if strategy == "ring" else 1.0))
         assert after.seconds - after.flowing == pytest.approx(before.seconds - before.flowing)
+
+
+def test_messages_that_wait_longer_make_small_vectors_slow_and_leave_large_ones_alone() -> None:
+    order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
+    names, costs = [host.name for host in order], {"psctl": Costs(1e-3)}
+    plain, slow = (
+        Search(Ground(nominal(order), names, names, costs, paces)) for paces in ({}, {"ring": Pace(1.0, 3.0)})
+    )
+    small, large = ([search.at("ring", Options(), size).timing for search in (plain, slow)] for size in (4e3, 1e9))
+    assert small[1].seconds == pytest.approx(3 * small[0].seconds, rel=0.05)
+    assert large[1].seconds == pytest.approx(large[0].seconds, rel=0.01)
 
 
 def test_what_tells_nothing_of_a_cost_leaves_it_where_it_was() -> None:
