@@ -33,6 +33,7 @@ from psctl.runtime.agent_answers import Asked, Scaling, Standing, answer
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
 from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
+from psctl.runtime.agent_segments import ChildrensSegments
 from psctl.runtime.agent_socket import Ear, Request
 from psctl.runtime.agent_start import COORDINATOR, Files
 from psctl.runtime.logs import Pump, Secrets
@@ -74,6 +75,7 @@ class Agent:
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
         self._members: dict[Child, Member] = {}
+        self._segments = ChildrensSegments()
         self._kill_each: dict[Child, float] = {}  # when those end that were told to
         self._asked: dict[int, queue.SimpleQueue[messages.ScaleAnswer]] = {}  # who waits for the coordinator's word
         self._untold: list[Exited] = []  # ends that there was no connection for
@@ -188,9 +190,11 @@ class Agent:
         member = start.member
         try:
             assert self._coordinator is not None, "who orders processes is known"
-            agent_start.write_orders(self.orders, start, self._coordinator, self.files)
-            child = self._spawn(start)
+            with self._segments.opened(member) as descriptor:
+                agent_start.write_orders(self.orders, start, self._coordinator, self.files, descriptor)
+                child = self._spawn(start, descriptor)
         except OSError as error:
+            self._segments.ended(member)
             text = f"{member} could not be started: {error.strerror or error} ({error.filename or self.orders.python})"
             failure = Failure(str(member), self.host.name, 127, time.time(), 0, text, [], [])
             self._tell(Exited(member, 127, failure))
@@ -198,14 +202,15 @@ class Agent:
         self._members[child] = member
         self._link.send(Started(member, child.pid))
 
-    def _spawn(self, start: StartProcess) -> Child:
+    def _spawn(self, start: StartProcess, descriptor: int) -> Child:
         environment = agent_start.environment_of(self.orders, start.environment, self.files, start.member)
         cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
         readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
         try:
             return self._processes.start(
-                str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd, *writers
-            )
+                str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd, *writers,
+                [descriptor],
+            )  # fmt: skip
         finally:
             for writer in writers:
                 os.close(writer)
@@ -222,6 +227,7 @@ class Agent:
             return
         member = self._members.pop(child)
         self._kill_each.pop(child, None)
+        self._segments.ended(member)
         tail = self._pump.drain(member)
         failure = None
         if status:

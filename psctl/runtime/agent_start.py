@@ -86,7 +86,7 @@ def _package_root() -> str:
     return str(Path(psctl.__file__).parents[1])
 
 
-def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files) -> None:
+def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files, segments: int) -> None:
     """Write the private orders of a worker or server, and forget how an earlier start of it failed. OSError: the disk
     refuses."""
     files.error(start.member).unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address,
         job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
         authority=start.authority, certificate=start.certificate, key=start.key, congestion=orders.job.congestion,
-        error_file=str(files.error(start.member)), lifeline=None, folder=orders.code_dir,
+        error_file=str(files.error(start.member)), segments=segments, folder=orders.code_dir,
     )  # fmt: skip
     write_private(files.orders(start.member), msgspec.json.encode(told))
 

@@ -30,7 +30,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     key: str  # PEM
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
-    lifeline: int | None  # descriptor of the pipe whose end of file means: the agent is gone
+    segments: int | None  # descriptor of its end of the pair on which its agent makes shared memory
     folder: str = ""  # where the job's own folder lies on this host
 
 
