@@ -177,11 +177,10 @@ class SegmentsOfHost:
                     if descriptor < 0:
                         return Absent(f"{message.holder} holds no segment {message.number} on this host"), None
                     return Made(message.number, size), os.dup(descriptor)
-                case Drop():
-                    descriptor, _ = held.pop(message.number, (-1, 0))
-                    if descriptor >= 0:
-                        os.close(descriptor)
-                    return Absent("dropped"), None
+            descriptor, _ = held.pop(message.number, (-1, 0))
+            if descriptor >= 0:
+                os.close(descriptor)
+            return Absent("dropped"), None
 
     def _make(self, member: Member, held: dict[int, tuple[int, int]], size: int) -> tuple[Made | Absent, int | None]:
         if not 0 < size <= self._largest or len(held) >= MOST:

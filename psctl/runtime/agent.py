@@ -209,7 +209,7 @@ class Agent:
         try:
             return self._processes.start(
                 str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd, *writers,
-                [descriptor],
+                descriptors=[descriptor],
             )  # fmt: skip
         finally:
             for writer in writers:
