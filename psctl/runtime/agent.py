@@ -208,8 +208,8 @@ class Agent:
         readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
         try:
             return self._processes.start(
-                str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd, *writers,
-                descriptors=[descriptor],
+                str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd,
+                writers[0], writers[1], [descriptor],
             )  # fmt: skip
         finally:
             for writer in writers:
