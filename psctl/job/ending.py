@@ -42,13 +42,20 @@ def stop(job: Job, wanted: StopWanted) -> None:
     """Someone wants the job to end."""
     if job.ending is not None and (job.ending.phase in ("closing", "closed") or not wanted.force):
         return
-    job.say(f"stop wanted by {wanted.by}" + (", at once" if wanted.force else ""))
+    if job.stop_wanted is None or wanted.force:
+        job.say(f"stop wanted by {wanted.by}" + (", at once" if wanted.force else ""))
     if job.ending is not None:
         if job.ending.phase == "settling":
             _verdict(job, job.ending)
         kill(job, 0.0, f"stopped by {wanted.by}")
         return
     saving = wanted.save or job.order.checkpoint.on_stop
+    if saving and not wanted.force and job.recovery is None and job.replacing:
+        if job.stop_wanted is None:  # without it the others do not come to a common step
+            job.say(f"the stop waits until {', '.join(map(job.where, job.replacing))} trains again")
+        job.stop_wanted = wanted
+        return
+    job.stop_wanted = None
     if not wanted.force and saving and job.recovery is None and training.propose(job, save=True, stop=True):
         end = begin(job, "stopped", "cutting", job.order.stall_timeout)
     else:

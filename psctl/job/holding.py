@@ -70,6 +70,11 @@ class Holdings:
         """Is what is wanted so?"""
         return not self.handing and not self._moving
 
+    @property
+    def spare(self) -> int:
+        """How many servers may die at once, whichever they are, and every shard still has a member."""
+        return min((len(chain) for chain in self.chains), default=1) - 1
+
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def lost(self, gone: Iterable[int]) -> bool:

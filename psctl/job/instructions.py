@@ -134,6 +134,7 @@ class Commit(msgspec.Struct, frozen=True):
     strategy: str
     update: str
     metrics: dict[str, float]
+    parameters: list[str] = []  # names of those that it must hold
 
 
 class Discard(msgspec.Struct, frozen=True):

@@ -1,7 +1,9 @@
 """Which checkpoints are being made, by whom, and when the next is due.
 
-A checkpoint's parts come from several senders; it can be committed when all of them have ended. Who they are follows
-from the decision: worker 0, and all servers where the optimizer steps on servers. A cut is how all workers agree on one
+A checkpoint's parts come from several senders; it can be committed when all of them have ended. Who they are: worker 0,
+and, where the optimizer steps on servers, those that lead a shard now. Servers that lead none may send a part too (what
+they led when the step was ordered, or an empty one) and are waited for once they have begun: one that came a moment ago
+may never have heard of the order. A cut is how all workers agree on one
 step: everybody tells the step in progress and waits before the one after next; the cut is one beyond the largest.
 """
 
@@ -17,6 +19,7 @@ class Save(msgspec.Struct):
 
     step: int
     since: float
+    begun: set[Member] = msgspec.field(default_factory=set)
     ended: set[Member] = msgspec.field(default_factory=set)
     committing: bool = False
 
@@ -37,7 +40,7 @@ class Saves:
     """All checkpoints of a job in its life."""
 
     def __init__(self, job: str, every_seconds: float, resumed: str | None, now: float) -> None:
-        self.sources: set[Member] = set()
+        self.sources: set[Member] = set()  # who must send a part
         self.open: dict[int, Save] = {}
         self.copying: set[int] = set()
         self.cut: Cut | None = None
@@ -45,6 +48,7 @@ class Saves:
         self.problem = ""  # of the last one that was given up
         self._tickets = 0
         self._dropped: set[int] = set()
+        self._written: set[int] = set()
         self._job = job
         self._resumed = resumed
         self._every = every_seconds
@@ -52,11 +56,12 @@ class Saves:
 
     def begun(self, member: Member, step: int, now: float) -> str:
         """A sender begins its part of a step's checkpoint; return why it may not, or ""."""
-        if member not in self.sources:
+        served = any(source.role == "server" for source in self.sources)
+        if member not in self.sources and not (served and member.role == "server"):
             return f"{member} sent a checkpoint's part unasked"
-        if step in self._dropped:
-            return ""  # others' parts of one that was given up come in late
-        self.open.setdefault(step, Save(step, now))
+        if step in self._dropped or step in self._written:
+            return ""  # others' parts of one that was given up come in late, and empty ones of one that is whole
+        self.open.setdefault(step, Save(step, now)).begun.add(member)
         self._due = now + self._every
         return ""
 
@@ -66,7 +71,7 @@ class Saves:
         if save is None or save.committing:
             return False
         save.ended.add(member)
-        save.committing = save.ended >= self.sources
+        save.committing = save.ended >= self.sources | save.begun
         return save.committing
 
     def written(self, step: int, problem: str) -> None:
@@ -77,10 +82,15 @@ class Saves:
             self.problem = f"the checkpoint of step {step} was not written: {problem}"
         else:
             self.last, self.problem = step, ""
+            self._written.add(step)
 
     def give_up(self, gone: set[Member]) -> list[int]:
         """Return, and forget, the steps whose checkpoint waits for a member that is gone."""
-        lost = [step for step, save in self.open.items() if not save.committing and (self.sources - save.ended) & gone]
+        lost = [
+            step
+            for step, save in self.open.items()
+            if not save.committing and ((self.sources | save.begun) - save.ended) & gone
+        ]
         for step in lost:
             del self.open[step]
             self._dropped.add(step)
@@ -90,6 +100,7 @@ class Saves:
         """All senders end and begin again: return the steps that are given up; the same steps may be saved later."""
         given_up = self.abandon()
         self._dropped.clear()
+        self._written.clear()
         self.cut, self._due = None, now + self._every
         return given_up
 

@@ -58,6 +58,8 @@ def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
     if message.workers is not None and seats(job, message.workers) is None:
         slots = sum(max(host.slots, host.workers) for host in _living(job).values())
         return f"{message.workers} workers do not fit: the job's hosts have {slots} slots", INSTEAD
+    if message.workers is not None and job.replacing:
+        return f"{job.where(job.replacing[0])} is being started again", "try again when it trains: psctl attach {job}"
     if message.servers is None:
         return "", ""
     if message.servers < 1:

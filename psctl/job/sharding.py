@@ -27,6 +27,8 @@ def begin(job: Job, made: ShardsMade) -> Assignment:
     before = -1 if job.holdings is None else job.holdings.epoch
     job.shards = made.shards
     job.holdings = Holdings(made.sizes, replicas(job, len(servers)), map(place_of, servers), before + 1)
+    job.spare = job.holdings.spare
+    _note_senders(job, job.holdings)
     return job.holdings.assignment
 
 
@@ -63,8 +65,6 @@ def ready(job: Job, rank: Rank) -> None:
     rank.decided = True
     job.tell(rank.member, decision(job, job.resume, job.holdings.assignment))
     job.holdings.joined(place_of(rank))
-    if job.plan is not None and job.plan.update == "server":
-        job.saves.sources.add(rank.member)
     abandon(job, f"{rank.member} joins")
     job.say(f"{job.where(rank)} takes part")
     tell(job)
@@ -74,7 +74,6 @@ def lost(job: Job, ranks: list[Rank], reason: str) -> None:
     """Servers died, and each of their shards has another member (`Holdings.lost` said so): go on, replace them."""
     for rank in ranks:
         job.append(events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
-        job.saves.sources.discard(rank.member)
     abandon(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
     tell(job)  # before anything else: training waits for this
     for rank in ranks:
@@ -125,9 +124,9 @@ def advance(job: Job, patient: bool) -> str:
         patient: more may be heard at once; wait for it before a new assignment is made.
     """
     holdings = job.holdings
-    if holdings is None or not job.training or job.leaving:
+    if holdings is None or not job.training or (job.leaving and not job.coming_to_rest):
         return ""
-    if not job.deaths and not holdings.settled:  # a cut needs its shards to stay where they are
+    if not job.leaving and not job.deaths and not holdings.settled:  # a cut needs its shards to stay where they are
         epoch = holdings.epoch
         holdings.advance(patient)
         if holdings.epoch != epoch:
@@ -142,6 +141,9 @@ def advance(job: Job, patient: bool) -> str:
 def tell(job: Job) -> None:
     """Tell servers and workers what changed: servers first."""
     assert job.holdings is not None
+    if job.holdings.servers_told != job.holdings.epoch:
+        _note_senders(job, job.holdings)
+        _tell_spare(job, job.holdings.spare)
     for role, news in (("server", job.holdings.news_for_servers), ("worker", job.holdings.news_for_workers)):
         assignment = news()
         if assignment is not None:
@@ -152,8 +154,30 @@ def tell(job: Job) -> None:
         for rank in job.live("server"):
             if rank.member.rank == number:
                 rank.leaving = True
-                job.saves.sources.discard(rank.member)
                 job.tell(rank.member, Leave("the job goes on with fewer servers"))
+
+
+def _note_senders(job: Job, holdings: Holdings) -> None:
+    """Enter who must send a part of each checkpoint: where servers step, those that lead a shard."""
+    if job.plan is None or job.plan.update != "server" or not holdings.chains:
+        return
+    leading = {chain[0] for chain in holdings.chains}
+    servers = {rank.member for rank in job.live("server") if rank.member.rank in leading}
+    job.saves.sources = {each for each in job.saves.sources if each.role == "worker"} | servers
+
+
+def _tell_spare(job: Job, spare: int) -> None:
+    """Say how many copies shards have, when that changes: it is what the next death costs."""
+    if spare == job.spare:
+        return
+    if spare > job.spare:
+        job.say(f"every shard is on {spare + 1} servers again")
+    elif spare > 0:
+        job.say(f"some shards are on {spare + 1} servers only, until others are filled")
+    else:
+        back = job.saves.checkpoint() or "the start"
+        job.say(f"some shards are on one server only: were it to die before another is filled, all go back to {back}")
+    job.spare = spare
 
 
 def abandon(job: Job, why: str) -> None:

@@ -10,7 +10,7 @@ from psctl.job import events, lifecycle
 from psctl.job.environment import Seats, places
 from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
-from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume
+from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume, StopWanted
 from psctl.job.pace import Pace
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
@@ -116,6 +116,7 @@ class Job:
         self.training = False
         self.pace: Pace | None = None  # of the clocks, while training
         self.ending: Ending | None = None
+        self.stop_wanted: StopWanted | None = None  # a stop that waits until those that are replaced train
         self.recovery: Recovery | None = None
         self.losses = 0  # that the job has survived
         self.scalings = 0  # starts of all with another number of workers
@@ -123,6 +124,7 @@ class Job:
         self.last_loss: Failure | None = None
         self.lost_steps = 0  # by the last restart
         self.holdings: Holdings | None = None  # under ps, from the decision on
+        self.spare = 0  # how many servers may die at once, as people were told
         self.shards: list[Shard] = []
         self.layout: Layout | None = None
         self.handing_since = now
@@ -142,6 +144,17 @@ class Job:
     def leaving(self) -> bool:
         """Do all processes end, for good or to start again? A restart that still settles is not sure to come."""
         return self.ending is not None or (self.recovery is not None and self.recovery.phase != "settling")
+
+    @property
+    def coming_to_rest(self) -> bool:
+        """Do workers still go on to a common step before all processes end? Who waits for a shard must hear of it."""
+        leaving = self.recovery is not None and self.recovery.phase == "leaving"
+        return leaving or (self.ending is not None and self.ending.phase == "cutting")
+
+    @property
+    def replacing(self) -> list[Rank]:
+        """Workers that were started in mid-run and do not train yet."""
+        return [rank for rank in self.live("worker") if not rank.ready] if self.training else []
 
     @property
     def reached(self) -> int:

@@ -157,6 +157,7 @@ def save_ended(job: Job, rank: Rank, step: int) -> None:
         Commit(
             step=step, epoch=job.reports.epoch_of(step), world=len(job.of("worker")), servers=len(job.of("server")),
             strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
+            parameters=[each.name for each in job.layout.parameters] if job.layout is not None else [],
         )
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ servers that listen, start values that arrive, steps that move.
 
 from __future__ import annotations
 
-from psctl.job import late, leaving, losses, tables, training
+from psctl.job import ending, late, leaving, losses, tables, training
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
@@ -21,6 +21,8 @@ def tick(job: Job) -> None:
     """Look at the time."""
     if job.ending is None:
         _total(job)
+    if job.stop_wanted is not None and not (job.replacing and job.recovery is None):
+        ending.stop(job, job.stop_wanted)
     if job.ending is None and job.recovery is None:
         _start(job)
         _tables(job)
@@ -29,7 +31,7 @@ def tick(job: Job) -> None:
             _vain(job)
             late.look(job)
             _stalls(job)
-            if job.saves.due(job.now):
+            if job.saves.due(job.now) and not job.replacing:
                 training.propose(job, save=True, stop=False)
     if job.now - job.progress_at >= job.order.report_seconds and job.training:
         job.progress_at = job.now

@@ -34,6 +34,7 @@ class _Open(msgspec.Struct):
     writer: files.Writer
     since: float
     state: dict[str, object] = {}
+    names: set[str] = msgspec.field(default_factory=set)  # of the tensors that some part holds
 
 
 class Saver:
@@ -49,7 +50,7 @@ class Saver:
         self._root, self._order, self._answer = root, order, answer
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
-        self._failed: set[int] = set()
+        self._closed: set[int] = set()  # steps of which nothing is taken any more: given up, or being made whole
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         files.sweep(root / order.name)
         threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
@@ -62,6 +63,7 @@ class Saver:
         def act(save: _Open) -> None:
             if message.state is not None:
                 save.state = dict(message.state)
+            save.names.update(piece.name for piece in message.slices)
             save.writer.begin(source, message.slices)
 
         self._try(message.step, act, new=True)
@@ -86,14 +88,14 @@ class Saver:
 
     def _of(self, step: int, new: bool) -> _Open | None:
         with self._lock:
-            if step in self._failed:
+            if step in self._closed:
                 return None
             if new and step not in self._open:
                 folder = self._root / self._order.name / files.folder_name(step)
                 try:
                     self._open[step] = _Open(files.Writer(folder, self._order.name, step), time.monotonic())
                 except PsctlError as error:
-                    self._failed.add(step)
+                    self._closed.add(step)
                     self._answer(Written(step, problem=error.message))
             return self._open.get(step)
 
@@ -103,15 +105,18 @@ class Saver:
         """Give a checkpoint up and remove what is there; False when it was given up before."""
         with self._lock:
             save = self._open.pop(step, None)
-            self._failed.add(step)
+            self._closed.add(step)
         if save is None:
             return False
         save.writer.discard()
         return True
 
     def commit(self, commit: Commit) -> None:
-        """Make a checkpoint whole; Written follows."""
-        self._work.put(lambda: self._answer(self._commit(commit)))
+        """Make a checkpoint whole, of what was sent until now; Written follows."""
+        with self._lock:
+            save = self._open.pop(commit.step, None)
+            self._closed.add(commit.step)
+        self._work.put(lambda: self._answer(self._commit(commit, save)))
 
     def copy(self, step: int, peer: Peer | None) -> None:
         """Send a checkpoint to an agent; CopySent follows."""
@@ -127,7 +132,7 @@ class Saver:
 
         def find() -> None:
             with self._lock:
-                self._failed.clear()
+                self._closed.clear()
             answer, folder = self._restorable()
             use(folder)
             self._answer(answer)
@@ -149,26 +154,25 @@ class Saver:
         while True:
             self._work.get()()
 
-    def _commit(self, commit: Commit) -> Written:
-        with self._lock:
-            save = self._open.get(commit.step)
+    def _commit(self, commit: Commit, save: _Open | None) -> Written:
         if save is None:
             return Written(commit.step, problem="it was given up")
         try:
             return self._written(commit, save)
         except PsctlError as error:
-            self.discard(commit.step)
+            save.writer.discard()
             return Written(commit.step, problem=error.message)
 
     def _written(self, commit: Commit, save: _Open) -> Written:
         order = self._order
+        missing = [name for name in commit.parameters if f"param/{name}" not in save.names]
+        if missing:
+            raise CheckpointIncomplete(f"no part of it holds {missing[0]}: shards moved while it was taken")
         manifest = save.writer.commit(
             time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
             update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,
             code_hash=order.code_hash, job_file=order.job_file,
         )  # fmt: skip
-        with self._lock:
-            del self._open[commit.step]
         folder = save.writer.folder
         faults = files.verify(folder)
         if faults:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from psctl.checkpoint import files
 from psctl.errors import PeerLost
@@ -102,6 +103,26 @@ def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[Sav
     saver.commit(commit(500))
     assert answers.next().problem == "it was given up"
     assert list((root / "digits-3").iterdir()) == []
+
+
+def test_a_checkpoint_without_a_parameter_of_the_model_is_given_up(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, root = head
+    save(saver, 500)
+    saver.commit(replace(commit(500), parameters=["w", "bias"]))
+    assert answers.next().problem == "no part of it holds bias: shards moved while it was taken"
+    assert list((root / "digits-3").iterdir()) == []
+
+
+def test_a_part_that_comes_when_the_checkpoint_is_made_whole_begins_no_other(
+    head: tuple[Saver, Answers, Path],
+) -> None:
+    saver, answers, root = head
+    save(saver, 500)
+    saver.commit(commit(500))
+    saver.begin("server/1", SaveBegin(500, []))
+    saver.end("server/1", 500)
+    assert answers.next().problem == ""
+    assert [path.name for path in (root / "digits-3").iterdir()] == ["0000000500"]
 
 
 def test_old_ones_are_pruned(head: tuple[Saver, Answers, Path]) -> None:
