@@ -154,7 +154,10 @@ class ParameterClient:
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> None:
-        """Order the step of `clock`, after all its pushes; every rank orders the same. Does not block.
+        """Order the step of `clock`; every rank orders the same. Does not block.
+
+        It comes after all pushes of the clock. Under `update: worker` it may come before them, so that each shard's sum
+        comes back as soon as it is whole.
 
         Args:
             clock: the clock to apply.
@@ -361,7 +364,7 @@ class ParameterClient:
     def _send(self, outs: Sequence[Out]) -> None:
         """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
         for out in outs:
-            self._links.send(out.server, out.message, out.payload)
+            self._links.send(out.server, out.message, out.payload, urgent=out.urgent)
 
     def _joined(self, at: ServerAt, peer: Any) -> None:
         if self._trace is not None:

@@ -145,12 +145,14 @@ class ServerSum:
     def send(self, bucket: int, weight: float) -> None:
         present = self._flat.fill(self._client.sending(self._clock), bucket)
         if not self._asked:  # ahead of what is pushed, so that sums come back while later shards still leave
+            self._client.step(self._clock, [])
             self._client.pull(self._clock + 1)
             self._asked = True
         self._client.push(self._clock, bucket, present, weight)
 
     def finish(self) -> None:
-        self._client.step(self._clock, [])
+        if not self._asked:  # nothing to send
+            self._client.step(self._clock, [])
         self._client.wait(self._clock + 1)
         self._asked = False
         there = self._client.presence(self._clock)

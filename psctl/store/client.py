@@ -53,11 +53,13 @@ from psctl.words import Number, Shard
 
 
 class Out(msgspec.Struct, frozen=True):
-    """An instruction: send this to server `server`; the payload must not be copied before it is sent."""
+    """An instruction: send this to server `server`; the payload must not be copied before it is sent. What is urgent
+    overtakes what is not."""
 
     server: int
     message: FromWorker
     payload: memoryview | None = None
+    urgent: bool = False
 
 
 class ClientMind:
@@ -89,7 +91,7 @@ class ClientMind:
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
         self._route = Route(owners, sorted(set(owners)) if servers is None else servers)
-        self._outbox = Outbox(self._route)
+        self._outbox = Outbox(self._route, gated=terms.update == "server")
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
         self._eager = eager
@@ -204,7 +206,7 @@ class ClientMind:
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> list[Out]:
-        """Order the step of `clock`, after all its pushes, under both update modes (`update: worker`: no groups).
+        """Order the step of `clock`: after all its pushes, or before them under `update: worker`, which has no groups.
 
         What may not leave yet comes out of `received`.
         """
@@ -212,7 +214,7 @@ class ClientMind:
         return self._orders()
 
     def _orders(self) -> list[Out]:
-        return [Out(server, step) for server, step in self._outbox.orders()]
+        return [Out(server, step, urgent=not self._outbox.gated) for server, step in self._outbox.orders()]
 
     def save(self, version: int) -> list[Out]:
         """Have `version` saved, though its step did not say so."""

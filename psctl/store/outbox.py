@@ -1,7 +1,8 @@
 """What a worker has sent and must be able to send again: pushes until Pushed, step orders until all is Pushed.
 
 A step order of clock c leaves for server S when every push of c to another server is Taken, and every push of c to S
-has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step).
+has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). Where workers hold
+the values, no death is ever cut at a clock, so orders leave at once, and a shard's sum comes back while others leave.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ KEPT = 8
 
 
 class Outbox:
-    """Bookkeeping of pushes and step orders, without their bytes. Calls must not overlap."""
+    """Bookkeeping of pushes and step orders, without their bytes. Calls must not overlap.
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
+    Args:
+        route: who leads which shard.
+        gated: orders wait for pushes.
+    """
+
+    def __init__(self, route: Route, *, gated: bool = True) -> None:
+        self._route, self.gated = route, gated
         self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> what is not Pushed
+        self._made: dict[int, int] = {}  # clock -> how many pushes there were
         self._untaken: dict[int, set[int]] = {}  # clock -> shards
         self._behind: dict[int, dict[int, int]] = {}  # clock -> server -> how many of its shards are untaken
         self._steps: dict[int, Step] = {}
@@ -27,6 +34,7 @@ class Outbox:
     def push(self, push: Push) -> None:
         """Remember a push that leaves, or would if its shard were open."""
         self._pushes.setdefault(push.clock, {})[push.shard] = push
+        self._made[push.clock] = self._made.get(push.clock, 0) + 1
         self._take_back(push.clock, push.shard)
 
     def _take_back(self, clock: int, shard: int) -> None:
@@ -63,12 +71,13 @@ class Outbox:
                 self._forget(known)
 
     def _forget(self, clock: int) -> None:
-        """All of the clock is done, if all of it was pushed: its order is with everyone who leads a shard."""
-        if set(self._route.owners) <= self._sent[clock]:
+        """All of the clock is done, if all of it was pushed and its order is with everyone who leads a shard."""
+        owners = self._route.owners
+        if self._made[clock] == len(owners) and set(owners) <= self._sent[clock]:
             self._drop(clock)
 
     def _drop(self, clock: int) -> None:
-        for book in (self._pushes, self._untaken, self._behind, self._steps, self._sent):
+        for book in (self._pushes, self._made, self._untaken, self._behind, self._steps, self._sent):
             book.pop(clock, None)
 
     def unacknowledged(self, clock: int) -> set[int]:
@@ -113,7 +122,7 @@ class Outbox:
         """Return the orders that may leave now, with their servers; they count as sent."""
         found: list[tuple[int, Step]] = []
         for clock in sorted(self._steps):
-            behind = self._behind.get(clock, {})
+            behind = self._behind.get(clock, {}) if self.gated else {}
             if len(behind) > 1:
                 continue
             for server in self._route.servers:

@@ -41,6 +41,24 @@ def test_with_one_server_an_order_waits_for_nothing():
     assert [server for server, _ in box.orders()] == [0]
 
 
+def test_where_workers_hold_the_values_an_order_waits_for_nothing_and_may_come_first():
+    route, _ = opened([0, 1])
+    box = Outbox(route, gated=False)
+    box.step(Step(0, []))
+    assert [server for server, _ in box.orders()] == [0, 1]
+    box.push(push(0, 0))
+    box.pushed(0, 0)
+    assert box.unsettled() == set()
+    box.push(push(0, 1))
+    assert box.unsettled() == {1}
+    box.forget_orders(1)
+    assert [server for server, _ in box.orders()] == [1], "not forgotten while pushes are still to come"
+    box.pushed(0, 1)
+    assert box.unsettled() == set()
+    box.forget_orders(1)
+    assert box.orders() == []
+
+
 def test_a_push_that_must_be_sent_again_is_not_taken_any_more_and_holds_the_order_back():
     route, box = opened([0, 1])
     box.push(push(0, 0))
