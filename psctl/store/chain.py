@@ -24,16 +24,20 @@ it has.
                                             heir; when they have all, it hands over; then as assigned
 
 A chain that begins has nothing to copy: who gets the first version passes it on to a successor that has none.
-"""
 
-# long: one state machine; what a role does is read beside what the others do
+The heir may die before it took over; then the next of the chain leads at once, maybe without the last entries of the
+one that would have handed over. What that has is *void* from then on: it says that it has nothing, and is copied to.
+But it holds all that was ever acknowledged, and while it says so nothing else is; so if it must lead before the copy
+came, it leads with what it has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from psctl.errors import ProtocolError
-from psctl.store.entries import Copying, Entries, copy_messages
+from psctl.store.downstream import Downstream
+from psctl.store.entries import Copying, copy_messages
 from psctl.store.incoming import Incoming
 from psctl.store.machine import Replicated
 from psctl.store.messages import (
@@ -48,11 +52,8 @@ from psctl.store.messages import (
     HandOver,
     TookOver,
 )
-from psctl.store.outputs import CaughtUp, ChainOutput, HandedOver, ToServer
-from psctl.store.roles import AFTER_HANDING, ROLES, Follower, Role, place_of
-
-CATCH_UP = 4
-"""Entries that a primary may be ahead of a member that is being filled."""
+from psctl.store.outputs import ChainOutput, HandedOver, ToServer
+from psctl.store.roles import AFTER_HANDING, ROLES, Follower, Role, Standing, place_of
 
 
 class Chain:
@@ -78,57 +79,65 @@ class Chain:
         window: int = 1,
         copying: Copying | None = None,
     ) -> None:
-        self.shard, self.me, self.epoch = shard, me, epoch
-        self.role: Role = "none"
-        self.followers: dict[int, Follower] = {}
-        self._machine, self._up, self._window = machine, up, window
-        self._copying = copying or Copying()
-        self._chain: list[int] = []
-        self._copies: list[int] = []
+        self.shard, self.me = shard, me
+        self._now = Standing(me, epoch)
+        self._machine, self._up = machine, up
+        self._down = Downstream(shard, self._now, machine, up, window, copying or Copying())
         self._former: int | None = None  # who led when this server did not
-        self._log = Entries(shard, machine)
         self._incoming = Incoming(shard, machine)
         self._handed: tuple[int, int, bytes, memoryview] | None = None  # source, epoch, head, data: before its time
         self._offered = False  # handing: HandOver was sent
         self._given = False  # handing: all that was here was offered to this heir
         self._handing_since = -1  # the assignment that made the heir the first
-        self._later: dict[int, Forwarded] = {}  # acknowledgements by an assignment that is not known here yet
         self._asked: tuple[int, int] | None = None  # who asked by an assignment that is not known here yet
-        self._sent = 0  # copies
         self._took = ""  # the last copy that was taken
 
     # ---- what the shard asks ----------------------------------------------------------------------------------------
 
     @property
+    def epoch(self) -> int:
+        """The newest assignment that is known here."""
+        return self._now.epoch
+
+    @property
+    def role(self) -> Role:
+        """What this server is to the shard."""
+        return self._now.role
+
+    @property
+    def members(self) -> list[int]:
+        """The servers of the chain, primary first."""
+        return self._now.chain
+
+    @property
     def leads(self) -> bool:
         """Whether pushes and pulls are answered here."""
-        return self.role == "primary"
+        return self._now.role == "primary"
+
+    @property
+    def followers(self) -> Mapping[int, Follower]:
+        """The servers that get entries from here, with what each has."""
+        return self._down.each
 
     @property
     def acknowledged(self) -> int:
         """The version that all that count have; -1: there is none."""
-        version = -1 if self._machine.version is None else self._machine.version
-        return min([version, *(one.acked for one in self.followers.values() if one.counts)])
+        return self._down.acknowledged
 
     @property
     def settled(self) -> bool:
         """Whether all that count have all there is."""
-        return self._machine.version is not None and self.acknowledged == self._machine.version
+        return self._down.settled
 
     @property
     def keeps(self) -> bool:
         """Whether an entry's payload is needed after it was applied."""
-        return bool(self.followers) or self.role != "primary"
+        return bool(self._down.each) or self._now.role != "primary"
 
     @property
     def may_append(self) -> bool:
         """Whether the primary may make another entry."""
-        version = self._machine.version
-        if self.role != "primary" or version is None or version - self.acknowledged >= self._window:
-            return False
-        if any(one.told < self.epoch for one in self.followers.values() if one.counts):
-            return False  # one may have what only a dead primary gave it
-        return all(version - one.acked < CATCH_UP for one in self.followers.values() if one.filled)
+        return self._down.may_append
 
     # ---- the assignment ---------------------------------------------------------------------------------------------
 
@@ -143,133 +152,64 @@ class Chain:
             copies: those that are to be filled.
             alive: tells whether a server lives.
         """
-        if epoch <= self.epoch or not chain:
+        now = self._now
+        if epoch <= now.epoch or not chain:
             return []
-        if self.role != "heir":
-            self._former = self._chain[0] if self._chain else None
-        if self._chain[:1] != [chain[0]]:
+        if now.role != "heir":
+            self._former = now.chain[0] if now.chain else None
+        if now.chain[:1] != [chain[0]]:
             self._handing_since, self._given = epoch, False
-        self.epoch, self._chain, self._copies = epoch, list(chain), list(copies)
-        witness = chain[0] if self.role in ("handing", "primary") else self._former
+        now.epoch, now.chain, now.copies = epoch, list(chain), list(copies)
+        witness = chain[0] if now.role in ("handing", "primary") else self._former
         lives = witness is not None and witness != self.me and alive(witness)
-        self.role = ROLES[self.role, place_of(self.me, chain, copies)][0 if lives else 1]
+        self._become(ROLES[now.role, place_of(self.me, chain, copies)][0 if lives else 1])
         self._offered = False
         self._incoming.drop_older(epoch)
-        if self.role == "none":
-            self._forget()
         outputs = self._take_over()
-        known = set(self.followers)
-        self._follow_anew()
-        self._prune()
-        for server in list(self.followers):
-            outputs += self._bring(server, again=server not in known)
+        known = set(self._down.each)
+        self._down.follow_anew()
+        self._down.prune()
+        outputs += self._down.bring_all(known)
         if self._asked is not None and self._asked[1] <= epoch:
             if self.leads and self._asked[0] != self.me:
                 outputs.append(ToServer(self._asked[0], TookOver(self.shard, epoch)))
             self._asked = None
-        for server in [server for server, later in self._later.items() if later.epoch <= epoch]:
-            outputs += self._acked(server, self._later.pop(server))
+        for server, message in self._down.due():
+            outputs += self._acked(server, message)
         return outputs + self._tell_up() + self._hand()
 
-    def _follow_anew(self) -> None:
-        """Find who gets entries from here now; what is known of those who did before stays."""
-        before, self.followers = self.followers, {}
-        position = self._chain.index(self.me) if self.me in self._chain else len(self._chain)
-        members = self._chain[position + 1 : position + 2]
-        if self.role == "handing":
-            members = [self._chain[0], *members]
-        for server in members:
-            # It says what it has, and what those after it have now, before anything counts as acknowledged.
-            known = before.get(server, Follower(True, filled=True))
-            known.counts, known.acked = True, known.acked if known.told >= self.epoch else -1
-            self.followers[server] = known
-        for server in self._copies if self.role == "primary" else ():
-            self.followers[server] = before.get(server, Follower(False))
-        for server in before.keys() - self.followers.keys():
-            self._copying.end(self.shard, server)
-
-    def _forget(self) -> None:
-        self._log.clear()
-        self._incoming.drop_older(self.epoch)
-        self._incoming.drop_copy(self.epoch)
-        if self._handed is not None and self._handed[1] < self.epoch:
-            self._handed = None
+    def _become(self, role: Role) -> None:
+        self._now.role = role
+        if role == "primary":
+            self._now.void = False  # nobody is left who has more
+        if role == "none":
+            self._down.log.clear()
+            self._incoming.drop_older(self.epoch)
+            self._incoming.drop_copy(self.epoch)
+            if self._handed is not None and self._handed[1] < self.epoch:
+                self._handed = None
 
     # ---- down -------------------------------------------------------------------------------------------------------
 
     def append(self, number: int, head: bytes, payload: memoryview) -> list[ChainOutput]:
         """Forward the entry that the primary has just applied; `payload` is kept until `release`."""
-        self._log.add(number, head, payload)
-        outputs: list[ChainOutput] = []
-        for server, follower in self.followers.items():
-            if follower.filled and self._up(server):
-                outputs += self._log.messages(server, number, self.epoch)
-        self._prune()
-        return outputs
+        return self._down.append(number, head, payload)
 
     def fill(self) -> list[ChainOutput]:
         """Begin copies that had to wait for others."""
-        waiting = [server for server, follower in self.followers.items() if not follower.filled]
-        return [output for server in waiting for output in self._bring(server, again=True)]
+        return self._down.fill()
 
     def begun(self) -> list[ChainOutput]:
         """The machine has its first version: pass it on."""
-        outputs: list[ChainOutput] = []
-        for server in list(self.followers):
-            outputs += self._bring(server, again=True)
-        return outputs + self._hand()
+        return self._down.bring_all() + self._hand()
 
     def joined(self, server: int) -> list[ChainOutput]:
         """A connection to a server is made: say again what may have been lost with the one before."""
-        return self._bring(server, again=True) + self._tell_up(server) + self._hand(again=server)
+        return self._down.bring(server, again=True) + self._tell_up(server) + self._hand(again=server)
 
     def lost(self, server: int) -> None:
-        """The connection to a server is gone. Who was being filled is filled anew, and holds nobody up until then."""
-        self._copying.end(self.shard, server)
-        follower = self.followers.get(server)
-        if follower is not None and not follower.counts:
-            self.followers[server] = Follower(False)
-
-    def _bring(self, server: int, *, again: bool) -> list[ChainOutput]:
-        """Send a follower what it may lack: all of it, or the entries that it has not acknowledged.
-
-        Args:
-            server: whom.
-            again: what was sent before may be lost, so a copy that was not acknowledged is begun anew.
-        """
-        follower = self.followers.get(server)
-        version = self._machine.version
-        if follower is None or version is None or not self._up(server):
-            return []
-        if not follower.filled and not self._copying.begin(self.shard, server, self._machine.limit):
-            return []  # `fill`
-        if not follower.filled or (again and follower.copy) or self._strayed(follower):
-            return self._copy(server, follower, version)
-        outputs: list[ChainOutput] = []
-        if follower.told < self.epoch:
-            outputs.append(ToServer(server, Ask(self.shard, self.epoch)))
-        if follower.told >= 0 or follower.copied >= 0:
-            for number in self._log.since(max(follower.has, follower.copied)):
-                outputs += self._log.messages(server, number, self.epoch)
-        if follower.counts and self.role == "primary" and server in self._copies:
-            outputs.append(CaughtUp(self.epoch, self.shard, server))
-        return outputs
-
-    def _copy(self, server: int, follower: Follower, version: int) -> list[ChainOutput]:
-        head, data = self._machine.snapshot()
-        self._sent += 1
-        follower.filled, follower.copied, follower.copy = True, version, f"{self.me}.{self.epoch}.{self._sent}"
-        follower.acked = min(follower.acked, version) if follower.counts else version - 1
-        begin = CopyBegin(self.shard, version, self.epoch, sum(len(one) for one in data), head, follower.copy)
-        return [ToServer(server, begin), *copy_messages(server, self.shard, data)]
-
-    def _prune(self) -> None:
-        """Let go of entries that nobody can ask for any more."""
-        version = -1 if self._machine.version is None else self._machine.version
-        needed = min([version, *(one.acked for one in self.followers.values() if one.filled)])
-        if self.role != "primary":
-            needed = min(needed, version - self._window)
-        self._log.drop_below(needed)
+        """The connection to a server is gone."""
+        self._down.lost(server)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -289,8 +229,6 @@ class Chain:
         Raises:
             ProtocolError: as `place`.
         """
-        if self.leads and isinstance(message, Forward | Ask) and message.epoch == self.epoch:
-            return [ToServer(server, TookOver(self.shard, self.epoch))]  # who would hand over need not
         if self.leads and isinstance(message, Forward | Ask) and message.epoch >= self.epoch:
             return [ToServer(server, TookOver(self.shard, message.epoch))]  # who would hand over need not
         match message:
@@ -329,7 +267,7 @@ class Chain:
             return
         if self.role == "handing":
             return  # what it has is the newest, or void
-        if message.number == self._machine.version:
+        if message.number == self._down.version:
             self._incoming.open_entry(server, message)
 
     def _entry(self, server: int, message: Forward | ForwardPart, size: int) -> list[ChainOutput]:
@@ -337,8 +275,8 @@ class Chain:
             if size == 0:
                 self._open(server, message)
             if not self._incoming.is_open(server, message):
-                version = -1 if self._machine.version is None else self._machine.version
-                return self._tell_up(missed=message.number > version) if message.epoch >= self.epoch else []
+                missed = message.number > self._down.version
+                return self._tell_up(missed=missed) if message.epoch >= self.epoch else []
         whole = self._incoming.entry_filled(server, message, size)
         if whole is None:
             return []
@@ -349,56 +287,23 @@ class Chain:
     @property
     def _before_me(self) -> int | None:
         """Whom this server follows."""
-        if self.role == "copying":
-            return self._chain[0]
-        if self.role == "member" or (self.role == "handing" and self.me in self._chain):
-            return self._chain[self._chain.index(self.me) - 1]
-        return self._former if self.role == "heir" else None
+        return self._former if self.role == "heir" else self._now.before
 
     def _tell_up(self, only: int | None = None, *, missed: bool = False) -> list[ChainOutput]:
         """Acknowledge to whom this server follows (if it is `only`)."""
         source = self._before_me
         if source is None or source == self.me or only not in (None, source):
             return []
-        has = -1 if self._machine.version is None else self._machine.version
-        heir = self._chain[0] if self.role == "handing" else None  # it is before this server, too
-        if heir is not None and (has < 0 or self.followers[heir].has < has):
+        has = self._down.version
+        heir = self._now.chain[0] if self.role == "handing" else None  # it is before this server, too
+        if heir is not None and (has < 0 or self._down.each[heir].has < has):
             return []  # it would be ahead of its predecessors
-        after = [one.acked for server, one in self.followers.items() if one.counts and server != heir]
+        after = [one.acked for server, one in self._down.each.items() if one.counts and server != heir]
         return [ToServer(source, Forwarded(self.shard, min([has, *after]), has, self.epoch, self._took, missed))]
 
     def _acked(self, server: int, message: Forwarded) -> list[ChainOutput]:
-        follower = self.followers.get(server)
-        if message.epoch > self.epoch:
-            self._later[server] = message  # it is about a chain that is not known here yet
-            return []
-        if follower is None or message.epoch < self.epoch or not follower.filled:
-            return []
-        if follower.copy and follower.copy != message.copy:
-            return self._bring(server, again=True) if message.missed else []
-        follower.copy = ""
-        self._copying.end(self.shard, server)
-        before, lacks = (follower.acked, follower.has), message.missed or follower.told < message.epoch
-        follower.acked, follower.has = max(follower.acked, message.version), message.has
-        follower.told = max(follower.told, message.epoch)
-        if self._strayed(follower):
-            return self._copy(server, follower, -1 if self._machine.version is None else self._machine.version)
-        outputs: list[ChainOutput] = self._bring(server, again=False) if lacks else []
-        if not follower.counts and follower.acked == self._machine.version:
-            follower.counts = True
-            outputs.append(CaughtUp(self.epoch, self.shard, server))
-        self._prune()
-        if (follower.acked, follower.has) != before:
-            outputs += self._tell_up()
-        return outputs + self._hand()
-
-    def _strayed(self, follower: Follower) -> bool:
-        """Tell whether a follower needs a copy: it lacks what is not kept, or has what only a dead primary gave it."""
-        version = self._machine.version
-        if version is None or follower.copy or follower.told < 0:
-            return False
-        ahead = follower.has > version and self.role in ("primary", "member")
-        return ahead or follower.has < self._log.lowest(version)
+        outputs, changed = self._down.heard(server, message)
+        return outputs + (self._tell_up() if changed else []) + self._hand()
 
     def _filled(self, server: int) -> list[ChainOutput]:
         whole = self._incoming.copied(server)
@@ -410,34 +315,34 @@ class Chain:
             return self._take_over()
         if self.role == "primary":
             return []
+        self._took = begin.copy
         if self.role == "handing":  # what it has is the newest, or void
-            self._took = begin.copy
             return self._tell_up()
-        first, self._took = self._machine.version is None, begin.copy
+        first, self._now.void = self._down.version < 0, False
         self._machine.restore(begin.version, begin.head, data)
         self._incoming.drop_entry()
-        self._log.clear()
+        self._down.log.clear()
         outputs = self.begun() if first else []
-        for follower, known in self.followers.items():
-            if self._strayed(known):
-                outputs += self._copy(follower, known, begin.version)
-        return outputs + self._tell_up()
+        return outputs + self._down.renewed() + self._tell_up()
 
     # ---- hand-over --------------------------------------------------------------------------------------------------
 
     def _hand(self, again: int | None = None) -> list[ChainOutput]:
         """Hand over when the heir, and all that count, have all."""
-        heir = self.followers.get(self._chain[0]) if self.role == "handing" else None
-        if heir is None or heir.told < self.epoch or not self.settled or not self._up(self._chain[0]):
+        if self.role != "handing":
             return []
-        if self._offered and again != self._chain[0]:
+        first = self._now.chain[0]
+        heir = self._down.each.get(first)
+        if heir is None or heir.told < self.epoch or not self.settled or not self._up(first):
+            return []
+        if self._offered and again != first:
             return []
         self._offered = self._given = True
         head, data = self._machine.staged()
         version = self._machine.version
         assert version is not None, "it is settled"
         begin = HandOver(self.shard, version, self.epoch, sum(len(one) for one in data), head)
-        return [ToServer(self._chain[0], begin), *copy_messages(self._chain[0], self.shard, data)]
+        return [ToServer(first, begin), *copy_messages(first, self.shard, data)]
 
     def _take_over(self) -> list[ChainOutput]:
         if self._handed is None or self._handed[1] > self.epoch:
@@ -449,21 +354,21 @@ class Chain:
         if self.role == "primary":
             return outputs  # again, after a broken connection
         self._machine.restage(head, data)
-        self.role, self._former = "primary", self.me
-        known = set(self.followers)
-        self._follow_anew()
-        for server in set(self.followers) - known:
-            outputs += self._bring(server, again=True)
+        self._become("primary")
+        self._former = self.me
+        known = set(self._down.each)
+        self._down.follow_anew()
+        for server in set(self._down.each) - known:
+            outputs += self._down.bring(server, again=True)
         return outputs
 
     def _took_over(self, message: TookOver) -> list[ChainOutput]:
-        if self.role != "handing" or message.epoch < self._handing_since:
+        now = self._now
+        if now.role != "handing" or message.epoch < self._handing_since:
             return []
         if not (self.settled or self._given):  # who leads began without what is only here
-            self._machine.forget()
-            self._log.clear()
-        self.role = AFTER_HANDING[place_of(self.me, self._chain, self._copies)]
-        self._follow_anew()
-        if self.role == "none":
-            self._forget()
+            now.void = True
+            self._down.log.clear()
+        self._become(AFTER_HANDING[place_of(self.me, now.chain, now.copies)])
+        self._down.follow_anew()
         return [HandedOver(self.epoch, self.shard), *self._tell_up(missed=True)]

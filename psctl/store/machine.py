@@ -34,9 +34,6 @@ class Replicated(Protocol):
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Become what another's `snapshot` was."""
 
-    def forget(self) -> None:
-        """Have no state any more."""
-
     def staged(self) -> tuple[bytes, list[memoryview]]:
         """Return what is taken in and not applied; in the form of `snapshot`."""
 
@@ -81,11 +78,6 @@ class ShardMachine:
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         """Become what another's `snapshot` was."""
         self._state.restore(version, head, data)
-
-    def forget(self) -> None:
-        """Have no state any more."""
-        self._state.version = None
-        self._intake.clear()
 
     def staged(self) -> tuple[bytes, list[memoryview]]:
         """Return what is taken in and not applied."""

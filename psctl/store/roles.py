@@ -48,6 +48,26 @@ def place_of(server: int, chain: Sequence[int], copies: Sequence[int]) -> Place:
     return "copy" if server in copies else "out"
 
 
+class Standing(msgspec.Struct):
+    """What one server is to one shard in the newest assignment that it knows."""
+
+    me: int
+    epoch: int  # the assignment's number
+    role: Role = "none"
+    chain: list[int] = []
+    copies: list[int] = []  # those that are to be filled
+    void: bool = False  # what is here counts only if nobody is left who has more (chain.py)
+
+    @property
+    def before(self) -> int | None:
+        """The server before this one in the chain, or the one that fills it."""
+        if self.role == "copying":
+            return self.chain[0]
+        if self.role == "member" or (self.role == "handing" and self.me in self.chain):
+            return self.chain[self.chain.index(self.me) - 1]
+        return None
+
+
 class Follower(msgspec.Struct):
     """What is known of a server that gets entries from here."""
 

@@ -76,9 +76,6 @@ class Log:
     def restore(self, version: int, head: bytes, data: memoryview) -> None:
         self.version, self.entries = version, msgspec.msgpack.decode(data, type=list[tuple[int, int]])
 
-    def forget(self) -> None:
-        self.version, self.entries, self.pending = None, [], {}
-
     def staged(self) -> tuple[bytes, list[memoryview]]:
         return b"", [memoryview(msgspec.msgpack.encode(self.pending))]
 

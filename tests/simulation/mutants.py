@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from psctl.job.holding import Holdings
-from psctl.store.chain import Chain
 from psctl.store.client import ClientMind
+from psctl.store.downstream import Downstream
 from psctl.store.intake import Handed
 from psctl.store.server import ServerMind
 from psctl.store.shard import ShardMind
@@ -60,7 +60,7 @@ def _one_buffer(method: Any) -> Any:
 
 def _at_once(method: Any) -> Any:
     """What the primary has counts as being on all of the chain."""
-    return property(lambda self: self._machine.version is not None)
+    return property(lambda self: self.version >= 0)
 
 
 def _anyone_promoted(method: Any) -> Any:
@@ -99,7 +99,7 @@ def _each_its_own(method: Any) -> Any:
 
 MUTANTS = (
     Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next))),
-    Mutant("acknowledge before the replica", ((Chain, "settled", _at_once),)),
+    Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),)),
     Mutant("stale promotion", ((Holdings, "lost", _anyone_promoted),)),
     Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),)),
     Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),)),
