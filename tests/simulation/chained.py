@@ -19,6 +19,7 @@ from psctl.store.chain import Chain
 from psctl.store.messages import Between, Message
 from psctl.store.outputs import CaughtUp, HandedOver, ToServer
 from psctl.words import Address, Member
+from tests.store.log import Log
 
 from .kernel import Broken, Process, World
 from .network import End, Network
@@ -42,45 +43,6 @@ class Got(Message, frozen=True):
 
 class Leads(Message, frozen=True):
     """I lead."""
-
-
-class Log:
-    """The replicated machine: a list of (client, number), and what is put and not in it yet."""
-
-    limit = 1 << 20
-
-    def __init__(self) -> None:
-        self.version: int | None = None
-        self.entries: list[tuple[int, int]] = []
-        self.pending: dict[int, int] = {}  # client -> number
-        self.rooms = 0
-
-    def last(self, client: int) -> int:
-        return max((number for who, number in self.entries if who == client), default=-1)
-
-    def room(self, head: bytes, size: int) -> memoryview:
-        self.rooms += 1
-        return memoryview(bytearray(size))
-
-    def release(self, payload: memoryview) -> None:
-        self.rooms -= 1
-
-    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
-        assert self.version is not None
-        self.entries.append(msgspec.msgpack.decode(payload, type=tuple[int, int]))
-        self.version += 1
-
-    def snapshot(self) -> tuple[bytes, list[memoryview]]:
-        return b"", [memoryview(msgspec.msgpack.encode(self.entries))]
-
-    def restore(self, version: int, head: bytes, data: memoryview) -> None:
-        self.version, self.entries = version, msgspec.msgpack.decode(data, type=list[tuple[int, int]])
-
-    def staged(self) -> tuple[bytes, list[memoryview]]:
-        return b"", [memoryview(msgspec.msgpack.encode(self.pending))]
-
-    def restage(self, head: bytes, data: memoryview) -> None:
-        self.pending = msgspec.msgpack.decode(data, type=dict[int, int])
 
 
 class Holder:

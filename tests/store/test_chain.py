@@ -1,0 +1,132 @@
+"""One shard's chain on a few servers, its messages carried by hand: what a server says it has, and what it keeps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from psctl.store.chain import Chain
+from psctl.store.outputs import CaughtUp, HandedOver, ToServer
+
+from .log import Log
+
+
+class Servers:
+    """Chains of some servers; what one says to another is delivered in order, unless one of them is cut off."""
+
+    def __init__(self, count: int, window: int = 1) -> None:
+        self.alive = set(range(count))
+        self.logs = [Log() for _ in range(count)]
+        self.chains = [
+            Chain(0, me, self.logs[me], lambda other: other in self.alive, window=window) for me in range(count)
+        ]
+        self.told: list[CaughtUp | HandedOver] = []
+        self.deaf: set[int] = set()  # what they are told waits
+        self._mail: deque[tuple[int, ToServer]] = deque()
+
+    def assigned(self, epoch: int, chain: list[int], copies: tuple[int, ...] = ()) -> None:
+        for me in sorted(self.alive):
+            self.follow(me, self.chains[me].assigned(epoch, chain, copies, self.alive.__contains__))
+
+    def begin(self, leader: int) -> None:
+        self.logs[leader].version = 0
+        self.follow(leader, self.chains[leader].begun())
+        self.deliver()
+
+    def put(self, leader: int, number: int) -> None:
+        payload = memoryview(msgspec.msgpack.encode((0, number)))
+        version = self.logs[leader].version
+        assert version is not None
+        self.logs[leader].apply(b"", payload, kept=True)
+        self.follow(leader, self.chains[leader].append(version, b"", payload))
+
+    def die(self, server: int) -> None:
+        self.alive.discard(server)
+        self._mail = deque(letter for letter in self._mail if server not in (letter[0], letter[1].server))
+
+    def follow(self, source: int, outputs: Any) -> None:
+        for output in outputs:
+            if isinstance(output, ToServer):
+                self._mail.append((source, output))
+            else:
+                self.told.append(output)
+
+    def deliver(self) -> None:
+        kept: deque[tuple[int, ToServer]] = deque()
+        while self._mail:
+            source, output = self._mail.popleft()
+            chain, size = self.chains[output.server], 0 if output.payload is None else len(output.payload)
+            if output.server in self.deaf:
+                kept.append((source, output))
+                continue
+            if output.payload is not None:
+                place = chain.place(source, output.message, size)
+                if place is not None:
+                    place[:] = output.payload
+            self.follow(output.server, chain.received(source, output.message, size))
+        self._mail = kept
+
+    def numbers(self, server: int) -> list[int]:
+        return [number for _, number in self.logs[server].entries]
+
+
+def test_an_entry_counts_when_the_tail_has_it() -> None:
+    servers = Servers(3)
+    servers.assigned(1, [0, 1, 2])
+    servers.begin(0)
+    servers.deaf = {2}
+    servers.put(0, 0)
+    servers.deliver()
+    assert servers.numbers(1) == [0]
+    assert servers.chains[0].acknowledged == 0
+    assert not servers.chains[0].may_append
+    servers.deaf.clear()
+    servers.deliver()
+    assert servers.chains[0].acknowledged == 1
+    assert servers.numbers(2) == [0]
+
+
+def test_a_server_that_is_filled_says_so_and_takes_over_by_hand_over() -> None:
+    servers = Servers(2)
+    servers.assigned(1, [0])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.assigned(2, [0], (1,))
+    servers.deliver()
+    assert servers.told == [CaughtUp(2, 0, 1)]
+    servers.assigned(3, [1])
+    servers.deliver()
+    assert servers.told[1:] == [HandedOver(3, 0)]
+    assert (servers.chains[0].role, servers.chains[1].role) == ("none", "primary")
+    assert servers.numbers(1) == [0]
+
+
+def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_acknowledged() -> None:
+    servers = Servers(3)
+    servers.assigned(1, [0, 1, 2])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.deliver()
+    assert servers.chains[0].acknowledged == 1
+    servers.deaf = {1}
+    servers.put(0, 1)  # on 0 alone
+    servers.assigned(2, [1, 2, 0])
+    servers.deliver()
+    servers.die(1)
+    servers.deaf.clear()
+    servers.assigned(3, [2, 0])  # 2 leads without the second entry, so what 0 has is void
+    servers.deaf = {2}
+    servers.deliver()
+    servers.deaf = {0}
+    servers.follow(2, servers.chains[2].joined(0))
+    servers.deliver()
+    servers.deaf = {2}
+    servers.deliver()
+    assert servers.chains[0].role == "member"
+    assert not servers.chains[0].settled  # it says that it has nothing
+    servers.die(2)  # before it copied to 0
+    servers.assigned(4, [0])
+    assert servers.chains[0].leads
+    assert servers.chains[0].acknowledged == len(servers.numbers(0)) >= 1
