@@ -1,26 +1,36 @@
-"""The mind of a server's tables: messages of workers in, messages out; it never waits and knows no network.
+"""The mind of a server's tables: messages of workers and servers in, messages out; it never waits, knows no network.
 
-It holds this server's shards of every store (table_state.py), the reads that wait for a clock, and for each worker
-which key lists it was told in full and, with eager reads, which rows it has read. A read that wants clock r is answered
-once all of the group have finished r clocks: the server's half of SSP's cache rule (Ho and others 2013: a row with
-clock r may be read at clock c iff r >= c - s).
+It holds, for each shard that it leads or has a replica of, that shard of every store (table_slot.py), and for each
+worker what the worker has told and read (table_sessions.py). An update is split by shard; in each it is applied by who
+leads the shard, goes down the shard's chain of replicas (chain.py), and is Done when all of the chain have it; nothing
+that rests on it is told before (table_outbox.py). So a server's death loses nothing that anybody was told of, and what
+was not Done is said again to the next of the chain.
 
-Exactly once: an update's sequence is larger than those of its worker before; one that is not was taken in already and
-is acknowledged again. When a key list or a table is not known, nothing more of that session is taken in: the worker
-begins a new one and sends again in order.
+A read that wants clock r is answered once all of the group have finished r clocks: the server's half of SSP's cache
+rule (Ho and others 2013: a row with clock r may be read at clock c iff r >= c - s).
+
+Exactly once: an update's sequence is larger than those of its worker before; in each shard one that is not was taken in
+already and is acknowledged again. That holds only if a shard hears a worker's updates without a gap: so a worker says
+nothing of a shard before it is told that it is led here (Leads), then all that is not Done, in order; and what it sent
+before it heard of that, recognised by its `term`, counts for nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-import numpy as np
+import torch
 
 from psctl.errors import ProtocolError, UsageError
+from psctl.store.entries import Copying
+from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
 from psctl.store.rows import Keys
+from psctl.store.snapshot import Copied
+from psctl.store.table_kinds import Functions
+from psctl.store.table_machine import Head
 from psctl.store.table_messages import (
     Advance,
     Advanced,
@@ -30,319 +40,438 @@ from psctl.store.table_messages import (
     Described,
     Done,
     Fetch,
-    Fetched,
-    Given,
     KeysUnknown,
+    Leads,
+    Mark,
     Open,
     Refused,
-    Section,
-    StoreSpec,
+    TableBetween,
     Update,
     Why,
 )
-from psctl.store.table_packing import Array, Reader, digest_of, lanes_arrays, pack
-from psctl.store.table_state import Entry, Functions, Part, Table, TableShard
-
-REMEMBERED = 32 << 20
-"""Bytes of key lists that are remembered for each worker."""
-
-
-class Send(msgspec.Struct, frozen=True):
-    """An instruction: send this to a worker. Payloads may be longer than a part (table_packing.in_parts)."""
-
-    worker: int
-    message: Any
-    payload: memoryview | None = None
+from psctl.store.table_outbox import Outbox, Send
+from psctl.store.table_packing import Reader
+from psctl.store.table_reads import NO_KEYS, answer, news
+from psctl.store.table_saved import copy_shard, load
+from psctl.store.table_sessions import Opened, Session, Unknown, Waiting
+from psctl.store.table_slot import Slot, Work
+from psctl.store.table_state import FOREVER, Entry, Part
 
 
-_NONE: Keys = np.empty(0, dtype=np.int64)
+KEPT = 2
+"""Checkpoints whose state is kept until they are asked for."""
 
 
-class _Unknown(Exception):
-    """A key list or a table was named that this server does not know."""
+class Load(msgspec.Struct, frozen=True):
+    """An instruction: bring what the checkpoint has of this shard (`loaded`)."""
+
+    shard: int
 
 
-class Lists:
-    """Key lists of one worker by their hash; the longest unused are forgotten first."""
-
-    def __init__(self) -> None:
-        self._lists: OrderedDict[bytes, Keys] = OrderedDict()
-        self._bytes = 0
-
-    def keys(self, reader: Reader, count: int, digest: bytes) -> Keys:
-        """Return the keys of a section: from the payload, or those of this hash.
-
-        Raises:
-            _Unknown: they are not known.
-        """
-        if not digest:
-            keys = reader.keys(count)
-            if known := digest_of(keys):
-                self._remember(known, keys.copy())
-            return keys
-        if digest not in self._lists:
-            raise _Unknown
-        self._lists.move_to_end(digest)
-        return self._lists[digest]
-
-    def _remember(self, digest: bytes, keys: Keys) -> None:
-        if digest not in self._lists:
-            self._lists[digest] = keys
-            self._bytes += keys.nbytes
-        while self._bytes > REMEMBERED:
-            self._bytes -= self._lists.popitem(last=False)[1].nbytes
-
-
-class Member:
-    """What a store knows of one worker's connection."""
-
-    def __init__(self, session: int) -> None:
-        self.session = session
-        self.broken = -1
-        """The newest session that is not listened to any more."""
-        self.lists = Lists()
-        self.read: dict[tuple[int, str], Array] = {}
-        """By (shard, table): which slots it has read (eager)."""
-        self.seen: dict[tuple[int, str], int] = {}
-        """By (shard, table): the number of the last change that it was told (eager)."""
-
-
-class Opened:
-    """This server's part of one store."""
-
-    def __init__(self, spec: StoreSpec, owners: Sequence[int], rank: int, functions: Functions) -> None:
-        self.spec = spec
-        self.owners = list(owners)
-        self.shards = {shard: TableShard(spec, functions) for shard, owner in enumerate(self.owners) if owner == rank}
-        self.members: dict[int, Member] = {}
-        self.waiting: list[tuple[int, Fetch, list[tuple[Asked, Keys]]]] = []
-        self.refused: Refused | None = None
-
-    @property
-    def clock(self) -> int:
-        """Clocks that all of the group have finished, in all shards here."""
-        return min((shard.clock for shard in self.shards.values()), default=0)
-
-    def told(self, worker: int) -> Advanced:
-        """Return how far all are, and how far this worker is."""
-        own = min((shard.clocks.get(worker, 0) for shard in self.shards.values()), default=0)
-        return Advanced(self.spec.name, self.clock, own, self.last(worker))
-
-    def last(self, worker: int) -> int:
-        """Return the sequence of a worker's last update."""
-        return max((shard.sequences.get(worker, -1) for shard in self.shards.values()), default=-1)
+Output = Send | ToServer | CaughtUp | HandedOver | Save | Load
 
 
 class TableMind:
-    """All tables of one server.
+    """All tables of one server. Its calls must not overlap.
 
     Args:
         rank: this server's.
         functions: reductions and users' functions.
+        shards: how many each store has.
     """
 
-    def __init__(self, rank: int, functions: Functions) -> None:
-        self.rank = rank
-        self._functions = functions
+    def __init__(self, rank: int, functions: Functions, shards: int) -> None:
+        self.rank, self.shards, self.epoch = rank, shards, -1
         self.stores: dict[str, Opened] = {}
+        self.slots: dict[int, Slot] = {}
+        self._functions = functions
+        self._servers: set[int] = set()  # connected
+        self._copying, self._term = Copying(), 0
+        self._begins: bool | None = None  # shards begin here: empty (False), or from a checkpoint (True)
+        self._outbox = Outbox(self._acknowledged)
+        self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
+        self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
+        self._gone: set[int] = set()
+        self._cuts: dict[int, dict[tuple[str, int], list[Copied]]] = {}  # step -> (store, shard) -> as it was then
+        self._saving: int | None = None
 
-    def received(self, worker: int, message: Any, payload: memoryview) -> list[Send]:
+    # ---- the coordinator's word ------------------------------------------------------------------------------------
+
+    def assigned(
+        self, epoch: int, chains: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], alive: Iterable[int]
+    ) -> list[Output]:
+        """Take over which server has which shard (server.py)."""
+        if epoch <= self.epoch:
+            return []
+        for shard, some in enumerate(zip(chains, copies, strict=True)):
+            if self.rank in (*some[0], *some[1]):
+                self._slot(shard)  # before the epoch moves on: one that is made was out of it until now
+        self.epoch, living = epoch, frozenset(alive)
+        outputs: list[Output] = []
+        for shard, slot in sorted(self.slots.items()):
+            assigned = partial(slot.chain.assigned, epoch, chains[shard], copies[shard], living.__contains__)
+            outputs += self._chain(slot, assigned)
+        return outputs + self._told()
+
+    def begin(self, *, restored: bool) -> list[Output]:
+        """Shards begin here: empty, or (`restored`) with what `loaded` brings."""
+        self._begins = restored
+        return [output for slot in list(self.slots.values()) for output in self._start(slot)] + self._told()
+
+    def loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[Output]:
+        """Take over what a checkpoint had of a shard (table_saved.py)."""
+        slot = self.slots.get(shard)
+        if slot is None or slot.machine.version is not None:
+            return []
+        slot.machine.begin(load(tensors, shard, self.shards, slot.machine))
+        return [*self._chain(slot, slot.chain.begun), *self._told()]
+
+    def leave(self, ranks: Iterable[int]) -> list[Output]:
+        """These workers are gone for good: nobody waits for them any more."""
+        self._gone |= set(ranks)
+        outputs: list[Output] = []
+        for slot in [slot for slot in self.slots.values() if slot.leads]:
+            self._let_go(slot)
+            outputs += self._go(slot)
+        return outputs + self._told()
+
+    def save(self, step: int) -> list[Output]:
+        """Give this server's part of the checkpoint of `step`, when all have marked it."""
+        self._saving = step
+        return self._told()
+
+    def _let_go(self, slot: Slot) -> None:
+        for name in slot.machine.stores:
+            slot.work.extend(Work(Head(name), Entry(rank, FOREVER, FOREVER, [], "clock")) for rank in self._gone)
+
+    # ---- servers ---------------------------------------------------------------------------------------------------
+
+    def server_joined(self, server: int) -> list[Output]:
+        """Take in that a connection to a server is made."""
+        self._servers.add(server)
+        outputs = [output for slot in list(self.slots.values())
+                   for output in self._chain(slot, partial(slot.chain.joined, server))]  # fmt: skip
+        return outputs + self._told()
+
+    def server_lost(self, server: int) -> list[Output]:
+        """Take in that it is gone."""
+        self._servers.discard(server)
+        for slot in self.slots.values():
+            slot.chain.lost(server)
+        return [output for slot in list(self.slots.values()) for output in self._go(slot)] + self._told()
+
+    def place_from(self, server: int, message: TableBetween, size: int) -> memoryview | None:
+        """Return where another server's payload goes; None when it is not wanted.
+
+        Raises:
+            ProtocolError: it does not fit; end the connection.
+        """
+        return self._slot(message.shard).chain.place(server, message, size)
+
+    def received_from(self, server: int, message: TableBetween, size: int) -> list[Output]:
+        """Take in what another server said; a payload, if any, stands where `place_from` said."""
+        slot = self._slot(message.shard)
+        return self._chain(slot, partial(slot.chain.received, server, message, size)) + self._told()
+
+    def _slot(self, shard: int) -> Slot:
+        if not 0 <= shard < self.shards:
+            raise ProtocolError(f"shard {shard} of stores with {self.shards}")
+        if shard not in self.slots:
+            up = self._servers.__contains__
+            self.slots[shard] = Slot(shard, self.rank, self._functions, up, self.epoch, self._copying)
+        return self.slots[shard]
+
+    def _chain(self, slot: Slot, ask: Callable[[], Sequence[Any]]) -> list[Output]:
+        """Do something with a shard's chain, and what follows when it comes to be led here, or no longer is."""
+        outputs: list[Output] = [*ask(), *self._start(slot)]
+        if slot.leads and not slot.led:
+            self._leads(slot)
+        elif slot.led and not slot.leads:
+            self._leads_no_more(slot)
+        outputs += self._go(slot)
+        if slot.chain.role == "none" and self.slots.get(slot.shard) is slot:
+            del self.slots[slot.shard]
+        return outputs
+
+    def _start(self, slot: Slot) -> list[Output]:
+        """Begin a shard that nobody has begun, if that is this server's part."""
+        if self._begins is None or not slot.chain.leads or slot.machine.version is not None:
+            return []
+        if self._begins:
+            return [Load(slot.shard)]
+        slot.machine.begin([])
+        return self._chain(slot, slot.chain.begun)
+
+    def _leads(self, slot: Slot) -> None:
+        slot.led, self._term = True, self._term + 1
+        slot.term = self._term
+        for name, opened in self.stores.items():
+            why = slot.machine.failed.get(name)
+            if why and opened.refused is None:
+                self._refuse(opened, f"a function of store {name!r} failed on server/{self.rank} alone: {why}", "")
+            for worker, session in sorted(opened.sessions.items()):
+                self._take_part(slot, opened, worker, session)
+                self._say_leads(opened, worker, session, [slot])
+        self._let_go(slot)
+
+    def _leads_no_more(self, slot: Slot) -> None:
+        slot.led = False
+        slot.work.clear()
+        for opened in self.stores.values():
+            for cut in self._cuts.values():
+                cut.pop((opened.spec.name, slot.shard), None)
+            self._clocks.pop((opened.spec.name, slot.shard), None)
+            for session in opened.sessions.values():
+                session.forget(slot.shard)
+        self._outbox.take_back(slot.shard)
+
+    # ---- workers ---------------------------------------------------------------------------------------------------
+
+    def received(self, worker: int, message: Any, payload: memoryview) -> list[Output]:
         """Take in a whole message of a worker; return what is to be sent.
 
         Raises:
             ProtocolError: the message is against the protocol; end the connection, nothing was changed.
         """
+        outputs: list[Output] = []
         if isinstance(message, Open):
-            return self._open(worker, message)
+            return self._open(worker, message) + self._told()
         opened = self.stores.get(message.store)
-        member = opened.members.get(worker) if opened is not None else None
-        if opened is None or member is None:
+        session = opened.sessions.get(worker) if opened is not None else None
+        if opened is None or session is None:
             raise ProtocolError(f"worker/{worker} speaks of store {message.store!r}, which it has not opened")
         if opened.refused is not None:
             return [Send(worker, opened.refused)]
         if isinstance(message, Why):
-            late = {rank for shard in opened.shards.values() for rank in behind(shard, message.clock)}
-            return [Send(worker, Because(message.store, message.clock, sorted(late)))]
-        if message.session <= member.broken:
+            return [Send(worker, Because(message.store, message.clock, self._behind(message)))]
+        if message.session <= session.broken:
             return []
         try:
-            return self._taken_in(opened, member, worker, message, Reader(payload))
-        except _Unknown:
-            member.broken = message.session
+            outputs += self._taken_in(opened, session, worker, message, Reader(payload))
+        except Unknown:
+            session.broken = message.session
             return [Send(worker, KeysUnknown(message.store, message.session))]
-        except ProtocolError:
-            raise
+        except UsageError as error:
+            outputs += self._refuse(opened, error.message, error.hint)
+        return outputs + self._told()
+
+    def lost(self, worker: int) -> None:
+        """Take in that a worker's connection is gone; what it pushed stays."""
+        for opened in self.stores.values():
+            opened.sessions.pop(worker, None)
+            opened.waiting = [waiting for waiting in opened.waiting if waiting.worker != worker]
+        self._outbox.forget(worker)
+
+    def _open(self, worker: int, message: Open) -> list[Output]:
+        name = message.store.name
+        opened = self.stores.setdefault(name, Opened(message.store))
+        if opened.spec != message.store:
+            why = f"store {name!r} is opened differently on worker/{worker}"
+            return [Send(worker, Refused(name, why, "give run.store() the same on every rank"))]
+        if opened.refused is not None:
+            return [Send(worker, opened.refused)]
+        session = opened.sessions[worker] = Session(message.session, message.step)
+        opened.waiting = [waiting for waiting in opened.waiting if waiting.worker != worker]
+        self._outbox.forget(worker, name)
+        outputs: list[Output] = []
+        led = [slot for _, slot in sorted(self.slots.items()) if slot.leads]
+        for slot in led:
+            slot.drop(name, worker)
+            self._take_part(slot, opened, worker, session)
+            outputs += self._go(slot)
+        self._say_leads(opened, worker, session, led)
+        return outputs
+
+    def _take_part(self, slot: Slot, opened: Opened, worker: int, session: Session) -> None:
+        slot.work.append(Work(Head(opened.spec.name, opened.spec), Entry(worker, -1, session.step, [], "open")))
+
+    def _say_leads(self, opened: Opened, worker: int, session: Session, slots: Sequence[Slot]) -> None:
+        name = opened.spec.name
+        told = Leads(name, session.number, self.epoch, self._term, [slot.at(name, worker) for slot in slots])
+        self._outbox.put(Send(worker, told), {slot.shard: slot.version for slot in slots})
+
+    def _refuse(self, opened: Opened, reason: str, hint: str) -> list[Output]:
+        opened.refused = Refused(opened.spec.name, reason, hint)
+        return [Send(worker, opened.refused) for worker in sorted(opened.sessions)]
+
+    def _taken_in(self, opened: Opened, session: Session, worker: int, message: Any, reader: Reader) -> list[Output]:
+        match message:
+            case Update():
+                return self._update(session, worker, message, reader)
+            case Advance():
+                entry = Entry(worker, message.sequence, message.clock, [], "clock")
+                return self._put(message.store, self._led(message), entry)
+            case Mark():
+                return self._put(
+                    message.store, self._led(message), Entry(worker, message.sequence, message.step, [], "mark")
+                )
+            case Fetch():
+                sections = [
+                    (asked, NO_KEYS if asked.count < 0 else session.lists.keys(reader, asked.count, asked.digest))
+                    for asked in message.sections
+                ]
+                wanted = [(asked, keys) for asked, keys in sections if self._is_led(asked.shard, message.term)]
+                self._read(opened, Waiting(worker, message, wanted))
+            case Describe():
+                slots = self._led(message)
+                held = (slot.machine.stores[message.store].tables.get(message.table)
+                        for slot in slots if message.store in slot.machine.stores)  # fmt: skip
+                spec = next((table.kind.spec for table in held if table is not None), None)
+                told = Described(message.store, message.ticket, [slot.shard for slot in slots], spec)
+                self._outbox.put(Send(worker, told), {slot.shard: slot.version for slot in slots})
+            case _:
+                raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")
+        return []
+
+    def _is_led(self, shard: int, term: int) -> bool:
+        """Whether what a worker sends of a shard counts: it is led here, and the worker knew."""
+        slot = self.slots.get(shard)
+        return slot is not None and slot.leads and term >= slot.term
+
+    def _led(self, message: Advance | Mark | Describe) -> list[Slot]:
+        return [self.slots[shard] for shard in message.shards if self._is_led(shard, message.term)]
+
+    # ---- entries ---------------------------------------------------------------------------------------------------
+
+    def _update(self, session: Session, worker: int, message: Update, reader: Reader) -> list[Output]:
+        """Split an update by shard; nothing is applied before all of it is understood."""
+        parts: dict[int, list[Part]] = {}
+        for section in message.sections:
+            parts.setdefault(section.shard, []).append(session.part(section, reader, self._functions))
+        outputs: list[Output] = []
+        for shard, each in parts.items():
+            if self._is_led(shard, message.term):
+                entry = Entry(worker, message.sequence, message.clock, each)
+                outputs += self._put(message.store, [self.slots[shard]], entry)
+        return outputs
+
+    def _put(self, store: str, slots: Sequence[Slot], entry: Entry) -> list[Output]:
+        outputs: list[Output] = []
+        for slot in slots:
+            slot.work.append(Work(Head(store), entry))
+            outputs += self._go(slot)
+        return outputs
+
+    def _go(self, slot: Slot) -> list[Output]:
+        """Apply what can be applied now."""
+        outputs: list[Output] = []
+        if not slot.leads:
+            return outputs
+        outputs += slot.chain.fill()
+        for work in slot.due():
+            opened = self.stores[work.head.store]
+            if opened.refused is None:
+                outputs += self._apply(slot, opened, work)
+        return outputs
+
+    def _apply(self, slot: Slot, opened: Opened, work: Work) -> list[Output]:
+        store = slot.machine.stores.get(opened.spec.name)
+        cut = FOREVER if store is None else store.cut
+        try:
+            new = slot.machine.do(work.head, work.entry)
         except UsageError as error:
             return self._refuse(opened, error.message, error.hint)
         except Exception as error:  # noqa: BLE001  a user's function may raise anything; everyone is told
             text = f"a function of store {opened.spec.name!r} failed on server/{self.rank}"
             return self._refuse(opened, f"{text}: {type(error).__name__}: {error}", "the function's fault")
+        if work.entry.what != "open":
+            did = (opened.spec.name, work.entry.worker, work.entry.sequence)
+            self._did.setdefault(did, {})[slot.shard] = slot.version
+        if not new:
+            return []
+        if store is not None and cut < store.cut < FOREVER:
+            copied = copy_shard(store, slot.shard, self.shards)
+            self._cuts.setdefault(store.cut, {})[opened.spec.name, slot.shard] = copied
+            for old in sorted(self._cuts)[:-KEPT]:
+                del self._cuts[old]
+        return [*slot.down(work)]
 
-    def lost(self, worker: int) -> None:
-        """Take in that a worker's connection is gone; what it pushed stays."""
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def _acknowledged(self, shard: int) -> int:
+        slot = self.slots.get(shard)
+        return slot.chain.acknowledged if slot is not None else -1
+
+    def _told(self) -> list[Output]:
+        """Say what has come of an event; return what may be sent."""
+        did, self._did = self._did, {}
+        for (name, worker, sequence), versions in did.items():
+            shards = {shard: version for shard, version in versions.items() if shard in self._leading()}
+            if shards and worker in self.stores[name].sessions:
+                own = min(self.slots[shard].at(name, worker).own for shard in shards)
+                self._outbox.put(Send(worker, Done(name, sequence, sorted(shards), own)), shards)
         for opened in self.stores.values():
-            opened.members.pop(worker, None)
-            opened.waiting = [waiting for waiting in opened.waiting if waiting[0] != worker]
+            if opened.spec.staleness is not None:
+                self._tell_clocks(opened)
+        return [*self._outbox.released(), *self._saved()]
 
-    def _open(self, worker: int, message: Open) -> list[Send]:
-        opened = self.stores.get(message.store.name)
-        if opened is None:
-            opened = Opened(message.store, message.owners, self.rank, self._functions)
-            self.stores[message.store.name] = opened
-        if opened.spec != message.store or opened.owners != message.owners:
-            why = f"store {message.store.name!r} is opened differently on worker/{worker}"
-            return [Send(worker, Refused(message.store.name, why, "give run.store() the same on every rank"))]
-        opened.members[worker] = Member(message.session)
-        opened.waiting = [waiting for waiting in opened.waiting if waiting[0] != worker]
-        return [Send(worker, opened.refused or opened.told(worker))]
+    def _tell_clocks(self, opened: Opened) -> None:
+        name = opened.spec.name
+        moved: dict[int, list[Slot]] = {}
+        for slot in [slot for _, slot in sorted(self.slots.items()) if slot.leads]:
+            clock = slot.clock(name)
+            if clock > self._clocks.get((name, slot.shard), 0):
+                self._clocks[name, slot.shard] = clock
+                moved.setdefault(clock, []).append(slot)
+        for clock, slots in moved.items():
+            versions = {slot.shard: slot.version for slot in slots}
+            for worker in sorted(opened.sessions):
+                for slot in slots:
+                    for send in news(opened, worker, slot):
+                        self._outbox.put(send, {slot.shard: slot.version})
+                self._outbox.put(Send(worker, Advanced(name, clock, sorted(versions))), versions)
+        if moved:
+            waiting, opened.waiting = opened.waiting, []
+            for each in waiting:
+                self._read(opened, each)
 
-    def _refuse(self, opened: Opened, reason: str, hint: str) -> list[Send]:
-        opened.refused = Refused(opened.spec.name, reason, hint)
-        return [Send(worker, opened.refused) for worker in sorted(opened.members)]
+    def _read(self, opened: Opened, waiting: Waiting) -> None:
+        """Answer a read of what is led here, now or when its clock is there."""
+        name, wanted = opened.spec.name, [each for each in waiting.wanted if each[0].shard in self._leading()]
+        if not wanted:
+            return
+        if min(self.slots[asked.shard].clock(name) for asked, _ in wanted) < waiting.message.clock:
+            opened.waiting.append(waiting)
+            return
+        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self.slots)
+        versions = {asked.shard: self.slots[asked.shard].version for asked, _ in wanted}
+        self._outbox.put(send, versions, partial(self._again, opened, waiting, wanted))
 
-    def _taken_in(self, opened: Opened, member: Member, worker: int, message: Any, reader: Reader) -> list[Send]:
-        match message:
-            case Update():
-                entries = self._entries(opened, member, worker, message, reader)
-                for shard, entry in entries:
-                    shard.apply(entry)
-                return [Send(worker, Done(message.store, message.sequence))]
-            case Advance():
-                return self._advance(opened, worker, message)
-            case Fetch():
-                wanted = self._wanted(opened, member, message, reader)
-                if message.clock > opened.clock:
-                    opened.waiting.append((worker, message, wanted))
+    def _again(
+        self, opened: Opened, waiting: Waiting, wanted: Sequence[tuple[Asked, Keys]], shards: set[int]
+    ) -> None:
+        left = [each for each in wanted if each[0].shard in shards]
+        self._read(opened, Waiting(waiting.worker, waiting.message, left))
+
+    def _leading(self) -> set[int]:
+        return {shard for shard, slot in self.slots.items() if slot.leads}
+
+    def _behind(self, message: Why) -> list[int]:
+        late: set[int] = set()
+        for slot in self.slots.values():
+            store = slot.machine.stores.get(message.store)
+            if slot.leads and store is not None:
+                late |= {worker for worker, finished in store.clocks.items() if finished < message.clock}
+        return sorted(late)
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _saved(self) -> list[Output]:
+        """Return this server's part of the checkpoint that is wanted, when it is there."""
+        step = self._saving
+        if step is None:
+            return []
+        copied: list[Copied] = []
+        for _, slot in sorted(self.slots.items()):
+            for name, store in slot.machine.stores.items() if slot.leads else ():
+                held = self._cuts.get(step, {}).get((name, slot.shard))
+                if held is not None:
+                    copied += held
+                elif store.cut < step:
                     return []
-                return [self._answer(opened, worker, message, wanted)]
-            case Describe():
-                held = (shard.tables.get(message.table) for shard in opened.shards.values())
-                spec = next((table.kind.spec for table in held if table is not None), None)
-                return [Send(worker, Described(message.store, message.ticket, spec))]
-        raise ProtocolError(f"worker/{worker} sent a {type(message).__name__}, which is a server's message")
-
-    # ---- updates -------------------------------------------------------------------------------------------------
-
-    def _entries(
-        self, opened: Opened, member: Member, worker: int, message: Update, reader: Reader
-    ) -> list[tuple[TableShard, Entry]]:
-        """Read an update, one entry a shard; nothing is applied before all of it is understood."""
-        entries: dict[int, Entry] = {}
-        for section in message.sections:
-            shard = self._shard(opened, section.shard)
-            entry = entries.setdefault(section.shard, Entry(worker, message.sequence, message.clock, []))
-            entry.parts.append(self._part(shard, member, section, reader))
-        return [(opened.shards[shard], entry) for shard, entry in entries.items()]
-
-    def _part(self, shard: TableShard, member: Member, section: Section, reader: Reader) -> Part:
-        if section.spec is not None:
-            shard.table(section.spec)
-        table = shard.tables.get(section.table)
-        if table is None:
-            raise _Unknown
-        keys = lanes = None
-        if section.count >= 0:
-            keys = member.lists.keys(reader, section.count, section.digest)
-            if section.what != "call":
-                kind = table.kind
-                beside = kind.held_beside if section.what == "start" else kind.beside
-                lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, beside)
-        return Part(section.what, section.table, section.spec, keys, lanes, section.function, section.arguments)
-
-    def _advance(self, opened: Opened, worker: int, message: Advance) -> list[Send]:
-        before = opened.clock
-        for shard in opened.shards.values():
-            shard.apply(Entry(worker, message.sequence, message.clock, []))
-        told = msgspec.structs.replace(opened.told(worker), clock=before)
-        sends = [Send(worker, told), Send(worker, Done(message.store, message.sequence))]
-        if opened.clock == before:
-            return sends
-        for rank, member in sorted(opened.members.items()):
-            sends += self._news(opened, rank, member)
-            sends.append(Send(rank, Advanced(message.store, opened.clock)))
-        ready = [waiting for waiting in opened.waiting if waiting[1].clock <= opened.clock]
-        opened.waiting = [waiting for waiting in opened.waiting if waiting[1].clock > opened.clock]
-        return sends + [self._answer(opened, *waiting) for waiting in ready]
-
-    # ---- reads ---------------------------------------------------------------------------------------------------
-
-    def _wanted(self, opened: Opened, member: Member, message: Fetch, reader: Reader) -> list[tuple[Asked, Keys]]:
-        found: list[tuple[Asked, Keys]] = []
-        for asked in message.sections:
-            self._shard(opened, asked.shard)
-            keys = _NONE if asked.count < 0 else member.lists.keys(reader, asked.count, asked.digest)
-            found.append((asked, keys))
-        return found
-
-    def _answer(self, opened: Opened, worker: int, message: Fetch, wanted: list[tuple[Asked, Keys]]) -> Send:
-        member = opened.members[worker]
-        given: list[Given] = []
-        arrays: list[Array] = []
-        for asked, keys in wanted:
-            shard = opened.shards[asked.shard]
-            table = shard.tables.get(asked.table)
-            if asked.count < 0:
-                keys = in_range(table, asked.start, asked.stop)
-                arrays.append(keys)
-            if table is None:
-                given.append(Given(asked.shard, asked.table, -1))
-                continue
-            there, lanes, slots = table.read(keys)
-            given.append(Given(asked.shard, asked.table, len(keys), asked.count < 0))
-            arrays += [there.view(np.uint8), *lanes_arrays(lanes)]
-            if opened.spec.eager:
-                self._noted(member, asked, table, slots[there])
-        payload = pack(arrays)
-        fetched = Fetched(message.store, message.ticket, opened.clock, opened.last(worker), given, len(payload))
-        return Send(worker, fetched, payload)
-
-    def _noted(self, member: Member, asked: Asked, table: Table, slots: Keys) -> None:
-        """Remember which rows a worker has read, to send them when they are newer."""
-        where = (asked.shard, asked.table)
-        read = member.read.get(where)
-        if read is None:
-            member.seen[where] = table.changes
-        if read is None or len(read) < len(table.rows):
-            grown = np.zeros(2 * len(table.rows), dtype=bool)
-            if read is not None:
-                grown[: len(read)] = read
-            read = member.read[where] = grown
-        read[slots] = True
-
-    def _news(self, opened: Opened, worker: int, member: Member) -> Iterator[Send]:
-        """Yield the rows that a worker has read and that have changed since it was told."""
-        given: list[Given] = []
-        arrays: list[Array] = []
-        for (index, name), read in member.read.items():
-            table = opened.shards[index].tables[name]
-            known = min(len(read), len(table.rows))
-            slots = np.flatnonzero(read[:known] & (table.stamps[:known] > member.seen[index, name]))
-            member.seen[index, name] = table.changes
-            if len(slots):
-                keys = table.rows.keys[slots]
-                there, lanes, _ = table.read(keys)
-                given.append(Given(index, name, len(keys), True))
-                arrays += [keys, there.view(np.uint8), *lanes_arrays(lanes)]
-        if given:
-            payload = pack(arrays)
-            fetched = Fetched(opened.spec.name, -1, opened.clock, opened.last(worker), given, len(payload))
-            yield Send(worker, fetched, payload)
-
-    def _shard(self, opened: Opened, index: int) -> TableShard:
-        found = opened.shards.get(index)
-        if found is None:
-            raise ProtocolError(f"shard {index} of store {opened.spec.name!r} is not on server/{self.rank}")
-        return found
-
-
-def behind(shard: TableShard, clock: int) -> list[int]:
-    """Return the workers that have not finished so many clocks."""
-    return [worker for worker, finished in shard.clocks.items() if finished < clock]
-
-
-def in_range(table: Table | None, start: int, stop: int) -> Keys:
-    """Return the keys in [start, stop) that there are rows of, ascending."""
-    if table is None:
-        return _NONE
-    keys = table.rows.keys
-    return np.sort(keys[(keys >= start) & (keys < stop)])
+                elif store.cut == FOREVER:  # all have left it: it does not change any more
+                    copied += copy_shard(store, slot.shard, self.shards)
+        self._saving = None
+        for old in [old for old in self._cuts if old <= step]:
+            del self._cuts[old]
+        return [Save(step, copied)]

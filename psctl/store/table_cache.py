@@ -16,7 +16,8 @@ import torch
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys
 from psctl.store.table_packing import Array
-from psctl.store.table_state import Kind, Table
+from psctl.store.table_kinds import Kind
+from psctl.store.table_state import Table
 
 
 class Own(msgspec.Struct, eq=False):
@@ -44,14 +45,14 @@ class Cache:
         """Hold no row."""
         self._table = Table(self.kind)
         self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
-        self._servers: Keys = np.zeros(0, dtype=np.int64)  # by slot: who sent it
-        self._watched: Array = np.zeros(0, dtype=bool)  # by slot: its server sends it when it is newer
+        self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: where it lies
+        self._watched: Array = np.zeros(0, dtype=bool)  # by slot: who leads its shard sends it when it is newer
 
     def fresh(self, keys: Keys, clock: int, floors: Array | None) -> Array:
         """Return which rows may be read at a clock that wants rows of `clock`.
 
         Args:
-            floors: by server, the clock of all watched rows that it has not sent anew (eager); None: lazy.
+            floors: by shard, the clock of all watched rows that were not sent anew (eager); None: lazy.
         """
         slots = self._table.rows.find(keys)
         there = slots >= 0
@@ -60,7 +61,7 @@ class Cache:
         slots = np.maximum(slots, 0)
         clocks = self._clocks[slots]
         if floors is not None:
-            clocks = np.where(self._watched[slots], np.maximum(clocks, floors[self._servers[slots]]), clocks)
+            clocks = np.where(self._watched[slots], np.maximum(clocks, floors[self._shards[slots]]), clocks)
         found: Array = there & (clocks >= clock)
         return found
 
@@ -68,8 +69,8 @@ class Cache:
         """Return rows that are `fresh`."""
         return self._table.read(keys)[1]
 
-    def put(self, server: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
-        """Take in rows of a server, own pushes joined already; of absent ones nothing is kept.
+    def put(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
+        """Take in rows of a shard, own pushes joined already; of absent ones nothing is kept.
 
         Args:
             watched: which rows the server has, and so sends when they are newer (eager).
@@ -82,10 +83,10 @@ class Cache:
         if len(self._clocks) < len(rows):
             room, held = 2 * len(rows), len(self._clocks)
             self._clocks = np.concatenate([self._clocks, np.zeros(room - held, dtype=np.int64)])
-            self._servers = np.concatenate([self._servers, np.zeros(room - held, dtype=np.int64)])
+            self._shards = np.concatenate([self._shards, np.zeros(room - held, dtype=np.int64)])
             self._watched = np.concatenate([self._watched, np.zeros(room - held, dtype=bool)])
         rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(there)))
-        self._clocks[slots], self._servers[slots], self._watched[slots] = clock, server, watched
+        self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
 
     def push(self, own: Own) -> None:
         """Join an own push to those of its rows that are here."""
@@ -93,9 +94,9 @@ class Cache:
         if there.any():
             self._table.push(own.keys[there], own.lanes.at(torch.from_numpy(there)))
 
-    def unwatch(self, server: int) -> None:
-        """A server began anew and sends nothing by itself."""
-        self._watched[self._servers == server] = False
+    def unwatch(self, shard: int) -> None:
+        """Who leads a shard began anew and sends nothing by itself."""
+        self._watched[self._shards == shard] = False
 
 
 def overlay(kind: Kind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[Own]) -> tuple[Array, Lanes]:

@@ -7,7 +7,7 @@ what a message may leave out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Own, overlay
-from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Open, Section, StoreSpec, Update
+from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
 from psctl.store.table_packing import LIMIT, Array, lanes_arrays, pack
 from psctl.store.table_routes import Route, Routes
-from psctl.store.table_state import Kind
+from psctl.store.table_kinds import Kind
 
 
 class Out(msgspec.Struct, frozen=True):
@@ -41,15 +41,16 @@ class Piece(msgspec.Struct, frozen=True, eq=False):
 
 
 class Change(msgspec.Struct, eq=False):
-    """An update until all servers have it. `owns` are what it lays over reads; `servers`: by rank, its pieces."""
+    """An update, a clock or a mark until all shards have it. `owns` are what it lays over reads."""
 
     ticket: int
     clock: int
-    servers: dict[int, list[Piece]]
+    shards: dict[int, list[Piece]]
+    """By shard that does not have it yet, its pieces."""
     owns: list[Own]
     bytes: int = 0
     sequence: int = -1
-    advance: bool = False
+    what: Literal["update", "clock", "mark"] = "update"
 
 
 class Want(msgspec.Struct, eq=False):
@@ -83,37 +84,47 @@ class Place(msgspec.Struct, frozen=True, eq=False):
 
 
 class Read(msgspec.Struct, eq=False):
-    """A read until all servers have answered; by server what is asked."""
+    """A read until all shards are answered; by shard what is asked."""
 
     ticket: int
     clock: int
     wants: list[Want | Scan]
-    servers: dict[int, list[Place]]
+    shards: dict[int, list[Place]]
 
 
 class Voice:
     """Speaks to one server of a store."""
 
-    def __init__(self, spec: StoreSpec, owners: list[int], server: int) -> None:
-        self._spec, self._owners, self.server = spec, owners, server
-        self.session = 0
+    def __init__(self, spec: StoreSpec, server: int) -> None:
+        self._spec, self.server = spec, server
+        self.session, self.term = 0, -1
+        self.shards: set[int] = set()
+        """Those that it leads, as it has said in this session."""
         self._lists: set[bytes] = set()
         self._told: set[tuple[int, str]] = set()
 
-    def anew(self) -> Out:
-        """Begin a new session: the server is taken to know nothing."""
+    def anew(self, step: int) -> Out:
+        """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so."""
         self.session += 1
+        self.term = -1
         self._lists.clear()
         self._told.clear()
-        return Out(self.server, Open(self._spec, self._owners, self.session))
+        self.shards.clear()
+        return Out(self.server, Open(self._spec, self.session, step))
 
-    def update(self, change: Change, kinds: dict[str, Kind]) -> Out:
-        """Return a change's message to this server."""
-        if change.advance:
-            return Out(self.server, Advance(self._spec.name, self.session, change.sequence, change.clock))
+    def update(self, change: Change, kinds: dict[str, Kind], shards: set[int]) -> list[Out]:
+        """Return a change's message about these shards; none when it has nothing for them."""
+        to = sorted(shards & change.shards.keys())
+        if not to:
+            return []
+        store, session, term = self._spec.name, self.session, self.term
+        if change.what == "clock":
+            return [Out(self.server, Advance(store, session, term, to, change.sequence, change.clock))]
+        if change.what == "mark":
+            return [Out(self.server, Mark(store, session, term, to, change.sequence, change.clock))]
         sections: list[Section] = []
         arrays: list[Array] = []
-        for piece in change.servers[self.server]:
+        for piece in [piece for shard in to for piece in change.shards[shard]]:
             told = (piece.section.shard, piece.section.table)
             spec = None if told in self._told else kinds[piece.section.table].spec
             self._told.add(told)
@@ -122,23 +133,28 @@ class Voice:
             if piece.lanes is not None:
                 arrays += lanes_arrays(piece.lanes)
         payload = pack(arrays)
-        message = Update(self._spec.name, self.session, change.sequence, change.clock, sections, len(payload))
-        return Out(self.server, message, payload)
+        message = Update(store, session, term, change.sequence, change.clock, sections, len(payload))
+        return [Out(self.server, message, payload)]
 
-    def fetch(self, read: Read) -> Out:
-        """Return a read's message to this server."""
+    def fetch(self, read: Read, shards: set[int]) -> list[Out]:
+        """Return a read's message about these shards."""
         sections: list[Asked] = []
         arrays: list[Array] = []
-        for place in read.servers[self.server]:
+        for place in [place for shard in sorted(shards & read.shards.keys()) for place in read.shards[shard]]:
             known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
             sections.append(replace(place.asked, digest=known))
+        if not sections:
+            return []
         payload = pack(arrays)
-        message = Fetch(self._spec.name, self.session, read.ticket, read.clock, sections, len(payload))
-        return Out(self.server, message, payload)
+        name, session = self._spec.name, self.session
+        return [Out(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload)]
 
-    def describe(self, ticket: int, table: str) -> Out:
-        """Return the question what a table is."""
-        return Out(self.server, Describe(self._spec.name, self.session, ticket, table))
+    def describe(self, ticket: int, table: str, shards: set[int]) -> list[Out]:
+        """Return the question what a table is, by these shards."""
+        if not shards:
+            return []
+        message = Describe(self._spec.name, self.session, self.term, sorted(shards), ticket, table)
+        return [Out(self.server, message)]
 
     def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
         """Return the hash under which the server knows these keys; else add them to what is sent and return none."""
@@ -153,15 +169,15 @@ class Voice:
 
 
 def pieces(parts: Iterable[tuple[Kind, Route, Lanes]], what: Any) -> dict[int, list[Piece]]:
-    """Return by server what a push puts into its shards."""
-    servers: dict[int, list[Piece]] = {}
+    """Return by shard what a push puts into it."""
+    shards: dict[int, list[Piece]] = {}
     for kind, route, lanes in parts:
         for stop in route.stops:
             whole = len(stop.at) == len(route.unique)
             held = lanes if whole else lanes.at(torch.from_numpy(stop.at))
             section = Section(stop.shard, kind.spec.name, len(stop.keys), what)
-            servers.setdefault(stop.server, []).append(Piece(section, stop.keys, stop.digest, held))
-    return servers
+            shards.setdefault(stop.shard, []).append(Piece(section, stop.keys, stop.digest, held))
+    return shards
 
 
 def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:

@@ -1,9 +1,10 @@
 """The mind of a worker's end of one store: pushes and reads in, messages out; messages in, finished tickets out.
 
-It keeps every update until each server that has a part in it has said Done, to send it again in order when a connection
-broke or a server did not know a key list; the server drops what it has. An update's sequence is (where the run is,
-number there), whatever incarnation of the worker it is: one that replays a step says the same again, and what was taken
-in before the death is not taken in twice.
+It keeps every update until each shard that it touches has said Done, to send it again in order to whoever comes to lead
+the shard (Leads): after a broken connection, when a server did not know a key list, when a server died or handed the
+shard over. Shards drop what they have. An update's sequence is (where the run is, number there), whatever incarnation
+of the worker it is: one that replays a step says the same again, and what was taken in before the death is not taken in
+twice.
 
 What was pushed and is not applied yet is laid over what is read (table_cache.py). Reads take what the cache may give
 and ask servers for the rest, each server once.
@@ -11,17 +12,18 @@ and ask servers for the rest, each server once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
-from psctl.store.rows import shard_of
+from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Cache, Own, overlay
 from psctl.store.table_calls import Change, Out, Piece, Place, Read, Scan, Voice, Want, chunks, pieces, scanned
+from psctl.store.table_kinds import Functions, Kind
 from psctl.store.table_messages import (
     Advanced,
     Asked,
@@ -31,18 +33,25 @@ from psctl.store.table_messages import (
     Fetched,
     Given,
     KeysUnknown,
+    Leads,
     Refused,
     Section,
+    ShardAt,
     StoreSpec,
     TableSpec,
     Why,
 )
 from psctl.store.table_packing import Reader
 from psctl.store.table_routes import Route, Routes
-from psctl.store.table_state import FOREVER, Functions, Kind, differs
+from psctl.store.table_state import FOREVER, differs
 
 ANY = -1
 """The clock of a read that takes whatever is there."""
+
+NOBODY = -1
+"""The ticket of what nobody waits for; the server that leads what none does."""
+
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 class TableClient:
@@ -51,13 +60,11 @@ class TableClient:
     Args:
         spec: the store's.
         me: this worker's rank; one that is not of the group reads only.
-        owners: for each shard the rank of the server that holds it.
         functions: reductions and users' functions.
     """
 
-    def __init__(self, spec: StoreSpec, me: int, owners: Sequence[int], functions: Functions) -> None:
-        self.spec, self.me, self.owners = spec, me, list(owners)
-        self.servers = sorted(set(owners))
+    def __init__(self, spec: StoreSpec, me: int, functions: Functions) -> None:
+        self.spec, self.me = spec, me
         self.clock = 0
         """Clocks that this worker has finished."""
         self.refused: Refused | None = None
@@ -69,7 +76,7 @@ class TableClient:
         self.kinds: dict[str, Kind] = {}
         self.described: dict[int, TableSpec | None] = {}
         """By ticket of a Describe that is done."""
-        self.routes = Routes(self.owners)
+        self.routes = Routes(spec.shards)
         self._functions = functions
         self._caches: dict[str, Cache] = {}
         self._owns: list[Own] = []
@@ -78,11 +85,12 @@ class TableClient:
         self._reads: dict[int, Read] = {}
         self._describes: dict[int, tuple[str, set[int]]] = {}
         self._sequence = -1
-        self._voices = {server: Voice(spec, self.owners, server) for server in self.servers}
-        self._heard = dict.fromkeys(self.servers, -1)
-        self._own = dict.fromkeys(self.servers, -1)
-        self._before = dict.fromkeys(self.servers, -1)  # what an earlier incarnation of this worker had done
-        self._unsent = 0
+        self._voices: dict[int, Voice] = {}  # by server
+        self._leader: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
+        self._heard = [-1] * spec.shards
+        self._own: dict[int, int] = {}  # by shard, once it was heard of
+        self._before: dict[int, int] = {}  # by shard: what an earlier incarnation of this worker had done
+        self._unsent = self._step = 0
         self._began = False
 
     # ---- tables --------------------------------------------------------------------------------------------------
@@ -101,9 +109,9 @@ class TableClient:
         return kind
 
     def describe(self, table: str, ticket: int) -> list[Out]:
-        """Ask all servers what a table is; the answer stands in `described`."""
-        self._describes[ticket] = (table, set(self.servers))
-        return [voice.describe(ticket, table) for voice in self._voices.values()]
+        """Ask who leads any shard what a table is; the answer stands in `described`."""
+        self._describes[ticket] = (table, set(range(self.spec.shards)))
+        return [out for voice in self._voices.values() for out in voice.describe(ticket, table, voice.shards)]
 
     # ---- updates -------------------------------------------------------------------------------------------------
 
@@ -137,10 +145,9 @@ class TableClient:
     def _new(self, own: Own, place: int) -> Own:
         """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
         sequence = max(place << 32, self._sequence + self._unsent + 1)
-        done = [server for server, last in self._before.items() if sequence <= last]
+        done = [shard for shard, last in self._before.items() if sequence <= last]
         if done:
-            holders = np.array(self.owners)[shard_of(own.table, own.keys, len(self.owners))]
-            new = ~np.isin(holders, done)
+            new = ~np.isin(shard_of(own.table, own.keys, self.spec.shards), done)
             own.keys, own.lanes = own.keys[new], own.lanes.at(torch.from_numpy(new))
         return own
 
@@ -148,20 +155,20 @@ class TableClient:
         self, kind: Kind, route: Route | None, function: str, arguments: dict[str, Any], ticket: int
     ) -> list[Change]:
         """Return what is to be given to `send`: run a function on rows (None: on all) where they lie."""
-        servers: dict[int, list[Piece]] = {}
+        shards: dict[int, list[Piece]] = {}
         if route is None:
-            for shard, owner in enumerate(self.owners):
+            for shard in range(self.spec.shards):
                 section = Section(shard, kind.spec.name, -1, "call", None, b"", function, arguments)
-                servers.setdefault(owner, []).append(Piece(section, None, b"", None))
+                shards[shard] = [Piece(section, None, b"", None)]
         else:
             for stop in route.stops:
                 section = Section(stop.shard, kind.spec.name, len(stop.keys), "call", None, b"", function, arguments)
-                servers.setdefault(stop.server, []).append(Piece(section, stop.keys, stop.digest, None))
+                shards[stop.shard] = [Piece(section, stop.keys, stop.digest, None)]
         if kind.spec.name in self._caches:
             self._caches[kind.spec.name].forget()
         self._outstanding[ticket] = 1
         self._unsent += 1
-        return [Change(ticket, self.clock, servers, [])]
+        return [Change(ticket, self.clock, shards, [])]
 
     def send(self, change: Change, place: int) -> list[Out]:
         """Give a change its sequence and return its messages.
@@ -169,36 +176,55 @@ class TableClient:
         Args:
             place: where the run is, a number that never falls; changes in one place are numbered from 0.
         """
-        self._unsent -= not change.advance
+        self._unsent -= change.what == "update"
         change.sequence = self._sequence = max(place << 32, self._sequence + 1)
         for own in change.owns:
             own.sequence = change.sequence
-        if not change.servers and not change.advance:  # nothing was pushed
+        if not change.shards:  # nothing was pushed
             self._done(change)
             return []
         self._changes[change.sequence] = change
         self.kept += change.bytes
-        return [self._voices[server].update(change, self.kinds) for server in change.servers]
+        return [
+            out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)
+        ]
 
-    def advance(self, place: int, ticket: int, *, leave: bool = False) -> list[Out]:
+    def advance(self, place: int, ticket: int) -> list[Out]:
         """End this worker's clock; everything that was pushed in it was given to `send`.
 
         Args:
             place: as `send`'s.
-            ticket: finished when all servers know.
-            leave: this was the last one; nobody waits for this worker any more.
+            ticket: finished when all shards know.
         """
-        self.clock = FOREVER if leave else self.clock + 1
+        self.clock += 1
         self._outstanding[ticket] = 1
-        change = Change(ticket, self.clock, {server: [] for server in self.servers}, [], advance=True)
-        return self.send(change, place)
+        return self.send(self._everywhere(ticket, self.clock, "clock"), place)
+
+    def mark(self, place: int, step: int) -> list[Out]:
+        """Say that what was given to `send` belongs into the checkpoint of `step`, and what comes now does not."""
+        return self.send(self._everywhere(NOBODY, step, "mark"), place)
+
+    def leave(self, place: int, ticket: int) -> list[Out]:
+        """Take leave: nobody waits for this worker's clocks and marks any more. Arguments as `advance`."""
+        self._outstanding[ticket] = 1
+        clocks = self.spec.staleness is not None
+        self.clock = FOREVER if clocks else self.clock
+        return self.send(self._everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
+
+    def _everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> Change:
+        return Change(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
 
     def behind(self, clock: int | None = None) -> set[int]:
-        """Return the servers that have not heard of enough clocks of all for this worker to go on."""
+        """Return the shards that have not heard of enough clocks of all for this worker to go on."""
         if self.spec.staleness is None or self.clock == FOREVER:
             return set()
         least = (self.clock if clock is None else clock) - self.spec.staleness
-        return {server for server, heard in self._heard.items() if heard < least}
+        return {shard for shard, heard in enumerate(self._heard) if heard < least}
+
+    def leaders(self, shards: Iterable[int]) -> set[int]:
+        """Return who leads these shards; NOBODY stands for those that nobody leads."""
+        led = {shard: server for server, voice in self._voices.items() for shard in voice.shards}
+        return {led.get(shard, NOBODY) for shard in shards}
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 
@@ -212,11 +238,11 @@ class TableClient:
         read = Read(ticket, self.reading, [], {})
         for kind, keys in parts:
             read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
-        if not read.servers:
+        if not read.shards:
             self.finished.append(ticket)
             return read, []
         self._reads[ticket] = read
-        return read, [self._voices[server].fetch(read) for server in read.servers]
+        return read, [out for voice in self._voices.values() for out in voice.fetch(read, voice.shards)]
 
     def _want(self, read: Read, kind: Kind, route: Route) -> Want:
         count = len(route.unique)
@@ -225,7 +251,7 @@ class TableClient:
         missing = np.ones(count, dtype=bool)
         if read.clock != ANY:
             cache = self._caches.setdefault(kind.spec.name, Cache(kind))
-            floors = np.array([self._heard.get(server, -1) for server in range(max(self.servers) + 1)])
+            floors = np.array(self._heard)
             fresh = cache.fresh(route.unique, read.clock, floors if self.spec.eager else None)
             if fresh.any():
                 want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
@@ -238,15 +264,14 @@ class TableClient:
                 at, keys, digest = at[left], keys[left], b""
             if len(keys):
                 asked = Asked(stop.shard, kind.spec.name, len(keys))
-                read.servers.setdefault(stop.server, []).append(Place(asked, keys, digest, want, at))
+                read.shards.setdefault(stop.shard, []).append(Place(asked, keys, digest, want, at))
         return want
 
     def _scan(self, read: Read, kind: Kind, keys: range) -> Scan:
         scan = Scan(kind, keys.start, keys.stop)
-        none = np.empty(0, dtype=np.int64)
-        for shard, owner in enumerate(self.owners):
+        for shard in range(self.spec.shards):
             asked = Asked(shard, kind.spec.name, -1, keys.start, keys.stop)
-            read.servers.setdefault(owner, []).append(Place(asked, none, b"", scan, none))
+            read.shards.setdefault(shard, []).append(Place(asked, NO_KEYS, b"", scan, NO_KEYS))
         return scan
 
     # ---- what servers say ----------------------------------------------------------------------------------------
@@ -258,86 +283,118 @@ class TableClient:
             ProtocolError: the server does not keep to the protocol.
         """
         match message:
+            case Leads():
+                return self._leads(server, message)
             case Done():
-                self._taken(server, message.sequence)
+                self._taken(message)
             case Fetched():
                 self._fetched(server, message, Reader(payload))
             case Advanced():
-                self._know(server, message)
-                self._heard[server] = max(self._heard[server], message.clock)
-                if self.spec.staleness == 0:
-                    least = min(self._heard.values())
-                    self._owns = [own for own in self._owns if own.clock >= least]
+                for shard in message.shards:
+                    self._hear(shard, message.clock)
             case Described():
-                self._is(server, message)
+                self._is(message)
             case KeysUnknown() if message.session == self._voices[server].session:
-                return self.anew(server)
+                return self.anew(server, self._step)
             case Because():
                 self.because[server] = message.workers
             case Refused():
                 self.refused = message
         return []
 
-    def anew(self, server: int) -> list[Out]:
-        """Begin a new session with a server (the first one too): return all that it must be told again, in order."""
-        for cache in self._caches.values():
-            cache.unwatch(server)
+    def anew(self, server: int, step: int) -> list[Out]:
+        """Begin a new session with a server (the first one too); what it leads it says, and is told again then.
+
+        Args:
+            step: the newest that this worker has marked.
+        """
+        self._step = step
+        return [self._voices.setdefault(server, Voice(self.spec, server)).anew(step)]
+
+    def _leads(self, server: int, message: Leads) -> list[Out]:
+        """Say all that is outstanding for the shards that a server leads, in order."""
         voice = self._voices[server]
-        outs = [voice.anew()]
-        outs += [voice.update(change, self.kinds) for change in self._changes.values() if server in change.servers]
-        outs += [voice.fetch(read) for read in self._reads.values() if server in read.servers]
-        asked = [(ticket, table) for ticket, (table, waiting) in self._describes.items() if server in waiting]
-        return outs + [voice.describe(ticket, table) for ticket, table in asked]
+        if message.session != voice.session:
+            return []
+        voice.term = max(voice.term, message.term)
+        new: set[int] = set()
+        for at in message.shards:
+            if message.epoch < self._leader.get(at.shard, (-1, NOBODY))[0]:
+                continue  # it does not know yet that it leads no more
+            for other in self._voices.values():
+                other.shards.discard(at.shard)
+            self._leader[at.shard] = (message.epoch, server)
+            voice.shards.add(at.shard)
+            new.add(at.shard)
+            self._know(at)
+            for cache in self._caches.values():
+                cache.unwatch(at.shard)
+        outs = [out for change in self._changes.values() for out in voice.update(change, self.kinds, new)]
+        outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
+        for ticket, (table, waiting) in self._describes.items():
+            outs += voice.describe(ticket, table, new & waiting)
+        return outs
 
     def ask(self, server: int) -> Out:
         """Return the question who keeps this worker waiting."""
         return Out(server, Why(self.spec.name, max(0, self.reading)))
 
     def waiting_for(self, ticket: int) -> set[int]:
-        """Return the servers that have not finished a ticket."""
-        found = {server for change in self._changes.values() if change.ticket == ticket for server in change.servers}
+        """Return the shards that have not finished a ticket."""
+        found = {shard for change in self._changes.values() if change.ticket == ticket for shard in change.shards}
         if ticket in self._reads:
-            found |= set(self._reads[ticket].servers)
+            found |= set(self._reads[ticket].shards)
         return found | self._describes.get(ticket, ("", set()))[1]
 
     @property
     def opened(self) -> bool:
-        """Have all servers answered?"""
+        """Were all shards heard of?"""
         return self._began
 
-    def _know(self, server: int, message: Advanced) -> None:
+    def _know(self, at: ShardAt) -> None:
         """Begin where an earlier incarnation was; what it said of its clocks and is said again moves nothing."""
-        if self._own[server] < 0:
-            self._before[server] = message.sequence
-        self._own[server] = max(self._own[server], message.own)
-        if not self._began and min(self._own.values()) >= 0:
+        if at.shard not in self._own:
+            self._before[at.shard] = at.sequence
+        self._own[at.shard] = max(self._own.get(at.shard, -1), at.own)
+        self._hear(at.shard, at.clock)
+        if not self._began and len(self._own) == self.spec.shards:
             self.clock, self._began = max(self.clock, min(self._own.values())), True
 
-    def _taken(self, server: int, sequence: int) -> None:
-        change = self._changes.get(sequence)
+    def _hear(self, shard: int, clock: int) -> None:
+        self._heard[shard] = max(self._heard[shard], clock)
+        if self.spec.staleness == 0:
+            least = min(self._heard)
+            self._owns = [own for own in self._owns if own.clock >= least]
+
+    def _taken(self, message: Done) -> None:
+        change = self._changes.get(message.sequence)
         if change is None:
             return
-        change.servers.pop(server, None)
-        if not change.servers:
-            del self._changes[sequence]
+        for shard in message.shards:
+            change.shards.pop(shard, None)
+            self._own[shard] = max(self._own.get(shard, -1), message.own)
+        if not change.shards:
+            del self._changes[message.sequence]
             self.kept -= change.bytes
-            if change.advance and not any(each.advance for each in self._changes.values()):
+            if change.what == "clock" and not any(each.what == "clock" for each in self._changes.values()):
                 self.clock = min(self.clock, max(self._own.values()))
             self._done(change)
 
     def _done(self, change: Change) -> None:
         if self.spec.staleness != 0 and change.owns:
             self._owns = [own for own in self._owns if own not in change.owns]
+        if change.ticket == NOBODY:
+            return
         self._outstanding[change.ticket] -= 1
         if not self._outstanding[change.ticket]:
             del self._outstanding[change.ticket]
             self.finished.append(change.ticket)
 
-    def _is(self, server: int, message: Described) -> None:
+    def _is(self, message: Described) -> None:
         if message.ticket not in self._describes:
             return
         table, waiting = self._describes[message.ticket]
-        waiting.discard(server)
+        waiting.difference_update(message.shards)
         if message.spec is not None:
             self.settle(message.spec)
         if not waiting:
@@ -347,42 +404,48 @@ class TableClient:
             self.finished.append(message.ticket)
 
     def _fetched(self, server: int, message: Fetched, reader: Reader) -> None:
-        read = self._reads.get(message.ticket)
-        if message.ticket >= 0 and (read is None or server not in read.servers):
-            return  # asked twice, after a broken connection
-        places = read.servers.pop(server) if read is not None else []
-        for index, given in enumerate(message.sections):
-            place = places[index] if read is not None else None
-            if place is not None and (place.asked.shard, place.asked.table) != (given.shard, given.table):
+        read, voice = self._reads.get(message.ticket), self._voices[server]
+        answered: dict[int, list[Place]] = {}
+        for given in message.sections:
+            if read is not None and given.shard in voice.shards and given.shard in read.shards:
+                answered[given.shard] = read.shards.pop(given.shard)
+            wanted = given.shard in voice.shards and (read is None) == (message.ticket < 0)
+            places = answered.get(given.shard, [])
+            if read is not None and not places:  # answered before, when it was asked twice
+                wanted = False
+            place = places.pop(0) if places else None
+            if place is not None and place.asked.table != given.table:
                 raise ProtocolError(f"server/{server} answered what was not asked")
-            self._given(server, message, given, place, reader)
-        if read is not None and not read.servers:
+            self._given(given, place, reader, wanted=wanted)
+        if read is not None and not read.shards:
             del self._reads[read.ticket]
             self.finished.append(read.ticket)
 
-    def _given(self, server: int, message: Fetched, given: Given, place: Place | None, reader: Reader) -> None:
+    def _given(self, given: Given, place: Place | None, reader: Reader, *, wanted: bool) -> None:
         """Take one table's rows out of an answer, lay own pushes over them, put them where they are wanted."""
         kind = self.kinds[given.table]
-        keys = place.keys if place is not None and not given.keys else reader.keys(max(0, given.count))
+        keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
         if given.count < 0:  # the table is not there yet
             held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().empty(len(keys))
         else:
             held = reader.array(given.count, np.uint8).astype(bool)
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
-        owns = [own for own in self._owns if own.table == given.table and not self._included(own, message)]
+        if not wanted:
+            return
+        owns = [own for own in self._owns if own.table == given.table and not self._included(own, given)]
         want = place.want if place is not None else None
         if isinstance(want, Scan):
-            want.found.append(scanned(want, (given.shard, len(self.owners)), keys, held, lanes, owns))
+            want.found.append(scanned(want, (given.shard, self.spec.shards), keys, held, lanes, owns))
             return
         there, lanes = overlay(kind, keys, held, lanes, owns)
         if self.spec.staleness is not None:
             cache = self._caches.setdefault(given.table, Cache(kind))
-            cache.put(server, keys, there, lanes, message.clock, held)
+            cache.put(given.shard, keys, there, lanes, given.clock, held)
         if want is not None and place is not None:
             want.lanes.put(torch.from_numpy(place.at), lanes)
             want.there[place.at] = there
 
-    def _included(self, own: Own, message: Fetched) -> bool:
+    def _included(self, own: Own, given: Given) -> bool:
         if own.sequence is None:
             return False
-        return own.clock < message.clock if self.spec.staleness == 0 else own.sequence <= message.sequence
+        return own.clock < given.clock if self.spec.staleness == 0 else own.sequence <= given.sequence

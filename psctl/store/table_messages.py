@@ -10,6 +10,14 @@ others behind More. What is packed in a payload stands in table_packing.py.
 *Session* counts how often a worker began anew with a server: after a broken connection, and when the server did not
 know keys or a table that it was told only the hash or the name of. A server that answered KeysUnknown drops what still
 comes of that session, so that nothing overtakes what is sent again.
+
+Who leads a shard changes. A worker says nothing about a shard to a server before that has said that it leads it (Leads);
+on every such word it sends all that is outstanding for the shard, in order. `term`: of the newest Leads that a worker
+has taken in of this server; what it sent of a shard before it knew that it is led there counts for nothing, for what it
+had sent before that may be lost.
+
+Servers speak to each other of the chain of replicas of a shard in the words of messages.py; a shard's chain carries that
+shard of all stores.
 """
 
 from __future__ import annotations
@@ -17,6 +25,18 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from psctl.store.messages import (
+    Ask,
+    CopyBegin,
+    CopyEnd,
+    CopyPart,
+    Forward,
+    Forwarded,
+    ForwardPart,
+    HandOver,
+    TookOver,
+)
 
 BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
@@ -102,23 +122,43 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What a Fetched holds of one shard and table; `keys`: the keys are in the payload too."""
+    """What a Fetched holds of one shard and table; `keys`: the keys are in the payload too.
+
+    The rows hold all updates of `clock` clocks of everyone, and this worker's own up to `sequence`.
+    """
 
     shard: int
     table: str
     count: int
+    clock: int
+    sequence: int
     keys: bool = False
+
+
+class ShardAt(msgspec.Struct, frozen=True):
+    """How far a shard is: `clock`: clocks that all have finished; `own`: that this worker has; `sequence`: its last.
+
+    A worker that took the place of another begins where that one was.
+    """
+
+    shard: int
+    clock: int
+    own: int
+    sequence: int
 
 
 # ---- a worker to a server ----------------------------------------------------------------------------------------
 
 
 class Open(Message, frozen=True):
-    """Take part in a store, or begin a new session with it. `owners[i]`: the rank of the server that holds shard i."""
+    """Take part in a store, or begin a new session with it. Answered by Leads.
+
+    `step`: the newest step at whose end this worker has passed the place where checkpoints are taken (Mark).
+    """
 
     store: StoreSpec
-    owners: list[int]
     session: int
+    step: int
 
 
 class Update(Message, frozen=True):
@@ -126,6 +166,7 @@ class Update(Message, frozen=True):
 
     store: str
     session: int
+    term: int
     sequence: int
     clock: int
     sections: list[Section]
@@ -133,12 +174,25 @@ class Update(Message, frozen=True):
 
 
 class Advance(Message, frozen=True):
-    """This worker has finished `clock` clocks: what it pushed in them was sent before."""
+    """This worker has finished `clock` clocks: what it pushed in them to these shards was sent before."""
 
     store: str
     session: int
+    term: int
+    shards: list[int]
     sequence: int
     clock: int
+
+
+class Mark(Message, frozen=True):
+    """What this worker pushed before belongs into the checkpoint of `step`, what it pushes from now on does not."""
+
+    store: str
+    session: int
+    term: int
+    shards: list[int]
+    sequence: int
+    step: int
 
 
 class Fetch(Message, frozen=True):
@@ -146,6 +200,7 @@ class Fetch(Message, frozen=True):
 
     store: str
     session: int
+    term: int
     ticket: int
     clock: int
     sections: list[Asked]
@@ -153,10 +208,12 @@ class Fetch(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """What is this table?"""
+    """What is this table, by these shards?"""
 
     store: str
     session: int
+    term: int
+    shards: list[int]
     ticket: int
     table: str
 
@@ -177,46 +234,52 @@ class Why(Message, frozen=True):
 # ---- a server to a worker ----------------------------------------------------------------------------------------
 
 
-class Done(Message, frozen=True):
-    """The update is taken in for good (or was, before)."""
+class Leads(Message, frozen=True):
+    """By assignment `epoch` I lead these shards: send what is outstanding for them, all of it, in order.
 
-    store: str
-    sequence: int
-
-
-class Fetched(Message, frozen=True):
-    """Payload: rows. They hold all updates of `clock` clocks of everyone, and this worker's own up to `sequence`.
-
-    `ticket` -1: nobody asked now; they were read before and are newer (eager reads).
+    `term` counts how often I came to lead a shard; you say the newest that you know in all that you send.
     """
 
     store: str
-    ticket: int
-    clock: int
+    session: int
+    epoch: int
+    term: int
+    shards: list[ShardAt]
+
+
+class Done(Message, frozen=True):
+    """The update is in for good in these shards (or was, before); of an Advance, `own`: clocks finished by the worker."""
+
+    store: str
     sequence: int
+    shards: list[int]
+    own: int = -1
+
+
+class Fetched(Message, frozen=True):
+    """Payload: rows. `ticket` -1: nobody asked now; they were read before and are newer (eager reads)."""
+
+    store: str
+    ticket: int
     sections: list[Given]
     size: int
 
 
 class Described(Message, frozen=True):
-    """Answer to Describe; None: it is not here."""
+    """Answer to Describe; None: it is not in these shards."""
 
     store: str
     ticket: int
+    shards: list[int]
     spec: TableSpec | None
 
 
 class Advanced(Message, frozen=True):
-    """All of the group have finished `clock` clocks, and their updates are in.
-
-    Also the answer to Open and Advance; then `own` is how many the worker itself has finished, as the server knows, and
-    `sequence` its last update: a worker that took the place of another begins where that one was.
-    """
+    """All of the group have finished `clock` clocks, and their updates are in these shards."""
 
     store: str
     clock: int
-    own: int = -1
-    sequence: int = -1
+    shards: list[int]
 
 
 class KeysUnknown(Message, frozen=True):
@@ -242,10 +305,14 @@ class Refused(Message, frozen=True):
     hint: str
 
 
-FromWorker = Open | Update | Advance | Fetch | Describe | More | Why
-FromServer = Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More
+FromWorker = Open | Update | Advance | Mark | Fetch | Describe | More | Why
+FromServer = Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More
+TableBetween = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
+"""What servers say to each other of a shard's chain."""
+
 TableKinds = (
-    Open | Update | Advance | Fetch | Describe | More | Why
-    | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused
+    Open | Update | Advance | Mark | Fetch | Describe | More | Why
+    | Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused
+    | Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
 )  # fmt: skip
-"""All that may travel on a connection between a worker and a server's tables."""
+"""All that may travel on a connection of a server's tables."""

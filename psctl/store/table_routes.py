@@ -1,9 +1,8 @@
-"""Which keys of a call go to which shard on which server; worked out once for a key list that comes again."""
+"""Which keys of a call go to which shard; worked out once for a key list that comes again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -19,7 +18,6 @@ ROUTES = 64
 class Stop(msgspec.Struct, frozen=True):
     """The part of a key list that one shard holds: `at` are its places among the list's unique keys."""
 
-    server: int
     shard: int
     keys: Keys
     at: Keys
@@ -27,7 +25,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A key list: its keys once and ascending, where each of the list stands among them, and who holds which."""
+    """A key list: its keys once and ascending, where each of the list stands among them, and in which shards they lie."""
 
     unique: Keys
     inverse: Keys
@@ -40,11 +38,11 @@ class Routes:
     """Makes routes.
 
     Args:
-        owners: for each shard the rank of the server that holds it.
+        shards: how many there are.
     """
 
-    def __init__(self, owners: Sequence[int]) -> None:
-        self._owners = owners
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
         self._known: OrderedDict[tuple[str, bytes], Route] = OrderedDict()
 
     def of(self, table: str, keys: Keys) -> Route:
@@ -69,11 +67,11 @@ class Routes:
             unique, inverse = keys.copy(), np.arange(len(keys))
         else:
             unique, inverse = np.unique(keys, return_inverse=True)
-        shards = shard_of(table, unique, len(self._owners))
+        shards = shard_of(table, unique, self._shards)
         order = np.argsort(shards, kind="stable")
         held, starts = np.unique(shards[order], return_index=True)
         stops = []
         for shard, at in zip(held.tolist(), np.split(order, starts[1:]), strict=True):
             part = unique[at]
-            stops.append(Stop(self._owners[shard], shard, part, at, digest_of(part)))
+            stops.append(Stop(shard, part, at, digest_of(part)))
         return Route(unique, inverse.reshape(-1), stops, plain)

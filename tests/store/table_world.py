@@ -1,7 +1,8 @@
 """Tables without a network: server minds, clients, and links between them that a test moves message by message.
 
 Messages go through the real encoder, so that what travels is what the wire would carry. A link keeps its order, as a
-connection does; `cut` loses what is on it and begins anew, as a broken connection does.
+connection does; `cut` loses what is on it and begins anew, as a broken connection does. Servers have links among
+themselves too; `kill` ends one, `assign` says who has which shard.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 import torch
 
 from psctl.store.reductions import custom, reductions
+from psctl.store.outputs import ToServer
 from psctl.store.table import TableMind
 from psctl.store.table_calls import result
 from psctl.store.table_client import TableClient
 from psctl.store.table_messages import StoreSpec, TableKinds, TableSpec
+from psctl.store.table_outbox import Send
 from psctl.store.table_packing import Assembly, in_parts
 
 DECODER = msgspec.msgpack.Decoder(TableKinds)
@@ -44,44 +47,100 @@ class World:
     """One store: `staleness` None: asp. Links are moved by `run`, in an order that `random` chooses when given."""
 
     def __init__(
-        self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None
-    ) -> None:
+        self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
+        replicas=0,
+    ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
         self.store = StoreSpec("s", staleness, eager, group, shards)
-        self.owners = [shard % servers for shard in range(shards)]
-        self.random, self.bytes = random, 0
-        self.servers = [TableMind(rank, self.functions) for rank in range(servers)]
-        self.links: dict[tuple[int, int, bool], deque] = {}
-        self.parts: dict[tuple[int, int, bool], Assembly] = {}
+        self.random, self.bytes, self.epoch = random, 0, -1
+        self.servers: dict[int, TableMind] = {}
+        self.links: dict[tuple, deque] = {}  # (who, whom)
+        self.parts: dict[tuple, Assembly] = {}
         self.clients: list[TableClient] = []
+        self.steps: dict[int, int] = {}  # newest step that a worker has marked
         self.tickets = 0
+        self.told: list = []  # what the coordinator would hear
+        for rank in range(servers):
+            self.start(rank)
+        chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(shards)]
+        self.assign(chains)
+        for rank in range(servers):
+            self.follow(rank, self.servers[rank].begin(restored=False))
         for rank in range(workers):
             self.join(rank)
 
+    def start(self, rank: int) -> TableMind:
+        """A server (again): a new process that knows nothing."""
+        mind = self.servers[rank] = TableMind(rank, self.functions, self.store.shards)
+        for other in self.servers:
+            if other != rank:
+                self.connect(("server", rank), ("server", other))
+        for worker in range(len(self.clients)):
+            self.cut(worker, rank)
+        return mind
+
+    def kill(self, rank: int) -> None:
+        """A server is gone, with all that was on its way from it and to it."""
+        del self.servers[rank]
+        for link in [link for link in self.links if ("server", rank) in link]:
+            del self.links[link]
+        for other, mind in self.servers.items():
+            self.follow(other, mind.server_lost(rank))
+
+    def assign(self, chains, copies=None) -> None:
+        """The coordinator's word, to all servers at once."""
+        self.epoch += 1
+        for rank, mind in self.servers.items():
+            self.follow(rank, mind.assigned(self.epoch, chains, copies or [[] for _ in chains], list(self.servers)))
+
     def join(self, rank: int) -> TableClient:
         """A worker (again): a new process that knows nothing."""
-        client = TableClient(self.store, rank, self.owners, self.functions)
+        client = TableClient(self.store, rank, self.functions)
         if rank == len(self.clients):
             self.clients.append(client)
         self.clients[rank] = client
-        for server in range(len(self.servers)):
+        self.steps.setdefault(rank, 0)
+        for server in self.servers:
             self.cut(rank, server)
         return client
 
+    def connect(self, one, other) -> None:
+        """A connection of two servers is made (anew)."""
+        for link in ((one, other), (other, one)):
+            self.links[link] = deque()
+        for me, them in ((one[1], other[1]), (other[1], one[1])):
+            self.follow(me, self.servers[me].server_lost(them))
+            self.follow(me, self.servers[me].server_joined(them))
+
     def cut(self, rank: int, server: int) -> None:
         """The connection breaks, and is made anew."""
-        for down in (True, False):
-            self.links[rank, server, down] = deque()
-            self.parts[rank, server, down] = Assembly()
+        for link in ((("worker", rank), ("server", server)), (("server", server), ("worker", rank))):
+            self.links[link] = deque()
+            self.parts[link] = Assembly()
         self.servers[server].lost(rank)
-        self.put(rank, self.clients[rank].anew(server))
+        self.put(rank, self.clients[rank].anew(server, self.steps[rank]))
 
     def put(self, rank: int, outs) -> None:
         for out in outs:
-            self._queue((rank, out.server, True), out.message, out.payload)
+            self._queue((("worker", rank), ("server", out.server)), out.message, out.payload)
+
+    def follow(self, rank: int, outputs) -> None:
+        """Do what a server's mind said."""
+        for output in outputs:
+            if isinstance(output, Send):
+                self._queue((("server", rank), ("worker", output.worker)), output.message, output.payload)
+            elif isinstance(output, ToServer):
+                link = (("server", rank), ("server", output.server))
+                if link in self.links:
+                    data = None if output.payload is None else bytes(output.payload)
+                    self.links[link].append((msgspec.msgpack.encode(output.message), data))
+            else:
+                self.told.append((rank, output))
 
     def _queue(self, link, message, payload) -> None:
+        if link not in self.links:
+            return
         for part, data in in_parts(message, payload):
             data = None if data is None else bytes(data)
             encoded = msgspec.msgpack.encode(part)
@@ -93,20 +152,32 @@ class World:
         links = [link for link, queue in self.links.items() if queue]
         if not links:
             return False
-        rank, server, up = link = self.random.choice(links) if self.random else links[0]
+        link = self.random.choice(links) if self.random else links[0]
+        (role, rank), (to, whom) = link
         encoded, data = self.links[link].popleft()
         message = DECODER.decode(encoded)
+        if role == to == "server":
+            self._between(rank, whom, message, data)
+            return True
         if data is not None:
             self.parts[link].place(message, len(data))[:] = data
         whole = self.parts[link].received(message, len(data or b""))
         if whole is None:
             return True
-        if up:
-            for send in self.servers[server].received(rank, *whole):
-                self._queue((send.worker, server, False), send.message, send.payload)
+        if to == "server":
+            self.follow(whom, self.servers[whom].received(rank, *whole))
         else:
-            self.put(rank, self.clients[rank].received(server, *whole))
+            self.put(whom, self.clients[whom].received(rank, *whole))
         return True
+
+    def _between(self, server: int, whom: int, message, data) -> None:
+        mind = self.servers[whom]
+        if data is not None:
+            room = mind.place_from(server, message, len(data))
+            if room is None:
+                return
+            room[:] = data
+        self.follow(whom, mind.received_from(server, message, len(data or b"")))
 
     def run(self, until=lambda: False) -> None:
         while not until() and self.step():

@@ -10,7 +10,8 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.store.table_calls import result
-from psctl.store.table_state import FOREVER, Entry, TableShard, decode_entry, encode_entry
+from psctl.store.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
+from psctl.store.table_state import FOREVER, Entry, TableShard
 from tests.store.table_world import Functions, World, spec
 
 CLOCKS = 4
@@ -23,7 +24,7 @@ def test_what_is_pushed_is_summed_over_workers_and_servers() -> None:
         world.push(rank, spec(), keys, np.arange(len(keys)) + rank)
     world.run()
     assert world.pull(0, spec(), keys).flatten().tolist() == [3 * n + 3 for n in range(len(keys))]
-    assert {len(mind.stores["s"].shards) for mind in world.servers} == {2}
+    assert {len(mind.slots) for mind in world.servers.values()} == {2}
 
 
 def test_absent_keys_are_zero_or_what_they_begin_as() -> None:
@@ -148,7 +149,7 @@ def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
     world.push(0, spec(), keys, torch.ones(1000))
     world.run()
     assert first - world.bytes > 8 * 1000 - 200
-    world.servers[0].stores["s"].members[0].lists.__init__()
+    world.servers[0].stores["s"].sessions[0].lists.__init__()
     for _ in range(3):
         world.push(0, spec(), keys, torch.ones(1000))
         world.push(0, spec(), [5], [1.0])  # its key is told: it must not overtake
@@ -190,7 +191,7 @@ def tagged(world: World, seed: int, cuts: int) -> None:
     while min(clocks) < CLOCKS:
         if left and numbers.random() < 0.05:
             left -= 1
-            world.cut(numbers.randrange(workers), numbers.randrange(len(world.servers)))
+            world.cut(numbers.randrange(workers), numbers.choice(list(world.servers)))
         for _ in range(numbers.randrange(6)):
             world.step()
         rank = numbers.choice([rank for rank in range(workers) if clocks[rank] < CLOCKS])
@@ -272,11 +273,11 @@ def test_the_fastest_waits_for_the_slowest_and_a_worker_that_left_for_nobody() -
     assert not world.clients[0].behind()
     world.clock(0)
     world.run()
-    assert world.clients[0].behind() == {0, 1}
+    assert world.clients[0].leaders(world.clients[0].behind()) == {0, 1}
     world.put(0, [world.clients[0].ask(0)])
     world.run()
     assert world.clients[0].because == {0: [1]}
-    world.put(1, world.clients[1].advance(0, world.ticket(), leave=True))
+    world.put(1, world.clients[1].leave(0, world.ticket()))
     world.run()
     assert not world.clients[0].behind()
     assert world.clients[1].clock == FOREVER
@@ -350,16 +351,14 @@ def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
             if (clock, rank) != (2, 1):
                 world.clock(rank, place=clock)
     world.run()
-    shard = world.servers[0].stores["s"].shards[0]
-    copy = TableShard(world.store, world.functions)
-    copy.restore(shard.snapshot())
-    assert copy.snapshot() == shard.snapshot()
+    shard = world.servers[0].slots[0].machine.stores["s"]
+    held = encode_shards([shard])
+    (copy,) = decode_shards(held, lambda spec: TableShard(spec, world.functions))
+    assert encode_shards([copy]) == held
     for each in (shard, copy):
-        staged = each._staged[2]
-        for worker, parts in staged.items():
+        for worker, parts in each.staged[2].items():
             entry = Entry(worker, 1 << 40, 2, parts)
-            again = decode_entry(encode_entry(entry), lambda name, held=each: held.tables[name].kind)
-            assert encode_entry(again) == encode_entry(entry)
-        each.apply(Entry(1, 1 << 41, 3, []))
-    assert copy.snapshot() == shard.snapshot()
+            assert encode_entry(decode_entry(encode_entry(entry), each.kind)) == encode_entry(entry)
+        each.apply(Entry(1, 1 << 41, 3, [], "clock"))
+    assert encode_shards([copy]) == encode_shards([shard])
     assert copy.clock == 3

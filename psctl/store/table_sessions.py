@@ -1,0 +1,115 @@
+"""What a server knows of the workers that take part in a store: key lists and tables they told of, rows they have read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from psctl.store.rows import Keys
+from psctl.store.table_kinds import Functions, Kind
+from psctl.store.table_messages import Asked, Fetch, Refused, Section, StoreSpec
+from psctl.store.table_packing import Array, Reader, digest_of
+from psctl.store.table_state import Part
+
+REMEMBERED = 32 << 20
+"""Bytes of key lists that are remembered for each worker."""
+
+
+class Unknown(Exception):
+    """A key list or a table was named that this server does not know."""
+
+
+class Lists:
+    """Key lists of one worker by their hash; the longest unused are forgotten first."""
+
+    def __init__(self) -> None:
+        self._lists: OrderedDict[bytes, Keys] = OrderedDict()
+        self._bytes = 0
+
+    def keys(self, reader: Reader, count: int, digest: bytes) -> Keys:
+        """Return the keys of a section: from the payload, or those of this hash.
+
+        Raises:
+            Unknown: they are not known.
+        """
+        if not digest:
+            keys = reader.keys(count)
+            if known := digest_of(keys):
+                self._remember(known, keys.copy())
+            return keys
+        if digest not in self._lists:
+            raise Unknown
+        self._lists.move_to_end(digest)
+        return self._lists[digest]
+
+    def _remember(self, digest: bytes, keys: Keys) -> None:
+        if digest not in self._lists:
+            self._lists[digest] = keys
+            self._bytes += keys.nbytes
+        while self._bytes > REMEMBERED:
+            self._bytes -= self._lists.popitem(last=False)[1].nbytes
+
+
+class Session:
+    """What a store knows of one worker's connection.
+
+    Args:
+        number: of the session.
+        step: the newest that the worker had marked when it began.
+    """
+
+    def __init__(self, number: int, step: int) -> None:
+        self.number, self.step = number, step
+        self.broken = -1
+        """The newest session that is not listened to any more."""
+        self.lists = Lists()
+        self.kinds: dict[str, Kind] = {}
+        """Tables, as this worker says that they are."""
+        self.read: dict[tuple[int, str], Array] = {}
+        """By (shard, table): which slots it has read (eager)."""
+        self.seen: dict[tuple[int, str], int] = {}
+        """By (shard, table): the number of the last change that it was told (eager)."""
+
+    def part(self, section: Section, reader: Reader, functions: Functions) -> Part:
+        """Read what an update does in one shard to one table.
+
+        Raises:
+            Unknown: it names what this session has not told.
+            UsageError: the table cannot be; the user's fault.
+        """
+        if section.spec is not None:
+            self.kinds[section.table] = Kind(section.spec, functions)
+        kind = self.kinds.get(section.table)
+        if kind is None:
+            raise Unknown
+        keys = lanes = None
+        if section.count >= 0:
+            keys = self.lists.keys(reader, section.count, section.digest)
+            if section.what != "call":
+                beside = kind.held_beside if section.what == "start" else kind.beside
+                lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, beside)
+        return Part(section.what, section.table, kind.spec, keys, lanes, section.function, section.arguments)
+
+    def forget(self, shard: int) -> None:
+        """The shard is led by another server: what was read of it is watched there."""
+        for each in [each for each in self.read if each[0] == shard]:
+            del self.read[each], self.seen[each]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A read that waits for a clock."""
+
+    worker: int
+    message: Fetch
+    wanted: list[tuple[Asked, Keys]]
+
+
+class Opened:
+    """One store on this server."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.spec = spec
+        self.sessions: dict[int, Session] = {}
+        self.waiting: list[Waiting] = []
+        self.refused: Refused | None = None
