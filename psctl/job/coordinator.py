@@ -136,7 +136,7 @@ class Mind:
         failure = cutting.advance(job)
         if failure is not None:
             losses.fail(job, failure)
-        slow = sharding.advance(job, patient=not late)
+        slow = sharding.advance(job, patient=not late) or tables.move(job, patient=not late)
         if slow:
             text = f"{slow} did not hand its shards over within {sharding.HAND_OVER:.0f} s"
             losses.fail(job, job.failure(job.of("server")[0], text, code="peer-lost"))
@@ -199,10 +199,12 @@ class Mind:
                 training.beat(job, rank, message)
             case messages.Position():
                 training.position(job, rank, message)
-            case messages.SaveBegin(step=step):
+            case messages.SaveBegin(step=step) if not message.tables:  # those were asked for
                 training.save_begun(job, rank, step)
+                if (rank.member.role, rank.member.rank) == ("worker", 0):
+                    tables.save(job, step)
             case messages.SaveEnd(step=step):
-                training.save_ended(job, rank, step)
+                training.save_ended(job, rank, step, of_tables=message.tables)
             case membership.HeldOf() if rank.member.role == "server":
                 cutting.held(job, message)
             case membership.CaughtUp() if rank.member.role == "server":
@@ -213,8 +215,12 @@ class Mind:
                 sharding.unreachable(job, rank, message)
             case stores.TablesWanted() if rank.member.role == "worker":
                 tables.wanted(job, rank, lambda hosts: starting.enlist(job, hosts))
-            case stores.TablesReady() if rank.member.role == "server":
-                tables.ready(job, rank, message)
+            case stores.TablesReady() | stores.TablesCaughtUp() | stores.TablesHandedOver() if (
+                rank.member.role == "server"
+            ):
+                tables.heard(job, rank, message)
+            case messages.SaveBegin():
+                pass
             case messages.Finished(step=step) if rank.member.role == "worker":
                 training.finished(job, rank, step)
             case _:

@@ -77,12 +77,17 @@ class Holdings:
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
+    def survives(self, gone: Iterable[int]) -> bool:
+        """Whether each shard has another member when these servers are dead."""
+        dead = set(gone) & self.places.keys()
+        return all(without(self.chains, dead)) and dead != self.places.keys()
+
     def lost(self, gone: Iterable[int]) -> bool:
         """Servers are dead; return False, and change nothing, when a shard or the last server is lost with them."""
         dead = set(gone) & self.places.keys()
-        chains = without(self.chains, dead)
-        if not all(chains) or dead == self.places.keys():
+        if not self.survives(dead):
             return False
+        chains = without(self.chains, dead)
         if dead:
             self.chains = chains
             self.handing = {shard: before for shard, before in self.handing.items() if before not in dead}

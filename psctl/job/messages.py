@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from psctl.job import stores
 from psctl.job.membership import (
     CaughtUp,
     CountUntil,
@@ -20,7 +21,6 @@ from psctl.job.membership import (
     ServerUnreachable,
     WorkerGone,
 )
-from psctl.job.stores import ServeTables, TablesAt, TablesReady, TablesWanted
 from psctl.words import NO_SERVERS, Address, Assignment, Layout, Member, Shard, TensorSlice
 
 # ---- an agent to the coordinator ---------------------------------------------------------------------------------
@@ -266,6 +266,7 @@ class SaveBegin(Message, frozen=True):
     step: int
     slices: list[TensorSlice]
     state: dict[str, Any] | None = None
+    tables: bool = False  # a server's tables, which it sends apart from its parameters
 
 
 class SavePart(Message, frozen=True):
@@ -274,12 +275,14 @@ class SavePart(Message, frozen=True):
     step: int
     index: int
     offset: int
+    tables: bool = False
 
 
 class SaveEnd(Message, frozen=True):
     """All slices of this sender were sent."""
 
     step: int
+    tables: bool = False
 
 
 class LoadWanted(Message, frozen=True):
@@ -389,7 +392,7 @@ AnyMessage = (
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
     | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable
     | Reassign | WorkerGone | CountUntil | Members
-    | TablesWanted | ServeTables | TablesReady | TablesAt
+    | stores.Kinds
     | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job import ending, events, failures, lifecycle, losses, starting
+from psctl.job import ending, events, failures, lifecycle, losses, starting, tables
 from psctl.job.instructions import Discard, FindRestorable, Restorable
 from psctl.job.messages import EndProcesses, RenewStore, Resume
 from psctl.job.stores import Tables
@@ -155,9 +155,9 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.resume, job.first_step, job.training = resume, step, False
     job.first = {"starting": job.now}
     job.deaths, job.cuts = {}, {}
-    if job.tables.holders:
-        job.say("what stores held (run.store()) is lost: checkpoints do not have it")
-    job.tables = Tables()
+    if job.tables.first and not tables.saved(job):
+        job.say("what stores held (run.store()) is lost: there is no checkpoint of it")
+    job.tables, job.going = Tables(), set()
     job.reports.rewind(step, job.now)
     job.progress_told = (step, {})
     job.move("again")

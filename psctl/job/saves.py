@@ -21,6 +21,8 @@ class Save(msgspec.Struct):
     since: float
     begun: set[Member] = msgspec.field(default_factory=set)
     ended: set[Member] = msgspec.field(default_factory=set)
+    tables: set[Member] | None = None
+    """Servers whose part of the tables is still to come; None: nobody was asked yet."""
     committing: bool = False
 
 
@@ -65,13 +67,24 @@ class Saves:
         self._due = now + self._every
         return ""
 
-    def ended(self, member: Member, step: int) -> bool:
+    def want_tables(self, step: int, servers: set[Member]) -> bool:
+        """These servers' parts of the tables belong to a checkpoint; return whether they are to be asked for it."""
+        save = self.open.get(step)
+        if save is None or save.tables is not None:
+            return False
+        save.tables = set(servers)
+        return True
+
+    def ended(self, member: Member, step: int, *, of_tables: bool = False) -> bool:
         """A sender has sent all; return True when the checkpoint can be committed now."""
         save = self.open.get(step)
         if save is None or save.committing:
             return False
-        save.ended.add(member)
-        save.committing = save.ended >= self.sources | save.begun
+        if of_tables and save.tables is not None:
+            save.tables.discard(member)
+        elif not of_tables:
+            save.ended.add(member)
+        save.committing = save.ended >= self.sources | save.begun and not save.tables
         return save.committing
 
     def written(self, step: int, problem: str) -> None:
@@ -89,7 +102,8 @@ class Saves:
         lost = [
             step
             for step, save in self.open.items()
-            if not save.committing and ((self.sources | save.begun) - save.ended) & gone
+            if not save.committing
+            and (((self.sources | save.begun) - save.ended) | (save.tables or set())) & gone
         ]
         for step in lost:
             del self.open[step]

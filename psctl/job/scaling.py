@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job import sharding, training
+from psctl.job import sharding, tables, training
 from psctl.job.messages import ScaleAnswer, ScaleWanted
 from psctl.job.table import Job, Recovery
 from psctl.orders import HostOrder
@@ -41,7 +41,7 @@ def _servers(job: Job) -> int:
 
 
 def _going(job: Job) -> set[int]:
-    return job.holdings.leaving if job.holdings is not None else set()
+    return job.going
 
 
 def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
@@ -70,9 +70,9 @@ def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
     hosts = [agent.rank for agent in job.agents if job.order.hosts[agent.rank].may_serve]
     if not hosts and message.servers > _servers(job):
         return "no host of the job may hold another server", f"roles: [server] on one of them; {INSTEAD}"
-    if message.servers < 1 + max((member.rank for member in job.tables.holders), default=-1):
-        return "servers that are to go hold stores (run.store()), which have no copy elsewhere", "keep them"
-    if job.holdings is None or not job.holdings.settled or any(not rank.ready for rank in job.live("server")):
+    held = job.tables.holdings
+    moving = job.holdings is None or not job.holdings.settled or (held is not None and not held.settled)
+    if moving or job.tables.asked or any(not rank.ready for rank in job.live("server")):
         return "servers are coming or going already", "try again when they have: psctl attach {job}"
     return "", ""
 
@@ -116,8 +116,12 @@ def _scale_servers(job: Job, now: int, then: int) -> None:
     job.order = replace(job.order, servers=then)
     if then < now:
         ranks = sorted(rank.member.rank for rank in job.live("server"))
+        job.going = set(ranks[then:])
         job.holdings.leave(ranks[then:])
+        if job.tables.holdings is not None:
+            job.tables.holdings.leave(ranks[then:])
         sharding.tell(job)
+        tables.tell(job)
         job.plan = replace(job.plan, servers=job.plan.servers[:then])
         return
     for number in range(now, then):

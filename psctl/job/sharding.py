@@ -74,8 +74,10 @@ def lost(job: Job, ranks: list[Rank], reason: str) -> None:
     """Servers died, and each of their shards has another member (`Holdings.lost` said so): go on, replace them."""
     for rank in ranks:
         job.append(events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
+        job.going.discard(rank.member.rank)
     abandon(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
-    tell(job)  # before anything else: training waits for this
+    if job.holdings is not None:
+        tell(job)  # before anything else: training waits for this
     for rank in ranks:
         host = _host_for(job, rank)
         if host is None:
@@ -150,11 +152,19 @@ def tell(job: Job) -> None:
             for rank in job.live(role):
                 if rank.decided:
                     job.tell(rank.member, Reassign(assignment))
-    for number in job.holdings.may_go():
-        for rank in job.live("server"):
-            if rank.member.rank == number:
-                rank.leaving = True
-                job.tell(rank.member, Leave("the job goes on with fewer servers"))
+    job.holdings.may_go()
+    dismiss(job)
+
+
+def dismiss(job: Job) -> None:
+    """Let servers go that were to leave, and hold neither parameters nor tables any more."""
+    holding = [each.places for each in (job.holdings, job.tables.holdings) if each is not None]
+    for rank in job.live("server"):
+        number = rank.member.rank
+        if number in job.going and not rank.leaving and not any(number in places for places in holding):
+            rank.leaving = True
+            job.going.discard(number)
+            job.tell(rank.member, Leave("the job goes on with fewer servers"))
 
 
 def _note_senders(job: Job, holdings: Holdings) -> None:

@@ -1,14 +1,17 @@
 """What is said of the servers that hold additive tables (`run.store()`); one small class a message.
 
 A worker that opens a store says TablesWanted; the coordinator has the job's servers hold tables (ServeTables), starts
-them first where there are none, and answers with all of them once each has said where its tables listen.
+them first where there are none, and answers when each has said where its tables listen. Which server has which shard
+is told to servers (TablesAssigned, as Reassign tells it of parameters); workers are told who the servers are, and hear
+from those which shards they lead.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from psctl.words import Address, Member, ServerAt
+from psctl.job.holding import Holdings
+from psctl.words import Address, Assignment, Member, ServerAt, TensorSlice
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -29,15 +32,55 @@ class TablesReady(Message, frozen=True):
     address: Address
 
 
+class TablesAssigned(Message, frozen=True):
+    """The coordinator to servers: who has which shard of all stores from now on.
+
+    `begins`: those that lead begin the shards; with `saved`, the tensors of a checkpoint, where there are some.
+    """
+
+    assignment: Assignment
+    begins: bool = False
+    saved: list[TensorSlice] = []
+
+
 class TablesAt(Message, frozen=True):
-    """The coordinator to a worker: these servers hold tables. Or why none does."""
+    """The coordinator to a worker: these servers hold tables, of so many shards. Or why none does.
+
+    Told again when it changes; of two, that with the larger epoch holds.
+    """
 
     servers: list[ServerAt]
+    shards: int = 0
+    epoch: int = 0
     problem: str = ""
     hint: str = ""
 
 
-Kinds = TablesWanted | ServeTables | TablesReady | TablesAt
+class TablesCaughtUp(Message, frozen=True):
+    """A server to the coordinator: as membership.CaughtUp, of a shard of tables."""
+
+    epoch: int
+    shard: int
+    server: int
+
+
+class TablesHandedOver(Message, frozen=True):
+    """A server to the coordinator: as membership.HandedOver, of a shard of tables."""
+
+    epoch: int
+    shard: int
+
+
+class TablesSave(Message, frozen=True):
+    """The coordinator to servers: send your part of the checkpoint of `step`, when all workers have marked it."""
+
+    step: int
+
+
+Kinds = (
+    TablesWanted | ServeTables | TablesReady | TablesAssigned | TablesAt
+    | TablesCaughtUp | TablesHandedOver | TablesSave
+)  # fmt: skip
 
 
 class Tables(msgspec.Struct):
@@ -47,8 +90,13 @@ class Tables(msgspec.Struct):
     """When the first worker wanted one."""
     asked: set[Member] = msgspec.field(default_factory=set)
     """Workers without an answer."""
-    holders: list[Member] = msgspec.field(default_factory=list)
-    """The servers that hold tables, once it is settled."""
+    answered: set[Member] = msgspec.field(default_factory=set)
+    """Workers that are told of changes."""
+    first: list[Member] = msgspec.field(default_factory=list)
+    """The servers that begin."""
     told: set[Member] = msgspec.field(default_factory=set)
     """Servers that were told to hold tables."""
     addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
+    holdings: Holdings | None = None
+    """Which server has which shard, once all of the first listen."""
+    handing_since: float = 0.0

@@ -9,28 +9,27 @@ every shard, and every replica of it, has applied that clock.
 
 from __future__ import annotations
 
-from psctl.job import cutting, sharding
+from psctl.job import cutting, sharding, tables
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
 
 def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
     """Take these deaths in and go on, if that is possible; False, and nothing is changed, when it is not."""
-    if not job.training or job.ending is not None or job.recovery is not None or job.losses >= job.order.restarts:
+    if job.ending is not None or job.recovery is not None or job.losses >= job.order.restarts:
         return False
     servers = [rank for rank in dead if rank.member.role == "server"]
     workers = [rank for rank in dead if rank.member.role == "worker"]
-    if any(rank.member in job.tables.holders for rank in servers):
-        return False  # tables have no replica
-    if job.holdings is None or not all(_may_lose(job, rank) for rank in workers):
+    if not all(_may_lose(job, rank) for rank in workers):
         return False
     if servers and any(not _begun(job, rank) for rank in job.cuts):
         return False
-    if servers and not job.holdings.lost(rank.member.rank for rank in servers):
+    if servers and not _may_lose_servers(job, [rank.member.rank for rank in servers]):
         return False
     job.losses += 1
     if servers:
         sharding.lost(job, servers, failure.exception)
+        tables.tell(job)
     for rank in workers:
         cutting.lost(job, rank, failure.exception)
     return True
@@ -41,7 +40,19 @@ def _begun(job: Job, rank: int) -> bool:
     return all(each.ready for each in job.of("worker") if each.member.rank == rank)
 
 
+def _may_lose_servers(job: Job, ranks: list[int]) -> bool:
+    """Strike servers out of all chains, of parameters and of tables, if that loses nothing."""
+    starting = not job.training and ("prepared" in job.first or job.tables.holdings is None)
+    if starting or not tables.may_lose(job, ranks) or (job.holdings is None and job.tables.holdings is None):
+        return False
+    if job.holdings is not None and not job.holdings.lost(ranks):
+        return False
+    return job.tables.holdings is None or job.tables.holdings.lost(ranks)
+
+
 def _may_lose(job: Job, rank: Rank) -> bool:
+    if not job.training or job.holdings is None:
+        return False
     served = job.plan is not None and job.plan.update == "server" and job.shards
     if job.order.on_worker_loss == "restart" or not served or not rank.decided:
         return False

@@ -125,6 +125,7 @@ class Job:
         self.lost_steps = 0  # by the last restart
         self.holdings: Holdings | None = None  # under ps, from the decision on
         self.spare = 0  # how many servers may die at once, as people were told
+        self.going: set[int] = set()  # servers that are to leave
         self.shards: list[Shard] = []
         self.layout: Layout | None = None
         self.handing_since = now

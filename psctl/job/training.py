@@ -147,9 +147,9 @@ def save_begun(job: Job, rank: Rank, step: int) -> None:
         job.tell(rank.member, Saved(step, "it was given up"))
 
 
-def save_ended(job: Job, rank: Rank, step: int) -> None:
+def save_ended(job: Job, rank: Rank, step: int, *, of_tables: bool = False) -> None:
     """A sender has sent its part; commit when it was the last."""
-    if not job.saves.ended(rank.member, step):
+    if not job.saves.ended(rank.member, step, of_tables=of_tables):
         return
     assert job.plan is not None, "senders are known from the plan"
     metrics = job.reports.at(step) or job.reports.last_values()

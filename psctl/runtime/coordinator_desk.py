@@ -84,12 +84,12 @@ class Desk:
         source = str(peer.member)
         match message:
             case messages.SavePart():
-                self._saver.part(source, message, payload)
+                self._saver.part(_sender(peer, message), message, payload)
             case messages.SaveBegin():
-                self._saver.begin(source, message)
-                self._put(Heard(peer.member, messages.SaveBegin(message.step, [])))
+                self._saver.begin(_sender(peer, message), message)
+                self._put(Heard(peer.member, messages.SaveBegin(message.step, [], tables=message.tables)))
             case messages.SaveEnd():
-                self._saver.end(source, message.step)
+                self._saver.end(_sender(peer, message), message.step)
                 self._put(Heard(peer.member, message))
             case messages.StartBegin() | messages.StartPart() | messages.StartEnd():
                 self._hand_on(peer, message, payload)
@@ -136,6 +136,11 @@ class Desk:
             peer.send(LoadEnd(wanted.ticket))
         except PsctlError as error:
             peer.send(LoadEnd(wanted.ticket, error.message))
+
+
+def _sender(peer: Peer, message: messages.SaveBegin | messages.SavePart | messages.SaveEnd) -> str:
+    """Return whose part of a checkpoint this is, as its file is called."""
+    return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
 
 
 def _wait(peer: Peer) -> None:

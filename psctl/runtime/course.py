@@ -51,6 +51,8 @@ class Course:
         """Examples that this rank trained on."""
         self.in_step = False
         """A batch was drawn, or a gradient computed, that no step has used yet."""
+        self.on_save: Callable[[int], Any] = lambda step: None
+        """Told, on every rank, where the checkpoint of a step cuts what this rank does."""
         self._seat, self._share, self._tracked = seat, share, tracked
         self._every = welcome.every_steps
         self._parts: Parts | None = None
@@ -67,6 +69,16 @@ class Course:
         self._drawn_from: Loader | None = None
         self._feeding: Loader | None = None
         self._draws = 0
+
+    @property
+    def marked(self) -> int:
+        """The last step whose point of rest is behind."""
+        return self._rested
+
+    @property
+    def place(self) -> int:
+        """Where the run is: a number that never falls, and changes at the beginning and the end of each step."""
+        return 2 * self.step + self.in_step
 
     # ---- the start ----
 
@@ -246,6 +258,8 @@ class Course:
         Where ranks step apart, the others send their optimizers' state.
         """
         self._saved = self.step
+        if self._seat.keeps:
+            self.on_save(self.step)
         assert self._parts is not None, "steps were made"
         assert self._way is not None, "steps were made"
         if not self._seat.keeps or (self.rank != 0 and not self._way.apart):

@@ -116,7 +116,9 @@ def join(orders: ProcessOrders) -> Run:
                 congestion=orders.congestion,
             )  # fmt: skip
 
-        return Dialled(session.tables(), to_tables)
+        made = Dialled(session.tables(), to_tables)
+        session.follow_tables(made.assigned)
+        return made
 
     return Run(session, connect, clock, links=links, trace=trace)
 

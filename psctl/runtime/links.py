@@ -127,15 +127,22 @@ class Links:
         with self._changed:
             return self._past + sum(peer.bytes_sent + peer.bytes_received for peer in self._peers.values())
 
+    def flush(self, patience: float) -> None:
+        """Let what was queued leave, where that takes no longer than `patience` seconds."""
+        with self._changed:
+            peers = list(self._peers.values())
+        for peer in peers:
+            with suppress(PsctlError):  # a connection that breaks now has no one to miss it
+                peer.flush(patience)
+
     def close(self, reason: str, patience: float) -> None:
         """End all connections; what was queued has left first, where that takes no longer than `patience` seconds."""
         with self._changed:
             self._closed = True
             peers = list(self._peers.values())
             self._changed.notify_all()
+        self.flush(patience)
         for peer in peers:
-            with suppress(PsctlError):  # a connection that breaks now has no one to miss it
-                peer.flush(patience)
             peer.close(reason)
         for peer in peers:  # a thread inside torch when the interpreter ends would abort the process
             peer.join(patience)

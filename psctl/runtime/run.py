@@ -73,8 +73,8 @@ class Run:
         self._tracked = Tracked()
         self._reports = Reports()
         self._course = Course(seat, welcome, self._share, self._tracked)
-        place = lambda: 2 * self.step + self._course.in_step  # noqa: E731
-        self._stores = Stores(seat.me.rank, welcome.world, links or Within, place)
+        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course)
+        self._course.on_save = self._stores.mark
         self._way: Way | None = None
         self._stepless: Watch | None = None
         self._strategy = ""

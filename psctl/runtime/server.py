@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError, UsageError
+from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
 from psctl.job import membership
 from psctl.job.membership import CountUntil, HeldOf, Members, Reassign, ServerUnreachable, WorkerGone
 from psctl.job.messages import (
@@ -35,22 +35,22 @@ from psctl.job.messages import (
     SavePart,
     Welcome,
 )
-from psctl.job.stores import ServeTables, TablesReady
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.runtime import lifeline
 from psctl.runtime.links import Links, named
 from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.server_desk import Desk, Fellow, Report
 from psctl.runtime.table_desk import TableDesk
+from psctl.runtime.table_part import TablePart
 from psctl.store.fit import scalars, warm_up
 from psctl.store.messages import PART, Kinds
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Save
 from psctl.store.pieces import torch_dtype
 from psctl.store.server import ServerMind
-from psctl.store.snapshot import Loading, Wanted, by_parameter, wanted_slices
+from psctl.store.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
 from psctl.store.state import Terms
 from psctl.store.table_messages import TableKinds
-from psctl.words import Address, Assignment, Layout, Member, ServerAt, TensorSlice
+from psctl.words import Address, Assignment, Member, ServerAt
 
 BEAT = 1.0
 """Seconds between two signs of life to the coordinator."""
@@ -75,12 +75,17 @@ class Server:
 
     Args:
         me: which server this is.
-        hold: begins to hold tables, and returns where they listen.
+        listen: has its tables listen, and returns where; None: it holds none.
+        dial: connects to another server's tables.
     """
 
-    def __init__(self, me: Member, hold: Callable[[], Address] | None = None) -> None:
+    def __init__(
+        self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
+        dial: Callable[[Member, Address, Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         self.me = me
-        self._hold = hold
+        tables = listen is not None and dial is not None
+        self.tables = TablePart(me, listen, dial, self._save_tables_later) if tables else None  # type: ignore[arg-type]
         self.desk = Desk(me, self._save_later, self._report)
         self._links: Links | None = None
         self._early: list[Membership] = []  # said before there was a decision
@@ -94,7 +99,7 @@ class Server:
         self._failed = False
         self._loadings: list[tuple[int, int, Loading]] = []  # for each wanted slice: shard, index in it, where
         self._load_end: LoadEnd | None = None
-        self._saves: queue.SimpleQueue[Save] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Save, bool]] = queue.SimpleQueue()  # True: of tables
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
@@ -117,9 +122,9 @@ class Server:
         coordinator.send(Join(os.getpid()))
         coordinator.send(Ready(address))
         warm_up()  # while the workers' scripts load, and not when they wait for start values
+        threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
         decision = self._wait_for(lambda: self._decision if self._world else None)
         if decision is not None:
-            threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
             try:
                 self._serve(decision)
             except PsctlError as error:
@@ -149,7 +154,7 @@ class Server:
             self._member(message)
         if restored and resume is not None:
             saved = by_parameter(resume.tensors)
-            _check_shapes(decision.layout, saved, resume.checkpoint)
+            check_shapes(decision.layout, saved, resume.checkpoint)
             own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
             wanted = {index: wanted_slices(decision.layout, mind.shards[index].held, saved) for index in own}
             self._load(mind, wanted, resume.checkpoint)
@@ -242,14 +247,17 @@ class Server:
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save_later(self, save: Save) -> None:
-        self._saves.put(save)
+        self._saves.put((save, False))
+
+    def _save_tables_later(self, save: Save) -> None:
+        self._saves.put((save, True))
 
     def _stream_saves(self) -> None:
         while True:
-            save = self._saves.get()
+            save, of_tables = self._saves.get()
             assert self._coordinator is not None
             try:
-                stream_save(self._coordinator, save)
+                stream_save(self._coordinator, save, tables=of_tables)
             except ConnectionFailed as error:
                 self._end(error.message, failed=True)
                 return
@@ -261,6 +269,8 @@ class Server:
 
     def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
         """Loaded bytes go straight to where they are wanted."""
+        if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
+            return self.tables.place(message, size)
         if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
             return None
         _, at, loading = self._loadings[message.index]
@@ -271,6 +281,12 @@ class Server:
 
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Take in what the coordinator says."""
+        try:
+            if self.tables is not None and self.tables.heard(message):
+                return
+        except ConnectionFailed as error:
+            self._end(error.message, failed=True)
+            return
         if isinstance(message, Membership):
             with self._changed:
                 early = self.mind is None
@@ -283,12 +299,12 @@ class Server:
             match message:
                 case Welcome():
                     self._world = message.world
+                    if self.tables is not None and self._coordinator is not None:
+                        self.tables.speak(self._coordinator.send, message.world)
                 case Decision():
                     self._decision = message
                 case LoadEnd():
                     self._load_end = message
-                case ServeTables() if self._hold is not None and self._coordinator is not None:
-                    self._coordinator.send(TablesReady(self._hold()))
                 case Leave():
                     self._end(f"told to leave: {message.reason}", failed=False)
                 case _:
@@ -300,38 +316,23 @@ class Server:
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
 
-def stream_save(coordinator: Coordinator, save: Save) -> None:
+def stream_save(coordinator: Coordinator, save: Save, *, tables: bool = False) -> None:
     """Send one server's part of a checkpoint, at the pace at which the network takes it.
 
     Raises:
         ConnectionFailed: the coordinator is gone.
     """
-    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied]))
+    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied], tables=tables))
     queued = 0
     for index, copied in enumerate(save.copied):
         for offset in range(0, len(copied.data), PART):
             part = copied.data[offset : offset + PART]
-            coordinator.send(SavePart(save.step, index, offset), part)
+            coordinator.send(SavePart(save.step, index, offset, tables), part)
             queued += len(part)
             if queued >= QUEUED:
                 coordinator.flush()
                 queued = 0
-    coordinator.send(SaveEnd(save.step))
-
-
-def _check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint: str) -> None:
-    """Raise when the checkpoint is of another model; the user's fault."""
-    hint = "resume with the model that the checkpoint was made with"
-    for info in layout.parameters:
-        if not info.trainable:
-            continue
-        found = [tensor for tensor in saved.get(info.name, ()) if tensor.name == f"param/{info.name}"]
-        if not found:
-            raise UsageError(f"{checkpoint} holds no parameter {info.name}, which the model has", hint)
-        if found[0].shape != info.shape:
-            raise UsageError(
-                f"{checkpoint}: {info.name} has shape {found[0].shape}, the model's has {info.shape}", hint
-            )
+    coordinator.send(SaveEnd(save.step, tables))
 
 
 def serve(orders: ProcessOrders) -> int:
@@ -339,11 +340,14 @@ def serve(orders: ProcessOrders) -> int:
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key)
     if orders.folder:
         sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
-    tables = TableDesk(orders.member.rank)
     acceptors: list[Acceptor] = []
 
+    def allow_tables(member: Member) -> str | None:
+        assert server.tables is not None, "it has some"
+        return server.desk.allow_worker(member) if member.role != "server" else server.tables.desk.allow_server(member)
+
     def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
-        allow = server.desk.allow if desk is server.desk else server.desk.allow_worker
+        allow = server.desk.allow if desk is server.desk else allow_tables
         made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion)
         acceptors.append(made)
         return made.address
@@ -351,12 +355,16 @@ def serve(orders: ProcessOrders) -> int:
     def to_server(member: Member, address: Address, handler: Any) -> Any:
         return dial(address, who, member, Kinds, handler, congestion=orders.congestion)
 
-    server = Server(orders.member, lambda: accept(TableKinds, tables))
+    def to_tables(member: Member, address: Address, handler: Any) -> Any:
+        return dial(address, who, member, TableKinds, handler, congestion=orders.congestion)
+
+    server = Server(orders.member, lambda desk: accept(TableKinds, desk), to_tables)
     address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
         status = server.run(coordinator, address, to_server)
-        tables.close("the server ends")
+        if server.tables is not None:
+            server.tables.desk.close("the server ends")
         coordinator.close("the server ends")
         coordinator.join(5.0)
         return status

@@ -21,7 +21,7 @@ from psctl.job.membership import Members, Reassign
 from psctl.job.stores import TablesAt, TablesWanted
 from psctl.runtime.cuts import Cuts, Verdict
 from psctl.store.pieces import bytes_view, torch_dtype
-from psctl.words import Layout, Member, ServerAt, TensorSlice
+from psctl.words import Layout, Member, TensorSlice
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
@@ -93,6 +93,7 @@ class Session:
         self._start_slices: list[TensorSlice] = []
         self._started = False
         self._tables: TablesAt | None = None
+        self._tables_moved: Callable[[TablesAt], None] | None = None
 
     # ---- the handler: network thread ----
 
@@ -145,6 +146,8 @@ class Session:
                     self._started = True
                 case TablesAt():
                     self._tables = message
+                    if self._tables_moved is not None:
+                        self._tables_moved(message)
                 case say.Leave():
                     self._closing = True
                     self._leave(message.reason)
@@ -188,7 +191,7 @@ class Session:
         self.send(say.Prepare(layout, buffers, outer))
         return self._wait(lambda: self._decision)
 
-    def tables(self) -> list[ServerAt]:
+    def tables(self) -> TablesAt:
         """Return the servers that hold tables, which are started first where there are none.
 
         Raises:
@@ -200,7 +203,14 @@ class Session:
         found = self._wait(lambda: self._tables)
         if found.problem:
             raise UsageError(found.problem, found.hint)
-        return found.servers
+        return found
+
+    def follow_tables(self, moved: Callable[[TablesAt], None]) -> None:
+        """Tell `moved` of every change of the servers that hold tables; must not block."""
+        with self._changed:
+            self._tables_moved = moved
+            if self._tables is not None:
+                moved(self._tables)
 
     def begin(self, step: int) -> None:
         """Say that this worker has its start values, and wait until all have. `step` steps were done before."""

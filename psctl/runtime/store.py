@@ -9,7 +9,7 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.runtime.functions import JobFunctions, name_of
-from psctl.runtime.store_end import StoreEnd
+from psctl.runtime.store_end import StoreEnd, Where
 from psctl.runtime.store_links import Links
 from psctl.runtime.store_values import (
     Key,
@@ -27,9 +27,10 @@ from psctl.runtime.store_values import (
 from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
 from psctl.store.table_calls import Read, result
+from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import StoreSpec, TableSpec
 from psctl.store.table_routes import Route
-from psctl.store.table_state import Kind, merged
+from psctl.store.table_state import merged
 
 
 class Store(StoreEnd):
@@ -68,15 +69,8 @@ class Store(StoreEnd):
     the message says whose fault it is).
     """
 
-    def __init__(
-        self,
-        spec: StoreSpec,
-        rank: int,
-        links: Links,
-        place: Callable[[], int] = lambda: 0,
-        functions: JobFunctions | None = None,
-    ) -> None:
-        super().__init__(spec, rank, links, place, functions or JobFunctions())
+    def __init__(self, spec: StoreSpec, rank: int, links: Links, at: Where, functions: JobFunctions) -> None:
+        super().__init__(spec, rank, links, at, functions)
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -262,7 +256,7 @@ class Store(StoreEnd):
         with self._changed:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
-            self._send(self._mind.advance(self._place(), ticket := self._own_ticket()))
+            self._send(self._mind.advance(self._at.place, ticket := self._own_ticket()))
             self._wait_internal(what := f"clock {self._mind.clock}", ticket)
             self._wait_until(what, lambda: not self._mind.behind(), self._mind.behind)
             done = self._mind.clock
@@ -313,9 +307,9 @@ class Store(StoreEnd):
             try:
                 if not failed:
                     self.flush()
-                    if self._spec.staleness is not None and self.rank in self._spec.group:
+                    if self.rank in self._spec.group:
                         ticket = self._own_ticket()
-                        self._send(self._mind.advance(self._place(), ticket, leave=True))
+                        self._send(self._mind.leave(self._at.place, ticket))
                         self._wait_internal("goodbye", ticket)
             finally:
                 self._closed = True
@@ -335,7 +329,7 @@ class Store(StoreEnd):
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(words, callback)
-        changes = self._mind.push(parts, ticket.number, what, self._place())
+        changes = self._mind.push(parts, ticket.number, what, self._at.place)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
         self._go_on()
         return ticket

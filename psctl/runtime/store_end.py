@@ -2,8 +2,9 @@
 
 Threads. One lock around the mind (store/table_client.py) and the links. Connections' reader threads and the script's
 threads take it; what is sent under it is only queued. Callbacks run after it is let go. Every wait looks around each
-second: a server that is lost ends it (PeerLost), a store that servers refuse to go on with ends it (JobFailed), a
-server that says nothing for PATIENCE seconds although it was asked ends it (TimedOut); slow workers elsewhere do not.
+second: a store that servers refuse to go on with ends it (JobFailed), a shard that nobody leads for PATIENCE seconds
+ends it (PeerLost), a server that says nothing for so long although it was asked ends it (TimedOut); slow workers
+elsewhere do not.
 """
 
 from __future__ import annotations
@@ -11,27 +12,40 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
+from psctl.errors import JobFailed, PeerLost, TimedOut
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store_links import Links
 from psctl.runtime.tickets import Tasks, Ticket
 from psctl.store.table_calls import Change, Out
-from psctl.store.table_client import TableClient
+from psctl.store.table_client import NOBODY, TableClient
 from psctl.store.table_messages import StoreSpec
+from psctl.store.table_state import FOREVER
 
 TICK = 1.0
 """Seconds between two looks at a wait."""
 
 PATIENCE = 60.0
-"""Seconds that a server may be silent although it was asked."""
+"""Seconds that a server may be silent although it was asked, and that a shard may be without a server."""
 
 KEPT = 256 << 20
 """Bytes of pushes that may be under way; a push beyond waits."""
 
 INTERNAL = 1 << 40
 """Where the numbers of tickets begin that the store makes for itself."""
+
+
+class Where(Protocol):
+    """Where a run is."""
+
+    @property
+    def place(self) -> int:
+        """A number that never falls, and changes from step to step."""
+
+    @property
+    def marked(self) -> int:
+        """The newest step at whose end the run has passed the place where checkpoints are taken."""
 
 
 class StoreEnd:
@@ -41,41 +55,49 @@ class StoreEnd:
         spec: the store's.
         rank: this worker's.
         links: the way to servers.
-        place: where the run is: a number that never falls, and changes from step to step.
+        at: where the run is.
         functions: reductions and users' functions.
     """
 
-    def __init__(
-        self, spec: StoreSpec, rank: int, links: Links, place: Callable[[], int], functions: JobFunctions
-    ) -> None:
+    def __init__(self, spec: StoreSpec, rank: int, links: Links, at: Where, functions: JobFunctions) -> None:
         self.name = spec.name
         self.rank = rank
-        self._spec, self._links, self._place = spec, links, place
+        self._spec, self._links, self._at = spec, links, at
         self._functions = functions
-        servers = links.servers
-        owners = [servers[shard * len(servers) // spec.shards] for shard in range(spec.shards)]
-        self._mind = TableClient(spec, rank, owners, self._functions)
+        self._marked = at.marked if rank in spec.group else FOREVER
+        self._mind = TableClient(spec, rank, self._functions)
         self._changed = threading.Condition(threading.RLock())
         self._tasks = Tasks()
         self._numbers, self._internal = 0, INTERNAL
         self._ended: dict[int, Any] = {}  # internal tickets that have finished
         self._results: dict[int, Callable[[], Any]] = {}
-        self._lost: dict[int, ConnectionFailed] = {}
         self._heard: dict[int, float] = {}
         self._callbacks: list[Callable[[], Any]] = []
         self._closed = False
         links.open(spec.name, self)
         with self._changed:
-            self._wait_until(f"store {spec.name!r}", lambda: self._mind.opened, lambda: set(self._mind.servers))
+            self._wait_until(f"store {spec.name!r}", lambda: self._mind.opened, self._all)
 
     def _send_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            self._send(self._mind.send(change, self._place()))
+            self._send(self._mind.send(change, self._at.place))
 
     def _ticket(self, what: str, callback: Callable[[Any], Any] | None) -> Ticket:
         self._numbers += 1
         ticket = Ticket(self._numbers, what, self._wait_ticket)
         return ticket.then(callback) if callback is not None else ticket
+
+    def mark(self, step: int) -> None:
+        """Say that what was pushed so far belongs into the checkpoint of `step`, and what comes now does not.
+
+        A push that waits for others (`after`, `delay`) begins later, so it is waited for first.
+        """
+        with self._changed:
+            if self._closed or self.rank not in self._spec.group:
+                return
+            self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            self._marked = step
+            self._send(self._mind.mark(self._at.place, step))
 
     def _own_ticket(self) -> int:
         self._internal += 1
@@ -84,12 +106,12 @@ class StoreEnd:
     # ---- inside: waiting -----------------------------------------------------------------------------------------
 
     def _wait_for_room(self) -> None:
-        self._wait_until("room for a push", lambda: self._mind.kept < KEPT, lambda: set(self._mind.servers))
+        self._wait_until("room for a push", lambda: self._mind.kept < KEPT, self._all)
 
     def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
         with self._changed:
-            servers = lambda: self._mind.waiting_for(ticket.number)  # noqa: E731
-            self._wait_until(ticket.what, lambda: ticket.done, servers, timeout)
+            shards = lambda: self._mind.waiting_for(ticket.number)  # noqa: E731
+            self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
         self._call_back()
         return ticket.result
 
@@ -97,31 +119,43 @@ class StoreEnd:
         self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.waiting_for(ticket))
         del self._ended[ticket]
 
+    def _all(self) -> set[int]:
+        return set(range(self._spec.shards))
+
     def _wait_until(
-        self, what: str, done: Callable[[], bool], servers: Callable[[], set[int]], timeout: float | None = None
+        self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None = None
     ) -> None:
-        began = asked = time.monotonic()
+        began = asked = led = time.monotonic()
         while not done():
             self._raise_if_over()
             left = TICK if timeout is None else min(TICK, began + timeout - time.monotonic())
             if left <= 0:
-                raise TimedOut(f"{what} did not finish within {timeout:g} s: {self._whom(servers())}")
+                raise TimedOut(f"{what} did not finish within {timeout:g} s: {self._whom(shards())}")
             self._changed.wait(left)
             now = time.monotonic()
             if now - asked >= TICK:
                 asked = now
-                for server in servers():
-                    self._send([self._mind.ask(server)])
-                    silent = now - max(began, self._heard.get(server, began))
-                    if silent > PATIENCE:
-                        name = self._links.name(server)
-                        raise TimedOut(f"{name} has not said a word for {silent:.0f} s while it was asked for {what}")
+                servers = self._mind.leaders(shards())
+                led = led if NOBODY in servers else now
+                if now - led > PATIENCE:
+                    raise PeerLost(f"no server has led a part of store {self.name!r} for {now - led:.0f} s ({what})")
+                for server in servers - {NOBODY}:
+                    self._ask(server, what, began, now)
 
-    def _whom(self, servers: set[int]) -> str:
+    def _ask(self, server: int, what: str, began: float, now: float) -> None:
+        """Ask a server that is waited for who keeps it, and look whether it answers."""
+        self._send([self._mind.ask(server)])
+        silent = now - max(began, self._heard.get(server, began))
+        if silent > PATIENCE:
+            name = self._links.name(server)
+            raise TimedOut(f"{name} has not said a word for {silent:.0f} s while it was asked for {what}")
+
+    def _whom(self, shards: set[int]) -> str:
+        servers = self._mind.leaders(shards)
         late = sorted({rank for server in servers for rank in self._mind.because.get(server, [])})
-        names = ", ".join(self._links.name(server) for server in sorted(servers))
+        names = ", ".join(self._links.name(server) for server in sorted(servers - {NOBODY}))
         behind = f", which wait for the clock of {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
-        return f"waiting for {names or 'other tasks'}{behind}"
+        return f"waiting for {names or ('a server' if servers else 'other tasks')}{behind}"
 
     @property
     def doing(self) -> str:
@@ -133,8 +167,6 @@ class StoreEnd:
         refused = self._mind.refused
         if refused is not None:
             raise JobFailed(refused.reason, refused.hint)
-        for server, error in self._lost.items():
-            raise PeerLost(f"{self._links.name(server)} is lost: {error.message}", where=f"server/{server}") from error
 
     # ---- inside: what happens ------------------------------------------------------------------------------------
 
@@ -143,7 +175,7 @@ class StoreEnd:
         with self._changed:
             attach()
             self._heard[server] = time.monotonic()
-            self._send(self._mind.anew(server))
+            self._send(self._mind.anew(server, self._marked))
 
     def heard(self, server: int, message: Any, payload: memoryview) -> None:
         """Take in a message of a server (called by the links)."""
@@ -153,12 +185,6 @@ class StoreEnd:
             self._go_on()
             self._changed.notify_all()
         self._call_back()
-
-    def gone(self, server: int, error: ConnectionFailed) -> None:
-        """A server is lost for good (called by the links)."""
-        with self._changed:
-            self._lost[server] = error
-            self._changed.notify_all()
 
     def _send(self, outs: Sequence[Out]) -> None:
         for out in outs:

@@ -1,33 +1,34 @@
 """How a worker's end of a store reaches servers: over connections, or within this process when there is no job.
 
-Both bring whole messages, in order, to whoever listens. A connection that breaks is made anew, and the listener begins
-a new session with that server (what was under way is sent again, and taken in once); a server that cannot be reached
-for PATIENCE seconds is lost.
+Both bring whole messages, in order, to whoever listens. Connections are to the servers that the coordinator names
+(links.py); one that breaks is made anew while it names them, and the listener begins a new session with that server:
+what was under way is said again to whoever leads its shard, and taken in once.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from psctl.errors import ConnectionFailed, PsctlError
+from psctl.errors import ConnectionFailed, ProtocolError
+from psctl.job.stores import TablesAt
+from psctl.runtime import links
 from psctl.runtime.functions import JobFunctions
 from psctl.store.table import TableMind
+from psctl.store.table_outbox import Send
 from psctl.store.table_packing import Assembly, in_parts
 from psctl.words import Member, ServerAt
 
-PATIENCE = 20.0
-"""Seconds in which a broken connection must be made anew."""
-
-AGAIN = 0.25
-"""Seconds between two attempts."""
+SHARDS = 4
+"""Shards of a store within one process."""
 
 LARGEST = 1 << 32
 """Bytes of an answer that are taken in."""
+
+FLUSH = 1.0
+"""Seconds in which what was queued leaves when all is closed."""
 
 NOTHING = memoryview(b"")
 
@@ -41,18 +42,15 @@ class Listener(Protocol):
     def heard(self, server: int, message: Any, payload: memoryview) -> None:
         """A whole message."""
 
-    def gone(self, server: int, error: ConnectionFailed) -> None:
-        """A server is lost for good."""
-
 
 class Links(Protocol):
     """The way to all servers, shared by all stores of a process."""
 
-    servers: list[int]
-    """Their ranks."""
+    shards: int
+    """How many a store has."""
 
     def open(self, store: str, listener: Listener) -> None:
-        """Connect to all servers, where that is still to be done, and tell who listens for a store."""
+        """Tell who listens for a store: sessions begin with all servers that there are, now and later."""
 
     def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
         """Queue a message; never blocks. To a server that is not there it goes nowhere: `connected` follows."""
@@ -71,8 +69,10 @@ class Within:
     """One server in this process. Messages are answered at once, on the thread that sends."""
 
     def __init__(self) -> None:
-        self.servers = [0]
-        self._mind = TableMind(0, JobFunctions())
+        self.shards = SHARDS
+        self._mind = TableMind(0, JobFunctions(), SHARDS)
+        self._mind.assigned(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self._mind.begin(restored=False)
         self._queue: deque[tuple[Any, memoryview | None]] = deque()
         self._busy = False
         self._listeners: dict[str, Listener] = {}
@@ -90,6 +90,7 @@ class Within:
             while self._queue:
                 asked, data = self._queue.popleft()
                 for answer in self._mind.received(0, asked, data if data is not None else NOTHING):
+                    assert isinstance(answer, Send), "there is no other server"
                     data = answer.payload if answer.payload is not None else NOTHING
                     self._listeners[answer.message.store].heard(0, answer.message, data)
         finally:
@@ -109,95 +110,88 @@ class Dialled:
     """Connections to the servers of a job.
 
     Args:
-        servers: who they are and where their tables listen.
+        first: who they are, as the coordinator first said.
         dial: connects: (member, address, handler) -> Peer; raises ConnectionFailed.
+        unreachable: told of a server that could not be reached.
     """
 
-    def __init__(self, servers: Sequence[ServerAt], dial: Callable[[Member, Any, Any], Any]) -> None:
-        self._at = {each.rank: each for each in servers}
-        self.servers = sorted(self._at)
-        self._dial = dial
+    def __init__(
+        self, first: TablesAt, dial: Callable[[Member, Any, Any], Any],
+        unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
+    ) -> None:  # fmt: skip
+        self.shards = first.shards
+        self._links = links.Links(lambda at: dial(links.named(at), at.address, _End(self, at)), unreachable)
         self._lock = threading.Lock()
-        self._peers: dict[int, Any] = {}
+        self._epoch = -1
+        self._up: set[int] = set()
         self._begun: set[tuple[str, int]] = set()
         self._listeners: dict[str, Listener] = {}
-        self._closed = threading.Event()
+        self.assigned(first)
+
+    def assigned(self, at: TablesAt) -> None:
+        """Take over who the servers are; what is older than the newest says nothing."""
+        with self._lock:
+            if at.epoch <= self._epoch:
+                return
+            self._epoch = at.epoch
+            self._links.assigned(at.servers)
 
     def open(self, store: str, listener: Listener) -> None:
         with self._lock:
             self._listeners[store] = listener
-            there = dict(self._peers)
-        for server in self.servers:
-            if server in there:
-                self._begin(store, listener, server)
-            else:
-                self._connect(server)
+            there = sorted(self._up)
+        for server in there:
+            self._begin(store, listener, server)
 
     def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
-        with self._lock:
-            peer = self._peers.get(server) if (store, server) in self._begun else None
-        if peer is not None:
+        if (store, server) in self._begun:
             for part, data in in_parts(message, payload):
-                peer.send(part, data)
+                self._links.send(server, part, data)
 
     def name(self, server: int) -> str:
-        return f"server/{server} at {self._at[server].address}"
+        at = self._links.at(server)
+        return f"server/{server} at {at.address}" if at is not None else f"server/{server}"
 
     def end(self, store: str, flush: float) -> None:
-        for peer in list(self._peers.values()):
-            with suppress(PsctlError):  # it is gone: nobody misses what was not taken
-                peer.flush(flush)
+        self._links.flush(flush)
         with self._lock:
             self._listeners.pop(store, None)
 
     def close(self, reason: str) -> None:
-        self._closed.set()
-        with self._lock:
-            peers = list(self._peers.values())
-        for peer in peers:
-            peer.close(reason)
-        for peer in peers:  # a thread inside torch when the interpreter ends would abort the process
-            peer.join(5.0)
+        self._links.close(reason, FLUSH)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
-
-    def _connect(self, server: int) -> None:
-        at = self._at[server]
-        peer = self._dial(Member("server", server, at.incarnation), at.address, _End(self, server))
-        with self._lock:
-            self._peers[server] = peer
-            listeners = dict(self._listeners)
-        for store, listener in listeners.items():
-            self._begin(store, listener, server)
 
     def _begin(self, store: str, listener: Listener, server: int) -> None:
         """Have a store begin its session; until then nothing of it goes to that server."""
 
         def attach() -> None:
-            with self._lock:
-                self._begun.add((store, server))
+            self._begun = self._begun | {(store, server)}
 
         listener.connected(server, attach)
 
-    def broken(self, server: int, error: ConnectionFailed) -> None:
-        """A connection ended: make it anew on a thread of its own, for this one ends with the connection."""
-        with self._lock:
-            self._peers.pop(server, None)
-            self._begun = {each for each in self._begun if each[1] != server}
-        if not self._closed.is_set():
-            threading.Thread(target=self._again, args=(server,), name=f"redial {server}", daemon=True).start()
+    def up(self, at: ServerAt, peer: Any) -> None:
+        """A connection is made: all stores begin their sessions.
 
-    def _again(self, server: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not self._closed.wait(AGAIN):
-            try:
-                self._connect(server)
-                return
-            except ConnectionFailed as problem:
-                if time.monotonic() >= deadline:
-                    for listener in list(self._listeners.values()):
-                        listener.gone(server, problem)
-                    return
+        Raises:
+            ProtocolError: nobody wants it any more.
+        """
+        with self._lock:
+            self._begun = {each for each in self._begun if each[1] != at.rank}
+            there = dict(self._listeners)
+            if not self._links.up(at, peer):
+                raise ProtocolError(f"server/{at.rank} is not of the newest assignment")
+            self._up.add(at.rank)
+        for store, listener in there.items():
+            self._begin(store, listener, at.rank)
+
+    def down(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
+        """A connection is over; it is made again while the server is wanted."""
+        with self._lock:
+            if self._links.serves(at, peer):
+                self._up.discard(at.rank)
+                self._begun = {each for each in self._begun if each[1] != at.rank}
+        self._links.down(at, peer, error)
 
     def hear(self, server: int, message: Any, payload: memoryview) -> None:
         """Bring a whole message to its store."""
@@ -210,12 +204,13 @@ class Dialled:
 class _End:
     """What one server's connection tells; called on that connection's reader thread."""
 
-    def __init__(self, links: Dialled, server: int) -> None:
-        self._links, self._server = links, server
+    def __init__(self, dialled: Dialled, at: ServerAt) -> None:
+        self._dialled, self._at = dialled, at
         self._parts = Assembly(LARGEST)
 
     def joined(self, peer: Any) -> None:
-        """Nothing to do: this end dialled."""
+        """Take it into use."""
+        self._dialled.up(self._at, peer)
 
     def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
         return self._parts.place(message, size)
@@ -223,7 +218,7 @@ class _End:
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         whole = self._parts.received(message, 0 if payload is None else len(payload))
         if whole is not None:
-            self._links.hear(self._server, *whole)
+            self._dialled.hear(self._at.rank, *whole)
 
     def lost(self, peer: Any, error: ConnectionFailed) -> None:
-        self._links.broken(self._server, error)
+        self._dialled.down(self._at, peer, error)

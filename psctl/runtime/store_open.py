@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from psctl.errors import UsageError
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store import Store
+from psctl.runtime.store_end import Where
 from psctl.runtime.store_links import Links
 from psctl.store.table_messages import StoreSpec
-
-SHARDS_A_SERVER = 4
-"""So that a store's shards can be spread evenly over another number of servers."""
 
 CONSISTENCIES = '"asp", "bsp", or {"ssp": s} with s from 0 on'
 
@@ -37,11 +35,11 @@ class Stores:
     Args:
         rank, world: this worker's place.
         links: makes the way to servers, at the first store; raises PsctlError where there can be none.
-        place: where the run is: a number that never falls, and changes from step to step.
+        at: where the run is.
     """
 
-    def __init__(self, rank: int, world: int, links: Callable[[], Links], place: Callable[[], int]) -> None:
-        self._rank, self._world, self._place = rank, world, place
+    def __init__(self, rank: int, world: int, links: Callable[[], Links], at: Where) -> None:
+        self._rank, self._world, self._at = rank, world, at
         self._make_links = links
         self._links: Links | None = None
         self._functions = JobFunctions()
@@ -65,17 +63,21 @@ class Stores:
             raise UsageError(f"group={list(ranks)} of a store", f"ranks from 0 to {self._world - 1}, one at least")
         if self._links is None:
             self._links = self._make_links()
-        shards = SHARDS_A_SERVER * len(self._links.servers)
-        spec = StoreSpec(name, staleness, reads == "eager", ranks, shards)
+        spec = StoreSpec(name, staleness, reads == "eager", ranks, self._links.shards)
         if name in self._open:
             before, store = self._open[name]
             if before != spec:
                 raise UsageError(f"store {name!r} was opened otherwise before in this script", "give it another name")
             if not store.closed:
                 return store
-        store = Store(spec, self._rank, self._links, self._place, self._functions)
+        store = Store(spec, self._rank, self._links, self._at, self._functions)
         self._open[name] = (spec, store)
         return store
+
+    def mark(self, step: int) -> None:
+        """What was pushed so far belongs into the checkpoint of `step`, what comes now does not."""
+        for _, store in self._open.values():
+            store.mark(step)
 
     @property
     def doing(self) -> str:

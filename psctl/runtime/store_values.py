@@ -12,8 +12,8 @@ import torch
 from psctl.errors import UsageError
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys
+from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import TableSpec
-from psctl.store.table_state import Kind
 
 Key: TypeAlias = "str | int | range | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]"
 """A name; or integer keys: one, a range, or several in a list, tensor or array."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from psctl.errors import UsageError
 from psctl.store.fit import SCALARS, PieceOptimizer
 from psctl.store.pieces import Piece, bytes_view, torch_dtype
 from psctl.words import Layout, TensorSlice
@@ -84,6 +85,26 @@ def by_parameter(tensors: Sequence[TensorSlice]) -> dict[str, list[TensorSlice]]
         elif kind == "optim":
             found.setdefault(rest.rpartition("/")[0], []).append(tensor)
     return found
+
+
+def check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint: str) -> None:
+    """Raise UsageError when the checkpoint is of another model; the user's fault.
+
+    Args:
+        saved: as `by_parameter` sorts the checkpoint's tensors.
+        checkpoint: as users name it.
+    """
+    hint = "resume with the model that the checkpoint was made with"
+    for info in layout.parameters:
+        if not info.trainable:
+            continue
+        found = [tensor for tensor in saved.get(info.name, ()) if tensor.name == f"param/{info.name}"]
+        if not found:
+            raise UsageError(f"{checkpoint} holds no parameter {info.name}, which the model has", hint)
+        if found[0].shape != info.shape:
+            raise UsageError(
+                f"{checkpoint}: {info.name} has shape {found[0].shape}, the model's has {info.shape}", hint
+            )
 
 
 class Loading:

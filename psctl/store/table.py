@@ -27,14 +27,11 @@ import torch
 from psctl.errors import ProtocolError, UsageError
 from psctl.store.entries import Copying
 from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
-from psctl.store.rows import Keys
-from psctl.store.snapshot import Copied
+from psctl.store.table_cuts import Cuts
 from psctl.store.table_kinds import Functions
 from psctl.store.table_machine import Head
 from psctl.store.table_messages import (
     Advance,
-    Advanced,
-    Asked,
     Because,
     Describe,
     Described,
@@ -51,15 +48,11 @@ from psctl.store.table_messages import (
 )
 from psctl.store.table_outbox import Outbox, Send
 from psctl.store.table_packing import Reader
-from psctl.store.table_reads import NO_KEYS, answer, news
-from psctl.store.table_saved import copy_shard, load
+from psctl.store.table_reads import NO_KEYS, Answers
+from psctl.store.table_saved import load
 from psctl.store.table_sessions import Opened, Session, Unknown, Waiting
 from psctl.store.table_slot import Slot, Work
 from psctl.store.table_state import FOREVER, Entry, Part
-
-
-KEPT = 2
-"""Checkpoints whose state is kept until they are asked for."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -90,10 +83,8 @@ class TableMind:
         self._begins: bool | None = None  # shards begin here: empty (False), or from a checkpoint (True)
         self._outbox = Outbox(self._acknowledged)
         self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
-        self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
         self._gone: set[int] = set()
-        self._cuts: dict[int, dict[tuple[str, int], list[Copied]]] = {}  # step -> (store, shard) -> as it was then
-        self._saving: int | None = None
+        self._answers, self._cuts = Answers(self._outbox, self.slots), Cuts(self.slots, shards)
 
     # ---- the coordinator's word ------------------------------------------------------------------------------------
 
@@ -137,7 +128,7 @@ class TableMind:
 
     def save(self, step: int) -> list[Output]:
         """Give this server's part of the checkpoint of `step`, when all have marked it."""
-        self._saving = step
+        self._cuts.wanted = step
         return self._told()
 
     def _let_go(self, slot: Slot) -> None:
@@ -218,11 +209,10 @@ class TableMind:
         slot.led = False
         slot.work.clear()
         for opened in self.stores.values():
-            for cut in self._cuts.values():
-                cut.pop((opened.spec.name, slot.shard), None)
-            self._clocks.pop((opened.spec.name, slot.shard), None)
             for session in opened.sessions.values():
                 session.forget(slot.shard)
+        self._cuts.forget(slot.shard)
+        self._answers.forget(slot.shard)
         self._outbox.take_back(slot.shard)
 
     # ---- workers ---------------------------------------------------------------------------------------------------
@@ -311,7 +301,7 @@ class TableMind:
                     for asked in message.sections
                 ]
                 wanted = [(asked, keys) for asked, keys in sections if self._is_led(asked.shard, message.term)]
-                self._read(opened, Waiting(worker, message, wanted))
+                self._answers.read(opened, Waiting(worker, message, wanted))
             case Describe():
                 slots = self._led(message)
                 held = (slot.machine.stores[message.store].tables.get(message.table)
@@ -380,10 +370,7 @@ class TableMind:
         if not new:
             return []
         if store is not None and cut < store.cut < FOREVER:
-            copied = copy_shard(store, slot.shard, self.shards)
-            self._cuts.setdefault(store.cut, {})[opened.spec.name, slot.shard] = copied
-            for old in sorted(self._cuts)[:-KEPT]:
-                del self._cuts[old]
+            self._cuts.note(store, slot.shard)
         return [*slot.down(work)]
 
     # ---- what is told ----------------------------------------------------------------------------------------------
@@ -396,55 +383,15 @@ class TableMind:
         """Say what has come of an event; return what may be sent."""
         did, self._did = self._did, {}
         for (name, worker, sequence), versions in did.items():
-            shards = {shard: version for shard, version in versions.items() if shard in self._leading()}
+            shards = {shard: at for shard, at in versions.items() if shard in self.slots and self.slots[shard].leads}
             if shards and worker in self.stores[name].sessions:
                 own = min(self.slots[shard].at(name, worker).own for shard in shards)
                 self._outbox.put(Send(worker, Done(name, sequence, sorted(shards), own)), shards)
         for opened in self.stores.values():
             if opened.spec.staleness is not None:
-                self._tell_clocks(opened)
-        return [*self._outbox.released(), *self._saved()]
-
-    def _tell_clocks(self, opened: Opened) -> None:
-        name = opened.spec.name
-        moved: dict[int, list[Slot]] = {}
-        for slot in [slot for _, slot in sorted(self.slots.items()) if slot.leads]:
-            clock = slot.clock(name)
-            if clock > self._clocks.get((name, slot.shard), 0):
-                self._clocks[name, slot.shard] = clock
-                moved.setdefault(clock, []).append(slot)
-        for clock, slots in moved.items():
-            versions = {slot.shard: slot.version for slot in slots}
-            for worker in sorted(opened.sessions):
-                for slot in slots:
-                    for send in news(opened, worker, slot):
-                        self._outbox.put(send, {slot.shard: slot.version})
-                self._outbox.put(Send(worker, Advanced(name, clock, sorted(versions))), versions)
-        if moved:
-            waiting, opened.waiting = opened.waiting, []
-            for each in waiting:
-                self._read(opened, each)
-
-    def _read(self, opened: Opened, waiting: Waiting) -> None:
-        """Answer a read of what is led here, now or when its clock is there."""
-        name, wanted = opened.spec.name, [each for each in waiting.wanted if each[0].shard in self._leading()]
-        if not wanted:
-            return
-        if min(self.slots[asked.shard].clock(name) for asked, _ in wanted) < waiting.message.clock:
-            opened.waiting.append(waiting)
-            return
-        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self.slots)
-        versions = {asked.shard: self.slots[asked.shard].version for asked, _ in wanted}
-        self._outbox.put(send, versions, partial(self._again, opened, waiting, wanted))
-
-    def _again(
-        self, opened: Opened, waiting: Waiting, wanted: Sequence[tuple[Asked, Keys]], shards: set[int]
-    ) -> None:
-        left = [each for each in wanted if each[0].shard in shards]
-        self._read(opened, Waiting(waiting.worker, waiting.message, left))
-
-    def _leading(self) -> set[int]:
-        return {shard for shard, slot in self.slots.items() if slot.leads}
+                self._answers.tell_clocks(opened)
+        part = self._cuts.part()
+        return [*self._outbox.released(), *([part] if part is not None else [])]
 
     def _behind(self, message: Why) -> list[int]:
         late: set[int] = set()
@@ -453,25 +400,3 @@ class TableMind:
             if slot.leads and store is not None:
                 late |= {worker for worker, finished in store.clocks.items() if finished < message.clock}
         return sorted(late)
-
-    # ---- checkpoints -----------------------------------------------------------------------------------------------
-
-    def _saved(self) -> list[Output]:
-        """Return this server's part of the checkpoint that is wanted, when it is there."""
-        step = self._saving
-        if step is None:
-            return []
-        copied: list[Copied] = []
-        for _, slot in sorted(self.slots.items()):
-            for name, store in slot.machine.stores.items() if slot.leads else ():
-                held = self._cuts.get(step, {}).get((name, slot.shard))
-                if held is not None:
-                    copied += held
-                elif store.cut < step:
-                    return []
-                elif store.cut == FOREVER:  # all have left it: it does not change any more
-                    copied += copy_shard(store, slot.shard, self.shards)
-        self._saving = None
-        for old in [old for old in self._cuts if old <= step]:
-            del self._cuts[old]
-        return [Save(step, copied)]

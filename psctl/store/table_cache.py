@@ -15,8 +15,8 @@ import torch
 
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys
-from psctl.store.table_packing import Array
 from psctl.store.table_kinds import Kind
+from psctl.store.table_packing import Array
 from psctl.store.table_state import Table
 
 

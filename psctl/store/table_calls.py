@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Own, overlay
+from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
 from psctl.store.table_packing import LIMIT, Array, lanes_arrays, pack
 from psctl.store.table_routes import Route, Routes
-from psctl.store.table_kinds import Kind
 
 
 class Out(msgspec.Struct, frozen=True):
@@ -147,7 +147,9 @@ class Voice:
             return []
         payload = pack(arrays)
         name, session = self._spec.name, self.session
-        return [Out(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload)]
+        return [
+            Out(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload)
+        ]
 
     def describe(self, ticket: int, table: str, shards: set[int]) -> list[Out]:
         """Return the question what a table is, by these shards."""

@@ -21,17 +21,16 @@ import torch
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys, shard_of
-from psctl.store.table_cache import Cache, Own, overlay
-from psctl.store.table_calls import Change, Out, Piece, Place, Read, Scan, Voice, Want, chunks, pieces, scanned
+from psctl.store.table_cache import Own
+from psctl.store.table_calls import Change, Out, Piece, Place, Read, Voice, chunks, pieces
 from psctl.store.table_kinds import Functions, Kind
+from psctl.store.table_known import ANY, Known
 from psctl.store.table_messages import (
     Advanced,
-    Asked,
     Because,
     Described,
     Done,
     Fetched,
-    Given,
     KeysUnknown,
     Leads,
     Refused,
@@ -44,9 +43,6 @@ from psctl.store.table_messages import (
 from psctl.store.table_packing import Reader
 from psctl.store.table_routes import Route, Routes
 from psctl.store.table_state import FOREVER, differs
-
-ANY = -1
-"""The clock of a read that takes whatever is there."""
 
 NOBODY = -1
 """The ticket of what nobody waits for; the server that leads what none does."""
@@ -78,8 +74,6 @@ class TableClient:
         """By ticket of a Describe that is done."""
         self.routes = Routes(spec.shards)
         self._functions = functions
-        self._caches: dict[str, Cache] = {}
-        self._owns: list[Own] = []
         self._changes: dict[int, Change] = {}  # by sequence, in order
         self._outstanding: dict[int, int] = {}  # by ticket: changes that are not done
         self._reads: dict[int, Read] = {}
@@ -87,7 +81,7 @@ class TableClient:
         self._sequence = -1
         self._voices: dict[int, Voice] = {}  # by server
         self._leader: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
-        self._heard = [-1] * spec.shards
+        self._known = Known(spec, self.kinds)
         self._own: dict[int, int] = {}  # by shard, once it was heard of
         self._before: dict[int, int] = {}  # by shard: what an earlier incarnation of this worker had done
         self._unsent = self._step = 0
@@ -133,9 +127,7 @@ class TableClient:
                 if what == "push":
                     own = self._new(Own(kind.spec.name, route.unique, lanes, self.clock), place)
                     owns.append(own)
-                    if kind.spec.name in self._caches:
-                        self._caches[kind.spec.name].push(own)
-            self._owns += owns
+            self._known.pushed(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
             changes.append(Change(ticket, self.clock, pieces(chunk, what), owns, size))
         self._outstanding[ticket] = len(changes)
@@ -164,8 +156,7 @@ class TableClient:
             for stop in route.stops:
                 section = Section(stop.shard, kind.spec.name, len(stop.keys), "call", None, b"", function, arguments)
                 shards[stop.shard] = [Piece(section, stop.keys, stop.digest, None)]
-        if kind.spec.name in self._caches:
-            self._caches[kind.spec.name].forget()
+        self._known.forget(kind.spec.name)
         self._outstanding[ticket] = 1
         self._unsent += 1
         return [Change(ticket, self.clock, shards, [])]
@@ -185,9 +176,7 @@ class TableClient:
             return []
         self._changes[change.sequence] = change
         self.kept += change.bytes
-        return [
-            out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)
-        ]
+        return [out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)]
 
     def advance(self, place: int, ticket: int) -> list[Out]:
         """End this worker's clock; everything that was pushed in it was given to `send`.
@@ -202,6 +191,7 @@ class TableClient:
 
     def mark(self, place: int, step: int) -> list[Out]:
         """Say that what was given to `send` belongs into the checkpoint of `step`, and what comes now does not."""
+        self._step = step
         return self.send(self._everywhere(NOBODY, step, "mark"), place)
 
     def leave(self, place: int, ticket: int) -> list[Out]:
@@ -219,7 +209,7 @@ class TableClient:
         if self.spec.staleness is None or self.clock == FOREVER:
             return set()
         least = (self.clock if clock is None else clock) - self.spec.staleness
-        return {shard for shard, heard in enumerate(self._heard) if heard < least}
+        return {shard for shard, heard in enumerate(self._known.heard) if heard < least}
 
     def leaders(self, shards: Iterable[int]) -> set[int]:
         """Return who leads these shards; NOBODY stands for those that nobody leads."""
@@ -235,44 +225,12 @@ class TableClient:
 
     def read(self, parts: Sequence[tuple[Kind, Route | range]], ticket: int) -> tuple[Read, list[Out]]:
         """Begin a read; return it, and what is to be sent. It is finished when its ticket is."""
-        read = Read(ticket, self.reading, [], {})
-        for kind, keys in parts:
-            read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
+        read = self._known.read(parts, ticket, self.reading)
         if not read.shards:
             self.finished.append(ticket)
             return read, []
         self._reads[ticket] = read
         return read, [out for voice in self._voices.values() for out in voice.fetch(read, voice.shards)]
-
-    def _want(self, read: Read, kind: Kind, route: Route) -> Want:
-        count = len(route.unique)
-        want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.rows().empty(count), None)
-        want.inverse = None if route.plain else route.inverse
-        missing = np.ones(count, dtype=bool)
-        if read.clock != ANY:
-            cache = self._caches.setdefault(kind.spec.name, Cache(kind))
-            floors = np.array(self._heard)
-            fresh = cache.fresh(route.unique, read.clock, floors if self.spec.eager else None)
-            if fresh.any():
-                want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
-                want.there |= fresh
-                missing &= ~fresh
-        for stop in route.stops:
-            at, keys, digest = stop.at, stop.keys, stop.digest
-            left = missing[at]
-            if not left.all():
-                at, keys, digest = at[left], keys[left], b""
-            if len(keys):
-                asked = Asked(stop.shard, kind.spec.name, len(keys))
-                read.shards.setdefault(stop.shard, []).append(Place(asked, keys, digest, want, at))
-        return want
-
-    def _scan(self, read: Read, kind: Kind, keys: range) -> Scan:
-        scan = Scan(kind, keys.start, keys.stop)
-        for shard in range(self.spec.shards):
-            asked = Asked(shard, kind.spec.name, -1, keys.start, keys.stop)
-            read.shards.setdefault(shard, []).append(Place(asked, NO_KEYS, b"", scan, NO_KEYS))
-        return scan
 
     # ---- what servers say ----------------------------------------------------------------------------------------
 
@@ -291,7 +249,7 @@ class TableClient:
                 self._fetched(server, message, Reader(payload))
             case Advanced():
                 for shard in message.shards:
-                    self._hear(shard, message.clock)
+                    self._known.hear(shard, message.clock)
             case Described():
                 self._is(message)
             case KeysUnknown() if message.session == self._voices[server].session:
@@ -327,8 +285,7 @@ class TableClient:
             voice.shards.add(at.shard)
             new.add(at.shard)
             self._know(at)
-            for cache in self._caches.values():
-                cache.unwatch(at.shard)
+            self._known.unwatch(at.shard)
         outs = [out for change in self._changes.values() for out in voice.update(change, self.kinds, new)]
         outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
         for ticket, (table, waiting) in self._describes.items():
@@ -356,15 +313,9 @@ class TableClient:
         if at.shard not in self._own:
             self._before[at.shard] = at.sequence
         self._own[at.shard] = max(self._own.get(at.shard, -1), at.own)
-        self._hear(at.shard, at.clock)
+        self._known.hear(at.shard, at.clock)
         if not self._began and len(self._own) == self.spec.shards:
             self.clock, self._began = max(self.clock, min(self._own.values())), True
-
-    def _hear(self, shard: int, clock: int) -> None:
-        self._heard[shard] = max(self._heard[shard], clock)
-        if self.spec.staleness == 0:
-            least = min(self._heard)
-            self._owns = [own for own in self._owns if own.clock >= least]
 
     def _taken(self, message: Done) -> None:
         change = self._changes.get(message.sequence)
@@ -382,7 +333,7 @@ class TableClient:
 
     def _done(self, change: Change) -> None:
         if self.spec.staleness != 0 and change.owns:
-            self._owns = [own for own in self._owns if own not in change.owns]
+            self._known.done(change.owns)
         if change.ticket == NOBODY:
             return
         self._outstanding[change.ticket] -= 1
@@ -404,48 +355,18 @@ class TableClient:
             self.finished.append(message.ticket)
 
     def _fetched(self, server: int, message: Fetched, reader: Reader) -> None:
-        read, voice = self._reads.get(message.ticket), self._voices[server]
+        read, led = self._reads.get(message.ticket), self._voices[server].shards
         answered: dict[int, list[Place]] = {}
         for given in message.sections:
-            if read is not None and given.shard in voice.shards and given.shard in read.shards:
+            if read is not None and given.shard in led and given.shard in read.shards:
                 answered[given.shard] = read.shards.pop(given.shard)
-            wanted = given.shard in voice.shards and (read is None) == (message.ticket < 0)
             places = answered.get(given.shard, [])
-            if read is not None and not places:  # answered before, when it was asked twice
-                wanted = False
             place = places.pop(0) if places else None
             if place is not None and place.asked.table != given.table:
                 raise ProtocolError(f"server/{server} answered what was not asked")
-            self._given(given, place, reader, wanted=wanted)
+            # What was asked twice and answered before is left out, and what comes of who leads the shard no more.
+            news = message.ticket < 0 and given.shard in led
+            self._known.given(given, place, reader, wanted=place is not None or news)
         if read is not None and not read.shards:
             del self._reads[read.ticket]
             self.finished.append(read.ticket)
-
-    def _given(self, given: Given, place: Place | None, reader: Reader, *, wanted: bool) -> None:
-        """Take one table's rows out of an answer, lay own pushes over them, put them where they are wanted."""
-        kind = self.kinds[given.table]
-        keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
-        if given.count < 0:  # the table is not there yet
-            held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().empty(len(keys))
-        else:
-            held = reader.array(given.count, np.uint8).astype(bool)
-            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
-        if not wanted:
-            return
-        owns = [own for own in self._owns if own.table == given.table and not self._included(own, given)]
-        want = place.want if place is not None else None
-        if isinstance(want, Scan):
-            want.found.append(scanned(want, (given.shard, self.spec.shards), keys, held, lanes, owns))
-            return
-        there, lanes = overlay(kind, keys, held, lanes, owns)
-        if self.spec.staleness is not None:
-            cache = self._caches.setdefault(given.table, Cache(kind))
-            cache.put(given.shard, keys, there, lanes, given.clock, held)
-        if want is not None and place is not None:
-            want.lanes.put(torch.from_numpy(place.at), lanes)
-            want.there[place.at] = there
-
-    def _included(self, own: Own, given: Given) -> bool:
-        if own.sequence is None:
-            return False
-        return own.clock < given.clock if self.spec.staleness == 0 else own.sequence <= given.sequence

@@ -11,13 +11,13 @@ others behind More. What is packed in a payload stands in table_packing.py.
 know keys or a table that it was told only the hash or the name of. A server that answered KeysUnknown drops what still
 comes of that session, so that nothing overtakes what is sent again.
 
-Who leads a shard changes. A worker says nothing about a shard to a server before that has said that it leads it (Leads);
-on every such word it sends all that is outstanding for the shard, in order. `term`: of the newest Leads that a worker
-has taken in of this server; what it sent of a shard before it knew that it is led there counts for nothing, for what it
-had sent before that may be lost.
+Who leads a shard changes. A worker says nothing about a shard to a server before that has said that it leads it
+(Leads); on every such word it sends all that is outstanding for the shard, in order. `term`: of the newest Leads that a
+worker has taken in of this server; what it sent of a shard before it knew that it is led there counts for nothing, for
+what it had sent before that may be lost.
 
-Servers speak to each other of the chain of replicas of a shard in the words of messages.py; a shard's chain carries that
-shard of all stores.
+Servers speak to each other of the chain of replicas of a shard in the words of messages.py; a shard's chain carries
+that shard of all stores.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Leads(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The update is in for good in these shards (or was, before); of an Advance, `own`: clocks finished by the worker."""
+    """The update is in for good in these shards (or was, before). `own`: clocks that the worker has finished there."""
 
     store: str
     sequence: int

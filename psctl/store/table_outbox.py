@@ -45,9 +45,7 @@ class Outbox:
         self._acknowledged = acknowledged
         self._queues: dict[int, deque[Said]] = {}
 
-    def put(
-        self, send: Send, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None
-    ) -> None:
+    def put(self, send: Send, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
         """Say something as soon as it is sure."""
         self._queues.setdefault(send.worker, deque()).append(Said(send, dict(rests_on), again))
 

@@ -1,16 +1,20 @@
-"""How a server of tables answers reads: from the shards that it leads, and by itself when rows that were read change."""
+"""How a server of tables answers reads: from the shards that it leads, and by itself when rows that were read change.
+
+A read that wants clock r is answered once all of the group have finished r clocks in the shards that it reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from psctl.store.rows import Keys
-from psctl.store.table_messages import Asked, Fetched, Given
-from psctl.store.table_outbox import Send
+from psctl.store.table_messages import Advanced, Asked, Fetched, Given
+from psctl.store.table_outbox import Outbox, Send
 from psctl.store.table_packing import Array, lanes_arrays, pack
-from psctl.store.table_sessions import Opened, Session
+from psctl.store.table_sessions import Opened, Session, Waiting
 from psctl.store.table_slot import Slot
 from psctl.store.table_state import Table
 
@@ -87,3 +91,60 @@ def in_range(table: Table | None, start: int, stop: int) -> Keys:
         return NO_KEYS
     keys = table.rows.keys
     return np.sort(keys[(keys >= start) & (keys < stop)])
+
+
+class Answers:
+    """Reads that wait for a clock, and what is told when clocks end.
+
+    Args:
+        outbox: where answers go.
+        slots: the server's shards.
+    """
+
+    def __init__(self, outbox: Outbox, slots: Mapping[int, Slot]) -> None:
+        self._outbox, self._slots = outbox, slots
+        self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
+
+    def forget(self, shard: int) -> None:
+        """A shard is led by another."""
+        self._clocks = {key: clock for key, clock in self._clocks.items() if key[1] != shard}
+
+    def tell_clocks(self, opened: Opened) -> None:
+        """Tell workers of clocks that have ended, rows that changed first, and answer who waited for them."""
+        name = opened.spec.name
+        moved: dict[int, list[Slot]] = {}
+        for slot in [slot for _, slot in sorted(self._slots.items()) if slot.leads]:
+            clock = slot.clock(name)
+            if clock > self._clocks.get((name, slot.shard), 0):
+                self._clocks[name, slot.shard] = clock
+                moved.setdefault(clock, []).append(slot)
+        for clock, slots in moved.items():
+            versions = {slot.shard: slot.version for slot in slots}
+            for worker in sorted(opened.sessions):
+                for slot in slots:
+                    for send in news(opened, worker, slot):
+                        self._outbox.put(send, {slot.shard: slot.version})
+                self._outbox.put(Send(worker, Advanced(name, clock, sorted(versions))), versions)
+        if moved:
+            waiting, opened.waiting = opened.waiting, []
+            for each in waiting:
+                self.read(opened, each)
+
+    def read(self, opened: Opened, waiting: Waiting) -> None:
+        """Answer a read of what is led here, now or when its clock is there."""
+        name, wanted = opened.spec.name, [each for each in waiting.wanted if self._led(each[0].shard)]
+        if not wanted:
+            return
+        if min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < waiting.message.clock:
+            opened.waiting.append(waiting)
+            return
+        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots)
+        versions = {asked.shard: self._slots[asked.shard].version for asked, _ in wanted}
+        self._outbox.put(send, versions, partial(self._again, opened, waiting, wanted))
+
+    def _again(self, opened: Opened, waiting: Waiting, wanted: Sequence[tuple[Asked, Keys]], shards: set[int]) -> None:
+        left = [each for each in wanted if each[0].shard in shards]
+        self.read(opened, Waiting(waiting.worker, waiting.message, left))
+
+    def _led(self, shard: int) -> bool:
+        return shard in self._slots and self._slots[shard].leads

@@ -25,7 +25,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A key list: its keys once and ascending, where each of the list stands among them, and in which shards they lie."""
+    """A key list: its keys once and ascending, where each of the list stands among them, and where they lie."""
 
     unique: Keys
     inverse: Keys

@@ -1,11 +1,12 @@
 """Tables in a checkpoint: by the store's name and ranges of hash values, so that any number of servers can take them.
 
-    store/STORE/LO-HI/about                        JSON: what the store and its tables are, clocks, what waits for a clock
+    store/STORE/LO-HI/about                        JSON: what the store and its tables are, clocks, what waits for one
     store/STORE/LO-HI/integers/{keys,rows,beside}  the rows of integer keys
     store/STORE/LO-HI/named/KEY/{keys,rows,beside} the blocks of a named key's tensor
 
 LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the whole numbers that some reductions have
-beside a row. Names are quoted as in a URL. Who restores takes from every range that meets its own the keys that are its.
+beside a row. Names are quoted as in a URL. Who restores takes the keys that are its own from every range that meets its
+own range.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import torch
 
 from psctl.errors import CheckpointCorrupt
 from psctl.store.pieces import bytes_view, torch_dtype
+from psctl.store.reductions import Lanes
 from psctl.store.rows import SHARD_BITS, Keys, shard_of
 from psctl.store.snapshot import Copied, dtype_name
 from psctl.store.table_bytes import decode_entry, staged_entries
 from psctl.store.table_machine import TablesMachine
 from psctl.store.table_messages import StoreSpec, TableSpec
 from psctl.store.table_state import Part, TableShard
-from psctl.store.reductions import Lanes
 from psctl.words import Range, TensorSlice
 
 ROOT = "store/"
@@ -85,9 +86,7 @@ def _range(name: str) -> Range:
         raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
 
 
-def load(
-    tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: TablesMachine
-) -> list[TableShard]:
+def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: TablesMachine) -> list[TableShard]:
     """Return a shard of all stores, made of what `wanted` named.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a server knows of the workers that take part in a store: key lists and tables they told of, rows they have read."""
+"""What a server knows of the workers that take part in a store: key lists and tables they told of, rows they read."""
 
 from __future__ import annotations
 

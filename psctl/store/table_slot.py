@@ -97,9 +97,7 @@ class Slot:
 
     def drop(self, store: str, worker: int) -> None:
         """Forget what waits of a worker, which will say it again."""
-        self.work = deque(
-            work for work in self.work if (work.head.store, work.entry.worker) != (store, worker)
-        )
+        self.work = deque(work for work in self.work if (work.head.store, work.entry.worker) != (store, worker))
 
     def down(self, work: Work) -> list[ChainOutput]:
         """Send what was just applied down the chain."""

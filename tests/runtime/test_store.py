@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from psctl.errors import JobFailed, TimedOut, UsageError
+from psctl.job.stores import TablesAssigned, TablesAt
 from psctl.net.memory import MemoryNetwork
 from psctl.runtime import tickets
 from psctl.runtime.functions import JobFunctions, name_of
@@ -19,14 +20,23 @@ from psctl.runtime.store_links import Dialled, Within
 from psctl.runtime.store_open import Stores, staleness_of
 from psctl.runtime.table_desk import TableDesk
 from psctl.store.table_messages import TableKinds
-from psctl.words import Member, ServerAt
+from psctl.words import Assignment, Member, ServerAt
 
 _world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
 credentials = _world["credentials"]
 
 
+SHARDS = 8
+
+
+class Nowhere:
+    """A run that makes no steps."""
+
+    place = marked = 0
+
+
 def alone(**options) -> Store:
-    return Stores(0, 1, Within, lambda: 0).open(
+    return Stores(0, 1, Within, Nowhere()).open(
         options.pop("name", "default"), options.pop("consistency", "asp"), options.pop("reads", "lazy"), None
     )
 
@@ -34,22 +44,44 @@ def alone(**options) -> Store:
 class Net:
     """Servers' tables and workers' stores, over streams in memory."""
 
-    def __init__(self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None) -> None:
+    def __init__(self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None, replicas=0) -> None:
         self.network = MemoryNetwork()
         members = [Member("server", rank) for rank in range(servers)]
-        self.desks = [TableDesk(rank) for rank in range(servers)]
+        self.desks = [TableDesk(member.rank, lambda what: None, self.dial(member)) for member in members]
         self.acceptors = [
             self.network.acceptor(credentials(member), TableKinds, desk)
             for member, desk in zip(members, self.desks, strict=True)
         ]
-        at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
-        self.all = [Stores(rank, workers, lambda rank=rank: Dialled(at, self.dial(rank)), lambda: 0)
-                    for rank in range(workers)]  # fmt: skip
+        self.at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
+        self.chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(SHARDS)]
+        found = Assignment(0, self.chains, [[] for _ in self.chains], self.at)
+        for desk in self.desks:
+            desk.assigned(TablesAssigned(found, begins=True))
+        self.links: list[Dialled] = []
+        self.all = [Stores(rank, workers, lambda rank=rank: self.link(rank), Nowhere()) for rank in range(workers)]
         self.stores = [stores.open("s", consistency, reads, group) for stores in self.all]
 
-    def dial(self, rank: int):
-        me = credentials(Member("worker", rank))
+    def link(self, rank: int) -> Dialled:
+        self.links.append(Dialled(TablesAt(self.at, SHARDS), self.dial(Member("worker", rank))))
+        return self.links[-1]
+
+    def dial(self, who: Member):
+        me = credentials(who)
         return lambda member, address, handler: self.network.dial(address, me, member, TableKinds, handler)
+
+    def lose(self, server: int) -> None:
+        """A server is gone, and the next of each chain leads."""
+        desk, self.desks[server] = self.desks[server], None
+        self.acceptors[server].close()
+        desk.close("killed")
+        self.at = [at for at in self.at if at.rank != server]
+        chains = [[rank for rank in chain if rank != server] for chain in self.chains]
+        found = Assignment(1, chains, [[] for _ in chains], self.at)
+        for other in self.desks:
+            if other is not None:
+                other.assigned(TablesAssigned(found))
+        for links in self.links:
+            links.assigned(TablesAt(self.at, SHARDS, 1))
 
     def run(self, script) -> list:
         """Call `script(store)` for every worker in a thread of its own."""
@@ -77,7 +109,8 @@ class Net:
     def __exit__(self, *_) -> None:
         self.run(lambda store: self.all[store.rank].close(failed=False))
         for desk in self.desks:
-            desk.close("over")
+            if desk is not None:
+                desk.close("over")
         for acceptor in self.acceptors:
             acceptor.close()
 
@@ -147,7 +180,7 @@ def test_what_a_store_may_be() -> None:
     for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4):
         with pytest.raises(UsageError, match="consistency"):
             staleness_of(wrong)
-    stores = Stores(0, 1, Within, lambda: 0)
+    stores = Stores(0, 1, Within, Nowhere())
     assert stores.open("a", "bsp", "eager", None) is stores.open("a", "bsp", "eager", [0])
     for arguments in (("a", "asp", "lazy", None), ("b", "asp", "eager", None), ("b", "bsp", "lazy", [1])):
         with pytest.raises(UsageError, match="store"):
@@ -272,6 +305,24 @@ def test_broken_connections_lose_and_double_nothing() -> None:
                 if turn % 10 == 5:
                     for server in range(2):
                         net.network.link(Member("worker", store.rank), Member("server", server)).kill()
+                if turn % 13 == 0:
+                    assert (store.pull("w") >= turn + 1).all()
+            store.flush()
+
+        net.run(script)
+        assert net.stores[0].pull("w").tolist() == [80.0] * 3
+        assert (net.stores[1].pull(range(50))[1] == 80).all()
+
+
+def test_a_server_that_dies_takes_nothing_with_it_where_there_are_replicas() -> None:
+    with Net(2, servers=3, replicas=1) as net:
+
+        def script(store: Store):
+            for turn in range(40):
+                store.push({"w": torch.ones(3)})
+                store.push(torch.arange(50), torch.ones(50, 2))
+                if (turn, store.rank) == (20, 0):
+                    net.lose(1)
                 if turn % 13 == 0:
                     assert (store.pull("w") >= turn + 1).all()
             store.flush()

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import torch
 
-from psctl.store.reductions import custom, reductions
 from psctl.store.outputs import ToServer
+from psctl.store.reductions import custom, reductions
 from psctl.store.table import TableMind
 from psctl.store.table_calls import result
 from psctl.store.table_client import TableClient

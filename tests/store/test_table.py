@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from psctl.errors import UsageError
-from psctl.store.table_calls import result
 from psctl.store.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
+from psctl.store.table_calls import result
 from psctl.store.table_state import FOREVER, Entry, TableShard
 from tests.store.table_world import Functions, World, spec
 
@@ -362,3 +362,25 @@ def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
         each.apply(Entry(1, 1 << 41, 3, [], "clock"))
     assert encode_shards([copy]) == encode_shards([shard])
     assert copy.clock == 3
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 1])
+def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) -> None:
+    for seed in range(6):
+        numbers = random.Random(seed)
+        world = World(workers=2, servers=3, staleness=staleness, replicas=1, random=numbers)
+        world.run()
+        for turn in range(6):
+            for rank in range(2):
+                world.push(rank, spec(), np.arange(20), torch.ones(20), place=turn)
+            for _ in range(numbers.randrange(40)):
+                world.step()
+            if turn == 2:
+                world.kill(0)
+                chains = [[rank for rank in chain if rank] for chain in ([0, 1], [1, 2], [2, 0], [0, 1])]
+                world.assign(chains)
+            for rank in range(2):
+                world.clock(rank, place=turn + 1)
+        world.run()
+        assert all(client.kept == 0 for client in world.clients)
+        assert world.pull(0, spec(), np.arange(20)).flatten().tolist() == [12.0] * 20

@@ -1,0 +1,112 @@
+"""A server's tables between its coordinator and its desk: when they listen, what is loaded and saved, who is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from psctl.errors import ConnectionFailed
+from psctl.job.membership import Members, ServerUnreachable, WorkerGone
+from psctl.job.messages import LoadEnd, LoadPart, LoadWanted
+from psctl.job.stores import (
+    ServeTables,
+    TablesAssigned,
+    TablesCaughtUp,
+    TablesHandedOver,
+    TablesReady,
+    TablesSave,
+)
+from psctl.runtime.table_desk import Report, TableDesk
+from psctl.store.outputs import CaughtUp, HandedOver, Save
+from psctl.store.pieces import bytes_view
+from psctl.store.table import Load
+from psctl.store.table_saved import flat, wanted
+from psctl.words import Address, Member, ServerAt, TensorSlice
+
+FIRST_TICKET = 1
+"""Of what is loaded; below it are the parameters."""
+
+
+class TablePart:
+    """See the module. What comes from the coordinator comes on one thread.
+
+    Args:
+        me: this server.
+        listen: has the desk listen, and returns where.
+        dial: connects to another server's tables.
+        save: takes this server's part of a checkpoint; must not block.
+    """
+
+    def __init__(
+        self, me: Member, listen: Callable[[TableDesk], Address], dial: Callable[[Member, Any, Any], Any],
+        save: Callable[[Save], Any],
+    ) -> None:  # fmt: skip
+        self.desk = TableDesk(me.rank, self._report, dial, self._unreachable)
+        self._listen, self._save = listen, save
+        self._tell: Callable[[Any], Any] = lambda message: None
+        self._saved: list[TensorSlice] = []
+        self._shards = 0
+        self._loading: dict[int, list[tuple[TensorSlice, torch.Tensor]]] = {}  # by ticket
+        self._world: set[int] = set()
+
+    def speak(self, tell: Callable[[Any], Any], world: int) -> None:
+        """Say how the coordinator is told something, and how many workers there are."""
+        self._tell, self._world = tell, set(range(world))
+
+    def heard(self, message: Any) -> bool:
+        """Take in what the coordinator says; False when it is not about tables alone."""
+        match message:
+            case ServeTables():
+                self._tell(TablesReady(self._listen(self.desk)))
+            case TablesAssigned():
+                self._shards = len(message.assignment.chains)
+                self._saved = self._saved or message.saved
+                self.desk.assigned(message)
+            case TablesSave():
+                self.desk.save(message.step)
+            case LoadEnd() if message.ticket >= FIRST_TICKET:
+                self._loaded(message)
+            case WorkerGone():
+                self.desk.gone(message.rank, message.incarnation)
+                return False
+            case Members():
+                self.desk.leave(sorted(self._world - set(message.ranks)))
+                return False
+            case _:
+                return False
+        return True
+
+    def place(self, message: LoadPart, size: int) -> memoryview | None:
+        """Return where loaded bytes go."""
+        loading = self._loading.get(message.ticket, [])
+        if not 0 <= message.index < len(loading):
+            return None
+        whole = bytes_view(loading[message.index][1])
+        if message.offset < 0 or message.offset + size > len(whole):
+            return None
+        return whole[message.offset : message.offset + size]
+
+    def _loaded(self, message: LoadEnd) -> None:
+        loading = self._loading.pop(message.ticket)
+        if message.problem:
+            raise ConnectionFailed(f"the tables of the checkpoint could not be read: {message.problem}")
+        tensors = {each.name: tensor.reshape(each.shape) for each, tensor in loading}
+        self.desk.loaded(message.ticket - FIRST_TICKET, tensors)
+
+    def _report(self, what: Report) -> None:
+        match what:
+            case CaughtUp():
+                self._tell(TablesCaughtUp(what.epoch, what.shard, what.server))
+            case HandedOver():
+                self._tell(TablesHandedOver(what.epoch, what.shard))
+            case Save():
+                self._save(what)
+            case Load():
+                slices = wanted(self._saved, what.shard, self._shards)
+                self._loading[what.shard + FIRST_TICKET] = list(zip(slices, flat(slices), strict=True))
+                self._tell(LoadWanted(what.shard + FIRST_TICKET, slices))
+
+    def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
+        self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))

@@ -1,0 +1,135 @@
+"""What a worker knows of a store's rows: what it has read, its own pushes laid over it, and how far each shard is.
+
+A row is what a server said, joined with those own pushes that the server had not applied (table_cache.py). Which those
+are the server says with every answer: up to which of this worker's updates the shard has, and under bsp which clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from psctl.store.rows import Keys
+from psctl.store.table_cache import Cache, Own, overlay
+from psctl.store.table_calls import Place, Read, Scan, Want, scanned
+from psctl.store.table_kinds import Kind
+from psctl.store.table_messages import Asked, Given, StoreSpec
+from psctl.store.table_packing import Reader
+from psctl.store.table_routes import Route
+
+ANY = -1
+"""The clock of a read that takes whatever is there."""
+
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+
+
+class Known:
+    """See the module.
+
+    Args:
+        spec: the store's.
+        kinds: its tables, as far as they are known.
+    """
+
+    def __init__(self, spec: StoreSpec, kinds: dict[str, Kind]) -> None:
+        self.heard = [-1] * spec.shards
+        """By shard: clocks of all that it has finished."""
+        self._spec, self._kinds = spec, kinds
+        self._caches: dict[str, Cache] = {}
+        self._owns: list[Own] = []
+
+    def pushed(self, owns: Sequence[Own]) -> None:
+        """Lay own pushes over what is read from now on."""
+        for own in owns:
+            if own.table in self._caches:
+                self._caches[own.table].push(own)
+        self._owns += owns
+
+    def done(self, owns: Sequence[Own]) -> None:
+        """All shards have applied these."""
+        self._owns = [own for own in self._owns if own not in owns]
+
+    def forget(self, table: str) -> None:
+        """What was read of a table is not so any more."""
+        if table in self._caches:
+            self._caches[table].forget()
+
+    def unwatch(self, shard: int) -> None:
+        """Who leads a shard began anew and sends nothing by itself."""
+        for cache in self._caches.values():
+            cache.unwatch(shard)
+
+    def hear(self, shard: int, clock: int) -> None:
+        """A shard has finished so many clocks of all."""
+        self.heard[shard] = max(self.heard[shard], clock)
+        if self._spec.staleness == 0:
+            least = min(self.heard)
+            self._owns = [own for own in self._owns if own.clock >= least]
+
+    def read(self, parts: Iterable[tuple[Kind, Route | range]], ticket: int, clock: int) -> Read:
+        """Return a read with what is known already; what it lacks stands in its shards."""
+        read = Read(ticket, clock, [], {})
+        for kind, keys in parts:
+            read.wants.append(self._scan(read, kind, keys) if isinstance(keys, range) else self._want(read, kind, keys))
+        return read
+
+    def _want(self, read: Read, kind: Kind, route: Route) -> Want:
+        count = len(route.unique)
+        want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.rows().empty(count), None)
+        want.inverse = None if route.plain else route.inverse
+        missing = np.ones(count, dtype=bool)
+        if read.clock != ANY:
+            cache = self._caches.setdefault(kind.spec.name, Cache(kind))
+            floors = np.array(self.heard)
+            fresh = cache.fresh(route.unique, read.clock, floors if self._spec.eager else None)
+            if fresh.any():
+                want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
+                want.there |= fresh
+                missing &= ~fresh
+        for stop in route.stops:
+            at, keys, digest = stop.at, stop.keys, stop.digest
+            left = missing[at]
+            if not left.all():
+                at, keys, digest = at[left], keys[left], b""
+            if len(keys):
+                asked = Asked(stop.shard, kind.spec.name, len(keys))
+                read.shards.setdefault(stop.shard, []).append(Place(asked, keys, digest, want, at))
+        return want
+
+    def _scan(self, read: Read, kind: Kind, keys: range) -> Scan:
+        scan = Scan(kind, keys.start, keys.stop)
+        for shard in range(self._spec.shards):
+            asked = Asked(shard, kind.spec.name, -1, keys.start, keys.stop)
+            read.shards.setdefault(shard, []).append(Place(asked, NO_KEYS, b"", scan, NO_KEYS))
+        return scan
+
+    def given(self, given: Given, place: Place | None, reader: Reader, *, wanted: bool) -> None:
+        """Take one table's rows out of an answer, lay own pushes over them, put them where they are wanted."""
+        kind = self._kinds[given.table]
+        keys = reader.keys(max(0, given.count)) if given.keys else place.keys if place is not None else NO_KEYS
+        if given.count < 0:  # the table is not there yet
+            held, lanes = np.zeros(len(keys), dtype=bool), kind.rows().empty(len(keys))
+        else:
+            held = reader.array(given.count, np.uint8).astype(bool)
+            lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
+        if not wanted:
+            return
+        owns = [own for own in self._owns if own.table == given.table and not self._included(own, given)]
+        want = place.want if place is not None else None
+        if isinstance(want, Scan):
+            want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))
+            return
+        there, lanes = overlay(kind, keys, held, lanes, owns)
+        if self._spec.staleness is not None:
+            cache = self._caches.setdefault(given.table, Cache(kind))
+            cache.put(given.shard, keys, there, lanes, given.clock, held)
+        if want is not None and place is not None:
+            want.lanes.put(torch.from_numpy(place.at), lanes)
+            want.there[place.at] = there
+
+    def _included(self, own: Own, given: Given) -> bool:
+        if own.sequence is None:
+            return False
+        return own.clock < given.clock if self._spec.staleness == 0 else own.sequence <= given.sequence
