@@ -7,7 +7,15 @@ from msgspec.structs import replace
 
 from psctl.job import messages
 from psctl.job.instructions import Connected, MakeShards, PlanMade, ShardsMade, Start
-from psctl.job.stores import ServeTables, TablesAt, TablesReady, TablesWanted
+from psctl.job.stores import (
+    ServeTables,
+    TablesAssigned,
+    TablesAt,
+    TablesCaughtUp,
+    TablesHandedOver,
+    TablesReady,
+    TablesWanted,
+)
 from psctl.job.tables import places
 from psctl.words import Address, Member, ServerAt
 from tests.job.play import A0, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
@@ -35,15 +43,15 @@ def test_a_script_without_prepare_gets_a_server_for_its_tables() -> None:
     assert starts(play.hear(W1, TablesWanted())) == []
     assert told(serves(play), ServeTables) == [(S0, ServeTables())]
     answers = told(play.hear(S0, TablesReady(HERE)), TablesAt)
-    assert answers == [(worker, TablesAt([ServerAt(0, 0, HERE)])) for worker in (W0, W1)]
+    assert answers == [(worker, TablesAt([ServerAt(0, 0, HERE)], 8)) for worker in (W0, W1)]
     again = told(play.hear(W1, TablesWanted()), TablesAt)
-    assert again == [(W1, TablesAt([ServerAt(0, 0, HERE)]))]
+    assert again == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_the_plans_servers_hold_tables_too() -> None:
     play = Play().training()
     assert told(play.hear(W1, TablesWanted()), ServeTables) == [(S0, ServeTables())]
-    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)]))]
+    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_begins_with_the_servers_that_are_there_and_tables_stay_where_they_are() -> None:
@@ -59,7 +67,7 @@ def test_a_plan_begins_with_the_servers_that_are_there_and_tables_stay_where_the
     assert MakeShards(LAYOUT, 2) in serves(play, S1)
     decided = told(play(ShardsMade([], [])), messages.Decision)
     assert [member for member, _ in decided] == [S0, S1, W0, W1]
-    assert told(play.hear(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)]))]
+    assert told(play.hear(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_of_the_servers_that_are_there_is_cut_at_once() -> None:
@@ -73,21 +81,57 @@ def test_a_plan_of_the_servers_that_are_there_is_cut_at_once() -> None:
     assert play(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1)
 
 
-def test_a_server_that_holds_tables_cannot_be_lost_without_going_back() -> None:
-    play = Play(replace(ORDER, servers=2, restarts=3)).running()
-    play.hear(W0, TablesWanted())
-    for server in (S0, S1):
-        serves(play, server)
-        play.hear(server, TablesReady(HERE))
+def two(replicas: int | None, servers: int = 2) -> Play:
+    """A job that counts words: no `prepare`, tables on two servers."""
+    play = Play(replace(ORDER, servers=servers, restarts=3, replicas=replicas, strategy="auto")).running()
     for worker in (W0, W1):
         play(Connected(worker))
         play.hear(worker, messages.Join(1))
-        play.hear(worker, messages.Prepare(LAYOUT, ()))
-    play(PlanMade("ps", "server", [0, 1], PLAN))
-    play(ShardsMade([], []))
-    for worker in (W0, W1):
-        play.hear(worker, messages.Ready())
-    assert play.mind._job.training
+        play.hear(worker, TablesWanted())
+    for server in (S0, S1):
+        serves(play, server)
+        play.hear(server, TablesReady(HERE))
+    return play
+
+
+def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> None:
+    play = two(1)
+    (_, first), (_, other) = told(play.said, TablesAssigned)
+    assert first == other
+    assert first.begins
+    assert {len(chain) for chain in first.assignment.chains} == {2}
+    said = play.exits(S0, status=-9, exception="killed by signal 9")
+    assert {each.assignment.epoch for _, each in told(said, TablesAssigned)} == {1}
+    assert all(each.assignment.chains == [[1]] * 8 for _, each in told(said, TablesAssigned))
+    assert [member for member, _ in told(said, TablesAt)] == [W0, W1]
+    again = Member("server", 0, 1)
+    assert starts(said) == [(again, 0)]
+    play.hear(A0, messages.Started(again, 103))
+    play(Connected(again))
+    assert told(play.hear(again, messages.Join(103)), ServeTables) == [(again, ServeTables())]
+    said = play.hear(again, TablesReady(HERE))
+    filled = dict(told(said, TablesAssigned))
+    assert filled.keys() == {again, S1}
+    assert not filled[again].begins
+    copies = filled[again].assignment.copies
+    assert copies == [[0]] * 8
+    for shard in range(8):
+        said = play.hear(S1, TablesCaughtUp(filled[again].assignment.epoch, shard, 0))
+    play.wait(1)
+    newest = told(play.said, TablesAssigned)[-1][1].assignment
+    assert all(sorted(chain) == [0, 1] for chain in newest.chains)
+    assert {chain[0] for chain in newest.chains} == {0, 1}
+    assert play.mind._job.tables.holdings.handing
+    for shard, chain in enumerate(newest.chains):
+        if chain[0] == 0:
+            play.hear(S1, TablesHandedOver(newest.epoch, shard))
+    assert told(play.said, TablesAt)[-1][1].epoch == newest.epoch
+    assert play.mind._job.recovery is None
+    assert play.mind._job.losses == 1
+
+
+def test_without_replicas_the_loss_of_a_server_restarts_all() -> None:
+    play = two(0)
     play.exits(S0, status=-9, exception="killed by signal 9")
     play.wait(1)
     assert play.mind._job.recovery is not None
@@ -100,7 +144,7 @@ def test_tables_that_are_asked_for_while_training_get_a_server_of_their_own() ->
         play.hear(worker, messages.Ready())
     assert starts(play.hear(W0, TablesWanted())) == [(S0, 0)]
     assert told(serves(play), messages.Decision) == []
-    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W0, TablesAt([ServerAt(0, 0, HERE)]))]
+    assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W0, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
 def test_a_plan_without_servers_leaves_those_of_tables_alone() -> None:

@@ -1,0 +1,57 @@
+"""Servers that hold tables are killed while workers count words: every count is exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import ROOT, Psctl
+from test_failover import processes
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+
+COUNTING = str(ROOT / "tests" / "whole" / "counting" / "job.yaml")
+
+
+def count(home: Path, *kills: tuple[int, int], consistency: str = "asp", options: tuple[str, ...] = ()) -> Any:
+    """Count words; kill the n-th server when worker 0 comes to a turn: (turn, n) each. Return the events."""
+    left = list(kills)
+    arguments = ["--set", f'args=["--consistency", "{consistency}"]', *options]
+    events = []
+    with Psctl(home).start("train", COUNTING, "-o", "jsonl", *arguments) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            events.append(event)
+            if event["event"] == "log" and event["rank"] == "worker/0" and event["text"].startswith("turn "):
+                if left and int(event["text"].split()[1]) >= left[0][0]:
+                    os.kill(processes(home, "server")[left.pop(0)[1]], signal.SIGKILL)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said + "\n".join(map(str, events))
+    assert not left, "every victim was killed"
+    return events
+
+
+def results(events: list[dict[str, Any]]) -> list[str]:
+    return [event["text"] for event in events if event["event"] == "log" and event["text"].startswith("turns ")]
+
+
+def test_counts_are_exact_when_a_server_is_killed(tmp_path: Path) -> None:
+    events = count(tmp_path, (29, 0))
+    assert [event["rank"] for event in events if event["event"] == "server-lost"] == [0]
+    assert not [event for event in events if event["event"] == "restored"]
+    assert results(events) == ["turns 200, wrong 0 of 300"] * 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_counts_are_exact_when_servers_are_killed_one_after_the_other(tmp_path: Path, consistency: str) -> None:
+    options = ("--servers", "3")
+    events = count(tmp_path, (19, 0), (49, 1), (79, 2), consistency=consistency, options=options)
+    assert len([event for event in events if event["event"] == "server-lost"]) == 3
+    assert results(events) == ["turns 200, wrong 0 of 300"] * 2
