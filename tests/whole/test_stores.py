@@ -41,6 +41,7 @@ def results(events: list[dict[str, Any]]) -> list[str]:
     return [event["text"] for event in events if event["event"] == "log" and event["text"].startswith("turns ")]
 
 
+@pytest.mark.soak
 def test_counts_are_exact_when_a_server_is_killed(tmp_path: Path) -> None:
     events = count(tmp_path, (29, 0))
     assert [event["rank"] for event in events if event["event"] == "server-lost"] == [0]
