@@ -102,8 +102,7 @@ class Saves:
         lost = [
             step
             for step, save in self.open.items()
-            if not save.committing
-            and (((self.sources | save.begun) - save.ended) | (save.tables or set())) & gone
+            if not save.committing and (((self.sources | save.begun) - save.ended) | (save.tables or set())) & gone
         ]
         for step in lost:
             del self.open[step]

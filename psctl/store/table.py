@@ -223,7 +223,6 @@ class TableMind:
         Raises:
             ProtocolError: the message is against the protocol; end the connection, nothing was changed.
         """
-        outputs: list[Output] = []
         if isinstance(message, Open):
             return self._open(worker, message) + self._told()
         opened = self.stores.get(message.store)
@@ -237,12 +236,12 @@ class TableMind:
         if message.session <= session.broken:
             return []
         try:
-            outputs += self._taken_in(opened, session, worker, message, Reader(payload))
+            outputs = self._taken_in(opened, session, worker, message, Reader(payload))
         except Unknown:
             session.broken = message.session
             return [Send(worker, KeysUnknown(message.store, message.session))]
         except UsageError as error:
-            outputs += self._refuse(opened, error.message, error.hint)
+            outputs = self._refuse(opened, error.message, error.hint)
         return outputs + self._told()
 
     def lost(self, worker: int) -> None:
@@ -394,9 +393,6 @@ class TableMind:
         return [*self._outbox.released(), *([part] if part is not None else [])]
 
     def _behind(self, message: Why) -> list[int]:
-        late: set[int] = set()
-        for slot in self.slots.values():
-            store = slot.machine.stores.get(message.store)
-            if slot.leads and store is not None:
-                late |= {worker for worker, finished in store.clocks.items() if finished < message.clock}
-        return sorted(late)
+        held = [slot.machine.stores.get(message.store) for slot in self.slots.values() if slot.leads]
+        clocks = [(worker, clock) for store in held if store is not None for worker, clock in store.clocks.items()]
+        return sorted({worker for worker, clock in clocks if clock < message.clock})

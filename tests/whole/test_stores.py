@@ -27,9 +27,9 @@ def count(home: Path, *kills: tuple[int, int], consistency: str = "asp", options
         for line in process.stdout:
             event = json.loads(line)
             events.append(event)
-            if event["event"] == "log" and event["rank"] == "worker/0" and event["text"].startswith("turn "):
-                if left and int(event["text"].split()[1]) >= left[0][0]:
-                    os.kill(processes(home, "server")[left.pop(0)[1]], signal.SIGKILL)
+            told = event["event"] == "log" and event["rank"] == "worker/0" and event["text"].startswith("turn ")
+            if told and left and int(event["text"].split()[1]) >= left[0][0]:
+                os.kill(processes(home, "server")[left.pop(0)[1]], signal.SIGKILL)
         assert process.stderr is not None
         said = process.stderr.read()
     assert process.returncode == 0, said + "\n".join(map(str, events))
