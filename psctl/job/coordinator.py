@@ -21,6 +21,7 @@ from psctl.job import (
     ending,
     lifecycle,
     losses,
+    meetings,
     membership,
     messages,
     restarting,
@@ -213,6 +214,8 @@ class Mind:
                 sharding.handed_over(job, rank, message)
             case membership.ServerUnreachable():
                 sharding.unreachable(job, rank, message)
+            case meetings.Listens() if rank.member.role == "worker":
+                starting.listens(job, rank, message)
             case stores.TablesWanted() if rank.member.role == "worker":
                 tables.wanted(job, rank, lambda hosts: starting.enlist(job, hosts))
             case stores.TablesReady() | stores.TablesCaughtUp() | stores.TablesHandedOver() if (

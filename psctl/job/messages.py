@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.job import stores
+from psctl.job import meetings, stores
 from psctl.job.membership import (
     CaughtUp,
     CountUntil,
@@ -325,7 +325,8 @@ class Decision(Message, frozen=True):
 
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
     and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp. `period`: steps that
-    workers take alone between two synchronisations; 1: none.
+    workers take alone between two synchronisations; 1: none. `hosts`: for a schedule that is played, the number of each
+    worker's host; else empty.
     """
 
     strategy: str
@@ -337,6 +338,7 @@ class Decision(Message, frozen=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     staleness: int = 0
     period: int = 1
+    hosts: list[int] = msgspec.field(default_factory=list)
 
 
 class Go(Message, frozen=True):
@@ -392,7 +394,7 @@ AnyMessage = (
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
     | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable
     | Reassign | WorkerGone | CountUntil | Members
-    | stores.Kinds
+    | stores.Kinds | meetings.Kinds
     | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

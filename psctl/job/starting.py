@@ -11,6 +11,7 @@ from psctl.job import cutting, events, losses, sharding, tables
 from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
+from psctl.job.meetings import Listens, WorkerAt, WorkersAt
 from psctl.job.messages import Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
 from psctl.job.pace import Pace
 from psctl.job.table import Job, Rank
@@ -181,6 +182,23 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
         _shards(job)
     elif "decided" in job.first and job.reaches("ready"):
         _go(job)
+
+
+def listens(job: Job, rank: Rank, message: Listens) -> None:
+    """A worker listens for others of its schedule: tell all of all once every worker does."""
+    rank.listens = message
+    workers = job.of("worker")
+    if job.leaving or not all(each.listens for each in workers):
+        return
+    for one in workers:
+        at = [
+            WorkerAt(
+                each.member.rank, each.member.incarnation, each.listens.address,
+                each.listens.secret if each.host == one.host else b"",
+            )
+            for each in workers if each.listens is not None
+        ]  # fmt: skip
+        job.tell(one.member, WorkersAt(at))
 
 
 def shards_made(job: Job, made: ShardsMade) -> None:

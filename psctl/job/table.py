@@ -10,6 +10,7 @@ from psctl.job import events, lifecycle
 from psctl.job.environment import Seats, places
 from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
+from psctl.job.meetings import Listens
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume, StopWanted
 from psctl.job.pace import Pace
 from psctl.job.reports import Reports
@@ -38,6 +39,7 @@ class Rank(msgspec.Struct):
     joined: bool = False
     prepared: Prepare | None = None
     address: Address | None = None
+    listens: Listens | None = None  # a worker, for others of its schedule
     ready: bool = False
     finished: bool = False
     decided: bool = False  # it was told how gradients are synchronised

@@ -44,20 +44,53 @@ class Pending(Protocol):
         """
 
 
+class Loan(Protocol):
+    """A piece of a peer that lies where this process can read it."""
+
+    owed: bool
+    """Its owner waits until it is released."""
+
+    def read(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return it as a vector, which must not be written."""
+
+    def release(self) -> None:
+        """Let its owner overwrite it."""
+
+
 class Channel(Protocol):
     """Moves pieces of tensors between ranks; may be called from several threads (the nodes of one process)."""
 
     ahead: bool
     """Receives may be posted before their turn; otherwise a step's messages are posted together."""
 
+    def lends(self, peer: int) -> bool:
+        """Whether a peer's pieces are read where they lie: they are borrowed, nothing is posted for them."""
+
+    def borrow(self, peer: int, tag: int) -> Loan:
+        """Wait for the next piece of a peer with this tag; to be given back.
+
+        Raises:
+            RuntimeError: the peer is gone.
+        """
+
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         """Post these together; returns one pending for each, those of sends first."""
 
-    def abort(self) -> None:
+    def abort(self, reason: str) -> None:
         """End every wait, here and at the peers, with an error; nothing can travel afterwards."""
 
 
-class EngineChannel:
+class Delivers:
+    """What channels share that bring every piece into its receiver's own memory."""
+
+    def lends(self, peer: int) -> bool:
+        return False
+
+    def borrow(self, peer: int, tag: int) -> Loan:
+        raise AssertionError("nothing is lent here")
+
+
+class EngineChannel(Delivers):
     """The engine's point-to-point operations on tensors of the CPU (Gloo).
 
     Args:
@@ -79,7 +112,7 @@ class EngineChannel:
         leaving = [dist.isend(one.piece, self._peers[one.peer], group=self._group, tag=one.tag) for one in sends]
         return [_posted(work) for work in leaving + coming]
 
-    def abort(self) -> None:
+    def abort(self, reason: str) -> None:
         # Gloo has no abort that ends a wait. A wait that runs out closes all connections of its group, which does.
         world = dist.get_world_size(self._group)
         other = self._peers[(dist.get_rank(self._group) + 1) % world]
@@ -91,7 +124,7 @@ class EngineChannel:
                 return  # as meant; or the connections were closed before
 
 
-class BatchChannel:
+class BatchChannel(Delivers):
     """The engine's point-to-point operations, a step's in one batch: what NCCL wants of tensors on GPUs.
 
     NCCL knows no tags, it matches what two ranks post in its order; and it runs nothing of a batch before the whole of
@@ -121,7 +154,7 @@ class BatchChannel:
         )
         return [together] * len(asked)
 
-    def abort(self) -> None:
+    def abort(self, reason: str) -> None:
         self._group.abort()
 
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from psctl.net.peer import Credentials, dial
 from psctl.runtime import session as sessions
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.lone import Lines, Lone, torchrun_rank
-from psctl.runtime.orders import ProcessOrders, read_orders
+from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, read_orders
+from psctl.runtime.plane import Plane
+from psctl.runtime.plane_meeting import Ask, Meeting
 from psctl.runtime.pushing import Client
 from psctl.runtime.run import Run
 from psctl.runtime.session import Session
 from psctl.runtime.store_links import Dialled, Links, Within
 from psctl.runtime.trace import Trace, from_environment
+from psctl.schedule.transfer import Schedule
 from psctl.store.messages import Kinds
 from psctl.store.table_messages import TableKinds
 from psctl.words import Address, Member
@@ -58,7 +62,7 @@ def init() -> Run:
     _first.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     orders = read_orders()
     if orders is not None:
-        run = join(orders)
+        run = join(orders, Path(os.environ[ENVIRONMENT]).parent)
     else:
         ranks = torchrun_rank()
         run = lone(*ranks, "native") if ranks is not None else lone(0, 1, "alone")
@@ -75,13 +79,22 @@ def lone(rank: int, world: int, strategy: str) -> Run:
     return Run(Lone(rank, world, strategy), _no_servers, clock, links=links, trace=from_environment(rank), lines=lines)
 
 
-def join(orders: ProcessOrders) -> Run:
-    """Return the run of a worker that psctl started."""
-    session = Session(orders.member)
+def join(orders: ProcessOrders, folder: Path) -> Run:
+    """Return the run of a worker that psctl started.
+
+    Args:
+        orders: its own.
+        folder: where they lie; this user alone can enter it.
+    """
+
+    def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> Plane:
+        return Meeting(orders, credentials, folder, hosts).make(schedule, ask)
+
     credentials = Credentials(
         job=orders.job, member=orders.member, authority=orders.authority,
         certificate=orders.certificate, key=orders.key,
     )  # fmt: skip
+    session = Session(orders.member, connect=meet)
     session.joined(
         dial(
             orders.coordinator, credentials, expect=Member("coordinator", 0), kinds=AnyMessage, handler=session,

@@ -12,6 +12,8 @@ import torch
 from psctl.clock import Clock, SystemClock
 from psctl.job.messages import Decision, Welcome
 from psctl.runtime.cuts import Verdict
+from psctl.runtime.plane import Plane
+from psctl.schedule.transfer import Schedule
 from psctl.words import Layout, Member, TensorSlice
 
 LINE_SECONDS = 5.0
@@ -45,6 +47,9 @@ class Lone:
 
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
+
+    def plane(self, schedule: Schedule, hosts: Sequence[int]) -> Plane | None:
+        return None  # nobody says where others listen
 
     def begin(self, step: int) -> None:
         return

@@ -132,7 +132,7 @@ class AllReduce:
         first = self._parameters[self.buckets[index][0]]
         size = sum(self._parameters[place].numel() for place in self.buckets[index])
         more = len(self._parameters) if index == len(self.buckets) - 1 else 0
-        return torch.zeros(size + more, dtype=first.dtype, device=first.device)
+        return self._summing.buffer(size + more, first.dtype, first.device)
 
     def _there(self) -> torch.Tensor:
         return self._flat[-1][-len(self._parameters) :]

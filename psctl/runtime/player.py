@@ -54,7 +54,7 @@ class Player:
                 return
             except BaseException as error:
                 self._lost = error
-                self._channel.abort()
+                self._channel.abort(f"rank {self.rank} gave up: {error}")
                 if not isinstance(error, RuntimeError):
                     raise
         raise PeerLost(

@@ -17,16 +17,22 @@ import torch
 
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job import messages as say
+from psctl.job.meetings import Listens, WorkerAt, WorkersAt
 from psctl.job.membership import Members, Reassign
 from psctl.job.stores import TablesAt, TablesWanted
 from psctl.runtime.cuts import Cuts, Verdict
+from psctl.runtime.plane import Plane
+from psctl.runtime.plane_meeting import Ask
+from psctl.schedule.transfer import Schedule
 from psctl.store.pieces import bytes_view, torch_dtype
-from psctl.words import Layout, Member, TensorSlice
+from psctl.words import Address, Layout, Member, TensorSlice
 
 PART = 512 * 1024
 """Bytes of one part of a tensor that travels to or from the coordinator."""
 
 T = TypeVar("T")
+
+Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
 
 Membership = Reassign | Members
 """What is said while a job trains of who takes part and who has which shard."""
@@ -66,14 +72,17 @@ class Session:
     Args:
         me: this worker, as its certificate names it.
         leave: ends the process with a reason; called from the network thread.
+        connect: connects to the workers of a schedule, told each one's host and how to learn where they listen.
     """
 
     keeps = True
     """There is somebody who keeps checkpoints and collects reports."""
 
-    def __init__(self, me: Member, leave: Callable[[str], Any] = leave_process) -> None:
+    def __init__(
+        self, me: Member, leave: Callable[[str], Any] = leave_process, connect: Connect | None = None
+    ) -> None:  # fmt: skip
         self.me = me
-        self._leave = leave
+        self._leave, self._connect = leave, connect
         self._changed = threading.Condition()
         self._peer: Peer | None = None
         self._closing = False
@@ -94,6 +103,7 @@ class Session:
         self._started = False
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
+        self._workers: WorkersAt | None = None
 
     # ---- the handler: network thread ----
 
@@ -148,6 +158,8 @@ class Session:
                     self._tables = message
                     if self._tables_moved is not None:
                         self._tables_moved(message)
+                case WorkersAt():
+                    self._workers = message
                 case say.Leave():
                     self._closing = True
                     self._leave(message.reason)
@@ -211,6 +223,23 @@ class Session:
             self._tables_moved = moved
             if self._tables is not None:
                 moved(self._tables)
+
+    def plane(self, schedule: Schedule, hosts: Sequence[int]) -> Plane | None:
+        """Connect to the workers of a schedule; None where there is no data plane of our own.
+
+        Args:
+            schedule: what is to be played.
+            hosts: the number of each worker's host.
+
+        Raises:
+            ConnectionFailed: a worker cannot be reached.
+        """
+        return self._connect(schedule, hosts, self._meet) if self._connect is not None and hosts else None
+
+    def _meet(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
+        """Say where others of this worker's schedule reach it; returns where all are, once they have said so."""
+        self.send(Listens(address, secret))
+        return self._wait(lambda: self._workers).workers
 
     def begin(self, step: int) -> None:
         """Say that this worker has its start values, and wait until all have. `step` steps were done before."""

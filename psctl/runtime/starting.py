@@ -16,12 +16,14 @@ from psctl.runtime.cuts import Verdict
 from psctl.runtime.joint import Joint, Reducer
 from psctl.runtime.native import AllReduce, Group
 from psctl.runtime.period import PLACE, Factory, Own, Periodic
+from psctl.runtime.plane import Plane
 from psctl.runtime.pushing import Client, Flat, ServerSum
 from psctl.runtime.served import Served
-from psctl.runtime.summing import EngineSum, PlayedSum, Summing
+from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
 from psctl.schedule import catalog
+from psctl.schedule.transfer import Schedule
 from psctl.words import Layout, Member, TensorSlice
 
 
@@ -33,6 +35,7 @@ class Seat(Protocol):
 
     def join(self) -> Welcome: ...
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision: ...
+    def plane(self, schedule: Schedule, hosts: Sequence[int]) -> Plane | None: ...
     def begin(self, step: int) -> None: ...
     def listen(self, listener: Callable[[Any], None]) -> None: ...
     def ending(self, step: int) -> Verdict: ...
@@ -121,7 +124,7 @@ def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
     if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
         group.same_everywhere(decision.layout, parameters[0].device)
     group.spread([*parts.parameters().values(), *parts.buffers().values()])
-    reducer = AllReduce(group, _summing(decision, group, parameters[0].device), parameters)
+    reducer = AllReduce(group, _summing(decision, group, parameters[0].device, tools), parameters)
     return _stepping(parts, reducer, decision, tools)
 
 
@@ -153,11 +156,12 @@ def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) 
     return way
 
 
-def _summing(decision: Decision, group: Group, device: torch.device) -> Summing:
+def _summing(decision: Decision, group: Group, device: torch.device, tools: Tools) -> Summing:
     if decision.strategy == "native":
         return EngineSum(group.group)
-    options = msgspec.convert(decision.options, catalog.Options)
-    return PlayedSum(catalog.build(decision.strategy, group.world, options), device)
+    schedule = catalog.build(decision.strategy, group.world, msgspec.convert(decision.options, catalog.Options))
+    on_host = played_on_host(schedule, device)
+    return PlayedSum(schedule, device, tools.seat.plane(schedule, decision.hosts) if on_host else None)
 
 
 def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:

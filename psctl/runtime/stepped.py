@@ -17,9 +17,9 @@ from itertools import pairwise
 
 import torch
 
-from psctl.runtime.channel import Channel, Parcel, Pending
+from psctl.runtime.channel import Channel, Loan, Parcel, Pending
 from psctl.runtime.chunks import Chunks
-from psctl.runtime.script import In, Out, Script, Write
+from psctl.runtime.script import In, Out, Script, Step, Write
 
 SLOTS = 9
 """Steps for which messages are expected at once: this one and the next; what comes later finds its place free."""
@@ -48,21 +48,23 @@ class Stepped:
         if not self._channel.ahead:
             for step in steps:
                 round_.exchange(step.out, step.into, step.writes, slots[0])
-                round_.take(step.into, step.writes)
+                round_.take(step)
         expected = 0
         for at, step in enumerate(steps if self._channel.ahead else ()):
             for after in range(expected, min(at + len(slots), len(steps))):
                 round_.expect(steps[after].into, slots[after % len(slots)])
                 expected = after + 1
             round_.send(step.out)
-            round_.take(step.into, step.writes)
+            round_.take(step)
             if at >= len(slots):
                 round_.have_left(each.index for each in steps[at - len(slots)].out)
         round_.have_left(each.index for step in steps for each in step.out)
 
     def _slots(self, vector: torch.Tensor, chunks: Chunks) -> list[torch.Tensor]:
         """Return places for what steps put aside, for long vectors as large as two or one step: the same memory."""
-        most = max((sum(chunks.size(m.message.chunks) for m in step.into) for step in self._script.steps), default=0)
+        lends = self._channel.lends
+        posted = [[each for each in step.into if not lends(each.message.source)] for step in self._script.steps]
+        most = max((sum(chunks.size(each.message.chunks) for each in step) for step in posted), default=0)
         width = most * vector.element_size()
         if not self._channel.ahead:
             count = 1
@@ -108,22 +110,49 @@ class _Round:
         self._sent(out, sent, pending[: len(leaving)])
         self._came(into, received, pending[len(leaving) :])
 
-    def take(self, into: Sequence[In], writes: Sequence[Write]) -> None:
-        """Wait for what a step brings, and write it."""
+    def take(self, step: Step) -> None:
+        """Wait for what a step brings, and write it.
+
+        What is lent is given back before this rank waits for what it has lent itself in this step: two that exchange a
+        chunk would wait for each other. So such a chunk's sum stands aside until the old value was read.
+        """
         aside: dict[int, dict[int, torch.Tensor]] = {}
-        for each in into:
-            pending, buffer = self._coming.pop(each.tag)
-            for one in pending:
-                one.wait()
-            if buffer is not None:
-                parts = self._chunks.parts(buffer, each.message.chunks)
-                for index, part in zip(each.writes, parts, strict=True):
-                    aside.setdefault(index, {})[each.message.source] = part
-        for write in writes:
-            if write.index in aside:
+        loans: list[Loan] = []
+        for each in step.into:
+            parts = self._lent(each, loans) if self._channel.lends(each.message.source) else self._delivered(each)
+            for index, part in zip(each.writes, parts, strict=False):  # none: they arrived where they belong
+                aside.setdefault(index, {})[each.message.source] = part
+        owing = {each.index for each in step.out} if any(loan.owed for loan in loans) else set()
+        late: list[tuple[Write, torch.Tensor]] = []
+        for write in step.writes:
+            if write.index not in aside:
+                pass
+            elif owing.isdisjoint(write.readers):
                 self.have_left(write.readers)
                 self._chunks.write(write, self._rank, self._vector, aside[write.index])
+            else:
+                late.append((write, torch.empty_like(self._chunks.of(self._vector, write.chunk))))
+                self._chunks.write(write, self._rank, self._vector, aside[write.index], late[-1][1])
             self._written.add(write.index)
+        for loan in loans:
+            loan.release()
+        for write, total in late:
+            self.have_left(write.readers)
+            self._chunks.of(self._vector, write.chunk).copy_(total)
+
+    def _lent(self, each: In, loans: list[Loan]) -> list[torch.Tensor]:
+        """Wait for what a peer lends; return it by chunk."""
+        chunks = each.message.chunks
+        mine = [self._channel.borrow(each.message.source, each.tag) for _ in range(self._chunks.pieces(chunks))]
+        loans += mine
+        return self._chunks.lent([loan.read(self._vector.dtype) for loan in mine], self._vector, chunks)
+
+    def _delivered(self, each: In) -> list[torch.Tensor]:
+        """Wait for what was posted; return by chunk what was put aside."""
+        pending, buffer = self._coming.pop(each.tag)
+        for one in pending:
+            one.wait()
+        return [] if buffer is None else self._chunks.parts(buffer, each.message.chunks)
 
     def have_left(self, messages: Iterable[int]) -> None:
         """Wait until these messages, which were posted, have left."""
@@ -153,6 +182,9 @@ class _Round:
         """Return what to receive where; notes what is put aside."""
         parcels, counts, at = [], [], 0
         for each in into:
+            if self._channel.lends(each.message.source):
+                counts.append(0)
+                continue
             chunks = each.message.chunks
             if aside(each):
                 size = self._chunks.size(chunks)
@@ -172,7 +204,8 @@ class _Round:
 
     def _came(self, into: Sequence[In], counts: Sequence[int], pending: Sequence[Pending]) -> None:
         for each, (start, stop) in zip(into, _runs(counts), strict=True):
-            self._coming[each.tag][0].extend(pending[start:stop])
+            if stop > start:
+                self._coming[each.tag][0].extend(pending[start:stop])
 
 
 def _runs(counts: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from psctl.runtime.channel import BatchChannel, Channel, EngineChannel, Parcel, Pending
+from psctl.runtime.channel import BatchChannel, Channel, EngineChannel, Loan, Parcel, Pending
+from psctl.runtime.plane import Plane
 from psctl.runtime.player import Player, Queue
 from psctl.schedule.transfer import Schedule
 
@@ -29,6 +30,9 @@ class Summing(Protocol):
     """Sums vectors in place over all ranks, in one order on every rank."""
 
     world: int
+
+    def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a vector of zeros that is summed without a copy."""
 
     def put(self, vector: torch.Tensor) -> Waited:
         """Begin to sum a vector."""
@@ -51,6 +55,9 @@ class EngineSum:
         self._group = group
         self.world = dist.get_world_size(group)
 
+    def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype, device=device)
+
     def put(self, vector: torch.Tensor) -> Waited:
         work: Waited = dist.all_reduce(vector, group=self._group, async_op=True)
         return work
@@ -71,20 +78,33 @@ class PlayedSum:
     Args:
         schedule: what is played.
         device: where the vectors are.
-        group: what it is played over, when nothing else is; None: one is made. Of Gloo where `played_on_host`.
+        plane: psctl's own data plane, which carries what is `played_on_host`; else the engine does.
+        group: what the engine plays it over, when nothing else is; None: one is made. Of Gloo where `played_on_host`.
     """
 
-    def __init__(self, schedule: Schedule, device: torch.device, group: Any = None) -> None:
-        self._schedule = schedule
+    def __init__(
+        self, schedule: Schedule, device: torch.device, plane: Plane | None = None, group: Any = None
+    ) -> None:  # fmt: skip
+        self._schedule, self._plane = schedule, plane
         on_host = played_on_host(schedule, device)
         self._on_device = not on_host
-        group = group if group is not None else dist.new_group(backend="gloo" if on_host else "nccl")
-        self.world, self._rank = dist.get_world_size(group), dist.get_rank(group)
-        dist.barrier(group)  # NCCL wants all ranks in a group's first operation
+        self._spare: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        if plane is None:
+            group = group if group is not None else dist.new_group(backend="gloo" if on_host else "nccl")
+            self._rank = dist.get_rank(group)
+            dist.barrier(group)  # NCCL wants all ranks in a group's first operation
+        else:
+            self._rank = plane.me
+        self.world = schedule.world
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
-        self._players = _players(schedule, [self._rank, *helpers], group, on_host=on_host)
+        self._players = _players(schedule, [self._rank, *helpers], plane, group, on_host=on_host)
         self._helping = [Queue(player.play) for player in self._players[1:]]
         self._own = Queue(self.play) if on_host else Streamed(self.play)
+
+    def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self._plane is not None and device.type == "cpu":
+            return self._plane.buffer(length, dtype)
+        return torch.zeros(length, dtype=dtype, device=device)
 
     def put(self, vector: torch.Tensor) -> Waited:
         if vector.is_cuda and isinstance(self._own, Queue):
@@ -97,16 +117,25 @@ class PlayedSum:
     def close(self) -> None:
         for each in (self._own, *self._helping):
             each.close()
+        if self._plane is not None:
+            self._plane.close()
 
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; not while others are on their way."""
         here = vector if self._on_device else vector.cpu()
-        helping = [each.put(torch.empty_like(here)) for each in self._helping]
+        helping = [each.put(self._helpers(here)) for each in self._helping]
         self._players[0].play(here)
         for each in helping:
             each.wait()
         if here is not vector:
             vector.copy_(here)
+
+    def _helpers(self, like: torch.Tensor) -> torch.Tensor:
+        """Return memory for a helper."""
+        key = like.numel(), like.dtype
+        if key not in self._spare:
+            self._spare[key] = self.buffer(*key, like.device)
+        return self._spare[key]
 
 
 def played_on_host(schedule: Schedule, device: torch.device) -> bool:
@@ -114,15 +143,17 @@ def played_on_host(schedule: Schedule, device: torch.device) -> bool:
     return device.type == "cpu" or schedule.nodes > schedule.world
 
 
-def _players(schedule: Schedule, nodes: Sequence[int], group: Any, *, on_host: bool) -> list[Player]:
+def _players(
+    schedule: Schedule, nodes: Sequence[int], plane: Plane | None, group: Any, *, on_host: bool
+) -> list[Player]:  # fmt: skip
     """Return the players of the nodes in this process."""
     if not on_host:
         return [Player(schedule, nodes[0], BatchChannel(group))]
-    engine = EngineChannel(group, schedule.nodes)
+    outside: Channel = plane if plane is not None else EngineChannel(group, schedule.nodes)
     if len(nodes) == 1:
-        return [Player(schedule, nodes[0], engine)]
+        return [Player(schedule, nodes[0], outside)]
     inside = Inside()
-    return [Player(schedule, node, HereChannel(node, nodes, inside, engine)) for node in nodes]
+    return [Player(schedule, node, HereChannel(node, nodes, inside, outside)) for node in nodes]
 
 
 class Streamed:
@@ -214,13 +245,13 @@ class HereChannel:
         node: whose it is.
         here: the nodes of this process.
         inside: carries what they send each other.
-        engine: carries the rest.
+        outside: carries the rest.
     """
 
     ahead = True
 
-    def __init__(self, node: int, here: Sequence[int], inside: Inside, engine: Channel) -> None:
-        self._node, self._here, self._inside, self._engine = node, set(here), inside, engine
+    def __init__(self, node: int, here: Sequence[int], inside: Inside, outside: Channel) -> None:
+        self._node, self._here, self._inside, self._outside = node, set(here), inside, outside
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         return [
@@ -230,10 +261,16 @@ class HereChannel:
 
     def _one(self, each: Parcel, *, sends: bool) -> Pending:
         if each.peer not in self._here:
-            return self._engine.post([each] if sends else [], [] if sends else [each])[0]
+            return self._outside.post([each] if sends else [], [] if sends else [each])[0]
         source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
         return self._inside.post(source, destination, each.tag, each.piece, sends=sends)
 
-    def abort(self) -> None:
+    def lends(self, peer: int) -> bool:
+        return peer not in self._here and self._outside.lends(peer)
+
+    def borrow(self, peer: int, tag: int) -> Loan:
+        return self._outside.borrow(peer, tag)
+
+    def abort(self, reason: str) -> None:
         self._inside.abort()
-        self._engine.abort()
+        self._outside.abort(reason)

@@ -8,6 +8,8 @@ from collections import deque
 
 import torch
 
+from psctl.runtime.channel import Delivers
+
 
 class Hub:
     """All channels of one world.
@@ -62,7 +64,7 @@ class Posted:
                     assert self.hub.changed.wait(20), "nobody sends"
 
 
-class MemoryChannel:
+class MemoryChannel(Delivers):
     """One rank's end.
 
     Args:
@@ -95,6 +97,6 @@ class MemoryChannel:
                 self.hub.meet(key)
             return found
 
-    def abort(self) -> None:
+    def abort(self, reason: str) -> None:
         self.aborted = True
         self.hub.end("aborted")

@@ -1,0 +1,354 @@
+"""psctl's own data plane for collectives on the CPU: lines and shared memory inside a host, sealed streams between.
+
+Theory. Within a host nothing long is sent. Vectors lie in memory that all processes of the host may read (`buffer`), a
+send is a record that says where, and the receiver sums or copies straight from there and says when it has. So a
+schedule's reduce reads each operand once, where its owner wrote it. Short pieces travel in the record itself: a copy of
+16 KB costs less than the word that it may be overwritten. Between hosts pieces travel in parts over a sealed stream,
+each straight into the place that was posted for it.
+
+Who waits looks after everyone: one thread polls all lines, takes in all that comes and sends what was queued, whatever
+it is that it waits for itself. So no sender is held up by a receiver that waits for somebody else, and nothing here can
+wait in a circle that the schedule has not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from psctl.net.beside import BYE, DONE, LENT, MEMORY, PIECE, Line, Memory, Record
+from psctl.runtime.channel import Parcel, Pending
+from psctl.runtime.plane_sealed import Sealed
+from psctl.store.pieces import bytes_view
+
+INLINE = 16 << 10
+"""Bytes of a piece up to which it travels in its record."""
+
+ALIGNED = 4096
+"""Memory comes in pages."""
+
+GOODBYE = 5.0
+"""Seconds that a goodbye waits for what others have not taken yet."""
+
+T = TypeVar("T")
+
+
+class Plane:
+    """One process's end of it; a `Channel`. May be called from several threads.
+
+    Args:
+        me: the rank of this process.
+        lines: to processes of this host, by rank.
+        sealed: streams to processes of other hosts.
+        nodes: of the schedule, where it has helpers behind the ranks: rank 0's process plays them.
+        world: number of ranks.
+    """
+
+    ahead = True
+
+    def __init__(self, me: int, world: int, lines: Mapping[int, Line], sealed: Sealed | None = None, nodes: int = 0):
+        self.me, self._lines, self._sealed = me, dict(lines), sealed
+        self._process = [*range(world), *(0 for _ in range(nodes - world))]
+        self._changed = threading.Condition(threading.Lock())
+        self._arrived: dict[tuple[int, int], deque[Loan]] = {}
+        self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
+        self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
+        self._memories: list[tuple[int, int, Memory]] = []  # of ours: from and up to which address
+        self._theirs: dict[tuple[int, int], torch.Tensor] = {}  # (peer, number) -> its memory
+        self._broken = ""
+        self._polling = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._by_descriptor = {line.fileno(): rank for rank, line in self._lines.items()}
+        self._events = dict.fromkeys(self._by_descriptor, select.EPOLLIN)
+        for descriptor, events in self._events.items():
+            self._poll.register(descriptor, events)
+        if sealed is not None:
+            sealed.begin(self._changed, self._awake)
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a vector of zeros in memory that the processes of this host may read."""
+        size = length * dtype.itemsize
+        if not size or not self._lines:
+            return torch.zeros(length, dtype=dtype)
+        memory = Memory(-(-size // ALIGNED) * ALIGNED)
+        made = torch.frombuffer(memory.map, dtype=dtype, count=length)
+        start = made.data_ptr()
+        with self._changed:
+            number = len(self._memories)
+            self._memories.append((start, start + memory.size, memory))
+            for line in self._lines.values():
+                line.send(MEMORY, memory=number, first=memory.size, descriptor=memory.descriptor)
+                self._watch(line)
+        return made
+
+    def _where(self, piece: torch.Tensor) -> tuple[int, int] | None:
+        """Return in which memory of ours a piece lies, and from which byte on."""
+        at = piece.data_ptr()
+        for number, (start, stop, _) in enumerate(self._memories):
+            if start <= at < stop:
+                return number, at - start
+        return None
+
+    # ---- the channel ---------------------------------------------------------------------------------------------
+
+    def lends(self, peer: int) -> bool:
+        return self._process[peer] in self._lines
+
+    def borrow(self, peer: int, tag: int) -> Loan:
+        key = self._process[peer], tag
+        arrived = self._arrived
+
+        def look() -> Loan | None:
+            found = arrived.get(key)
+            return found.popleft() if found else None
+
+        return self._until(look, key[0])
+
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+        with self._changed:
+            if self._broken:
+                raise RuntimeError(self._broken)
+            return [self._send(one) for one in sends] + [self._expect(one) for one in receives]
+
+    def _send(self, one: Parcel) -> Pending:
+        peer = self._process[one.peer]
+        line = self._lines.get(peer)
+        if line is None:
+            assert self._sealed is not None, "a rank of another host"
+            return _Sealing(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
+        size = one.piece.nbytes
+        where = self._where(one.piece) if size > INLINE else None
+        if where is None:
+            number = line.send(PIECE, tag=one.tag, first=size, data=bytes_view(one.piece))
+            self._watch(line)
+            return _Leaving(self, peer, number)
+        key = peer, one.tag
+        self._lent[key] = self._lent.get(key, 0) + 1
+        line.send(LENT, memory=where[0], tag=one.tag, first=where[1], second=size)
+        self._watch(line)
+        return _Lent(self, key, self._lent[key])
+
+    def _expect(self, one: Parcel) -> Pending:
+        peer = self._process[one.peer]
+        assert self._sealed is not None, "what is lent is borrowed, not received"
+        return _Sealing(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+
+    def abort(self, reason: str) -> None:
+        with self._changed:
+            self._broken = self._broken or reason
+            for line in self._lines.values():
+                line.bye(reason)
+                line.shutdown()
+            self._changed.notify_all()
+        if self._sealed is not None:
+            self._sealed.close(reason, 0.0)
+        self._awake()
+
+    def close(self) -> None:
+        """Leave: what was sent still arrives. Nobody waits here any more."""
+        for rank, line in self._lines.items():
+            line.bye("it has finished")
+            with_time = threading.Timer(GOODBYE, line.shutdown)
+            with_time.start()
+            try:
+                self._until(lambda line=line: True if not line.waiting or line.ended else None, rank)  # type: ignore[misc]
+            except RuntimeError:
+                pass  # it left first
+            finally:
+                with_time.cancel()
+        self._broken = self._broken or "closed"
+        if self._sealed is not None:
+            self._sealed.close("done", GOODBYE)
+        for line in self._lines.values():
+            line.close()
+        self._poll.close()
+        os.close(self._wake)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went over lines and streams."""
+        return sum(line.bytes_sent for line in self._lines.values())
+
+    # ---- waiting -------------------------------------------------------------------------------------------------
+
+    def returned(self, key: tuple[int, int], count: int) -> None:
+        """Wait until so many of the pieces that were lent were given back."""
+        self._until(lambda: True if self._returned.get(key, 0) >= count else None, key[0])
+
+    def has_left(self, peer: int, number: int) -> None:
+        """Wait until a line's record has left."""
+        line = self._lines[peer]
+        if line.left < number:
+            self._until(lambda: True if line.left >= number else None, peer)
+
+    def give_back(self, peer: int, tag: int) -> None:
+        """Say that what was lent may be overwritten."""
+        with self._changed:
+            line = self._lines[peer]
+            line.send(DONE, tag=tag)
+            self._watch(line)
+
+    def _until(self, look: Callable[[], T | None], peer: int) -> T:
+        """Wait for something that `peer` brings, and take in what comes meanwhile."""
+        with self._changed:
+            while (found := look()) is None:
+                if self._broken:
+                    raise RuntimeError(self._broken)
+                if why := self._gone(peer):
+                    raise RuntimeError(f"worker/{peer}: {why}")
+                if not self._lines or self._polling:
+                    self._changed.wait()
+                else:
+                    self._take_in()
+            return found
+
+    def _gone(self, peer: int) -> str:
+        line = self._lines.get(peer)
+        if line is not None:
+            return line.ended
+        return self._sealed.gone(peer) if self._sealed is not None else ""
+
+    def _take_in(self) -> None:
+        """Wait for whatever comes, with the lock given up meanwhile."""
+        self._polling = True
+        self._changed.release()
+        try:
+            ready = self._poll.poll()
+        finally:
+            self._changed.acquire()
+            self._polling = False
+        for descriptor, event in ready:
+            if descriptor == self._wake:
+                os.read(self._wake, 8)
+                continue
+            peer = self._by_descriptor[descriptor]
+            line = self._lines[peer]
+            if event & select.EPOLLOUT:
+                line.flush()
+            if event & ~select.EPOLLOUT:
+                for record in line.receive():
+                    self._took(peer, record)
+            self._watch(line)
+        self._changed.notify_all()
+
+    def _took(self, peer: int, record: Record) -> None:
+        key = peer, record.tag
+        if record.kind == PIECE:
+            self._arrived.setdefault(key, deque()).append(Loan(_own(record.data), None))
+        elif record.kind == LENT:
+            memory = self._theirs[peer, record.memory]
+            lent = memory[record.first : record.first + record.second]
+            self._arrived.setdefault(key, deque()).append(Loan(lent, lambda: self.give_back(*key)))
+        elif record.kind == DONE:
+            self._returned[key] = self._returned.get(key, 0) + 1
+        elif record.kind == MEMORY:
+            assert isinstance(record.data, mmap.mmap)
+            self._theirs[peer, record.memory] = _reading(record.data)
+        elif record.kind == BYE:
+            assert record.data is None or isinstance(record.data, bytearray)
+            self._lines[peer].ended = (record.data or b"").decode(errors="replace") or "it has left"
+
+    def _watch(self, line: Line) -> None:
+        """Poll a line for what it still has to do."""
+        events = 0 if line.ended else select.EPOLLIN
+        if line.waiting and not line.ended:
+            events |= select.EPOLLOUT
+        descriptor = line.fileno()
+        if self._events[descriptor] == events:
+            return
+        self._events[descriptor] = events
+        if line.ended:
+            self._poll.unregister(descriptor)
+        else:
+            self._poll.modify(descriptor, events)
+            self._awake()
+
+    def _awake(self) -> None:
+        """Wake who polls, if anybody does: something is there that is not of a line."""
+        if self._polling:
+            os.eventfd_write(self._wake, 1)
+
+
+class Loan:
+    """A piece that has come: bytes to be read, and given back.
+
+    Args:
+        data: of bytes; not to be written.
+        back: gives it back; None: it is ours.
+    """
+
+    __slots__ = ("_back", "_data", "owed")
+
+    def __init__(self, data: torch.Tensor | bytearray, back: Callable[[], None] | None) -> None:
+        self._data, self._back, self.owed = data, back, back is not None
+
+    def read(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return it as a vector."""
+        if isinstance(self._data, bytearray):
+            return torch.frombuffer(self._data, dtype=dtype)
+        return self._data.view(dtype)
+
+    def release(self) -> None:
+        """Let its owner overwrite it."""
+        if self._back is not None:
+            self._back()
+
+
+class _Lent:
+    """A piece that others read where it lies."""
+
+    __slots__ = ("_count", "_key", "_plane")
+
+    def __init__(self, plane: Plane, key: tuple[int, int], count: int) -> None:
+        self._plane, self._key, self._count = plane, key, count
+
+    def wait(self) -> None:
+        self._plane.returned(self._key, self._count)
+
+
+class _Leaving:
+    """A piece inside a record."""
+
+    __slots__ = ("_number", "_peer", "_plane")
+
+    def __init__(self, plane: Plane, peer: int, number: int) -> None:
+        self._plane, self._peer, self._number = plane, peer, number
+
+    def wait(self) -> None:
+        self._plane.has_left(self._peer, self._number)
+
+
+class _Sealing:
+    """A piece on a sealed stream, either way."""
+
+    __slots__ = ("_done", "_peer", "_plane")
+
+    def __init__(self, plane: Plane, peer: int, done: Any) -> None:
+        self._plane, self._peer, self._done = plane, peer, done
+
+    def wait(self) -> None:
+        self._plane._until(lambda: True if self._done.over else None, self._peer)
+
+
+def _own(data: Any) -> bytearray:
+    assert isinstance(data, bytearray)
+    return data
+
+
+def _reading(memory: mmap.mmap) -> torch.Tensor:
+    """Return another's memory as bytes; torch warns that it must not be written, which nobody does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,151 @@
+"""How the processes of one schedule connect: lines within a host, sealed streams between hosts.
+
+Only ranks that the schedule has messages between connect; of two the one with the higher rank dials. Who dials on one
+host shows the secret that the other gave the coordinator, in a folder that this user alone can enter; between hosts
+both prove by their certificates who they are, and the coordinator has said which start of a worker is the one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from psctl.errors import ConnectionFailed, PeerLost
+from psctl.job.meetings import WorkerAt
+from psctl.net import beside
+from psctl.net.beside import Line
+from psctl.net.peer import Acceptor, Credentials, dial
+from psctl.runtime.orders import ProcessOrders
+from psctl.runtime.plane import Plane
+from psctl.runtime.plane_sealed import PlaneKinds, Sealed
+from psctl.schedule.transfer import Schedule
+from psctl.words import Address, Member
+
+PATIENCE = 20.0
+"""Seconds for all connections of one process to be made."""
+
+Ask = Callable[[Address | None, bytes], Sequence[WorkerAt]]
+"""Tells everyone where this process listens; returns where all do."""
+
+
+def partners(schedule: Schedule, me: int) -> set[int]:
+    """Return the ranks that a rank exchanges messages with; rank 0's process plays the helpers behind the ranks."""
+    process = [*range(schedule.world), *(0 for _ in range(schedule.nodes - schedule.world))]
+    pairs = {(process[each.source], process[each.destination]) for each in schedule.messages()}
+    return {other for pair in pairs if me in pair for other in pair if other != me}
+
+
+class Meeting:
+    """One process that connects to its partners.
+
+    Args:
+        orders: its own.
+        credentials: its own.
+        folder: that this user alone can enter, the same for all processes of this host.
+        hosts: the number of each rank's host.
+    """
+
+    def __init__(
+        self, orders: ProcessOrders, credentials: Credentials, folder: Path, hosts: Sequence[int]
+    ) -> None:  # fmt: skip
+        self._orders, self._folder, self._hosts = orders, folder, hosts
+        self._me, self._credentials = orders.member.rank, credentials
+        self._secret = secrets.token_bytes(beside.SECRET)
+        self._workers: dict[int, WorkerAt] = {}
+        self._told = threading.Event()
+        self._deadline = 0.0
+
+    def make(self, schedule: Schedule, ask: Ask) -> Plane:
+        """Connect, and return this process's end.
+
+        Raises:
+            ConnectionFailed: a partner cannot be reached, or does not come; names it.
+        """
+        others = partners(schedule, self._me)
+        near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
+        sealed = Sealed() if others != near else None
+        acceptor = self._acceptor(sealed) if sealed is not None else None
+        door = beside.listen(self._folder, _name(self._me)) if near else None
+        try:
+            found = ask(acceptor.address if acceptor is not None else None, self._secret)
+            self._workers = {each.rank: each for each in found}
+            self._deadline = time.monotonic() + PATIENCE
+            self._told.set()
+            lines = self._lines(door, near) if door is not None else {}
+            if sealed is not None:
+                self._streams(sealed, others - near)
+        finally:
+            if door is not None:
+                door.close()
+                (self._folder / _name(self._me)).unlink(missing_ok=True)
+            if acceptor is not None:
+                acceptor.close()
+        return Plane(self._me, schedule.world, lines, sealed, schedule.nodes)
+
+    def _left(self) -> float:
+        return max(0.001, self._deadline - time.monotonic())
+
+    # ---- within the host -----------------------------------------------------------------------------------------
+
+    def _lines(self, door: socket.socket, near: set[int]) -> dict[int, Line]:
+        made = {
+            rank: beside.meet(
+                self._folder, _name(rank), self._me, self._secret, self._workers[rank].secret, self._left()
+            )
+            for rank in sorted(near) if rank < self._me
+        }  # fmt: skip
+        coming = {rank: self._workers[rank].secret for rank in near if rank > self._me}
+        while coming:
+            door.settimeout(self._left())
+            try:
+                connected, _ = door.accept()
+            except TimeoutError:
+                raise _missing(coming) from None
+            try:
+                rank = beside.answer(connected, self._secret, coming, self._left())
+            except ConnectionFailed:  # a stranger: those who are meant still come
+                connected.close()
+                continue
+            del coming[rank]
+            made[rank] = connected
+        return {rank: Line(connected, f"worker/{rank}") for rank, connected in made.items()}
+
+    # ---- between hosts -------------------------------------------------------------------------------------------
+
+    def _acceptor(self, sealed: Sealed) -> Acceptor:
+        return Acceptor(
+            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._against,
+            self._orders.congestion,
+        )  # fmt: skip
+
+    def _against(self, member: Member) -> str | None:
+        """Return why a member may not connect: only the newest start of a worker may."""
+        self._told.wait(PATIENCE)  # it may have heard from the coordinator before us
+        worker = self._workers.get(member.rank)
+        if member.role != "worker" or worker is None or worker.incarnation != member.incarnation:
+            return f"{member} of incarnation {member.incarnation} does not take part"
+        return None
+
+    def _streams(self, sealed: Sealed, far: set[int]) -> None:
+        for rank in sorted(rank for rank in far if rank < self._me):
+            at = self._workers[rank]
+            if at.address is None:
+                raise PeerLost(f"worker/{rank} does not listen for other hosts", where=f"worker/{rank}")
+            member = Member("worker", rank, at.incarnation)
+            dial(at.address, self._credentials, member, PlaneKinds, sealed, self._left(), self._orders.congestion)
+        missing = sealed.await_all(far, self._left())
+        if missing:
+            raise _missing(missing)
+
+
+def _missing(ranks: Iterable[int]) -> PeerLost:
+    names = ", ".join(f"worker/{rank}" for rank in sorted(ranks))
+    return PeerLost(f"{names}: not connected within {PATIENCE:g} s", where=names)
+
+
+def _name(rank: int) -> str:
+    return f"worker-{rank}.line"
