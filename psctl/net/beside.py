@@ -1,36 +1,35 @@
-"""A line between two processes of one host: records over a Unix socket, and memory that the other end may read.
+"""A line between two processes of one host: records over a Unix socket, which say what lies where in shared memory.
 
 Theory. What processes of one host tell each other crosses no wire, so nothing is sealed: who is at the other end was
 proven when the line was made, and the kernel lets nobody in between. A line carries records of a fixed head, some with
-bytes behind them and some with a memory's descriptor. It never waits: what the socket does not take is queued, and goes
-when the socket has room, which its owner learns from `poll`.
-Memory is a memfd that its owner alone can write: it is sealed against a new writable map and against another size
-before anybody gets its descriptor, so no reader can change it, nor make it end under another reader's hands. It is gone
-with the last process that holds it.
+bytes behind them. It never waits: what the socket does not take is queued, and goes when the socket has room, which its
+owner learns from a poll.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
-import mmap
 import os
 import socket
 import struct
 from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 
-PIECE, LENT, DONE, MEMORY, BYE = range(1, 6)
-"""Kinds of records: bytes behind the head; bytes that lie in a memory; they were read there; a memory; goodbye."""
+PIECE, LENT, DONE, BYE = range(1, 5)
+"""Kinds of records: bytes behind the head; bytes that lie in a segment; they were read there; goodbye."""
 
-HEAD = struct.Struct("<BxHIQQ")
+HEAD = struct.Struct("<BxxxIIQQ")
 HELLO = struct.Struct("<I16s")
 SECRET = 16
 """Bytes of the secret by which an end of a line shows that it is of the job."""
+
+TOGETHER = 64
+"""Pieces of records that one call hands to the socket."""
 
 ROOM = 128 << 10
 """Bytes taken in at once; records with more bytes behind them get a place of their own."""
@@ -40,18 +39,18 @@ SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0010
 ADD_SEALS = 1033  # F_ADD_SEALS
 
 LONGEST = 1 << 40
-"""Bytes behind one head, and bytes of one memory, beyond which a record is damaged."""
+"""Bytes behind one head beyond which a record is damaged."""
 
 
 class Record(NamedTuple):
-    """One record. `data` are the bytes behind it, a memory for MEMORY; `tag`, `first`, `second` are its kind's."""
+    """One record. `size` bytes lie behind it (PIECE, BYE), or in a segment from `offset` on (LENT)."""
 
     kind: int
-    memory: int
     tag: int
-    first: int
-    second: int
-    data: bytearray | mmap.mmap | None = None
+    segment: int
+    offset: int
+    size: int
+    data: bytearray | None = None
 
 
 class Line:
@@ -71,10 +70,9 @@ class Line:
         """Records that were sent, and that the socket has taken."""
         self.bytes_sent = 0
         self._socket = connected
-        self._queue: deque[tuple[memoryview, int | None, bool]] = deque()  # with a descriptor; the last of its record
+        self._queue: deque[tuple[memoryview, bool]] = deque()  # and whether it is the last of its record
         self._room = bytearray(ROOM)
         self._filled = 0
-        self._descriptors: deque[int] = deque()
         self._long: tuple[Record, memoryview] | None = None  # a record whose bytes are coming, and where they go
 
     def fileno(self) -> int:
@@ -89,35 +87,29 @@ class Line:
     # ---- out -----------------------------------------------------------------------------------------------------
 
     def send(
-        self, kind: int, memory: int = 0, tag: int = 0, first: int = 0, second: int = 0,
-        data: memoryview | None = None, descriptor: int | None = None,
-    ) -> int:  # fmt: skip
+        self, kind: int, tag: int = 0, segment: int = 0, offset: int = 0, size: int = 0, data: memoryview | None = None
+    ) -> int:
         """Send a record, or queue what does not go at once; returns its number: it has left when `left` says so.
 
         Args:
-            data: the bytes behind it (PIECE, BYE); not copied.
-            descriptor: of a memory.
+            data: the bytes behind it (PIECE, BYE), `size` of them; not copied.
         """
-        head = HEAD.pack(kind, memory, tag, first, second)
+        head = HEAD.pack(kind, tag, segment, offset, size)
         self.sent += 1
-        self.bytes_sent += HEAD.size + (len(data) if data is not None else 0)
-        self._queue.append((memoryview(head), descriptor, data is None))
-        if data is not None:
-            self._queue.append((data, None, True))
-        if len(self._queue) <= 2:
+        self.bytes_sent += HEAD.size + (size if data is not None else 0)
+        idle = not self._queue
+        self._queue.append((memoryview(head), not data))
+        if data:
+            self._queue.append((data, True))
+        if idle:
             self.flush()
         return self.sent
 
     def flush(self) -> None:
         """Send what the socket takes now."""
-        queue = self._queue
-        while queue and not self.ended:
-            parts, descriptor = [queue[0][0]], queue[0][1]
-            if len(queue) > 1 and queue[1][1] is None:
-                parts.append(queue[1][0])
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, "little"))] if descriptor else []
+        while self._queue and not self.ended:
             try:
-                count = self._socket.sendmsg(parts, ancillary, socket.MSG_DONTWAIT)
+                count = self._socket.sendmsg([data for data, _ in islice(self._queue, TOGETHER)])
             except BlockingIOError:
                 return
             except OSError as error:
@@ -127,15 +119,12 @@ class Line:
 
     def _took(self, count: int) -> None:
         while count:
-            data, _, last = self._queue[0]
+            data, last = self._queue.popleft()
             if count < len(data):
-                self._queue[0] = (data[count:], None, last)
+                self._queue.appendleft((data[count:], last))
                 return
             count -= len(data)
             self.left += last
-            self._queue.popleft()
-        while self._queue and not self._queue[0][0]:  # no bytes behind a head
-            self.left += self._queue.popleft()[2]
 
     # ---- in ------------------------------------------------------------------------------------------------------
 
@@ -148,17 +137,12 @@ class Line:
         try:
             if self._long is not None:
                 return self._receive_long(*self._long)
-            room = memoryview(self._room)[self._filled :]
-            count, ancillary, _, _ = self._socket.recvmsg_into([room], socket.CMSG_SPACE(4 * 8))
+            count = self._socket.recv_into(memoryview(self._room)[self._filled :])
         except BlockingIOError:
             return []
         except OSError as error:
             self._end(error)
             return []
-        for _, _, data in ancillary:
-            self._descriptors.extend(
-                int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data) // 4 * 4, 4)
-            )
         if not count:
             self.ended = self.ended or "its process ended"
             return []
@@ -179,14 +163,12 @@ class Line:
     def _records(self) -> list[Record]:
         found, at, room = [], 0, memoryview(self._room)
         while self._filled - at >= HEAD.size and self._long is None:
-            record = Record._make((*HEAD.unpack_from(room, at), None))
-            behind = record.first if record.kind in (PIECE, BYE) else 0
-            if behind > LONGEST or record.second > LONGEST or not PIECE <= record.kind <= BYE:
+            record = Record(*HEAD.unpack_from(room, at))
+            behind = record.size if record.kind in (PIECE, BYE) else 0
+            if behind > LONGEST or not PIECE <= record.kind <= BYE:
                 raise ProtocolError(f"{self.name}: sent what is no record")
             at += HEAD.size
-            if record.kind == MEMORY:
-                record = record._replace(data=self._map(record.first))
-            elif behind:
+            if behind:
                 data = bytearray(behind)
                 have = min(behind, self._filled - at)
                 data[:have] = room[at : at + have]
@@ -202,17 +184,12 @@ class Line:
         self._filled = rest
         return found
 
-    def _map(self, size: int) -> mmap.mmap:
-        if not self._descriptors:
-            raise ProtocolError(f"{self.name}: sent no descriptor of a memory")
-        return map_memory(self._descriptors.popleft(), size, self.name)
-
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def bye(self, reason: str) -> None:
         """Say goodbye, where that is possible at once."""
         data = memoryview(reason.encode()[:1000])
-        self.send(BYE, first=len(data), data=data)
+        self.send(BYE, size=len(data), data=data)
 
     def shutdown(self) -> None:
         """End both directions; what the socket has taken still arrives."""
@@ -222,49 +199,10 @@ class Line:
     def close(self) -> None:
         """Give the socket back."""
         self._socket.close()
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
 
     def _end(self, error: OSError) -> None:
         gone = isinstance(error, ConnectionError)
         self.ended = self.ended or ("its process ended" if gone else error.strerror or str(error))
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-class Memory:
-    """Memory of ours that others on this host may read; all zero at first.
-
-    Args:
-        size: bytes, at least 1.
-
-    Raises:
-        OSError: the system has no such memory.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.descriptor = os.memfd_create("psctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, size)
-        self.map = mmap.mmap(self.descriptor, size)
-        fcntl.fcntl(self.descriptor, ADD_SEALS, SEALS)
-
-
-def map_memory(descriptor: int, size: int, whose: str) -> mmap.mmap:
-    """Map another's memory to read it; takes the descriptor over.
-
-    Raises:
-        ProtocolError: it is smaller than was said, or its owner could make it so.
-    """
-    try:
-        if not 0 < size <= os.fstat(descriptor).st_size:
-            raise ProtocolError(f"{whose}: its memory is smaller than it said")
-        if fcntl.fcntl(descriptor, ADD_SEALS + 1) & SEALS != SEALS:
-            raise ProtocolError(f"{whose}: its memory is not sealed, so it may end while it is read")
-        return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
 
 
 # ---- how two ends meet -----------------------------------------------------------------------------------------------

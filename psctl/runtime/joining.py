@@ -14,6 +14,7 @@ from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.job.messages import AnyMessage, Decision
 from psctl.net.peer import Credentials, dial
+from psctl.net.segments import inherited
 from psctl.runtime import session as sessions
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.lone import Lines, Lone, torchrun_rank
@@ -88,8 +89,9 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     """
 
     def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> Plane:
-        return Meeting(orders, credentials, folder, hosts).make(schedule, ask)
+        return Meeting(orders, credentials, segments, folder, hosts).make(schedule, ask)
 
+    segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
         job=orders.job, member=orders.member, authority=orders.authority,
         certificate=orders.certificate, key=orders.key,

@@ -13,27 +13,23 @@ wait in a circle that the schedule has not.
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from psctl.net.beside import BYE, DONE, LENT, MEMORY, PIECE, Line, Memory, Record
+from psctl.net.beside import BYE, DONE, LENT, PIECE, Line, Record
 from psctl.runtime.channel import Parcel, Pending
+from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import Sealed
 from psctl.store.pieces import bytes_view
 
 INLINE = 16 << 10
 """Bytes of a piece up to which it travels in its record."""
-
-ALIGNED = 4096
-"""Memory comes in pages."""
 
 GOODBYE = 5.0
 """Seconds that a goodbye waits for what others have not taken yet."""
@@ -47,6 +43,7 @@ class Plane:
     Args:
         me: the rank of this process.
         lines: to processes of this host, by rank.
+        shared: memory that they may read.
         sealed: streams to processes of other hosts.
         nodes: of the schedule, where it has helpers behind the ranks: rank 0's process plays them.
         world: number of ranks.
@@ -54,15 +51,16 @@ class Plane:
 
     ahead = True
 
-    def __init__(self, me: int, world: int, lines: Mapping[int, Line], sealed: Sealed | None = None, nodes: int = 0):
-        self.me, self._lines, self._sealed = me, dict(lines), sealed
+    def __init__(
+        self, me: int, world: int, lines: Mapping[int, Line], shared: Shared, sealed: Sealed | None = None,
+        nodes: int = 0,
+    ) -> None:  # fmt: skip
+        self.me, self._lines, self._shared, self._sealed = me, dict(lines), shared, sealed
         self._process = [*range(world), *(0 for _ in range(nodes - world))]
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # entered again where a stream's writer is the sender itself
         self._arrived: dict[tuple[int, int], deque[Loan]] = {}
         self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
-        self._memories: list[tuple[int, int, Memory]] = []  # of ours: from and up to which address
-        self._theirs: dict[tuple[int, int], torch.Tensor] = {}  # (peer, number) -> its memory
         self._broken = ""
         self._polling = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -75,31 +73,10 @@ class Plane:
         if sealed is not None:
             sealed.begin(self._changed, self._awake)
 
-    # ---- memory --------------------------------------------------------------------------------------------------
-
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a vector of zeros in memory that the processes of this host may read."""
-        size = length * dtype.itemsize
-        if not size or not self._lines:
-            return torch.zeros(length, dtype=dtype)
-        memory = Memory(-(-size // ALIGNED) * ALIGNED)
-        made = torch.frombuffer(memory.map, dtype=dtype, count=length)
-        start = made.data_ptr()
+        """Return a vector of zeros that is summed without a copy."""
         with self._changed:
-            number = len(self._memories)
-            self._memories.append((start, start + memory.size, memory))
-            for line in self._lines.values():
-                line.send(MEMORY, memory=number, first=memory.size, descriptor=memory.descriptor)
-                self._watch(line)
-        return made
-
-    def _where(self, piece: torch.Tensor) -> tuple[int, int] | None:
-        """Return in which memory of ours a piece lies, and from which byte on."""
-        at = piece.data_ptr()
-        for number, (start, stop, _) in enumerate(self._memories):
-            if start <= at < stop:
-                return number, at - start
-        return None
+            return self._shared.buffer(length, dtype)
 
     # ---- the channel ---------------------------------------------------------------------------------------------
 
@@ -129,14 +106,14 @@ class Plane:
             assert self._sealed is not None, "a rank of another host"
             return _Sealing(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
-        where = self._where(one.piece) if size > INLINE else None
+        where = self._shared.where(one.piece) if size > INLINE else None
         if where is None:
-            number = line.send(PIECE, tag=one.tag, first=size, data=bytes_view(one.piece))
+            number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
             self._watch(line)
             return _Leaving(self, peer, number)
         key = peer, one.tag
         self._lent[key] = self._lent.get(key, 0) + 1
-        line.send(LENT, memory=where[0], tag=one.tag, first=where[1], second=size)
+        line.send(LENT, one.tag, *where, size)
         self._watch(line)
         return _Lent(self, key, self._lent[key])
 
@@ -197,7 +174,7 @@ class Plane:
         """Say that what was lent may be overwritten."""
         with self._changed:
             line = self._lines[peer]
-            line.send(DONE, tag=tag)
+            line.send(DONE, tag)
             self._watch(line)
 
     def _until(self, look: Callable[[], T | None], peer: int) -> T:
@@ -246,18 +223,14 @@ class Plane:
     def _took(self, peer: int, record: Record) -> None:
         key = peer, record.tag
         if record.kind == PIECE:
-            self._arrived.setdefault(key, deque()).append(Loan(_own(record.data), None))
+            assert record.data is not None, "no piece is empty"
+            self._arrived.setdefault(key, deque()).append(Loan(record.data, None))
         elif record.kind == LENT:
-            memory = self._theirs[peer, record.memory]
-            lent = memory[record.first : record.first + record.second]
+            lent = self._shared.read(peer, record.segment, record.offset, record.size)
             self._arrived.setdefault(key, deque()).append(Loan(lent, lambda: self.give_back(*key)))
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
-        elif record.kind == MEMORY:
-            assert isinstance(record.data, mmap.mmap)
-            self._theirs[peer, record.memory] = _reading(record.data)
         elif record.kind == BYE:
-            assert record.data is None or isinstance(record.data, bytearray)
             self._lines[peer].ended = (record.data or b"").decode(errors="replace") or "it has left"
 
     def _watch(self, line: Line) -> None:
@@ -340,15 +313,3 @@ class _Sealing:
 
     def wait(self) -> None:
         self._plane._until(lambda: True if self._done.over else None, self._peer)
-
-
-def _own(data: Any) -> bytearray:
-    assert isinstance(data, bytearray)
-    return data
-
-
-def _reading(memory: mmap.mmap) -> torch.Tensor:
-    """Return another's memory as bytes; torch warns that it must not be written, which nobody does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.frombuffer(memory, dtype=torch.uint8)

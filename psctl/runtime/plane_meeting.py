@@ -19,8 +19,10 @@ from psctl.job.meetings import WorkerAt
 from psctl.net import beside
 from psctl.net.beside import Line
 from psctl.net.peer import Acceptor, Credentials, dial
+from psctl.net.segments import Segments
 from psctl.runtime.orders import ProcessOrders
 from psctl.runtime.plane import Plane
+from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import PlaneKinds, Sealed
 from psctl.schedule.transfer import Schedule
 from psctl.words import Address, Member
@@ -45,15 +47,16 @@ class Meeting:
     Args:
         orders: its own.
         credentials: its own.
+        segments: makes memory that processes of this host share.
         folder: that this user alone can enter, the same for all processes of this host.
         hosts: the number of each rank's host.
     """
 
     def __init__(
-        self, orders: ProcessOrders, credentials: Credentials, folder: Path, hosts: Sequence[int]
+        self, orders: ProcessOrders, credentials: Credentials, segments: Segments, folder: Path, hosts: Sequence[int]
     ) -> None:  # fmt: skip
         self._orders, self._folder, self._hosts = orders, folder, hosts
-        self._me, self._credentials = orders.member.rank, credentials
+        self._me, self._credentials, self._segments = orders.member.rank, credentials, segments
         self._secret = secrets.token_bytes(beside.SECRET)
         self._workers: dict[int, WorkerAt] = {}
         self._told = threading.Event()
@@ -84,7 +87,8 @@ class Meeting:
                 (self._folder / _name(self._me)).unlink(missing_ok=True)
             if acceptor is not None:
                 acceptor.close()
-        return Plane(self._me, schedule.world, lines, sealed, schedule.nodes)
+        members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
+        return Plane(self._me, schedule.world, lines, Shared(self._segments, members), sealed, schedule.nodes)
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())

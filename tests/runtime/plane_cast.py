@@ -11,7 +11,9 @@ import torch
 
 from psctl.net.beside import Line
 from psctl.net.memory import MemoryNetwork
+from psctl.net.segments import Segments, SegmentsOfHost, pair
 from psctl.runtime.plane import Plane
+from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import PlaneKinds, Sealed
 from psctl.runtime.player import Player
 from psctl.schedule.transfer import Schedule
@@ -61,7 +63,22 @@ class PlaneCast:
         many = len(set(hosts)) > 1
         sealed: list[Any] = streams(hosts, self.network) if many else [None] * self.world
         self.lines = lines(hosts)
-        self.planes = [Plane(rank, self.world, self.lines[rank], sealed[rank]) for rank in range(self.world)]
+        shared = self._memory(hosts)
+        self.planes = [
+            Plane(rank, self.world, self.lines[rank], shared[rank], sealed[rank]) for rank in range(self.world)
+        ]
+
+    def _memory(self, hosts: Sequence[int]) -> list[Shared]:
+        agents = {host: SegmentsOfHost(1 << 26) for host in hosts}
+        members = [Member("worker", rank) for rank in range(len(hosts))]
+        self._segments = []
+        for me, host in zip(members, hosts, strict=True):
+            ours, theirs = pair()
+            thread = threading.Thread(target=agents[host].serve, args=(me, ours))
+            thread.start()
+            self._segments.append((Segments(me, theirs), thread, agents[host]))
+        near = [{other.rank: other for other in members if hosts[other.rank] == host} for host in hosts]
+        return [Shared(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
 
     def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
         return [plane.buffer(length, dtype) for plane in self.planes]
@@ -88,5 +105,15 @@ class PlaneCast:
             assert not thread.is_alive(), "it hangs"
         return errors
 
+    def __enter__(self) -> PlaneCast:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         assert not any(self.all(lambda rank: self.planes[rank].close()))
+        for segments, thread, agent in self._segments:
+            segments.close()
+            thread.join(10)
+            agent.ended(segments.me)

@@ -14,7 +14,7 @@ from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name not in ("native", "ps", "cpu"))
 
-LENGTHS = (37, 0, 1, 3, 1003, 40_007)
+LENGTHS = (37, 0, 1, 40_007)
 """Of int64: the last is lent, what is shorter travels in its record."""
 
 
@@ -34,36 +34,40 @@ def whole(cast: PlaneCast, name: str, lengths: tuple[int, ...] = LENGTHS) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_processes_of_one_host_sum_where_the_vectors_lie(name: str) -> None:
-    for world in (2, 3, 4, 5, 8):
-        cast = PlaneCast([0] * world)
-        whole(cast, name, LENGTHS if world < 5 else (37, 40_007))
-        cast.close()
+    with PlaneCast([0] * 3) as cast:
+        whole(cast, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["ring", "sharded", "hierarchical"])
 def test_hosts_sum_over_sealed_streams_and_within_a_host_in_memory(name: str) -> None:
-    for hosts in ([0, 1, 2], [0, 0, 1, 1], [0, 1, 0, 1]):
-        cast = PlaneCast(hosts)
-        whole(cast, name, (3, 40_007, 300_001) if name == "ring" else (3, 40_007))
-        cast.close()
+    with PlaneCast([0, 1, 0]) as cast:
+        whole(cast, name, (3, 40_007))
 
 
-@pytest.mark.parametrize("name", ["ring", "sharded", "one-shot", "double-tree"])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
+def test_every_world_and_every_way_to_sit_on_hosts(name: str) -> None:
+    for world in range(2, 9):
+        for hosts in ([0] * world, list(range(world)), [rank % 2 for rank in range(world)]):
+            with PlaneCast(hosts) as cast:
+                whole(cast, name, (*LENGTHS, 300_001))
+
+
+@pytest.mark.parametrize("name", ["ring", "one-shot"])
 def test_floats_have_the_same_bits_on_every_rank_and_over_every_channel(name: str) -> None:
     world = 4
     schedule = catalog.build(name, world, options(world))
     generator = torch.Generator().manual_seed(3)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        given = [torch.randn(100_003, generator=generator).to(dtype) for _ in range(world)]
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [torch.randn(40_003, generator=generator).to(dtype) for _ in range(world)]
         found = []
-        for hosts in ([0] * world, range(world)):
-            cast = PlaneCast(hosts)
-            buffers = cast.buffers(100_003, dtype)
-            for buffer, vector in zip(buffers, given, strict=True):
-                buffer.copy_(vector)
-            assert not any(cast.play(schedule, buffers))
-            found += [buffer.clone() for buffer in buffers]
-            cast.close()
+        for hosts in ([0] * world, [0, 1, 0, 2]):
+            with PlaneCast(hosts) as cast:
+                buffers = cast.buffers(40_003, dtype)
+                for buffer, vector in zip(buffers, given, strict=True):
+                    buffer.copy_(vector)
+                assert not any(cast.play(schedule, buffers))
+                found += [buffer.clone() for buffer in buffers]
         assert all(torch.equal(each, found[0]) for each in found), (name, dtype)
         wide = torch.stack(given).double()
         allowed = world * torch.finfo(dtype).eps * wide.abs().sum(dim=0)
@@ -71,11 +75,10 @@ def test_floats_have_the_same_bits_on_every_rank_and_over_every_channel(name: st
 
 
 def test_a_vector_that_lies_elsewhere_is_summed_too() -> None:
-    cast = PlaneCast([0, 0, 0])
-    vectors = [torch.full((300_000,), float(rank)) for rank in range(3)]
-    assert not any(cast.play(catalog.build("ring", 3), vectors))
-    assert all(torch.equal(each, torch.full((300_000,), 3.0)) for each in vectors)
-    cast.close()
+    with PlaneCast([0, 0, 0]) as cast:
+        vectors = [torch.full((300_000,), float(rank)) for rank in range(3)]
+        assert not any(cast.play(catalog.build("ring", 3), vectors))
+        assert all(torch.equal(each, torch.full((300_000,), 3.0)) for each in vectors)
 
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])
