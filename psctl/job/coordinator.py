@@ -136,7 +136,7 @@ class Mind:
         job = self._job
         failure = cutting.advance(job)
         if failure is not None:
-            losses.fail(job, failure)
+            losses.fail(job, failure, counted=True)
         slow = sharding.advance(job, patient=not late) or tables.move(job, patient=not late)
         if slow:
             text = f"{slow} did not hand its shards over within {sharding.HAND_OVER:.0f} s"

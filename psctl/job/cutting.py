@@ -131,9 +131,7 @@ def _last(job: Job, death: Death) -> int | None:
     versions = set(death.versions.values())
     if death.worker.member.rank == 0 and death.aside - 1 < last:  # who joins needs its state of the clock after the cut
         last = death.aside - 1
-        if max(versions, default=0) > last + 1:
-            return None
-    if job.order.staleness == 0 and max(versions, default=0) > last + 1:
+    if max(versions, default=0) > last + 1:
         return None
     dying = {dead.rank for dead in job.deaths}
     alive = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in dying]

@@ -18,8 +18,14 @@ from psctl.words import Member
 USED_UP = "restart.max in the job file says how many losses a job survives"
 
 
-def fail(job: Job, failure: Failure) -> None:
-    """Something failed: the job starts again, or ends."""
+def fail(job: Job, failure: Failure, *, counted: bool = False) -> None:
+    """Something failed: the job starts again, or ends.
+
+    Args:
+        job: the job.
+        failure: what.
+        counted: it is a loss that the job had gone on from (surviving.py), so it is known and counted already.
+    """
     if job.recovery is not None and job.recovery.phase == "leaving":
         job.recovery = None  # it starts again all the same, from the checkpoint before
     recovery = job.recovery
@@ -29,6 +35,8 @@ def fail(job: Job, failure: Failure) -> None:
         recovery.failures.append(failure)
     elif not failures.is_death(failure):
         give_up(job, [*(recovery.failures if recovery is not None else []), failure])
+    elif counted:
+        job.recovery = Recovery("settling", job.now, job.now, [failure], counted=True)
     elif job.losses >= job.order.restarts:
         ending.fail(job, replace(failure, hint=failure.hint or _used_up(job)))
     else:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from psctl.job import ending, events, failures, lifecycle, losses, starting, tables
 from psctl.job.instructions import Discard, FindRestorable, Restorable
-from psctl.job.messages import EndProcesses, RenewStore, Resume
+from psctl.job.messages import EndProcesses, Failure, RenewStore, Resume
 from psctl.job.stores import Tables
 from psctl.job.table import Job, Recovery
 from psctl.orders import HostOrder
@@ -79,7 +79,7 @@ def _give_up(job: Job, recovery: Recovery, why: str) -> None:
 
 def _verdict(job: Job, recovery: Recovery) -> None:
     """All that was heard are losses: end everything that is left, unless starting again would not help."""
-    first = ending.cause(job, recovery.failures)
+    first = recovery.failures[0] if recovery.counted else ending.cause(job, recovery.failures)
     if not failures.is_death(first):
         losses.give_up(job, [first, *recovery.failures])
         return
@@ -87,15 +87,21 @@ def _verdict(job: Job, recovery: Recovery) -> None:
         text = "the same came again at the same step after a restart, so another one would not help"
         losses.give_up(job, [replace(first, hint=first.hint or text)])
         return
-    job.losses, job.last_loss = job.losses + 1, first
+    job.last_loss = first
     recovery.failures = [first]
+    if not recovery.counted:
+        _count(job, first)
+    count = f"restart {job.losses} of {job.order.restarts}"
+    job.say(f"{first.member} was lost at step {first.step}: all processes start again ({count})")
+    _end(job, recovery)
+
+
+def _count(job: Job, first: Failure) -> None:
+    job.losses += 1
     for rank in job.ranks.values():
         if str(rank.member) == first.member or rank.state == "lost":
             kind = events.WorkerLost if rank.member.role == "worker" else events.ServerLost
             job.append(kind(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=first.exception))
-    count = f"restart {job.losses} of {job.order.restarts}"
-    job.say(f"{first.member} was lost at step {first.step}: all processes start again ({count})")
-    _end(job, recovery)
 
 
 def _end(job: Job, recovery: Recovery) -> None:

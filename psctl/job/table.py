@@ -73,6 +73,7 @@ class Recovery(msgspec.Struct):
     since: float
     deadline: float
     failures: list[Failure]
+    counted: bool = False  # the first of them was known and counted when it came to this
 
 
 class Death(msgspec.Struct):

@@ -11,7 +11,7 @@ LARGEST = 1 << 30
 
 
 class _Coming:
-    def __init__(self, message: Aside) -> None:
+    def __init__(self, message: Aside | AsideIs) -> None:
         self.clock, self.filled, self.data = message.clock, 0, bytearray(message.size)
 
 
@@ -96,3 +96,40 @@ class Asides:
                     part = data[offset : offset + PART]
                     outputs.append(ToServer(server, Aside(known, len(data), offset), part or None))
         return outputs
+
+
+class Fetching:
+    """What a worker asked for, as it comes in: from one server at a time, begun anew by the first part."""
+
+    def __init__(self) -> None:
+        self.wanted: int | None = None  # clock that was asked for and is not here
+        self._server = -1
+        self._coming: _Coming | None = None
+        self._whole: tuple[int, memoryview] | None = None
+
+    def of(self, clock: int) -> memoryview | None:
+        """Return a clock's, once it is here."""
+        return self._whole[1] if self._whole is not None and self._whole[0] == clock else None
+
+    def place(self, server: int, message: AsideIs, size: int) -> memoryview | None:
+        """Return where a part goes; None when it is not wanted (any more)."""
+        if message.clock != self.wanted or message.size > LARGEST:
+            return None
+        if message.offset == 0:
+            self._server, self._coming = server, _Coming(message)
+        coming = self._coming
+        if coming is None or self._server != server or message.offset != coming.filled:
+            return None
+        return memoryview(coming.data)[message.offset : message.offset + size]
+
+    def filled(self, server: int, message: AsideIs, size: int) -> None:
+        """Count a part in."""
+        if message.size == 0:
+            self.place(server, message, 0)
+        coming = self._coming
+        if coming is None or self._server != server or coming.clock != message.clock or message.offset != coming.filled:
+            return
+        coming.filled += size
+        if coming.filled == len(coming.data):
+            self._whole, self._coming = (coming.clock, memoryview(coming.data)), None
+            self.wanted = None

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from psctl.errors import ProtocolError, UsageError
+from psctl.store.asides import Fetching
 from psctl.store.landing import Landings, flat_buffers, wrong
 from psctl.store.messages import (
     PART,
@@ -102,8 +103,7 @@ class ClientMind:
         self._norms_wanted: int | None = None
         self._saving: int | None = None
         self._asides: dict[int, memoryview] = {}  # the last ones that were sent
-        self._aside_wanted: int | None = None
-        self._aside: tuple[int, bytearray, int] | None = None  # clock, bytes, how many are here
+        self._fetching = Fetching()  # what another rank left beside
 
     @property
     def owners(self) -> list[int]:
@@ -150,8 +150,8 @@ class ClientMind:
         if 0 in shards:
             for clock in sorted(self._asides):
                 outs += self._aside_parts(clock)
-            if self._aside_wanted is not None:
-                outs.append(Out(self.owners[0], AsideOf(self._aside_wanted)))
+            if self._fetching.wanted is not None:
+                outs.append(Out(self.owners[0], AsideOf(self._fetching.wanted)))
         return outs
 
     def _is_open(self, shard: int) -> bool:
@@ -271,14 +271,12 @@ class ClientMind:
 
     def ask_aside(self, clock: int) -> list[Out]:
         """Ask for what another rank sent with `aside`."""
-        self._aside_wanted = clock
+        self._fetching.wanted = clock
         return [Out(self.owners[0], AsideOf(clock))] if self._is_open(0) else []
 
     def aside_of(self, clock: int) -> memoryview | None:
         """Return what was asked for with `ask_aside`, once it is here."""
-        if self._aside is None or self._aside[0] != clock or self._aside[2] < len(self._aside[1]):
-            return None
-        return memoryview(self._aside[1])
+        return self._fetching.of(clock)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -289,11 +287,7 @@ class ClientMind:
             ProtocolError: the server broke the protocol; nothing was changed.
         """
         if isinstance(message, AsideIs):
-            if message.offset == 0:
-                self._aside = (message.clock, bytearray(message.size), 0)
-            if self._aside is None or self._aside[0] != message.clock or message.offset != self._aside[2]:
-                return None
-            return memoryview(self._aside[1])[message.offset : message.offset + size]
+            return self._fetching.place(server, message, size)
         if not isinstance(message, Values | ValuesPart):
             raise ProtocolError(f"server/{server}: {type(message).__name__} with a payload", where=f"server/{server}")
         if not self._known(server, message.shard):
@@ -325,11 +319,7 @@ class ClientMind:
                         raise wrong(server, message.shard, f"norms of {len(message.squares)} pieces")
                     self._norms.setdefault(message.clock, {})[message.shard] = message.squares
             case AsideIs():
-                if self._aside is not None and self._aside[0] == message.clock:
-                    self._aside = (*self._aside[:2], self._aside[2] + size)
-                    self._aside_wanted = None if self.aside_of(message.clock) is not None else self._aside_wanted
-                elif message.size == 0:
-                    self._aside = (message.clock, bytearray(), 0)
+                self._fetching.filled(server, message, size)
             case Because():
                 self.because[server] = message.workers
             case Refused():

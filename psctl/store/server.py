@@ -129,8 +129,7 @@ class ServerMind:
         return outputs
 
     def gone(self, rank: int) -> list[Instruction]:
-        """Forget a dead worker's connection and what it had pushed in part; say what is whole here."""
-        self.lost(rank)
+        """Say what is whole here of a dead worker, whose connection is over (`lost`); its successor may have one."""
         clocks, versions = dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):

@@ -48,7 +48,7 @@ class Director:
         self.awaited: dict[int, int] = {}  # shard -> former primary that hands it over
         self._dead: list[Member] = []  # workers whose death is to be cut
         self._held: dict[int, membership.HeldOf] = {}
-        self._moves = 0
+        self._cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
         self.members = tuple(range(len(scenario.workers)))
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self._resume: dict[int, int] = {}
@@ -326,9 +326,14 @@ class Director:
             return
         last = min(clocks.values())
         newest = max(version for one in held for version in one.versions.values())
-        alone = len({rank for (role, rank) in self.newest if role == "worker"} - self._done) == 1
-        if alone and self._scenario.staleness is not None:
-            last = newest - 1  # nobody else will order what is not applied: it is done again
+        dying = {dead.rank for dead in self._dead}
+        others = [rank for rank in self.members if rank not in dying | self._done]
+        versions = {version for one in held for version in one.versions.values()}
+        if self._scenario.staleness is not None and not any(self._cuts.get(rank, last - 1) < last for rank in others):
+            if len(versions) > 1:  # nobody is left who would order what is applied on some shards only
+                self.status = "inconsistent"
+                return
+            last = newest - 1  # it is done again
         if gone.rank == 0:  # who joins needs what rank 0 left beside at its first clock
             last = min(last, max(one.aside for one in held) - 1)
         if self._scenario.staleness is not None and newest > last + 1:
@@ -339,6 +344,7 @@ class Director:
         for server in self.alive.values():
             self._tell(_named(server), membership.CountUntil(gone.rank, gone.incarnation, last))
         host = self._scenario.workers[gone.rank]
+        self._cuts[gone.rank] = last
         self._resume[gone.rank] = last + 1
         self._network.world.after(0.02, self._start, Member("worker", gone.rank, gone.incarnation + 1), host)
         self._go_on()

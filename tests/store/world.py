@@ -152,6 +152,7 @@ class World:
         clocks: dict[int, int] = {}
         versions: dict[int, int] = {}
         for _, mind in sorted(self.servers.items()):
+            mind.lost(rank)
             for held in mind.gone(rank):
                 assert isinstance(held, Held)
                 clocks |= held.clocks
@@ -161,7 +162,7 @@ class World:
 
     def replace(self, rank: int) -> None:
         cut_at, newest = self.held(rank)
-        assert self.staleness != 0 or newest <= cut_at + 1, "no shard is beyond the cut"
+        assert newest <= cut_at + 1, "no shard is beyond the cut"
         for server, mind in sorted(self.servers.items()):
             self._follow(server, mind.count_until(rank, cut_at))
         worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)
