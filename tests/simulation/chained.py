@@ -410,8 +410,6 @@ class Chained:
         del self.alive[rank]
         if self.awaited == rank:
             self.awaited = None
-        elif self.awaited is not None and self.chain == [rank] and self.awaited in self.alive:
-            self.chain, self.awaited = [self.awaited], None
         elif self.chain[:1] == [rank]:
             self.awaited = None  # the heir is dead: the next of the chain leads at once
         self.chain = [one for one in self.chain if one != rank]

@@ -280,9 +280,6 @@ class Director:
         for shard, former in list(self.awaited.items()):
             if former == rank:
                 del self.awaited[shard]
-            elif self.chains[shard] == [rank] and former in self.alive:
-                self.chains[shard] = [former, rank]
-                del self.awaited[shard]
             elif self.chains[shard][0] == rank:
                 del self.awaited[shard]  # the heir is dead: the next of the chain leads at once
         self.chains = without(self.chains, [rank])

@@ -35,4 +35,4 @@ def test_a_seed_is_a_whole_run_to_the_last_message() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
-    assert hunt(mutant) is not None, f"{mutant.within} seeds did not catch: {mutant.name}"
+    assert hunt(mutant, mutant.known) is not None, f"{mutant.within} seeds did not catch: {mutant.name}"
