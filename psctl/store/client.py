@@ -23,6 +23,7 @@ import torch
 from psctl.errors import ProtocolError, UsageError
 from psctl.store.asides import Fetching
 from psctl.store.landing import Landings, flat_buffers, wrong
+from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
     PART,
     Aside,
@@ -72,6 +73,7 @@ class ClientMind:
         owners: for each the rank of the server that leads it.
         rank: this worker's.
         servers: all servers; None: those that lead a shard.
+        lending: where send buffers come from, and which servers read them there.
         eager: under ssp, ask for newer values every clock, and not only when they are too old.
     """
 
@@ -82,6 +84,7 @@ class ClientMind:
         owners: Sequence[int],
         rank: int,
         servers: Sequence[int] | None = None,
+        lending: Lending | None = None,
         *,
         eager: bool = True,
     ) -> None:
@@ -95,8 +98,8 @@ class ClientMind:
         self._outbox = Outbox(self._route, gated=terms.update == "server")
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
-        self._eager = eager
-        self._send = [flat_buffers(terms) for _ in range(terms.buffers)]
+        self._eager, self._lending = eager, lending or Lending()
+        self._send = [flat_buffers(terms, self._lending) for _ in range(terms.buffers)]
         self._pushed = [terms.base - 1] * len(shards)
         self._start: Mapping[str, torch.Tensor] | None = None
         self._norms: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> squares
@@ -138,7 +141,7 @@ class ClientMind:
         for shard in shards:
             outs += self._begin(shard)
             for push in self._outbox.again(shard):
-                landed = self._landings.each[shard].version
+                landed = self._landings.each[shard].held
                 outs += self._push(msgspec.structs.replace(push, landed=landed))
         for owner in sorted({self.owners[shard] for shard in shards}):
             self._outbox.forget_orders(owner)
@@ -167,7 +170,8 @@ class ClientMind:
     def _begin(self, shard: int) -> list[Out]:
         if self._start is None or self._landings.each[shard].version >= self.terms.base:
             return []
-        view = self._bytes(self._start, self.shards[shard])
+        one = self.shards[shard]
+        view = bytes_view(self._start[one.dtype].narrow(0, one.range.start, len(one.range)))
         offsets = range(0, max(1, len(view)), PART)
         return [Out(self.owners[shard], Begin(shard, at), view[at : at + PART] or None) for at in offsets]
 
@@ -190,18 +194,19 @@ class ClientMind:
         assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
         assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
         self._pushed[shard] = clock
-        there = bytes(bool(one) for one in present)
-        head = Push(shard, clock, float(weight), there, self._landings.each[shard].version)
+        head = Push(shard, clock, float(weight), bytes(map(bool, present)), self._landings.each[shard].held)
         self._outbox.push(head)
         return self._push(head) if self._is_open(shard) else []
 
     def _push(self, head: Push) -> list[Out]:
         owner, shard = self.owners[head.shard], self.shards[head.shard]
-        view = self._bytes(self.sending(head.clock), shard) if any(head.present) else memoryview(b"")
-        outs = [Out(owner, head, view[:PART] or None)]
-        for offset in range(PART, len(view), PART):
-            outs.append(Out(owner, PushPart(head.shard, head.clock, offset), view[offset : offset + PART]))
-        return outs
+        flat = self.sending(head.clock)[shard.dtype].narrow(0, shard.range.start, len(shard.range))
+        if any(head.present) and (lent := self._lending.place(owner, flat)):
+            return [Out(owner, msgspec.structs.replace(head, at=lent))]
+        view = bytes_view(flat) if any(head.present) else memoryview(b"")
+        offsets = range(PART, len(view), PART)
+        parts = [Out(owner, PushPart(head.shard, head.clock, at), view[at : at + PART]) for at in offsets]
+        return [Out(owner, head, view[:PART] or None), *parts]
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
@@ -294,15 +299,15 @@ class ClientMind:
             return None
         return self._landings.place(server, message, size)
 
-    def received(self, server: int, message: FromServer, size: int = 0) -> list[Out]:
-        """Take in a message whose payload, if any, stands where `place` said; a wait may be over.
+    def received(self, server: int, message: FromServer, size: int = 0, lent: Lent = None) -> list[Out]:
+        """Take in a message whose payload, if any, stands where `place` said, or is `lent`; a wait may be over.
 
         Raises:
             ProtocolError: as `place`.
         """
         match message:
             case Values() | ValuesPart():
-                return self._landed(server, message, size)
+                return self._landed(server, message, size, lent)
             case Leads():
                 return self._leads(server, message)
             case Taken():
@@ -326,8 +331,8 @@ class ClientMind:
                 self.refused = message
         return []
 
-    def _landed(self, server: int, message: Values | ValuesPart, size: int) -> list[Out]:
-        if not self._known(server, message.shard) or not self._landings.filled(server, message, size):
+    def _landed(self, server: int, message: Values | ValuesPart, size: int, lent: Lent) -> list[Out]:
+        if not self._known(server, message.shard) or not self._landings.filled(server, message, size, lent):
             return []
         if self.terms.staleness is not None:
             self._outbox.pushed(message.version - 1, message.shard)  # it holds them, on all of the chain
@@ -379,9 +384,6 @@ class ClientMind:
         return {owner for shard, owner in enumerate(self.owners) if shard not in found}
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
-
-    def _bytes(self, flat: Mapping[str, torch.Tensor], shard: Shard) -> memoryview:
-        return bytes_view(flat[shard.dtype].narrow(0, shard.range.start, len(shard.range)))
 
     def _known(self, server: int, shard: int) -> bool:
         """Tell whether a server is the one that this worker speaks to about a shard."""

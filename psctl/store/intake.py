@@ -31,10 +31,13 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Staged:
-    """One rank's push while it comes in and until the sum takes it."""
+    """One rank's push while it comes in and until the sum takes it; a `lent` one stands in the worker's own memory."""
 
-    def __init__(self, weight: float, present: bytes, expected: int, buffer: torch.Tensor) -> None:
-        self.weight, self.present, self.expected, self.filled = weight, present, expected, 0
+    def __init__(
+        self, weight: float, present: bytes, expected: int, buffer: torch.Tensor, *, lent: bool = False
+    ) -> None:
+        self.weight, self.present, self.expected, self.lent = weight, present, expected, lent
+        self.filled = expected if lent else 0
         self.buffer = buffer
         self.bytes = bytes_view(buffer)
 
@@ -111,10 +114,10 @@ class Intake(ABC):
         staged = self._staged.get((message.clock, rank))
         offset = 0
         if isinstance(message, Push):
-            if message.clock != self.clock_of(rank) + 1 or rank not in self.membership.at(message.clock):
+            if message.at is not None:
+                raise self.wrong(rank, "a push that lies elsewhere, with bytes")
+            if not self._begins(rank, message):
                 return None
-            self._check(rank, message)
-            self.drop(message.clock, rank)  # what came of it before a broken connection
             expected = self._state.nbytes if any(message.present) else 0
             staged = Staged(message.weight, message.present, expected, self._state.take())
             self._staged[message.clock, rank] = staged
@@ -128,6 +131,31 @@ class Intake(ABC):
             self.drop(message.clock, rank)
             raise self.wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
         return staged.bytes[offset : offset + size]
+
+    def _begins(self, rank: int, message: Push) -> bool:
+        """Tell whether this push is the rank's next one; what came of it before a broken connection is forgotten."""
+        if message.clock != self.clock_of(rank) + 1 or rank not in self.membership.at(message.clock):
+            return False
+        self._check(rank, message)
+        self.drop(message.clock, rank)
+        return True
+
+    def lend(self, rank: int, message: Push, lent: memoryview) -> bool:
+        """Take in a push that stands in its worker's memory and stays there until it is Pushed; tell whether it did.
+
+        Raises:
+            ProtocolError: as `place`.
+        """
+        assert message.at is not None, "it says where it lies"
+        if not self._begins(rank, message):
+            return False
+        dtype, size = self._state.values.dtype, self._state.nbytes
+        if len(lent) != size or not size or message.at.offset % dtype.itemsize or not any(message.present):
+            raise self.wrong(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
+        buffer = torch.frombuffer(lent, dtype=dtype)
+        self._staged[message.clock, rank] = Staged(message.weight, message.present, size, buffer, lent=True)
+        self.taken[rank] = message.clock
+        return True
 
     def filled(self, rank: int, message: Push | PushPart, size: int) -> bool:
         """Count a push's bytes in; tell whether it became whole."""
@@ -156,7 +184,15 @@ class Intake(ABC):
         """Forget a staged push."""
         staged = self._staged.pop((clock, rank), None)
         if staged is not None:
+            self._give(staged)
+
+    def _give(self, staged: Staged) -> None:
+        if not staged.lent:
             self._state.give(staged.buffer)
+
+    def own(self, staged: Staged) -> torch.Tensor:
+        """Return a staged push's bytes where they may be changed."""
+        return self._state.take().copy_(staged.buffer) if staged.lent else staged.buffer
 
     def drop_partial(self, rank: int) -> None:
         """Forget what a rank had pushed in part."""

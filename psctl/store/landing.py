@@ -1,6 +1,7 @@
 """Where a worker's values land: asked for, coming in, in the back, in the front.
 
 back             where values land while the user may still read the front.
+lent             where values lie that the server lends: they are read there, in the place of the back.
 front            what the user reads. It changes only while the user waits for the shard: either the bytes landed in
                  the back, and `show` copies them (one copy), or the wait came before the first byte, and they land
                  in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.store.lending import Lending, Lent
 from psctl.store.messages import Values, ValuesPart
 from psctl.store.pieces import Piece, bytes_view, torch_dtype
 from psctl.store.shards import spaces
@@ -21,9 +23,10 @@ from psctl.store.state import Terms
 from psctl.words import Shard
 
 
-def flat_buffers(terms: Terms) -> dict[str, torch.Tensor]:
+def flat_buffers(terms: Terms, lending: Lending | None = None) -> dict[str, torch.Tensor]:
     """Return a buffer for each dtype's flat space."""
-    return {dtype: torch.zeros(size, dtype=torch_dtype(dtype)) for dtype, size in spaces(terms.layout).items()}
+    new = (lending or Lending()).zeros
+    return {dtype: new(size, torch_dtype(dtype)) for dtype, size in spaces(terms.layout).items()}
 
 
 class Landing:
@@ -40,7 +43,13 @@ class Landing:
         self.filled = 0
         self.direct = False  # the incoming bytes go to the front
         self.open = False  # the user waits: the front may be written
+        self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, where its server has it
         self.present: dict[int, bytes] = {}  # by version, the last two
+
+    @property
+    def held(self) -> int:
+        """The newest version that is whole in this worker's own memory."""
+        return self.version if self.lent is None else self.shown
 
 
 class Landings:
@@ -89,6 +98,8 @@ class Landings:
         """
         landing, offset = self.each[message.shard], 0
         if isinstance(message, Values):
+            if message.at is not None:
+                raise wrong(server, message.shard, "values that lie elsewhere, with bytes")
             if not self._begin(server, landing, message):
                 return None
         else:
@@ -116,8 +127,14 @@ class Landings:
         landing.incoming, landing.filled, landing.direct = message.version, 0, landing.open
         return True
 
-    def filled(self, server: int, message: Values | ValuesPart, size: int) -> bool:
-        """Count bytes in; tell whether the shard's values are whole."""
+    def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
+        """Count bytes in, or take in all of them where they are lent; tell whether the shard's values are whole.
+
+        Raises:
+            ProtocolError: as `place`.
+        """
+        if lent is not None and isinstance(message, Values):
+            return self._lend(server, message, lent)
         landing, shard = self.each[message.shard], self._shards[message.shard]
         if size == 0 and isinstance(message, Values):
             self._begin(server, landing, message)
@@ -125,18 +142,38 @@ class Landings:
         if landing.incoming != message.version or offset != landing.filled:
             return False
         if isinstance(message, Values):
-            landing.present[message.version] = message.present
-            for old in [version for version in landing.present if version < message.version - 1]:
-                del landing.present[old]
+            self._presence(landing, message)
         landing.filled += size
         if landing.filled < len(shard.range) * self.front[shard.dtype].element_size():
             return False
-        landing.version, landing.incoming = message.version, None
-        landing.answered = landing.asked
-        landing.pending = self._terms.staleness is not None and landing.version < landing.wanted  # pulled again
+        landing.lent = None
+        self._whole(landing, message.version)
         if landing.direct:
             landing.shown = landing.version
         return True
+
+    def _lend(self, server: int, message: Values, lent: memoryview) -> bool:
+        landing, shard = self.each[message.shard], self._shards[message.shard]
+        if not self._begin(server, landing, message):
+            return False
+        dtype = torch_dtype(shard.dtype)
+        assert message.at is not None, "it says where they lie"
+        if len(lent) != len(shard.range) * dtype.itemsize or not len(lent) or message.at.offset % dtype.itemsize:
+            raise wrong(server, message.shard, f"{len(lent)} bytes at {message.at} where {len(shard.range)} belong")
+        self._presence(landing, message)
+        landing.lent = message.version, torch.frombuffer(lent, dtype=dtype)
+        self._whole(landing, message.version)
+        return True
+
+    def _presence(self, landing: Landing, message: Values) -> None:
+        landing.present[message.version] = message.present
+        for old in [version for version in landing.present if version < message.version - 1]:
+            del landing.present[old]
+
+    def _whole(self, landing: Landing, version: int) -> None:
+        landing.version, landing.incoming = version, None
+        landing.answered = landing.asked
+        landing.pending = self._terms.staleness is not None and landing.version < landing.wanted  # pulled again
 
     def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
@@ -161,8 +198,9 @@ class Landings:
         for shard in range(len(self.each)) if shards is None else shards:
             landing, where = self.each[shard], self._shards[shard]
             if landing.shown < landing.version:
-                version, part = landing.version, (0, where.range.start, len(where.range))
-                self.front[where.dtype].narrow(*part).copy_(self._back[where.dtype].narrow(*part))
+                part = 0, where.range.start, len(where.range)
+                version, source = landing.lent or (landing.version, self._back[where.dtype].narrow(*part))
+                self.front[where.dtype].narrow(*part).copy_(source)
                 landing.shown = version
 
     def presence(self, clock: int) -> list[bool]:

@@ -25,6 +25,14 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all kinds; the class's name is its tag on the wire."""
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Bytes [offset, offset + size) of shared memory that the sender holds, by its number; see lending.py."""
+
+    segment: int
+    offset: int
+    size: int
+
+
 # ---- a worker to a server ----------------------------------------------------------------------------------------
 
 
@@ -40,6 +48,7 @@ class Push(Message, frozen=True):
 
     `present` has one byte a piece, 1 where this worker had a gradient; no bytes follow when all are 0.
     `landed` is the newest version of the shard that this worker holds whole: older ones may be overwritten.
+    `at`: no payload and no parts; all of the bytes lie there.
     """
 
     shard: int
@@ -47,6 +56,7 @@ class Push(Message, frozen=True):
     weight: float
     present: bytes
     landed: int
+    at: Place | None = None
 
 
 class PushPart(Message, frozen=True):
@@ -121,7 +131,17 @@ class AsideOf(Message, frozen=True):
     clock: int
 
 
+class Near(Message, frozen=True):
+    """I hold shared memory of this number: if you can have it, we are on one host, and need not send bytes."""
+
+    segment: int
+
+
 # ---- a server to a worker ----------------------------------------------------------------------------------------
+
+
+class IsNear(Message, frozen=True):
+    """I have what your Near named: from now on say where bytes lie in it; I do the same with mine."""
 
 
 class Leads(Message, frozen=True):
@@ -157,12 +177,14 @@ class Values(Message, frozen=True):
     """First part of a shard at one version, all of it the same version; answers the Pull at `clock`. Payload: bytes.
 
     `present` tells for each piece whether any worker had a gradient at the clock that made this version.
+    `at`: no payload and no parts; all of the bytes lie there.
     """
 
     shard: int
     version: int
     present: bytes
     clock: int
+    at: Place | None = None
 
 
 class ValuesPart(Message, frozen=True):
@@ -290,5 +312,5 @@ FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | 
 Between = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver | Aside
 """What servers say to each other."""
 
-Kinds = FromWorker | FromServer | Between
+Kinds = FromWorker | FromServer | Between | Near | IsNear
 """All that may travel on a connection of a server."""

@@ -30,6 +30,7 @@ from psctl.store.asides import Asides
 from psctl.store.entries import Copying
 from psctl.store.gathering import Gathering
 from psctl.store.ledger import Ledger, Membership, Order, Refusal
+from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
     Aside,
     AsideOf,
@@ -66,6 +67,7 @@ class ServerMind:
         shards: all shards of the job.
         rank: this server's.
         guard: context manager for a shard's index, or for LEDGER.
+        lending: where buffers come from, and which workers read them there.
         restored: the start values come from a checkpoint (`loaded`), not from rank 0.
     """
 
@@ -75,13 +77,14 @@ class ServerMind:
         shards: Sequence[Shard],
         rank: int,
         guard: Callable[[int], AbstractContextManager[object]] = lambda _: nullcontext(),
+        lending: Lending | None = None,
         *,
         restored: bool = False,
     ) -> None:
         self.terms, self.rank, self.epoch = terms, rank, -1
         self.shards: dict[int, ShardMind] = {}
         self._all, self._held, self._restored = list(shards), pieces(terms.layout, shards), restored
-        self._guard = guard
+        self._guard, self._lending = guard, lending
         self._membership = Membership.first(terms.world, terms.base)
         self._ledger = Ledger(self._membership, terms.base, terms.staleness)
         self._asides = Asides(terms.buffers)
@@ -133,6 +136,7 @@ class ServerMind:
         clocks, versions = dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):
+                mind.gone(rank)
                 if mind.leads:
                     clocks[index] = mind.held_of(rank)
                     versions[index] = self.terms.base if mind.version is None else mind.version
@@ -195,8 +199,8 @@ class ServerMind:
                 return mind.place_begin(rank, message.offset, size)
             return mind.place(rank, message, size)
 
-    def received(self, rank: int, message: FromWorker, size: int = 0) -> list[Instruction]:
-        """Take in a message whose payload, if any, stands where `place` said; return what is to be done.
+    def received(self, rank: int, message: FromWorker, size: int = 0, lent: Lent = None) -> list[Instruction]:
+        """Take in a message whose payload, if any, stands where `place` said, or is `lent`; return what is to be done.
 
         Raises:
             ProtocolError: as `place`.
@@ -204,7 +208,7 @@ class ServerMind:
         if self._refused is not None:
             return []
         try:
-            return self._taken_in(rank, message, size)
+            return self._taken_in(rank, message, size, lent)
         except Refusal as refusal:
             return self._refuse(refusal)
 
@@ -212,10 +216,10 @@ class ServerMind:
         self._refused = Refused(refusal.reason, refusal.hint)
         return [Send(rank, self._refused) for rank in self._membership.everyone]
 
-    def _taken_in(self, rank: int, message: FromWorker, size: int) -> list[Instruction]:
+    def _taken_in(self, rank: int, message: FromWorker, size: int, lent: Lent) -> list[Instruction]:
         match message:
             case Push() | PushPart():
-                return self._for(rank, message.shard, lambda mind: mind.pushed(rank, message, size))
+                return self._for(rank, message.shard, lambda mind: mind.pushed(rank, message, size, lent))
             case Begin():
                 return self._for(rank, message.shard, lambda mind: mind.begun(rank, message.offset, size))
             case Step():
@@ -260,10 +264,8 @@ class ServerMind:
                 return [*self._asides.answers()]
             if not self._asides.filled(f"worker/{rank}", message, size):
                 return []
-            outputs: list[Instruction] = [*self._asides.answers()]
-            for server in sorted(self._aside_to):
-                outputs += self._asides.copies(server, message.clock)
-        return outputs
+            copies = [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message.clock)]
+            return [*self._asides.answers(), *copies]
 
     # ---- servers ----------------------------------------------------------------------------------------------------
 
@@ -313,10 +315,8 @@ class ServerMind:
 
     def loaded(self, loadings: Mapping[int, Loading]) -> list[Instruction]:
         """Take over what a checkpoint held, by shard."""
-        outputs: list[Instruction] = []
-        for index, loading in loadings.items():
-            outputs += self._to(index, partial(ShardMind.loaded, loading=loading))
-        return outputs
+        found = [self._to(index, partial(ShardMind.loaded, loading=one)) for index, one in loadings.items()]
+        return [output for outputs in found for output in outputs]
 
     def _gather(self, outputs: Sequence[Output]) -> list[Instruction]:
         """Pass all on; turn the last shard's snapshot of a step into one Save."""
@@ -344,7 +344,7 @@ class ServerMind:
         with self._guard(LEDGER):
             found = ShardMind(
                 self.terms, self._all[index], self._held[index], self.rank, self._servers.__contains__,
-                self._membership, self.epoch, self._copying, restored=self._restored,
+                self._membership, self.epoch, self._copying, self._lending, restored=self._restored,
             )  # fmt: skip
             self.shards = {**self.shards, index: self.shards.get(index, found)}
         return self.shards[index]

@@ -24,6 +24,7 @@ from psctl.errors import ProtocolError
 from psctl.store.chain import Chain
 from psctl.store.entries import Copying
 from psctl.store.ledger import Membership, Order
+from psctl.store.lending import Lending, Lent
 from psctl.store.machine import ShardMachine
 from psctl.store.messages import (
     PART,
@@ -66,6 +67,7 @@ class ShardMind:
         membership: which ranks take part.
         epoch: the newest assignment so far, in which this server had no part in the shard.
         copying: shared by the server's shards.
+        lending: where buffers come from, and which workers read them there.
         restored: start values come from a checkpoint (`loaded`), not from rank 0.
     """
 
@@ -79,11 +81,12 @@ class ShardMind:
         membership: Membership | None = None,
         epoch: int = -1,
         copying: Copying | None = None,
+        lending: Lending | None = None,
         *,
         restored: bool = False,
     ) -> None:
-        self.shard, self.held = shard, held
-        self.state = ShardState(terms, shard, held, self._being_read)
+        self.shard, self.held, self._lending = shard, held, lending or Lending()
+        self.state = ShardState(terms, shard, held, self._being_read, self._lending)
         self._terms, self._restored = terms, restored
         self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
         self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch, copying=copying)
@@ -185,15 +188,23 @@ class ShardMind:
         """
         if not self.leads:
             return None
-        if isinstance(message, Push) and message.landed > (-1 if self.version is None else self.version):
-            raise self._wrong(rank, f"push that claims version {message.landed}, which was never sent")
+        self._check(rank, message)
         return self._intake.place(rank, message, size)
 
-    def pushed(self, rank: int, message: Push | PushPart, size: int) -> list[Output]:
-        """Count a push's bytes in; the last ones are acknowledged as taken, and all goes on as far as it can."""
+    def _check(self, rank: int, message: Push | PushPart) -> None:
+        if isinstance(message, Push) and message.landed > (-1 if self.version is None else self.version):
+            raise self._wrong(rank, f"push that claims version {message.landed}, which was never sent")
+
+    def pushed(self, rank: int, message: Push | PushPart, size: int, lent: Lent = None) -> list[Output]:
+        """Count a push's bytes in; the last ones are acknowledged as taken, and all goes on as far as it can.
+
+        Args:
+            lent: all of its bytes, where they lie in shared memory.
+        """
         if not self.leads:
             return []
         index, clock = self.shard.index, message.clock
+        self._check(rank, message)
         if isinstance(message, Push):
             self._landed[rank] = max(self._landed.get(rank, -1), message.landed)
         if clock <= self._intake.clock_of(rank):
@@ -203,7 +214,11 @@ class ShardMind:
                 return [Send(rank, Taken(index, clock))]
             self._owed.add(rank)
             return [Send(rank, Taken(index, clock)), *self._advance()]
-        if not self._intake.filled(rank, message, size):
+        if isinstance(message, Push) and lent is not None:
+            whole = self._intake.lend(rank, message, lent)
+        else:
+            whole = self._intake.filled(rank, message, size)
+        if not whole:
             return []
         return [Send(rank, Taken(index, clock)), *self._advance()]
 
@@ -295,9 +310,9 @@ class ShardMind:
                 outputs.append(Snapshot(version, self.shard.index, self.state.checkpoint()))
         return outputs
 
-    def _being_read(self) -> bool:
-        """Tell whether bytes of the values may still be on their way to a worker."""
-        return any(sent > self._landed.get(rank, -1) for rank, sent in self._sent.items())
+    def _being_read(self, version: int) -> bool:
+        """Tell whether bytes of a version may still be on their way to a worker, or lent to it."""
+        return any(self._landed.get(rank, -1) < version <= sent for rank, sent in self._sent.items())
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -329,12 +344,15 @@ class ShardMind:
         return self._intake.applied_of(rank) if asp else self._intake.clock_of(rank)
 
     def lost(self, rank: int) -> None:
-        """Forget a rank's connection: what it waited for, what it had pushed in part, what was on its way to it."""
+        """Forget a rank's connection: what it waited for, what it had pushed in part; what it reads, it may read on."""
         self._pulls.pop(rank, None)
         self._norms.pop(rank, None)
+        self._intake.drop_partial(rank)
+
+    def gone(self, rank: int) -> None:
+        """Forget what a rank that is dead was reading."""
         self._sent.pop(rank, None)
         self._landed.pop(rank, None)
-        self._intake.drop_partial(rank)
 
     def _satisfies(self, rank: int, wish: _Wish) -> bool:
         assert self.version is not None, "it is settled"
@@ -356,6 +374,8 @@ class ShardMind:
         assert version is not None, "it is settled"
         self._sent[rank] = version
         view, index = bytes_view(self.state.values), self.shard.index
+        if at := self._lending.place(rank, self.state.values):
+            return [Send(rank, Values(index, version, self.state.present, clock, at))]
         outputs = [Send(rank, Values(index, version, self.state.present, clock), view[:PART] or None)]
         for offset in range(PART, self.state.nbytes, PART):
             outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + PART]))

@@ -3,9 +3,10 @@
 The same entry takes the same version to the same next one, to the bit, on the primary and on every replica. An entry is
 the mean gradient of a clock (under asp: one worker's gradient) with the numbers that it is applied with.
 
-No torn reads, no needless copies: answers to pulls are sent straight out of the values' buffer. If at a step some
-worker may still be reading the old values, they are copied to a new buffer, which the step then changes, and the old
-one is left to its readers. Workers that wait before they compute never cause it.
+No torn reads, no needless copies: answers to pulls are sent straight out of the values' buffer, or read there. If at a
+step some worker may still be reading the old values, they are copied to another buffer, which the step then changes,
+and the old one is left to its readers until they have a newer version. Workers that wait before they compute never
+cause it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from psctl.errors import ProtocolError
 from psctl.store.fit import SCALARS, PieceOptimizer
 from psctl.store.ledger import Order, Refusal
+from psctl.store.lending import Lending
 from psctl.store.pieces import Piece, bytes_view, torch_dtype
 from psctl.store.snapshot import Copied, Loading, copy_shard, dtype_name
 from psctl.words import Layout, Shard
@@ -73,24 +75,38 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ShardState:
-    """See the module's docstring. `read_by` is asked before a step whether the values are on their way to someone."""
+    """See the module's docstring.
 
-    def __init__(self, terms: Terms, shard: Shard, held: Sequence[Piece], read_by: Callable[[], bool]) -> None:
-        self.terms, self.shard, self.held = terms, shard, held
+    Args:
+        read: tells whether a version may be on its way to someone.
+        lending: where buffers come from.
+    """
+
+    def __init__(
+        self, terms: Terms, shard: Shard, held: Sequence[Piece], read: Callable[[int], bool], lending: Lending
+    ) -> None:
+        self.terms, self.shard, self.held, self._lending = terms, shard, held, lending
         self.version: int | None = None  # None: start values are not all here
-        self.values = torch.zeros(len(shard.range), dtype=torch_dtype(shard.dtype))
+        self.values = self._new()
         self.nbytes = self.values.numel() * self.values.element_size()
         self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
         self.applied: dict[int, int] = {}  # the vector clock: last clock of each rank that is in the values
         self._optimizer = PieceOptimizer(terms.layout, held, self.values) if terms.update == "server" else None
-        self._read_by = read_by
+        self._read = read
         self._free: list[torch.Tensor] = []
+        self._left: list[tuple[int, torch.Tensor]] = []  # old versions that someone may be reading
 
     # ---- buffers ------------------------------------------------------------------------------------------------
 
+    def _new(self) -> torch.Tensor:
+        return self._lending.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
+
     def take(self) -> torch.Tensor:
         """Return a buffer of the shard's size, with anything in it."""
-        return self._free.pop() if self._free else torch.empty_like(self.values)
+        if not self._free and self._left:
+            self._free = [buffer for version, buffer in self._left if not self._read(version)]
+            self._left = [(version, buffer) for version, buffer in self._left if self._read(version)]
+        return self._free.pop() if self._free else self._new()
 
     def give(self, buffer: torch.Tensor) -> None:
         """Take a buffer back that nobody reads any more."""
@@ -143,8 +159,7 @@ class ShardState:
         else:
             gradient = self.take().zero_()
         if self._optimizer is None:
-            if not self._read_by():
-                self.give(self.values)
+            self._leave(self.version)
             self.values = gradient
         else:
             self._step(self._optimizer, gradient, entry)
@@ -160,9 +175,19 @@ class ShardState:
         if len(payload):
             self.give(torch.frombuffer(payload, dtype=self.values.dtype))
 
+    def _leave(self, version: int) -> None:
+        """Give up the values of `version`, to its readers where there are some."""
+        if self._read(version):
+            self._left.append((version, self.values))
+        else:
+            self.give(self.values)
+
     def _step(self, optimizer: PieceOptimizer, gradient: torch.Tensor, entry: Entry) -> None:
-        if self._read_by():
-            self.values = self.values.clone()
+        assert self.version is not None, "there are values to step from"
+        if self._read(self.version):
+            values = self.take().copy_(self.values)
+            self._leave(self.version)
+            self.values = values
             optimizer.point_to(self.values)
         if entry.order.scale is not None:
             gradient.mul_(entry.order.scale)
@@ -218,7 +243,7 @@ class ShardState:
         sizes = [one.count * torch_dtype(one.dtype).itemsize for one in found.tensors]
         if not sizes or sum(sizes) != len(data) or found.tensors[0].count != self.values.numel():
             raise ProtocolError(f"shard {self.shard.index}: a copy of {len(data)} bytes that is another shard's")
-        self.values = torch.empty_like(self.values)
+        self.values = self._new()
         if self._optimizer is not None:
             self._optimizer = PieceOptimizer(self.terms.layout, self.held, self.values)
         states: dict[int, dict[str, torch.Tensor]] = {}

@@ -4,7 +4,8 @@ Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
 
     push of rank r   staged in a buffer of its own until whole
     sum              ranks join in rank order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
-                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival
+                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival.
+                     What a worker of this host lends is only read: the first two together make the sum
     mean             the sum divided by the sum of weights
 
 A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
@@ -38,6 +39,7 @@ class Joint(Intake):
 
     def _no_sum(self) -> None:
         self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of its ranks
+        self._first: Staged | None = None  # or that sum is this alone, as it was lent
         self._next = 0
         self._weight = 0.0
         self._joint = bytes(len(self._state.held))
@@ -58,36 +60,49 @@ class Joint(Intake):
             del self._staged[clock, ranks[self._next]]
             self._add(staged)
             self._next += 1
-        assert self._sum is not None, "a clock has at least one member"
         if not self._divided:
             world = self._state.terms.world
             near = self._weight == 0 or abs(self._weight - world) <= NEAR * world
-            self._sum.div_(world if near else self._weight)
+            self._own_sum().div_(world if near else self._weight)
             self._divided = True
+        assert self._sum is not None, "a clock has at least one member"
         return self._sum, self._joint
 
     def _add(self, staged: Staged) -> None:
         """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
-        held = self._state.held
+        held, whole = self._state.held, all(staged.present)
         self._weight += staged.weight
         if staged.weight != 1.0:
-            staged.buffer.mul_(staged.weight)
-        if self._sum is None:
-            self._sum = staged.buffer
+            staged = Staged(1.0, staged.present, staged.expected, self.own(staged).mul_(staged.weight))
+        if self._sum is None and self._first is None:
+            self._joint = staged.present
+            if staged.lent and whole:
+                self._first = staged
+                return
+            self._sum = self.own(staged)
             for piece, there in zip(held, staged.present, strict=True):
                 if not there:
                     self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
-            self._joint = staged.present
             return
-        if all(staged.present):
-            self._sum.add_(staged.buffer)
+        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+        if whole and self._first is not None:
+            self._sum = torch.add(self._first.buffer, staged.buffer, out=self._state.take())
+            self._first = None
+        elif whole:
+            self._own_sum().add_(staged.buffer)
         else:
+            total = self._own_sum()
             for piece, there in zip(held, staged.present, strict=True):
                 if there:
                     where = (0, piece.at.start, len(piece.at))
-                    self._sum.narrow(*where).add_(staged.buffer.narrow(*where))
-        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
-        self._state.give(staged.buffer)
+                    total.narrow(*where).add_(staged.buffer.narrow(*where))
+        self._give(staged)
+
+    def _own_sum(self) -> torch.Tensor:
+        if self._first is not None:
+            self._sum, self._first = self.own(self._first), None
+        assert self._sum is not None, "someone was summed"
+        return self._sum
 
     def ready(self) -> Ready | None:
         found = self.mean()
@@ -120,8 +135,8 @@ class Joint(Intake):
 
     def _undo(self, clock: int) -> None:
         """Discard the sum and what is staged of its clock: who pushed it still has it."""
-        assert self._sum is not None, "something was summed"
-        self._state.give(self._sum)
+        if self._sum is not None:
+            self._state.give(self._sum)
         self._no_sum()
         for one in {*self.membership.everyone, *self.taken}:
             if self.clock_of(one) >= clock:
@@ -134,13 +149,13 @@ class Joint(Intake):
         self._no_sum()
 
     def _with_sum(self, handed: Handed) -> Handed:
-        if self._sum is None:
+        if self._sum is None and self._first is None:
             return handed
         under_way = {"summed": self._next, "weight": self._weight, "joint": self._joint, "divided": self._divided}
         return msgspec.structs.replace(handed, **under_way)
 
     def _sum_bytes(self) -> list[memoryview]:
-        return [bytes_view(self._sum)] if self._sum is not None else []
+        return [bytes_view(self._own_sum())] if self._sum is not None or self._first is not None else []
 
     def _take_sum(self, handed: Handed, data: memoryview) -> None:
         self._sum = self._state.take()
@@ -164,10 +179,11 @@ class Alone(Intake):
             if clock != self._done(rank) + 1:
                 continue
             del self._staged[clock, rank], self._orders[clock, rank]
+            gradient = self.own(staged)
             for piece, there in zip(self._state.held, staged.present, strict=True):
                 if not there:
-                    staged.buffer.narrow(0, piece.at.start, len(piece.at)).zero_()
-            return Ready(clock, order, staged.present, (rank,), staged.buffer)
+                    gradient.narrow(0, piece.at.start, len(piece.at)).zero_()
+            return Ready(clock, order, staged.present, (rank,), gradient)
         return None
 
     def cut(self, rank: int, clock: int) -> bool:
