@@ -41,6 +41,7 @@ from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.job.membership import Members, Reassign, ServerUnreachable
 from psctl.job.messages import Decision
 from psctl.runtime.links import Links, named
+from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind, Out
 from psctl.store.messages import FromServer, Message, Push, PushPart, Why
 from psctl.store.state import Terms
@@ -84,6 +85,7 @@ class ParameterClient:
         patience: seconds that a server may be silent although it was asked, or be without a connection.
         trace: called with (time, "push-bytes-left", shard, clock) when a part of a push has left this process.
         tell: sends a message to the coordinator.
+        sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
@@ -96,21 +98,22 @@ class ParameterClient:
         patience: float,
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
         tell: Callable[[Any], object] = lambda message: None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.base = decision.resume.step if decision.resume else 0
         """The first clock."""
         terms = Terms(decision.layout, world, decision.update, self.base, decision.staleness)
         first = decision.assignment
         self._mind = ClientMind(
-            terms, decision.shards, first.owners, me.rank, servers=[at.rank for at in first.servers]
+            terms, decision.shards, first.owners, me.rank, [at.rank for at in first.servers], sharing
         )
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.seconds_waiting = 0.0
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
+        self._sharing = sharing or alone(me)
         self._changed = threading.Condition()
-        self._epoch = first.epoch
-        self._last = self.base  # clock that was ordered last
+        self._epoch, self._last = first.epoch, self.base  # the newest assignment, the clock that was ordered last
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, ServerHandler(self, at)), self._unreachable)
@@ -335,8 +338,7 @@ class ParameterClient:
                 self.seconds_waiting += self._clock.now() - began
 
     def _raise_if_refused(self) -> None:
-        refused = self._mind.refused
-        if refused is not None:
+        if (refused := self._mind.refused) is not None:
             raise JobFailed(refused.reason, refused.hint)
 
     def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
@@ -371,23 +373,26 @@ class ParameterClient:
             peer.on_written = self._written
         if not self._links.up(at, peer):
             peer.close("it is not of the newest assignment")
+        self._sharing.greet(peer)
 
     def _place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._changed:
             return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
     def _received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
+        lent = self._sharing.heard(peer, message)
         with self._changed:
             if not self._links.serves(at, peer):
                 return
             self._heard[at.rank] = self._clock.now()
-            self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload)))
+            self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload), lent))
             self._changed.notify_all()
 
     def _lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._changed:
             if self._links.down(at, peer, error):
                 self._mind.lost(at.rank)
+                self._sharing.parted(named(at))
                 self._changed.notify_all()
 
     def _written(self, message: Message, size: int) -> None:

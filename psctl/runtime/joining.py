@@ -24,6 +24,7 @@ from psctl.runtime.plane_meeting import Ask, Meeting
 from psctl.runtime.pushing import Client
 from psctl.runtime.run import Run
 from psctl.runtime.session import Session
+from psctl.runtime.sharing import Sharing
 from psctl.runtime.store_links import Dialled, Links, Within
 from psctl.runtime.trace import Trace, from_environment
 from psctl.schedule.transfer import Schedule
@@ -105,6 +106,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     )  # fmt: skip
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
+    segments = inherited(orders.member, orders.segments)
 
     def connect(decision: Decision) -> Client:
         def to_server(member: Member, address: Address, handler: Any) -> Any:
@@ -122,6 +124,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
             PATIENCE,
             _left(trace) if trace else None,
             session.send,
+            Sharing(segments),
         )
 
     def links() -> Links:

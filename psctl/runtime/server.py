@@ -36,10 +36,12 @@ from psctl.job.messages import (
     Welcome,
 )
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
+from psctl.net.segments import inherited
 from psctl.runtime import lifeline
 from psctl.runtime.links import Links, named
 from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.server_desk import Desk, Fellow, Report
+from psctl.runtime.sharing import Sharing
 from psctl.runtime.table_desk import TableDesk
 from psctl.runtime.table_part import TablePart
 from psctl.store.fit import scalars, warm_up
@@ -77,16 +79,17 @@ class Server:
         me: which server this is.
         listen: has its tables listen, and returns where; None: it holds none.
         dial: connects to another server's tables.
+        sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
-        dial: Callable[[Member, Address, Any], Any] | None = None,
+        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: Sharing | None = None,
     ) -> None:  # fmt: skip
         self.me = me
         tables = listen is not None and dial is not None
         self.tables = TablePart(me, listen, dial, self._save_tables_later) if tables else None  # type: ignore[arg-type]
-        self.desk = Desk(me, self._save_later, self._report)
+        self.desk = Desk(me, self._save_later, self._report, sharing)
         self._links: Links | None = None
         self._early: list[Membership] = []  # said before there was a decision
         self._gone: dict[int, int] = {}  # worker -> its incarnation that is dead
@@ -144,7 +147,7 @@ class Server:
         resume = decision.resume
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
         mind = self.desk.open(
-            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, restored=restored),
+            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, self.desk.sharing, restored=restored),
             len(decision.shards),
         )
         self._assign(decision.assignment)
@@ -358,7 +361,8 @@ def serve(orders: ProcessOrders) -> int:
     def to_tables(member: Member, address: Address, handler: Any) -> Any:
         return dial(address, who, member, TableKinds, handler, congestion=orders.congestion)
 
-    server = Server(orders.member, lambda desk: accept(TableKinds, desk), to_tables)
+    sharing = Sharing(inherited(orders.member, orders.segments))
+    server = Server(orders.member, lambda desk: accept(TableKinds, desk), to_tables, sharing)
     address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)

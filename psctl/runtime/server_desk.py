@@ -24,7 +24,8 @@ from typing import Any
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.net.peer import Peer
 from psctl.runtime.links import Links
-from psctl.store.messages import Between, FromWorker, Kinds, Step
+from psctl.runtime.sharing import Sharing, alone
+from psctl.store.messages import Between, FromWorker, Kinds, Near, Step
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
 from psctl.store.server import LEDGER, ServerMind
 from psctl.words import Assignment, Member, ServerAt
@@ -49,12 +50,17 @@ class Desk:
         me: this server.
         save: called with a checkpoint part, on the thread that made it whole; must not block.
         report: called with an instruction that is for the coordinator.
+        sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
-        self, me: Member, save: Callable[[Save], None], report: Callable[[Report], None] = lambda _: None
+        self,
+        me: Member,
+        save: Callable[[Save], None],
+        report: Callable[[Report], None] = lambda _: None,
+        sharing: Sharing | None = None,
     ) -> None:
-        self._me, self._save, self._report = me, save, report
+        self._me, self._save, self._report, self.sharing = me, save, report, sharing or alone(me)
         self._mind: ServerMind | None = None
         self._opened = threading.Event()
         self._closed = False
@@ -194,9 +200,12 @@ class Desk:
         """Hand a message to the mind and do what it says."""
         role, rank = self._speaks(peer)
         mind, size = self._mind_for(peer), 0 if payload is None else len(payload)
+        lent = self.sharing.heard(peer, message)
+        if isinstance(message, Near):
+            return
         with self._in_order(message):
             if role == "worker":
-                self.follow(mind.received(rank, _from_worker(message), size))
+                self.follow(mind.received(rank, _from_worker(message), size, lent))
             else:
                 self.follow(mind.received_from(rank, _between(message), size))
 
@@ -209,6 +218,7 @@ class Desk:
                 del self._peers[who]
         if current and self._mind is not None:
             if who[0] == "worker":
+                self.sharing.parted(peer.member)
                 self._mind.lost(who[1])
             else:
                 self.follow(self._mind.server_lost(who[1]))

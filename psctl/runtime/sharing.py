@@ -1,12 +1,12 @@
 """Buffers in shared memory, and those of others of this host that are read there (store/lending.py has the theory).
 
 A worker and a server find out that they are on one host when they meet: the worker names a segment of its own (Near),
-and a server that its agent gives that segment says so (IsNear). Until then, and to all others, bytes are sent. Nobody is
-near any longer when the connection is over; on the next one they meet anew.
+and a server that its agent gives that segment says so (IsNear). Until then, and to all others, bytes are sent. Nobody
+is near any longer when the connection is over; on the next one they meet anew.
 
-Buffers are cut from segments one behind the other and are not given back, for somebody may be reading what lies in one;
-those who need them have pools of their own (store/state.py). Segments become larger as more are needed; their pages take
-no memory before they are touched.
+Buffers are cut from segments one behind the other and are not given back, for somebody may be reading what lies in
+one; those who need them have pools of their own (store/state.py). Segments become larger as more are needed; their
+pages take no memory before they are touched.
 """
 
 from __future__ import annotations
@@ -84,15 +84,6 @@ class Sharing(Lending):
         if number is not None:
             peer.send(Near(number))
 
-    def met(self, peer: Any, message: Near | IsNear) -> None:
-        """Take in what the other said when we met."""
-        member: Member = peer.member
-        if isinstance(message, Near):
-            if self._found(member, message.segment) is None:
-                return
-            peer.send(IsNear())
-        self._near[member.rank] = member
-
     def parted(self, member: Member) -> None:
         """Nobody at the other end any more: let go of what it lent, once nobody here reads it."""
         if self._near.get(member.rank) == member:
@@ -103,19 +94,27 @@ class Sharing(Lending):
 
     # ---- theirs ----------------------------------------------------------------------------------------------------
 
-    def lent(self, member: Member, message: Any) -> memoryview | None:
-        """Return the bytes that a message of `member` lends; None when it lends none.
+    def heard(self, peer: Any, message: Any) -> memoryview | None:
+        """Take in who is near; return the bytes that the message lends, None when it lends none.
 
         Raises:
             ProtocolError: there are no such bytes.
         """
-        at = message.at if isinstance(message, Push | Values) else None
-        if at is None:
-            return None
-        segment = self._found(member, at.segment) if self._near.get(member.rank) == member else None
-        if segment is None:
-            raise ProtocolError(f"{member}: shared memory {at.segment}, which is not on this host", where=str(member))
-        return segment.part(at.offset, at.size)
+        member: Member = peer.member
+        match message:
+            case Near(segment=number):
+                if member.role == "worker" and self._found(member, number) is not None:
+                    peer.send(IsNear())
+                    self._near[member.rank] = member
+            case IsNear():
+                self._near[member.rank] = member
+            case Push(at=Place() as at) | Values(at=Place() as at):
+                segment = self._found(member, at.segment) if self._near.get(member.rank) == member else None
+                if segment is None:
+                    what = f"{member}: lends memory {at.segment}, which is not on this host"
+                    raise ProtocolError(what, where=str(member))
+                return segment.part(at.offset, at.size)
+        return None
 
     def _found(self, member: Member, number: int) -> Segment | None:
         with self._lock:
@@ -123,3 +122,8 @@ class Sharing(Lending):
             if found is not None:
                 self._theirs[member, number] = found
             return found
+
+
+def alone(me: Member) -> Sharing:
+    """Return the end of a process that shares nothing: all bytes are sent."""
+    return Sharing(Segments(me, None))

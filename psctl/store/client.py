@@ -141,8 +141,7 @@ class ClientMind:
         for shard in shards:
             outs += self._begin(shard)
             for push in self._outbox.again(shard):
-                landed = self._landings.each[shard].held
-                outs += self._push(msgspec.structs.replace(push, landed=landed))
+                outs += self._push(msgspec.structs.replace(push, landed=self._landings.each[shard].held))
         for owner in sorted({self.owners[shard] for shard in shards}):
             self._outbox.forget_orders(owner)
             if self._norms_wanted is not None and self.norms(self._norms_wanted) is None:
@@ -366,11 +365,8 @@ class ClientMind:
         found = self._norms.get(clock, {})
         if len(found) < len(self.shards):
             return None
-        parts: list[tuple[int, int, float]] = []
-        for shard, squares in found.items():
-            for piece, square in zip(self.held[shard], squares, strict=True):
-                if square is not None:
-                    parts.append((piece.parameter, piece.within.start, square))
+        each = [one for shard, squares in found.items() for one in zip(self.held[shard], squares, strict=True)]
+        parts = [(piece.parameter, piece.within.start, square) for piece, square in each if square is not None]
         sums: dict[int, float] = {}
         for parameter, _, square in sorted(parts):
             sums[parameter] = sums.get(parameter, 0.0) + square

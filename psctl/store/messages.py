@@ -308,9 +308,9 @@ class TookOver(Message, frozen=True):
 
 
 FromWorker = Begin | Push | PushPart | Step | SaveNow | Norms | Pull | Why | Aside | AsideOf
-FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | Because | Refused
+FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | Because | Refused | IsNear
 Between = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver | Aside
 """What servers say to each other."""
 
-Kinds = FromWorker | FromServer | Between | Near | IsNear
+Kinds = FromWorker | FromServer | Between | Near
 """All that may travel on a connection of a server."""
