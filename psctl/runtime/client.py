@@ -193,12 +193,7 @@ class ParameterClient:
 
         Shards whose values have landed and were never waited for come to `landing` now.
         """
-
-        def ask() -> list[Out]:
-            self._mind.show()
-            return self._mind.pull(clock)
-
-        self._say(ask)
+        self._say(lambda: self._mind.pull(clock))
 
     def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None:
         """Block until the values that clock `clock` reads are in `landing`, for these shards (None: for all).

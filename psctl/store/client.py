@@ -243,6 +243,7 @@ class ClientMind:
 
     def pull(self, clock: int, exact: bool = False) -> list[Out]:
         """Ask for all shards at `clock`, first layers first; `exact`: for version `clock` itself, whatever s is."""
+        self.show()  # what has landed: the next values need its place
         if clock > self.terms.base:
             self._start = None
         if self._saving is not None and self._saving < clock:

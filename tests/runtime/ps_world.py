@@ -30,8 +30,10 @@ from psctl.job.messages import (
 )
 from psctl.net.memory import MemoryNetwork
 from psctl.net.peer import Credentials
+from psctl.net.segments import Segments, SegmentsOfHost, pair
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.server import Server
+from psctl.runtime.sharing import Sharing
 from psctl.store.messages import Kinds
 from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
@@ -49,6 +51,28 @@ def credentials(member: Member) -> Credentials:
 @cache
 def _authority():
     return make_authority("world-1", time.time())
+
+
+class Host:
+    """Stands in for an agent that makes shared memory for processes which are threads here."""
+
+    def __init__(self) -> None:
+        self._segments = SegmentsOfHost(1 << 34)
+        self._children = []
+
+    def sharing(self, member: Member) -> Sharing:
+        ours, theirs = pair()
+        thread = threading.Thread(target=self._segments.serve, args=(member, ours), daemon=True)
+        thread.start()
+        child = Segments(member, theirs)
+        self._children.append((child, thread))
+        return Sharing(child)
+
+    def close(self) -> None:
+        for child, thread in self._children:
+            child.close()
+            thread.join(10)
+            self._segments.ended(child.me)
 
 
 class Coordinator:
@@ -104,13 +128,15 @@ class World:
 
     Args:
         checkpoint: whole tensors by name, as `checkpoint()` of another world returns them; with the `step` they are of.
+        near: tells who is on the one host where memory is shared; the others are elsewhere.
     """
 
     def __init__(
         self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
-        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0, replicas=0,
+        patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0, replicas=0, near=lambda member: True,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
+        self._host, self._near = Host(), near
         self.network = MemoryNetwork(silence=silence)
         shards = cut(layout, servers, target)
         resume = None
@@ -137,7 +163,8 @@ class World:
             server.received(None, self.decision, None)
 
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
-        server = Server(Member("server", rank))
+        me = Member("server", rank)
+        server = Server(me, None, self._sharing(me))
         coordinator.server = server
         acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
 
@@ -159,7 +186,13 @@ class World:
 
     def _client(self, rank, trace, patience) -> ParameterClient:
         me = Member("worker", rank)
-        return ParameterClient(me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace)
+        return ParameterClient(
+            me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace,
+            sharing=self._sharing(me),
+        )  # fmt: skip
+
+    def _sharing(self, member: Member) -> Sharing | None:
+        return self._host.sharing(member) if self._near(member) else None
 
     # ---- who takes part ----
 
@@ -245,6 +278,7 @@ class World:
         self.join_servers()
         for acceptor in self._acceptors:
             acceptor.close()
+        self._host.close()
 
     def join_servers(self) -> None:
         for thread in self._threads:
