@@ -39,6 +39,9 @@ from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
 
+LARGEST = 256 << 20
+"""Bytes of a segment of shared memory."""
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -57,7 +60,7 @@ class Host:
     """Stands in for an agent that makes shared memory for processes which are threads here."""
 
     def __init__(self) -> None:
-        self._segments = SegmentsOfHost(1 << 34)
+        self._segments = SegmentsOfHost(LARGEST)
         self._children = []
 
     def sharing(self, member: Member) -> Sharing:
