@@ -39,7 +39,7 @@ from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.words import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
 
-LARGEST = 256 << 20
+LARGEST = 130 << 20
 """Bytes of a segment of shared memory."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
