@@ -167,7 +167,7 @@ class World:
 
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
         me = Member("server", rank)
-        server = Server(me, None, self._sharing(me))
+        server = Server(me, sharing=self._sharing(me))
         coordinator.server = server
         acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
 
