@@ -63,7 +63,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
     on_worker_loss: str = "restart"  # restart: all go back to the last checkpoint | wait | continue
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
-    staleness: int = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp
+    staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronisations; 1: none
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 

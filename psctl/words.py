@@ -20,6 +20,11 @@ STRATEGIES = (
 """Every name of a way to synchronise, as promised to users."""
 
 
+def consistency(staleness: int | None) -> str:
+    """Return a staleness as job files have it: None is asp, 0 is bsp."""
+    return "asp" if staleness is None else f"{{ssp: {staleness}}}" if staleness else "bsp"
+
+
 class Range(msgspec.Struct, frozen=True, order=True):
     """A half-open range [start, stop)."""
 

@@ -7,7 +7,8 @@
     surviving   losses that nothing is lost by                    cutting   a worker's death under ps
     sharding    servers that die, come and go                     holding   which server has which shard
     scaling     psctl scale: more or fewer of them                tables    which servers hold tables
-    late        whom a clock waits for                            pace      how long clocks take
+    dividing    who shares the examples when there is one less    pace      how long clocks take
+    late        whom a clock waits for
     ending      who failed first, stops, phases of the end
 
 It decides; the shell (runtime/coordinator.py) acts: it sends, writes and keeps time. The same happenings at the same
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from psctl.job import (
     cutting,
+    dividing,
     ending,
     lifecycle,
     losses,
@@ -208,6 +210,8 @@ class Mind:
                 training.save_ended(job, rank, step, of_tables=message.tables)
             case membership.HeldOf() if rank.member.role == "server":
                 cutting.held(job, message)
+            case membership.Drawn() if rank.member.role == "worker":
+                dividing.drawn(job, rank, message)
             case membership.CaughtUp() if rank.member.role == "server":
                 sharding.caught_up(job, message)
             case membership.HandedOver() if rank.member.role == "server":

@@ -24,18 +24,18 @@ or will (all died at about the same time), the last clock that counts is the las
 After the cut:
     wait        the next incarnation is started at once, and let in when c* is known: it pulls version c*+1 and does its
                 next clocks again, with the same examples and random numbers: what comes out is equal to the bit
-    continue    from clock c*+1 on only the others are members (`Members`); that clock's examples are shared among them
-    asp         nothing is cut: applied is applied. What is whole nowhere is dropped, and the next incarnation does the
-                first clock again that some shard lacks; shards that have it drop it as a repetition
+    continue    from clock c*+1 on only the others are members (`Members`); its examples go to them (dividing.py)
+    asp         nothing is cut: applied is applied. What is applied nowhere is dropped, and the next incarnation adopts
+                the first task (worker, clock) that some shard lacks; shards that have it drop it as a repetition
 """
 
 from __future__ import annotations
 
-from psctl.job import events, sharding
+from psctl.job import dividing, events, sharding
 from psctl.job.environment import worker_environment
 from psctl.job.instructions import Start
 from psctl.job.layouts import difference
-from psctl.job.membership import CountUntil, HeldOf, Members, WorkerGone
+from psctl.job.membership import CountUntil, HeldOf, WorkerGone
 from psctl.job.messages import Failure, Go, Prepare, Resume, Welcome
 from psctl.job.table import Death, Job, Rank
 from psctl.words import Member
@@ -61,10 +61,13 @@ def lost(job: Job, rank: Rank, reason: str) -> None:
     job.saves.sources.discard(rank.member)
     sharding.abandon(job, f"{rank.member} died")
     job.deaths[rank.member] = Death(rank, job.now)
+    dividing.without(job, rank.member)
     if replaced(job, rank):
         host = place_for(job, rank)
         assert host is not None, "the job survives only when there is one"
         _order(job, rank, host)
+    else:
+        dividing.ask(job)
 
 
 def replaced(job: Job, rank: Rank) -> bool:
@@ -120,14 +123,14 @@ def advance(job: Job) -> Failure | None:
         elif job.now - death.since >= PATIENCE:
             text = f"the servers did not tell within {PATIENCE:.0f} s what they hold of {dead}"
             return job.failure(death.worker, text, code="peer-lost")
-    return None
+    return dividing.advance(job)
 
 
 def _last(job: Job, death: Death) -> int | None:
     """Return the last clock of a dead worker that counts; None when there is no such clock on all shards."""
     last = min(death.clocks.values())
-    if _asp(job):
-        return last
+    if _asp(job):  # who joins does again what its own state was left at, and shards drop what they have
+        return min(last, death.aside - 1) if death.aside >= job.first_step else None
     versions = set(death.versions.values())
     if death.worker.member.rank == 0 and death.aside - 1 < last:  # who joins needs its state of the clock after the cut
         last = death.aside - 1
@@ -142,25 +145,18 @@ def _last(job: Job, death: Death) -> int | None:
 
 def _cut(job: Job, dead: Rank, last: int) -> None:
     member = dead.member
-    if not _asp(job):
-        _tell_servers(job, CountUntil(member.rank, member.incarnation, last))
+    _tell_servers(job, CountUntil(member.rank, member.incarnation, last))
     job.cuts[member.rank] = last
+    dividing.cut(job, dead, last + 1, replaced=replaced(job, dead))
     if replaced(job, dead):
         job.say(f"{member} is started again and goes on after step {last + 1}")
         rank = job.ranks[Member("worker", member.rank, job.newest("worker", member.rank) or 0)]
         rank.step = last + 1
         if rank.joined:
             welcome(job, rank)
-        return
-    ranks = [rank.member.rank for rank in job.live("worker")]
-    members = Members(last + 1, ranks)
-    _tell_servers(job, members)
-    for rank in job.live("worker"):
-        job.tell(rank.member, members)
-    job.say(f"{member} is gone; {len(ranks)} workers go on from step {last + 2}")
 
 
-def _tell_servers(job: Job, message: WorkerGone | CountUntil | Members) -> None:
+def _tell_servers(job: Job, message: WorkerGone | CountUntil) -> None:
     for rank in job.live("server"):
         if rank.decided:
             job.tell(rank.member, message)
@@ -195,6 +191,7 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> Failure | None:
         return job.failure(rank, f"the model on {rank.member} differs from that of its start before: {text}")
     rank.decided = True
     job.tell(rank.member, sharding.decision(job, resume_of(job, rank), job.holdings.assignment))
+    dividing.newcomer(job, rank)
     return None
 
 

@@ -18,7 +18,7 @@ def look(job: Job) -> None:
     """Name those that a clock has waited for too long."""
     pace = job.pace
     workers = [rank for rank in job.live("worker") if not rank.finished]
-    if pace is None or not workers:
+    if pace is None or not workers or job.order.staleness is None:  # under asp nobody waits
         return
     least = min(rank.step for rank in workers)
     late, waited = pace.late, job.now - pace.since

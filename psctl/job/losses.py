@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job import ending, failures, lifecycle, surviving, training
+from psctl.job import dividing, ending, failures, lifecycle, surviving, training
 from psctl.job.messages import Exited, Failure
 from psctl.job.table import Job, Rank, Recovery
 from psctl.words import Member
@@ -84,6 +84,7 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
             job.say(f"{job.where(rank)} failed while the job was stopped: {error}")
             ending.kill(job, job.grace, "a worker failed at the stop")
     training.agreed(job, job.saves.without(rank.member))
+    dividing.without(job, rank.member)
     if not rank.connected:
         training.give_up(job, {rank.member})
 

@@ -2,7 +2,8 @@
 
 A server's death, its replacement and a move of shards are told by `Reassign`, whose assignments are numbered: of two,
 the one with the larger epoch holds. A worker's death is told to servers by `WorkerGone`; their answers let the
-coordinator find the last clock that counts for the dead one on every shard (`CountUntil`).
+coordinator find the last clock that counts for the dead one on every shard (`CountUntil`). Where nobody takes its
+place, workers tell which clock they have not begun (`MembersAsked`); then servers hear `Members`, workers `Shared`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,29 @@ class Reassign(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """To servers and workers: from `clock` on, these ranks take part and no others."""
+    """To servers: from `clock` on, these ranks take part and no others."""
 
     clock: int
     ranks: list[int]
+
+
+class MembersAsked(Message, frozen=True):
+    """To workers: who takes part will change. Answer Drawn, and begin no clock from there on before you hear Shared."""
+
+    ticket: int
+
+
+class Shared(Message, frozen=True):
+    """To workers: from `clock` on, which nobody has begun, these ranks share the examples of each clock.
+
+    `lost`: of whom the clocks from that one on do not count: their examples of those before `clock` join it. It answers
+    all MembersAsked up to this ticket.
+    """
+
+    ticket: int
+    clock: int
+    ranks: list[int]
+    lost: dict[int, int]
 
 
 class WorkerGone(Message, frozen=True):
@@ -57,7 +77,14 @@ class HeldOf(Message, frozen=True):
     incarnation: int
     clocks: dict[int, int]
     versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied
-    aside: int = -1  # the newest clock at whose start worker/0's own state is here; -1: shard 0 is another's
+    aside: int = -1  # the newest clock at whose start that rank's own state is here; -1: none, or shard 0 is another's
+
+
+class Drawn(Message, frozen=True):
+    """A worker's answer to MembersAsked: the first clock that it has not begun."""
+
+    ticket: int
+    clock: int
 
 
 class CaughtUp(Message, frozen=True):
@@ -81,3 +108,10 @@ class ServerUnreachable(Message, frozen=True):
     server: int
     incarnation: int
     reason: str
+
+
+Kinds = (
+    Reassign | Members | MembersAsked | Shared | WorkerGone | CountUntil
+    | HeldOf | Drawn | CaughtUp | HandedOver | ServerUnreachable
+)  # fmt: skip
+"""All that is said of it."""

@@ -9,18 +9,8 @@ from typing import Any
 
 import msgspec
 
-from psctl.job import meetings, stores
-from psctl.job.membership import (
-    CaughtUp,
-    CountUntil,
-    HandedOver,
-    HeldOf,
-    Members,
-    Message,
-    Reassign,
-    ServerUnreachable,
-    WorkerGone,
-)
+from psctl.job import meetings, membership, stores
+from psctl.job.membership import Message
 from psctl.words import NO_SERVERS, Address, Assignment, Layout, Member, Shard, TensorSlice
 
 # ---- an agent to the coordinator ---------------------------------------------------------------------------------
@@ -324,9 +314,9 @@ class Decision(Message, frozen=True):
     """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
 
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
-    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp. `period`: steps that
-    workers take alone between two synchronisations; 1: none. `hosts`: for a schedule that is played, the number of each
-    worker's host; else empty.
+    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
+    steps that workers take alone between two synchronisations; 1: none. `hosts`: for a schedule that is played, the
+    number of each worker's host; else empty. `elastic`: who takes part may change while they train.
     """
 
     strategy: str
@@ -336,9 +326,10 @@ class Decision(Message, frozen=True):
     assignment: Assignment = NO_SERVERS
     resume: Resume | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
-    staleness: int = 0
+    staleness: int | None = 0
     period: int = 1
     hosts: list[int] = msgspec.field(default_factory=list)
+    elastic: bool = False
 
 
 class Go(Message, frozen=True):
@@ -392,9 +383,7 @@ AnyMessage = (
     Register | Started | Exited | Lines | Sample | StopWanted | CopyDone | ScaleWanted | ScaleAnswer
     | StartProcess | StopProcesses | EndProcesses | RenewStore | CopyBegin | CopyPart | CopyEnd | Finish
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
-    | StartBegin | StartPart | StartEnd | HeldOf | CaughtUp | HandedOver | ServerUnreachable
-    | Reassign | WorkerGone | CountUntil | Members
-    | stores.Kinds | meetings.Kinds
+    | StartBegin | StartPart | StartEnd | membership.Kinds | stores.Kinds | meetings.Kinds
     | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

@@ -27,7 +27,7 @@ from psctl.job import ending, events, failures, lifecycle, losses, starting, tab
 from psctl.job.instructions import Discard, FindRestorable, Restorable
 from psctl.job.messages import EndProcesses, Failure, RenewStore, Resume
 from psctl.job.stores import Tables
-from psctl.job.table import Job, Recovery
+from psctl.job.table import Division, Job, Recovery
 from psctl.orders import HostOrder
 from psctl.words import Member
 
@@ -160,7 +160,7 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.lost_steps = max(0, max([job.reports.step, *(rank.step for rank in before.values())]) - step)
     job.resume, job.first_step, job.training = resume, step, False
     job.first = {"starting": job.now}
-    job.deaths, job.cuts = {}, {}
+    job.deaths, job.cuts, job.division = {}, {}, Division()
     if job.tables.first and not tables.saved(job):
         job.say("what stores held (run.store()) is lost: there is no checkpoint of it")
     job.tables, job.going = Tables(), set()

@@ -125,6 +125,11 @@ class Saves:
             self._dropped.add(step)
         return lost
 
+    def drop(self, step: int) -> bool:
+        """Give a step's checkpoint up, though it may not have begun; tell whether it had."""
+        self._dropped.add(step)
+        return self.open.pop(step, None) is not None
+
     def dropped(self, step: int) -> bool:
         """Was this step's checkpoint given up?"""
         return step in self._dropped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psctl.job import events, training
+from psctl.job import dividing, events, training
 from psctl.job.environment import server_environment
 from psctl.job.holding import Holdings, Place
 from psctl.job.instructions import Discard, ShardsMade, Start
@@ -47,6 +47,7 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
         strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
         resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
         hosts=[rank.host for rank in job.of("worker")] if played else [],
+        elastic=job.order.on_worker_loss == "continue" and job.plan.update == "server",
     )  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def ready(job: Job, rank: Rank) -> None:
     assert job.holdings is not None
     rank.decided = True
     job.tell(rank.member, decision(job, job.resume, job.holdings.assignment))
+    dividing.newcomer(job, rank)
     job.holdings.joined(place_of(rank))
     abandon(job, f"{rank.member} joins")
     job.say(f"{job.where(rank)} takes part")

@@ -11,6 +11,7 @@ from psctl.job.environment import Seats, places
 from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.meetings import Listens
+from psctl.job.membership import Shared
 from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume, StopWanted
 from psctl.job.pace import Pace
 from psctl.job.reports import Reports
@@ -84,7 +85,25 @@ class Death(msgspec.Struct):
     asked: int | None = None  # the epoch in which servers were asked
     clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
     versions: dict[int, int] = {}
-    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's alone
+    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp anyone's
+
+
+class Change(msgspec.Struct):
+    """A change of who shares the examples, until it is known from which clock on."""
+
+    since: float
+    waiting: set[Member] = msgspec.field(default_factory=set)  # workers that have not answered
+    clock: int = 0  # the first that none of the others has begun
+    lost: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
+
+
+class Division(msgspec.Struct):
+    """Who shares the examples of each clock; dividing.py."""
+
+    ticket: int = 0
+    change: Change | None = None
+    shared: list[Shared] = msgspec.field(default_factory=list)  # all that workers were told
+    gone: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
 
 
 class Job:
@@ -135,6 +154,7 @@ class Job:
         self.buffers: tuple[str, ...] = ()
         self.cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
         self.deaths: dict[Member, Death] = {}  # of workers, whose last clock that counts is being found
+        self.division = Division()
         self.reports = Reports(now, self.first_step)
         self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
         self.noticed: set[tuple[str, object]] = set()

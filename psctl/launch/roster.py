@@ -233,10 +233,12 @@ def job_order(
     )
 
 
-def staleness_of(job: JobSpec) -> int:
-    """Return how many clocks the fastest worker may be ahead of the slowest; 0 under bsp."""
+def staleness_of(job: JobSpec) -> int | None:
+    """Return how many clocks the fastest worker may be ahead of the slowest; 0 under bsp, None under asp."""
     consistency = job.sync.consistency
-    return consistency.ssp if isinstance(consistency, Ssp) else 0
+    if isinstance(consistency, Ssp):
+        return consistency.ssp
+    return None if consistency == "asp" else 0
 
 
 def _checkpoints(job: JobSpec) -> CheckpointOrder:

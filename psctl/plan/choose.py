@@ -23,7 +23,7 @@ from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import choices, floors, place_servers, serve
 from psctl.plan.reasons import bottleneck, reason
-from psctl.words import STRATEGIES, Layout
+from psctl.words import STRATEGIES, Layout, consistency
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -84,7 +84,7 @@ class Asked(msgspec.Struct, frozen=True):
         optimizer: whether the optimizer is fit for servers.
         bucketed: gradients travel in buckets, as training sends them; else as one vector.
         serving: servers were asked for by their number, so only what uses them is considered.
-        staleness: clocks that the fastest worker may be ahead; 0: bsp.
+        staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
         period: steps that workers take alone between two synchronisations.
     """
 
@@ -94,7 +94,7 @@ class Asked(msgspec.Struct, frozen=True):
     optimizer: bool = True
     bucketed: bool = False
     serving: bool = False
-    staleness: int = 0
+    staleness: int | None = 0
     period: int = 1
 
 
@@ -251,15 +251,15 @@ class Planner:
             return self._asked.update
         if self._asked.period > 1:
             return "worker"
-        return "server" if self._asked.optimizer or self._asked.staleness else "worker"
+        return "server" if self._asked.optimizer or self._asked.staleness != 0 else "worker"
 
     def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
         if name == "ps":
             if servers:
                 return None
             return "servers: 0 was asked for" if self._asked.servers == 0 else "no host may hold a server (roles)"
-        if self._asked.staleness:
-            return f"consistency: {{ssp: {self._asked.staleness}}} was asked for, and collectives are bsp"
+        if self._asked.staleness != 0:
+            return f"consistency: {consistency(self._asked.staleness)} was asked for, and collectives are bsp"
         if self._asked.update == "server":
             return "update: server was asked for, and collectives update on workers"
         if self._asked.serving:

@@ -15,6 +15,7 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.runtime.checkpoints import Parts
+from psctl.runtime.division import Batch
 from psctl.runtime.position import Position, position_of
 from psctl.runtime.tracked import Tracked
 from psctl.store.pieces import bytes_view, torch_dtype
@@ -38,27 +39,31 @@ class Aside(msgspec.Struct, frozen=True):
     tracked: dict[str, Any]
     tensors: list[Kept]
     frozen: str
+    batches: dict[int, list[Batch]]
 
 
 _DECODER = msgspec.msgpack.Decoder(Aside)
 
 
-def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str) -> bytes:
+def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str, batches: dict[int, list[Batch]]) -> bytes:
     """Return the state of now.
 
     Args:
         position: the next batch to train on.
         frozen: `fingerprint` of the frozen parameters.
+        batches: what each loader handed out last, where members may change.
     """
     plain, more = tracked.state()
     found = {f"buffer/{name}": one for name, one in parts.buffers().items()} | more
     tensors = [_kept(name, one) for name, one in found.items()]
     where = msgspec.structs.asdict(position)
-    return msgspec.msgpack.encode(Aside(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen))
+    return msgspec.msgpack.encode(
+        Aside(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches)
+    )
 
 
-def restore(data: bytes, parts: Parts, tracked: Tracked) -> Position:
-    """Give this worker the state that `capture` returned on rank 0; returns where to go on.
+def restore(data: bytes, parts: Parts, tracked: Tracked) -> tuple[Position, dict[int, list[Batch]]]:
+    """Give this worker the state that `capture` returned; returns where to go on, and the last batches.
 
     Raises:
         UsageError: this worker's frozen parameters are not rank 0's; the script's fault.
@@ -79,7 +84,7 @@ def restore(data: bytes, parts: Parts, tracked: Tracked) -> Position:
     parts.load_groups(aside.groups)
     parts.load_scheduler(aside.scheduler)
     tracked.resume(aside.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
-    return position_of(aside.position)
+    return position_of(aside.position), aside.batches
 
 
 def fingerprint(parts: Parts) -> str:

@@ -62,11 +62,11 @@ def main(argv: list[str]) -> None:
     except SystemExit as end:
         last.status = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
         if end.code not in (None, 0):
-            _account(end, end.__traceback__, folder)
+            account(end, end.__traceback__, folder)
             _remember(end)
         raise
     except KeyboardInterrupt as error:
-        _account(error, error.__traceback__, folder)
+        account(error, error.__traceback__, folder)
         _print(error)
         sys.excepthook = lambda *_: None  # Python then ends itself by SIGINT, as it does for a script
         raise
@@ -120,7 +120,7 @@ def _run_module(module: str, argv: list[str], folder: str) -> None:
 
 
 def _fail(error: BaseException, folder: str) -> NoReturn:
-    _account(error, error.__traceback__, folder)
+    account(error, error.__traceback__, folder)
     _print(error)
     raise SystemExit(1)
 
@@ -185,7 +185,7 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _account(error: BaseException, trace: TracebackType | None, folder: str) -> None:
+def account(error: BaseException, trace: TracebackType | None, folder: str) -> None:
     """Write how the process fails to the error file of its orders; without orders there is nobody to tell."""
     orders = os.environ.get("PSCTL_ORDERS")
     if not orders:

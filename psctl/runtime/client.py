@@ -38,7 +38,7 @@ import torch
 
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
-from psctl.job.membership import Members, Reassign, ServerUnreachable
+from psctl.job.membership import Reassign, ServerUnreachable, Shared
 from psctl.job.messages import Decision
 from psctl.runtime.links import Links, named
 from psctl.runtime.sharing import Sharing, alone
@@ -226,8 +226,8 @@ class ParameterClient:
             return self._mind.presence(clock)
 
     def held(self, shards: Sequence[int]) -> int:
-        """Return the oldest version among these shards in `landing`."""
-        return self._mind.shown(shards)
+        """Return the clock before which everyone's clocks are in `landing`, for all of these shards."""
+        return self._mind.clocks(shards)
 
     # ---- what a worker that joins in mid-run needs ---------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class ParameterClient:
 
     # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
 
-    def told(self, message: Reassign | Members) -> None:
+    def told(self, message: Reassign | Shared) -> None:
         """Take in a new assignment; an older one than the newest says nothing."""
         if not isinstance(message, Reassign):
             return

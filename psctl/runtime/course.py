@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from psctl.job.membership import Shared
 from psctl.job.messages import Resume, Welcome
 from psctl.runtime.aside import capture, fingerprint, restore
 from psctl.runtime.checkpoints import Parts, local
 from psctl.runtime.cuts import Verdict
+from psctl.runtime.division import Batch, members_of
 from psctl.runtime.loader import Loader
 from psctl.runtime.position import Position, position_of
 from psctl.runtime.reseed import reseed
@@ -69,6 +71,7 @@ class Course:
         self._drawn_from: Loader | None = None
         self._feeding: Loader | None = None
         self._draws = 0
+        self._batches: dict[int, list[Batch]] = {}  # by loader: the last ones, where members may change
 
     @property
     def marked(self) -> int:
@@ -89,7 +92,7 @@ class Course:
     def begin(self, parts: Parts, way: Way) -> None:
         """Take the model on: it has its start values."""
         self._parts, self._way = parts, way
-        self._frozen = fingerprint(parts) if self.rank == 0 and way.update == "server" else ""
+        self._frozen = fingerprint(parts) if way.update == "server" else ""
         self._reseed()
         self._leave(self._begin)
 
@@ -170,6 +173,39 @@ class Course:
         self._reseed()  # fetching may have used random numbers
         self._draws += 1
 
+    def members(self) -> tuple[int, ...]:
+        """Return the ranks that take part now."""
+        division = self._seat.division
+        return division.members() if division is not None else tuple(range(self.world))
+
+    def begin_clock(self) -> tuple[int, list[Shared], tuple[int, ...]]:
+        """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
+        division = self._seat.division
+        changes = division.begin(self.step) if division is not None else []
+        ranks = members_of(changes, range(self.world))
+        self._share.among(len(ranks))
+        return self.step, changes, ranks
+
+    def batches(self, loader: Loader) -> list[Batch]:
+        """Return the last batches of a loader, where members may change."""
+        return self._batches.get(loader.index, [])
+
+    def remember(self, loader: Loader, batch: Batch) -> None:
+        """Note what a loader hands out."""
+        division = self._seat.division
+        if division is not None and division.elastic:
+            kept = [one for one in self.batches(loader) if one.step > batch.step - division.span]
+            self._batches[loader.index] = [*kept, batch]
+
+    def pass_ends(self) -> bool:
+        """The last batch of a pass was handed out: tell whether a change of members may add one, when it is known."""
+        division = self._seat.division
+        if self._way is None or division is None or not division.elastic:
+            return False
+        self._way.wait()
+        division.settle()
+        return True
+
     def exhausted(self, loader: Loader) -> None:
         """A pass over a loader has ended; the epoch too, where the script does not count epochs with run.epochs."""
         loader.passes += 1
@@ -202,15 +238,16 @@ class Course:
             self._stop()
 
     def _leave(self, position: Position) -> None:
-        """Leave rank 0's own state where a worker that joins at this step finds it."""
+        """Leave rank 0's own state, under asp every rank's, where a worker that joins at this step finds it."""
         parts, way = self._parts, self._way
-        if self.rank == 0 and parts is not None and way is not None:
-            way.leave(self.step, lambda: capture(parts, self._tracked, position, self._frozen))
+        if parts is not None and way is not None and (self.rank == 0 or way.alone):
+            way.leave(self.step, lambda: capture(parts, self._tracked, position, self._frozen, self._batches))
 
     def take_place(self, resume: Resume | None, parts: Parts, way: Way) -> None:
         """Go on where a lost worker was, if that is what this process is for: the others train already."""
         if resume is not None and not resume.checkpoint:
-            self._go_on(resume.step, restore(way.left(resume.step), parts, self._tracked))
+            position, self._batches = restore(way.left(resume.step), parts, self._tracked)
+            self._go_on(resume.step, position)
 
     def _go_on(self, step: int, position: Position) -> None:
         self.step = self._rested = self._saved = step
@@ -225,8 +262,7 @@ class Course:
         self.rest()
         if not self._seat.keeps or self.step == self._saved or self._verdict.stop:
             return
-        if self.rank == 0:
-            self._way.save_late(self.step)
+        self._way.save_late(self.step)
         self._save(self._here())
 
     def await_saved(self) -> None:

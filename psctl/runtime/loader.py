@@ -9,8 +9,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from psctl.errors import UsageError
-from psctl.job.examples import clocks_in_epoch, positions, share
+from psctl.job.examples import clocks_in_epoch, positions
+from psctl.job.membership import Shared
+from psctl.runtime.division import Batch, owed
 from psctl.runtime.reseed import mix, reseed
+from psctl.words import Range
 
 
 class Consumer(Protocol):
@@ -22,6 +25,18 @@ class Consumer(Protocol):
 
     def wanted(self, loader: Loader) -> None:
         """The loop asks for the next batch: what was done before is complete."""
+
+    def begin_clock(self) -> tuple[int, list[Shared], tuple[int, ...]]:
+        """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
+
+    def batches(self, loader: Loader) -> list[Batch]:
+        """Return the last batches of a loader, where members may change."""
+
+    def remember(self, loader: Loader, batch: Batch) -> None:
+        """Note what a loader hands out."""
+
+    def pass_ends(self) -> bool:
+        """The last batch of a pass was handed out: tell whether a change of members may add one, when it is known."""
 
     def drawn(self, loader: Loader, mine: int, together: int) -> None:
         """A batch of `mine` examples, of `together` over all ranks, is handed out."""
@@ -62,6 +77,7 @@ class Loader:
         self._batch = batch_size * consumer.world if per_worker else batch_size
         _check(self._examples, self._batch, batch_size, consumer.world)
         self._clocks = clocks_in_epoch(self._examples, self._batch, consumer.world)
+        self._late = False  # one more batch comes, of what a lost rank had drawn
 
     def __len__(self) -> int:
         return self._clocks
@@ -69,7 +85,7 @@ class Loader:
     @property
     def complete(self) -> bool:
         """Every batch of the pass that goes on was handed out."""
-        return self.clock >= self._clocks
+        return self.clock >= self._clocks and not self._late
 
     def __iter__(self) -> Iterator[Any]:
         self._consumer.wanted(self)
@@ -78,24 +94,52 @@ class Loader:
 
     def _run(self, epoch: int, start: int) -> Iterator[Any]:
         self.clock = start
-        if start < self._clocks:
-            for batch in self._fetching(epoch, start):
-                mine, together = self._sizes(self.clock)
-                self.clock += 1
-                self._consumer.drawn(self, mine, together)
-                yield batch
-                self._consumer.wanted(self)
+        fetching: Iterator[Any] | None = None
+        ranks: tuple[int, ...] = ()
+        while (batch := self._next(epoch)) is not None:
+            if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
+                fetching, ranks = iter(self._fetching(batch)), batch.ranks
+            found = next(fetching)
+            self.clock, self._late = self.clock + 1, False
+            self._consumer.remember(self, batch)
+            self._consumer.drawn(self, sum(map(len, batch.of(self._consumer.rank))), batch.size)
+            yield found
+            self._consumer.wanted(self)
         self._consumer.exhausted(self)
 
-    def _fetching(self, epoch: int, start: int) -> DataLoader[Any]:
-        rank, world, seed = self._consumer.rank, self._consumer.world, self._consumer.seed
+    def _next(self, epoch: int) -> Batch | None:
+        """Return what all ranks take at the next clock; None at the end of the pass."""
+        if self.clock >= self._clocks and not self._consumer.pass_ends():
+            return None
+        step, changes, ranks = self._consumer.begin_clock()
+        before = self._consumer.batches(self)
+        new = [change for change in changes if change.clock > before[-1].step] if before else []
+        back = owed(new, before, epoch)
+        if self.clock < self._clocks:
+            return Batch(step, epoch, (self._positions(self.clock), *back), ranks)
+        if not back:
+            return None
+        self._late = True
+        self._consumer.wanted(self)
+        return Batch(step, epoch, back, ranks)
+
+    def _positions(self, clock: int) -> Range:
+        return positions(self._examples, self._batch, self._consumer.world, clock)
+
+    def _fetching(self, first: Batch) -> DataLoader[Any]:
+        """Fetch this batch and, for the same ranks, those of the clocks after it."""
+        epoch, rank, seed = first.epoch, self._consumer.rank, self._consumer.seed
+        later = range(self.clock + 1, self._clocks)
+        takes = {self.clock: first} | {
+            clock: Batch(0, epoch, (self._positions(clock),), first.ranks) for clock in later
+        }  # fmt: skip
         clocks = Clocks(
             self._dataset, self._collate, self._order(epoch), (seed, epoch, rank),
-            [self._mine(clock, world, rank) for clock in range(self._clocks)],
+            {clock: [(one.start, one.stop) for one in _some(batch, rank)] for clock, batch in takes.items()},
         )  # fmt: skip
         # The base seed of loader processes comes from a generator of its own, so that a pass leaves the script's alone.
         return DataLoader(
-            clocks, batch_size=None, sampler=list(range(start, self._clocks)), num_workers=self._workers,
+            clocks, batch_size=None, sampler=list(takes), num_workers=self._workers,
             collate_fn=as_it_is, generator=torch.Generator().manual_seed(mix(seed, "loader", epoch)),
         )  # fmt: skip
 
@@ -104,14 +148,6 @@ class Loader:
             return None
         generator = torch.Generator().manual_seed(mix(self._consumer.seed, "order", epoch))
         return torch.randperm(self._examples, generator=generator)
-
-    def _mine(self, clock: int, world: int, rank: int) -> tuple[int, int]:
-        part = share(positions(self._examples, self._batch, world, clock), world, rank)
-        return part.start, part.stop
-
-    def _sizes(self, clock: int) -> tuple[int, int]:
-        start, stop = self._mine(clock, self._consumer.world, self._consumer.rank)
-        return stop - start, len(positions(self._examples, self._batch, self._consumer.world, clock))
 
 
 class Clocks(Dataset[Any]):
@@ -123,18 +159,24 @@ class Clocks(Dataset[Any]):
         collate: Callable[[list[Any]], Any],
         order: torch.Tensor | None,
         seeds: tuple[int, int, int],
-        ranges: list[tuple[int, int]],
+        ranges: dict[int, list[tuple[int, int]]],
     ) -> None:
         self._dataset, self._collate, self._order, self._seeds, self._ranges = dataset, collate, order, seeds, ranges
 
     def __getitem__(self, clock: int) -> Any:
         seed, epoch, rank = self._seeds
         reseed(seed, "fetch", epoch, clock, rank)
-        start, stop = self._ranges[clock]
-        places = list(range(start, stop)) if self._order is None else self._order[start:stop].tolist()
+        places = [place for start, stop in self._ranges[clock] for place in range(start, stop)]
+        if self._order is not None:
+            places = self._order[places].tolist()
         together = getattr(self._dataset, "__getitems__", None)
         items = together(places) if together is not None else [self._dataset[place] for place in places]
         return self._collate(items)
+
+
+def _some(batch: Batch, rank: int) -> tuple[Range, ...]:
+    """Return a rank's share of a batch; where there are fewer examples than ranks, one that others count."""
+    return batch.of(rank) or (Range(batch.ranges[0].start, batch.ranges[0].start + 1),)
 
 
 def as_it_is(batch: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from psctl.clock import Clock, SystemClock
 from psctl.job.messages import Decision, Welcome
 from psctl.runtime.cuts import Verdict
+from psctl.runtime.division import Division
 from psctl.runtime.plane import Plane
 from psctl.schedule.transfer import Schedule
 from psctl.words import Layout, Member, TensorSlice
@@ -36,6 +37,7 @@ class Lone:
     """
 
     keeps = False
+    division: Division | None = None
 
     def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
         self.me = Member("worker", rank)

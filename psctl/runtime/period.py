@@ -75,6 +75,7 @@ class Periodic:
     frozen = ""
     staleness = 0
     apart = True
+    alone = False
 
     def __init__(
         self,

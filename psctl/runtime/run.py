@@ -95,8 +95,8 @@ class Run:
 
     @property
     def world(self) -> int:
-        """The number of workers; as WORLD_SIZE in the environment, 1 alone."""
-        return self._course.world
+        """The number of workers that take part; as WORLD_SIZE in the environment at the start, 1 alone."""
+        return len(self._course.members())
 
     @property
     def device(self) -> torch.device:
@@ -170,7 +170,7 @@ class Run:
         decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._go_on_from(decision.resume)
-        tools = Tools(self._seat, self.world, self._connect, self._share, self._clock, self._trace, outer)
+        tools = Tools(self._seat, self._welcome.world, self._connect, self._share, self._clock, self._trace, outer)
         way = start(parts, decision, tools)
         self._course.take_place(decision.resume, parts, way)
         self._strategy = decision.strategy
@@ -297,7 +297,7 @@ class Run:
             SystemExit: the job was asked to stop and has saved; only where the loop does not use `run.loader`.
         """
         step = self.step + 1 if self._course.in_step else self.step
-        self._reports.add(step, self.epoch, float(self._share.mine or 1), numbers)
+        self._reports.add(step, self.epoch, float(self._share.mine if self._share.together else 1), numbers)
         self._course.reported()
 
     def store(self, name: str = "default", consistency: Any = "asp", reads: str = "lazy", group: Any = None) -> Store:

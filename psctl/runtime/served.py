@@ -23,6 +23,7 @@ from psctl.runtime.trace import Trace
 from psctl.runtime.waits import Arrivals, WaitPoints
 from psctl.runtime.way import InStep, Share
 from psctl.store.fit import fit_name, numbers
+from psctl.store.sums import square
 
 CURE = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
@@ -40,6 +41,7 @@ class Served(InStep):
         client: after `start`.
         flat: where parameters lie in the client's buffers.
         share: tells this rank's weight.
+        asp: servers apply this rank's gradient alone.
     """
 
     name = "ps"
@@ -56,7 +58,10 @@ class Served(InStep):
         share: Share,
         clock: Clock,
         trace: Trace | None = None,
+        *,
+        asp: bool = False,
     ) -> None:
+        self.alone = asp
         self._names, self._optimizer, self._client, self._flat = names, optimizer, client, flat
         self._share, self._time, self._trace = share, clock, trace
         self._clock = client.base
@@ -99,7 +104,11 @@ class Served(InStep):
     def clip(self, max_norm: float) -> torch.Tensor:
         self._check()
         self._push_rest()
-        squares = self._client.norms(self._clock)
+        if self.alone:  # what is applied is this rank's own gradient
+            there = [one.grad for one in self._flat.parameters if one.grad is not None]
+            squares = {index: square(gradient) for index, gradient in enumerate(there)}
+        else:
+            squares = self._client.norms(self._clock)
         norm = sum(squares[index] for index in sorted(squares)) ** 0.5
         self._scale = min(1.0, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
         return torch.tensor(norm, dtype=self._flat.parameters[0].dtype)

@@ -18,9 +18,11 @@ import torch
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job import messages as say
 from psctl.job.meetings import Listens, WorkerAt, WorkersAt
-from psctl.job.membership import Members, Reassign
+from psctl.job.membership import Drawn, MembersAsked, Reassign, Shared
 from psctl.job.stores import TablesAt, TablesWanted
+from psctl.runtime import bootstrap
 from psctl.runtime.cuts import Cuts, Verdict
+from psctl.runtime.division import Division
 from psctl.runtime.plane import Plane
 from psctl.runtime.plane_meeting import Ask
 from psctl.schedule.transfer import Schedule
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
 
-Membership = Reassign | Members
+Membership = Reassign | Shared
 """What is said while a job trains of who takes part and who has which shard."""
 
 _steps: list[Callable[[], int | None]] = []
@@ -60,9 +62,11 @@ class Peer(Protocol):
     def join(self, timeout: float | None = None) -> bool: ...
 
 
-def leave_process(reason: str) -> NoReturn:
-    """End this process at once, from whatever thread: the job is over for it."""
-    print(f"psctl: this worker ends: {reason}", file=sys.stderr, flush=True)
+def leave_process(why: PsctlError) -> NoReturn:
+    """End this process at once, from whatever thread: the job is over for it. Its agent reads of a lost connection."""
+    print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
+    if isinstance(why, ConnectionFailed):
+        bootstrap.account(why, None, os.getcwd())
     os._exit(1)
 
 
@@ -71,7 +75,7 @@ class Session:
 
     Args:
         me: this worker, as its certificate names it.
-        leave: ends the process with a reason; called from the network thread.
+        leave: ends the process, told why; called from the network thread.
         connect: connects to the workers of a schedule, told each one's host and how to learn where they listen.
     """
 
@@ -79,7 +83,7 @@ class Session:
     """There is somebody who keeps checkpoints and collects reports."""
 
     def __init__(
-        self, me: Member, leave: Callable[[str], Any] = leave_process, connect: Connect | None = None
+        self, me: Member, leave: Callable[[PsctlError], Any] = leave_process, connect: Connect | None = None
     ) -> None:  # fmt: skip
         self.me = me
         self._leave, self._connect = leave, connect
@@ -104,6 +108,8 @@ class Session:
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._workers: WorkersAt | None = None
+        self.division: Division | None = None
+        """Who shares the examples of each clock; None before that is decided."""
 
     # ---- the handler: network thread ----
 
@@ -124,8 +130,10 @@ class Session:
 
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Take in one message."""
-        if isinstance(message, Reassign | Members):
+        if isinstance(message, Reassign | Shared):
             with self._changed:
+                if isinstance(message, Shared) and self.division is not None:
+                    self.division.heard(message)
                 listener = self._listener
                 if listener is None:
                     self._unheard.append(message)
@@ -137,7 +145,9 @@ class Session:
                 case say.Welcome():
                     self._welcome = message
                 case say.Decision():
-                    self._decision = message
+                    self._decision, self.division = message, self._divided(message)
+                case MembersAsked() if self.division is not None:
+                    self.send(Drawn(message.ticket, self.division.asked(message.ticket)), urgent=True)
                 case say.Go():
                     self._go = True
                 case say.Propose():
@@ -162,7 +172,7 @@ class Session:
                     self._workers = message
                 case say.Leave():
                     self._closing = True
-                    self._leave(message.reason)
+                    self._leave(JobFailed(message.reason))
                 case _:
                     pass  # parts of tensors: `place` has put them where they belong
             self._changed.notify_all()
@@ -174,7 +184,12 @@ class Session:
             self._changed.notify_all()
             if self._closing:
                 return
-        self._leave(f"the connection to the coordinator is lost: {error}")
+        self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
+
+    def _divided(self, decision: say.Decision) -> Division:
+        assert self._welcome is not None, "it comes before any decision"
+        first = decision.resume.step if decision.resume is not None else 0
+        return Division(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
 
     def _answer(self, propose: say.Propose) -> None:
         if self._cuts is None:

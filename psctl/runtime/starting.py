@@ -13,6 +13,7 @@ from psctl.errors import UsageError
 from psctl.job.messages import Decision, Resume, Welcome
 from psctl.runtime.checkpoints import Parts, local, wanted
 from psctl.runtime.cuts import Verdict
+from psctl.runtime.division import Division
 from psctl.runtime.joint import Joint, Reducer
 from psctl.runtime.native import AllReduce, Group
 from psctl.runtime.period import PLACE, Factory, Own, Periodic
@@ -24,7 +25,7 @@ from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
 from psctl.schedule import catalog
 from psctl.schedule.transfer import Schedule
-from psctl.words import Layout, Member, TensorSlice
+from psctl.words import Layout, Member, TensorSlice, consistency
 
 
 class Seat(Protocol):
@@ -32,6 +33,7 @@ class Seat(Protocol):
 
     me: Member
     keeps: bool
+    division: Division | None
 
     def join(self) -> Welcome: ...
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision: ...
@@ -175,10 +177,11 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
         )
     if served and (parts.optimizer is None or not decision.layout.optimizer):
         what = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
-        if decision.staleness:
+        if decision.staleness != 0:
+            asked = consistency(decision.staleness)
             raise UsageError(
-                f"consistency: {{ssp: {decision.staleness}}} was asked for, but {what} was given, which servers cannot "
-                "step piece by piece, and only they can step while workers are apart",
+                f"consistency: {asked} was asked for, but {what} was given, which servers cannot step piece by piece, "
+                "and only they can step while workers are apart",
                 "give an optimizer that fits (SGD, Adam, AdamW ...), or set `consistency: bsp` under sync:",
             )
         raise UsageError(
@@ -192,7 +195,8 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     if not served:
         return _stepping(parts, ServerSum(client, flat), decision, tools)
     assert parts.optimizer is not None, "checked above"
-    return Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace)
+    asp = decision.staleness is None
+    return Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp)
 
 
 def _start_values(parts: Parts, decision: Decision, tools: Tools, client: Client, flat: Flat) -> None:

@@ -32,6 +32,10 @@ class Share:
         """This rank's examples since gradients were last sent; 0 when unknown."""
         return self._mine
 
+    def among(self, world: int) -> None:
+        """Note how many ranks share the next batch."""
+        self._world = world
+
     def drawn(self, source: object, mine: int, together: int) -> None:
         """Note a batch of `mine` examples, of `together` over all ranks, from the loader `source`."""
         if self._sent or source is not self._source:
@@ -90,6 +94,10 @@ class Way(Protocol):
     def apart(self) -> bool:
         """Whether ranks step alone, so that each has an optimizer's state of its own."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether each rank goes on by itself (asp), so that who takes a rank's place needs that rank's own state."""
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up without being sent."""
 
@@ -109,7 +117,7 @@ class Way(Protocol):
         """Take psctl's hooks off the model's modules for a while."""
 
     def save_late(self, step: int) -> None:
-        """Have those who hold state besides the workers save `step`, the last one, which is done (rank 0 asks)."""
+        """Have those who hold state besides the workers save `step`, the last one, which is done; every rank asks."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return what this way keeps that belongs into rank 0's checkpoint: JSON values, and tensors by name."""
@@ -118,14 +126,14 @@ class Way(Protocol):
         """The script has ended: let all ranks have the same values."""
 
     def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        """Leave rank 0's own state at the start of clock `step` with those who hold state besides the workers, if any.
+        """Leave this rank's own state at the start of clock `step` with those who hold state too, if there are any.
 
         Args:
             state: makes it; called only if there is somebody.
         """
 
     def left(self, step: int) -> bytes:
-        """Return what rank 0 left at the start of clock `step`; waits for it."""
+        """Return what rank 0 (where each goes on alone: this rank) left at the start of clock `step`; waits for it."""
 
     def close(self, reason: str, *, failed: bool) -> None:
         """Let go of everything; `failed`: without waiting for others, who may be gone."""
@@ -136,6 +144,7 @@ class InStep:
 
     period = 1
     apart = False
+    alone = False
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return {}, {}

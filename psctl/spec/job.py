@@ -72,7 +72,7 @@ class SyncSpec(Section, frozen=True):
     ] = AUTO
     consistency: Annotated[
         Literal["bsp", "asp"] | Ssp,
-        choice("bsp", "asp", only=("bsp", Ssp)),
+        choice("bsp", "asp"),
         doc("bsp: all workers step together. asp: nobody waits. {ssp: N}: at most N clocks apart."),
     ] = "bsp"
     update: Annotated[
@@ -150,7 +150,7 @@ class RestartSpec(Section, frozen=True):
 
     on_worker_loss: Annotated[
         Literal["wait", "continue"],
-        choice("wait", "continue", only=("wait",)),
+        choice("wait", "continue"),
         doc("wait: another worker takes the lost one's place and replays the step. continue: go on with fewer."),
     ] = "wait"
 

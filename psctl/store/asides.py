@@ -1,9 +1,9 @@
-"""What travels beside the gradients (rank 0's buffers and tracked state), kept for the last clocks, for who joins."""
+"""What travels beside the gradients (a rank's buffers and tracked state), kept for its last clocks, for who joins."""
 
 from __future__ import annotations
 
 from psctl.errors import ProtocolError
-from psctl.store.messages import PART, Aside, AsideIs
+from psctl.store.messages import PART, Aside, AsideIs, AsideOf
 from psctl.store.outputs import Send, ToServer
 
 LARGEST = 1 << 30
@@ -11,22 +11,22 @@ LARGEST = 1 << 30
 
 
 class _Coming:
-    def __init__(self, message: Aside | AsideIs) -> None:
-        self.clock, self.filled, self.data = message.clock, 0, bytearray(message.size)
+    def __init__(self, clock: int, size: int, rank: int = 0) -> None:
+        self.clock, self.rank, self.filled, self.data = clock, rank, 0, bytearray(size)
 
 
 class Asides:
-    """By clock; who asks for one that is not here waits for it.
+    """By rank and clock; who asks for one that is not here waits for it.
 
     Args:
-        kept: how many clocks.
+        kept: how many clocks of a rank.
     """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._whole: dict[int, memoryview] = {}
+        self._whole: dict[int, dict[int, memoryview]] = {}  # rank -> clock -> bytes
         self._coming: dict[str, _Coming] = {}  # by sender
-        self._wishes: dict[int, int] = {}  # rank -> clock
+        self._wishes: dict[int, AsideOf] = {}  # by the rank that asks
 
     def place(self, sender: str, message: Aside, size: int) -> memoryview | None:
         """Return where a part goes; None when it is here already.
@@ -34,12 +34,14 @@ class Asides:
         Raises:
             ProtocolError: it does not fit.
         """
-        if message.clock in self._whole or message.size > LARGEST:
+        if sender.startswith("worker/") and sender != f"worker/{message.rank}":
+            raise ProtocolError(f"{sender}: it left a state as worker/{message.rank}", where=sender)
+        if message.clock in self._of(message.rank) or message.size > LARGEST:
             return None
         if message.offset == 0:
-            self._coming[sender] = _Coming(message)
+            self._coming[sender] = _Coming(message.clock, message.size, message.rank)
         coming = self._coming.get(sender)
-        if coming is None or coming.clock != message.clock:
+        if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock):
             return None
         if message.offset != coming.filled or message.offset + size > len(coming.data):
             raise ProtocolError(f"{sender}: bytes beside the gradients out of order", where=sender)
@@ -49,26 +51,28 @@ class Asides:
         """Count a part in; tell whether it became whole."""
         if size == 0 and message.size == 0:
             self.place(sender, message, 0)
-        coming = self._coming.get(sender)
-        if coming is None or coming.clock != message.clock or message.clock in self._whole:
+        coming, whole = self._coming.get(sender), self._of(message.rank)
+        if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock) or message.clock in whole:
             return False
         coming.filled += size
         if coming.filled < len(coming.data):
             return False
         del self._coming[sender]
-        self._whole[coming.clock] = memoryview(coming.data)
-        for old in sorted(self._whole)[: -self._kept]:
-            del self._whole[old]
+        whole[coming.clock] = memoryview(coming.data)
+        for old in sorted(whole)[: -self._kept]:
+            del whole[old]
         return True
 
-    @property
-    def newest(self) -> int:
-        """The newest clock that is here; -1: none."""
-        return max(self._whole, default=-1)
+    def _of(self, rank: int) -> dict[int, memoryview]:
+        return self._whole.setdefault(rank, {})
 
-    def wish(self, rank: int, clock: int) -> None:
-        """Remember that a rank asks for a clock's."""
-        self._wishes[rank] = clock
+    def newest(self, rank: int) -> int:
+        """Return the newest clock of a rank's that is here; -1: none."""
+        return max(self._of(rank), default=-1)
+
+    def wish(self, rank: int, message: AsideOf) -> None:
+        """Remember what a rank asks for."""
+        self._wishes[rank] = message
 
     def lost(self, rank: int) -> None:
         """Forget what a rank asked for and what it had sent in part."""
@@ -78,23 +82,23 @@ class Asides:
     def answers(self) -> list[Send]:
         """Answer what can be answered."""
         outputs: list[Send] = []
-        for rank, clock in sorted(self._wishes.items()):
-            data = self._whole.get(clock)
+        for rank, wish in sorted(self._wishes.items()):
+            data = self._of(wish.rank).get(wish.clock)
             if data is not None:
                 del self._wishes[rank]
                 for offset in range(0, max(1, len(data)), PART):
                     part = data[offset : offset + PART]
-                    outputs.append(Send(rank, AsideIs(clock, len(data), offset), part or None))
+                    outputs.append(Send(rank, AsideIs(wish.clock, len(data), offset), part or None))
         return outputs
 
-    def copies(self, server: int, clock: int | None = None) -> list[ToServer]:
-        """Pass one clock's (None: all) on to another server."""
+    def copies(self, server: int, only: Aside | None = None) -> list[ToServer]:
+        """Pass the one that this is of (None: all) on to another server."""
         outputs: list[ToServer] = []
-        for known, data in sorted(self._whole.items()):
-            if clock is None or clock == known:
+        for rank, clock, data in [(rank, *one) for rank, some in self._whole.items() for one in sorted(some.items())]:
+            if only is None or (rank, clock) == (only.rank, only.clock):
                 for offset in range(0, max(1, len(data)), PART):
                     part = data[offset : offset + PART]
-                    outputs.append(ToServer(server, Aside(known, len(data), offset), part or None))
+                    outputs.append(ToServer(server, Aside(clock, len(data), offset, rank), part or None))
         return outputs
 
 
@@ -116,7 +120,7 @@ class Fetching:
         if message.clock != self.wanted or message.size > LARGEST:
             return None
         if message.offset == 0:
-            self._server, self._coming = server, _Coming(message)
+            self._server, self._coming = server, _Coming(message.clock, message.size)
         coming = self._coming
         if coming is None or self._server != server or message.offset != coming.filled:
             return None

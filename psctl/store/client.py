@@ -16,11 +16,12 @@ this worker's own pushes are in; lazy reads (not `eager`) ask under ssp only whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import torch
 
-from psctl.errors import ProtocolError, UsageError
+from psctl.errors import ProtocolError
 from psctl.store.asides import Fetching
 from psctl.store.landing import Landings, flat_buffers, wrong
 from psctl.store.lending import Lending, Lent
@@ -152,8 +153,7 @@ class ClientMind:
         if 0 in shards:
             for clock in sorted(self._asides):
                 outs += self._aside_parts(clock)
-            if self._fetching.wanted is not None:
-                outs.append(Out(self.owners[0], AsideOf(self._fetching.wanted)))
+            outs += self.ask_aside(self._fetching.wanted) if self._fetching.wanted is not None else []
         return outs
 
     def _is_open(self, shard: int) -> bool:
@@ -226,17 +226,8 @@ class ClientMind:
         return [Out(server, SaveNow(version)) for server in self._route.servers if server in self._route.heard]
 
     def ask_norms(self, clock: int) -> list[Out]:
-        """Ask for the norms of `clock`, all of whose pushes have been handed in.
-
-        Raises:
-            UsageError: under asp there is no joint gradient.
-        """
-        if self.terms.staleness is None:
-            raise UsageError(
-                "run.clip_grad_norm needs the joint gradient of a step, which asp never makes",
-                "clip each worker's own gradient before its push (torch.nn.utils.clip_grad_norm_ inside `with "
-                "run.accumulate():`), or set sync.consistency to bsp or ssp",
-            )
+        """Ask for the norms of `clock`, all of whose pushes have been handed in."""
+        assert self.terms.staleness is not None, "under asp there is no joint gradient"
         self._norms_wanted = clock
         owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
         return [Out(server, Norms(clock)) for server in sorted(owners)]
@@ -272,12 +263,14 @@ class ClientMind:
     def _aside_parts(self, clock: int) -> list[Out]:
         data, size = self._asides[clock], len(self._asides[clock])
         offsets = range(0, max(1, size), PART)
-        return [Out(self.owners[0], Aside(clock, size, at), data[at : at + PART] or None) for at in offsets]
+        head = partial(Aside, clock, size, rank=self.rank)
+        return [Out(self.owners[0], head(at), data[at : at + PART] or None) for at in offsets]
 
     def ask_aside(self, clock: int) -> list[Out]:
-        """Ask for what another rank sent with `aside`."""
+        """Ask for what rank 0 sent with `aside`; under asp, what this rank's start before sent."""
         self._fetching.wanted = clock
-        return [Out(self.owners[0], AsideOf(clock))] if self._is_open(0) else []
+        whose = self.rank if self.terms.staleness is None else 0
+        return [Out(self.owners[0], AsideOf(clock, whose))] if self._is_open(0) else []
 
     def aside_of(self, clock: int) -> memoryview | None:
         """Return what was asked for with `ask_aside`, once it is here."""
@@ -352,6 +345,10 @@ class ClientMind:
     def show(self, shards: Sequence[int] | None = None) -> None:
         """Bring landed values to the front (landing.py says what this may overlap with)."""
         self._landings.show(shards)
+
+    def clocks(self, shards: Sequence[int]) -> int:
+        """Return the clock before which everyone's clocks are in the front, for all of these shards."""
+        return min((self._landings.each[shard].shown_clocks for shard in shards), default=self.terms.base)
 
     def shown(self, shards: Sequence[int]) -> int:
         """Return the oldest version in the front among these shards; as `show`, it may overlap with other calls."""

@@ -209,6 +209,11 @@ class Intake(ABC):
 
     # ---- what the two ways do differently ---------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def clocks(self) -> int:
+        """The clock before which everyone's clocks are in the values."""
+
     def ordered(self, clock: int, order: Order) -> None:
         """Take in how to apply a clock."""
         if clock > self._done(order.rank):

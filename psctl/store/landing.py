@@ -36,10 +36,13 @@ class Landing:
         self.asked = base - 1  # clock of the newest pull
         self.pending = False  # it is unanswered
         self.answered = base - 1  # clock of the newest pull that was answered
-        self.wanted = base - 1  # version wanted at least
+        self.wanted = base - 1  # `clocks` wanted at least
         self.version = base - 1  # newest version that is whole here
+        self.clocks = base - 1  # everyone's clocks before it are in that; the version itself, but under asp
         self.shown = base - 1  # version in the front
+        self.shown_clocks = base - 1
         self.incoming: int | None = None  # version whose bytes are coming in
+        self.coming_clocks = base - 1
         self.filled = 0
         self.direct = False  # the incoming bytes go to the front
         self.open = False  # the user waits: the front may be written
@@ -62,20 +65,22 @@ class Landings:
         self._terms, self._shards, self._held = terms, shards, held
 
     def oldest(self, clock: int, exact: bool) -> int:
-        """Return the oldest version that clock `clock` may read; there is none before the start values."""
-        base = self._terms.base
-        return max(base, clock - (0 if exact else self._terms.staleness or 0)) if clock >= base else clock
+        """Return how many of everyone's clocks the values for clock `clock` must hold at least; never less than the
+        start values do."""
+        base, staleness = self._terms.base, 0 if exact else self._terms.staleness
+        return max(base, clock - staleness if staleness is not None else base) if clock >= base else clock
 
     def ask(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
         """Note that clock `clock` will read the shard; tell whether it must be pulled."""
         landing, asp = self.each[shard], self._terms.staleness is None
         assert landing.shown == landing.version, "show before pull"
-        assert not landing.pending or self._terms.staleness, f"shard {shard}: the last pull is unanswered"
-        assert clock >= landing.asked + (0 if exact and self._terms.staleness else 1), (
+        assert not landing.pending or self._terms.staleness != 0, f"shard {shard}: the last pull is unanswered"
+        assert clock >= landing.asked + (0 if exact and self._terms.staleness != 0 else 1), (
             f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
         )
         landing.wanted = max(landing.wanted, self.oldest(clock, exact))
-        if landing.pending or not (asp or eager or landing.version < landing.wanted):
+        anyway = not exact if asp else eager
+        if landing.pending or not (anyway or landing.clocks < landing.wanted):
             return False
         landing.asked, landing.pending = clock, True
         return True
@@ -124,7 +129,8 @@ class Landings:
         landing.incoming = None
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # asked twice around a broken connection, answered twice
-        landing.incoming, landing.filled, landing.direct = message.version, 0, landing.open
+        landing.incoming, landing.coming_clocks = message.version, message.clocks
+        landing.filled, landing.direct = 0, landing.open
         return True
 
     def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
@@ -149,7 +155,7 @@ class Landings:
         landing.lent = None
         self._whole(landing, message.version)
         if landing.direct:
-            landing.shown = landing.version
+            landing.shown, landing.shown_clocks = landing.version, landing.clocks
         return True
 
     def _lend(self, server: int, message: Values, lent: memoryview) -> bool:
@@ -171,15 +177,17 @@ class Landings:
             del landing.present[old]
 
     def _whole(self, landing: Landing, version: int) -> None:
-        landing.version, landing.incoming = version, None
+        landing.version, landing.clocks, landing.incoming = version, landing.coming_clocks, None
         landing.answered = landing.asked
-        landing.pending = self._terms.staleness is not None and landing.version < landing.wanted  # pulled again
+        landing.pending = landing.clocks < landing.wanted  # pulled again
 
     def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
         wanted = range(len(self.each)) if shards is None else shards
         if self._terms.staleness is None:
-            missing = [shard for shard in wanted if self.each[shard].answered < clock]
+            oldest = self.oldest(clock, exact)
+            late = [(one, self.each[one]) for one in wanted]
+            missing = [shard for shard, one in late if one.answered < clock or one.clocks < oldest]
             asked = [self.each[shard].asked for shard in missing]
         else:
             missing = [shard for shard in wanted if self.each[shard].version < self.oldest(clock, exact)]
@@ -201,7 +209,7 @@ class Landings:
                 part = 0, where.range.start, len(where.range)
                 version, source = landing.lent or (landing.version, self._back[where.dtype].narrow(*part))
                 self.front[where.dtype].narrow(*part).copy_(source)
-                landing.shown = version
+                landing.shown, landing.shown_clocks = version, landing.clocks
 
     def presence(self, clock: int) -> list[bool]:
         """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""

@@ -99,7 +99,8 @@ class Norms(Message, frozen=True):
 class Pull(Message, frozen=True):
     """Send these shards, in this order of wish: each at a version of `oldest` or newer, that is newer than `have` too.
 
-    Under asp `oldest` says nothing, and the version holds this worker's own pushes of all clocks before `clock`.
+    Under asp versions count pushes: there the values hold this worker's own pushes of all clocks before `clock`, and
+    everyone's of all clocks before `oldest`.
     """
 
     clock: int
@@ -117,18 +118,21 @@ class Why(Message, frozen=True):
 class Aside(Message, frozen=True):
     """Payload: bytes of what travels beside the gradients (buffers, tracked state) at the start of `clock`.
 
-    From byte `offset`, of `size` in all. To the primary of shard 0, which passes it down its chain.
+    From byte `offset`, of `size` in all. To the primary of shard 0, which passes it down its chain. `rank`: whose;
+    under bsp and ssp rank 0's counts, under asp each rank leaves its own.
     """
 
     clock: int
     size: int
     offset: int
+    rank: int = 0
 
 
 class AsideOf(Message, frozen=True):
-    """Send the Aside of `clock`, when it is there. To the primary of shard 0."""
+    """Send that rank's Aside of `clock`, when it is there. To the primary of shard 0."""
 
     clock: int
+    rank: int = 0
 
 
 class Near(Message, frozen=True):
@@ -176,7 +180,8 @@ class NormsOf(Message, frozen=True):
 class Values(Message, frozen=True):
     """First part of a shard at one version, all of it the same version; answers the Pull at `clock`. Payload: bytes.
 
-    `present` tells for each piece whether any worker had a gradient at the clock that made this version.
+    `present` tells for each piece whether any worker had a gradient at the clock that made this version. `clocks`:
+    everyone's clocks before it are in the values: the version itself, but under asp.
     `at`: no payload and no parts; all of the bytes lie there.
     """
 
@@ -184,6 +189,7 @@ class Values(Message, frozen=True):
     version: int
     present: bytes
     clock: int
+    clocks: int
     at: Place | None = None
 
 

@@ -141,7 +141,7 @@ class ServerMind:
                     clocks[index] = mind.held_of(rank)
                     versions[index] = self.terms.base if mind.version is None else mind.version
         with self._guard(LEDGER):
-            aside = self._asides.newest if 0 in clocks else -1
+            aside = self._asides.newest(rank) if 0 in clocks else -1
         return [Held(rank, clocks, versions, aside)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
@@ -260,11 +260,11 @@ class ServerMind:
     def _aside(self, rank: int, message: Aside | AsideOf, size: int) -> list[Instruction]:
         with self._guard(LEDGER):
             if isinstance(message, AsideOf):
-                self._asides.wish(rank, message.clock)
+                self._asides.wish(rank, message)
                 return [*self._asides.answers()]
             if not self._asides.filled(f"worker/{rank}", message, size):
                 return []
-            copies = [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message.clock)]
+            copies = [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message)]
             return [*self._asides.answers(), *copies]
 
     # ---- servers ----------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class ServerMind:
             with self._guard(LEDGER):
                 if not self._asides.filled(f"server/{server}", message, size):
                     return []
-                return [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message.clock)]
+                return [one for to in sorted(self._aside_to) for one in self._asides.copies(to, message)]
         try:
             return self._to(message.shard, lambda mind: mind.received_from(server, message, size))
         except Refusal as refusal:

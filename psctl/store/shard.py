@@ -332,11 +332,13 @@ class ShardMind:
         return self._answer_norms()
 
     def missing(self, clock: int) -> list[int]:
-        """Return the ranks without whose pushes no pull at `clock` can be answered."""
-        needed = clock - (self._terms.staleness or 0)
-        if not self.leads or self.version is None or self.version >= needed:
+        """Return the ranks without whose pushes no pull at `clock` can be answered; under asp, those that a checkpoint
+        or a worker that asked for everyone's clocks waits for."""
+        if not self.leads or self.version is None:
             return []
-        return self._intake.missing(needed)
+        asked, staleness = [*self._intake.saves, *(wish.oldest for wish in self._pulls.values())], self._terms.staleness
+        needed = max(asked, default=0) if staleness is None else clock - staleness
+        return self._intake.missing(needed) if self._intake.clocks < needed else []
 
     def held_of(self, rank: int) -> int:
         """Return the last clock of a rank that is whole here; under asp, that is applied: the rest will be dropped."""
@@ -357,7 +359,7 @@ class ShardMind:
     def _satisfies(self, rank: int, wish: _Wish) -> bool:
         assert self.version is not None, "it is settled"
         if self._terms.staleness is None:
-            return self._intake.applied_of(rank) >= wish.clock - 1
+            return self._intake.applied_of(rank) >= wish.clock - 1 and self._intake.clocks >= wish.oldest
         return self.version >= wish.oldest and self.version > wish.have
 
     def _answer_pulls(self) -> list[Send]:
@@ -375,8 +377,9 @@ class ShardMind:
         self._sent[rank] = version
         view, index = bytes_view(self.state.values), self.shard.index
         if at := self._lending.place(rank, self.state.values):
-            return [Send(rank, Values(index, version, self.state.present, clock, at))]
-        outputs = [Send(rank, Values(index, version, self.state.present, clock), view[:PART] or None)]
+            return [Send(rank, Values(index, version, self.state.present, clock, self._intake.clocks, at))]
+        head = Values(index, version, self.state.present, clock, self._intake.clocks)
+        outputs = [Send(rank, head, view[:PART] or None)]
         for offset in range(PART, self.state.nbytes, PART):
             outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + PART]))
         return outputs

@@ -45,6 +45,10 @@ class Joint(Intake):
         self._joint = bytes(len(self._state.held))
         self._divided = False
 
+    @property
+    def clocks(self) -> int:
+        return self._done(-1) + 1
+
     def _done(self, rank: int) -> int:
         return (self._state.terms.base if self._state.version is None else self._state.version) - 1
 
@@ -167,6 +171,10 @@ class Joint(Intake):
 class Alone(Intake):
     """asp: one step a push."""
 
+    @property
+    def clocks(self) -> int:
+        return 1 + min(self.applied_of(rank) for rank in self.membership.changes[-1][1])
+
     def _done(self, rank: int) -> int:
         return self.applied_of(rank)
 
@@ -191,7 +199,7 @@ class Alone(Intake):
         return False
 
     def missing(self, needed: int) -> list[int]:
-        return []
+        return [rank for rank in self.membership.changes[-1][1] if self.applied_of(rank) < needed - 1]
 
 
 def intake(state: ShardState, membership: Membership) -> Intake:

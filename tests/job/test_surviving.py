@@ -241,11 +241,61 @@ def test_servers_that_do_not_answer_restart_all() -> None:
 
 def test_continue_goes_on_with_fewer_from_the_clock_after_the_cut() -> None:
     play = training(replace(ELASTIC, on_worker_loss="continue"))
-    assert [each for each in dies(play, W1) if isinstance(each, Start)] == []
-    members = membership.Members(8, [0])
-    assert told(cut(play), membership.Members) == [(each, members) for each in (*S, W0)]
+    new = dies(play, W1)
+    assert [each for each in new if isinstance(each, Start)] == []
+    assert told(new, membership.MembersAsked) == [(W0, membership.MembersAsked(1))]
+    assert told(cut(play), membership.Members) == []  # servers wait for the dead one until all have answered
+    play.hear(W0, messages.SaveBegin(9, [], {}))
+    new = play.hear(W0, membership.Drawn(1, 10))
+    assert told(new, membership.Members) == [(each, membership.Members(8, [0])) for each in S]
+    assert told(new, membership.Shared) == [(W0, membership.Shared(1, 10, [0], {1: 8}))]
+    assert [each.step for each in new if isinstance(each, Discard)] == [9, 10]  # they lack what joins clock 10
+    assert [each.step for _, each in told(new, messages.Saved)] == [9, 10]
     play.exits(W0, 0)
     assert play.mind.state == "stopping"
+
+
+def test_under_continue_who_comes_later_is_told_what_was_decided() -> None:
+    play = training(replace(ELASTIC, on_worker_loss="continue"))
+    dies(play, W1)
+    cut(play)
+    play.hear(W0, membership.Drawn(1, 8))
+    dies(play, S[1])
+    start = len(play.said)
+    listens(play, again(S[1]))
+    new = [each for member, each in told(play.said[start:], messages.AnyMessage) if member == again(S[1])]
+    kinds = (messages.Decision, membership.CountUntil, membership.Members)
+    assert [each for each in new if isinstance(each, kinds)][1:] == [
+        membership.CountUntil(1, -1, 7),
+        membership.Members(8, [0]),
+    ]
+    dies(play, W0)
+    play.hear(again(W0), messages.Join(1))
+    for server, shards in ((S[0], [0, 1, 2]), (S[2], [3, 4, 5])):
+        held = dict.fromkeys(shards, 9)
+        play.hear(server, membership.HeldOf(0, 0, held, held, 10 if 0 in shards else -1))
+    start = len(play.said)
+    play.hear(again(W0), messages.Prepare(LAYOUT, ()))
+    (decision, shared) = [each for member, each in told(play.said[start:], messages.AnyMessage) if member == again(W0)]
+    assert decision.elastic
+    assert shared == membership.Shared(1, 8, [0], {1: 8})
+
+
+def test_under_continue_two_that_die_together_are_divided_once() -> None:
+    hosts = [replace(ORDER.hosts[0], workers=1, slots=2), replace(ORDER.hosts[1], workers=1, slots=2)]
+    play = training(replace(ELASTIC, hosts=hosts, on_worker_loss="continue"))
+    dies(play, W1)
+    dies(play, W0)  # it had not answered; its place is taken, and its cut says what it had begun
+    for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
+        for rank, last in ((0, 8), (1, 7)):
+            held = dict.fromkeys(shards, last)
+            play.hear(server, membership.HeldOf(rank, 0, held, dict.fromkeys(shards, 8), 9 if 0 in shards else -1))
+    assert told(play.said, membership.Members)[0] == (S[0], membership.Members(8, [0]))
+    play.hear(again(W0), messages.Join(1))
+    start = len(play.said)
+    play.hear(again(W0), messages.Prepare(LAYOUT, ()))
+    shared = [each for _, each in told(play.said[start:], membership.Shared)]
+    assert shared == [membership.Shared(1, 8, [0], {1: 8})]
 
 
 def test_under_continue_rank_0_is_replaced_all_the_same() -> None:

@@ -118,11 +118,11 @@ class Job:
 
     def __init__(
         self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None,
-        staleness=0, period=1,
+        staleness=0, period=1, elastic=False,
     ) -> None:  # fmt: skip
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
-        self.period = period
+        self.period, self.elastic = period, elastic
         self.checkpoint: Saved | None = resume
         self.network = MemoryNetwork()
         self.saved: dict[int, Saved] = {}
@@ -140,6 +140,9 @@ class Job:
         self.members = [Member("worker", rank) for rank in range(workers)]
         self.held: dict[Member, list[membership.HeldOf]] = {}
         self.cuts: list[int] = []
+        self.lost: dict[int, int] = {}  # rank -> its first clock that does not count
+        self._drawn: dict[int, int] = {}
+        self._shared: list[membership.Shared] = []
         self._joining: dict[int, say.Resume] = {}
         self._clients: dict[Member, ParameterClient] = {}
         self._changed = threading.Condition(self._lock)
@@ -158,7 +161,9 @@ class Job:
                     results[rank] = script(run)
                 except Killed:
                     run._pulse.end()
-                    self._replace(member)
+                    self._die(member)
+                    if rank in self.lost:
+                        return
                     work(rank)
                     return
                 except SystemExit as end:
@@ -188,8 +193,8 @@ class Job:
         session.joined(Link(self, member))
         return session
 
-    def _replace(self, member: Member) -> None:
-        """End a worker as kill -9 does, find the clock to cut at, and let its next incarnation join there."""
+    def _die(self, member: Member) -> None:
+        """End a worker as kill -9 does, find the clock to cut at; its next incarnation joins there, or nobody does."""
         self._clients[member]._links._closed = True  # it dials nobody any more
         for dialler, link in list(self.network._links):
             if dialler == member:
@@ -201,14 +206,36 @@ class Job:
             clocks = [clock for held in self.held[member] for clock in held.clocks.values()]
             versions = [version for held in self.held[member] for version in held.versions.values()]
         cut = min(clocks)
-        if member.rank == 0:  # who joins needs its state of the clock after the cut
+        if member.rank == 0 or self.staleness is None:  # who joins needs its state of the clock after the cut
             cut = min(cut, max(held.aside for held in self.held[member]) - 1)
-        assert max(versions) <= cut + 1, "no shard has applied what is dropped"
+        assert self.staleness != 0 or max(versions) <= cut + 1, "no shard has applied what is dropped"
         for server in self._servers:
             self._bring(server.me, membership.CountUntil(member.rank, member.incarnation, cut))
         self.cuts.append(cut)
+        if self.elastic and member.rank != 0:
+            self._lose(member.rank, cut + 1)
+            return
         self._joining[member.rank] = say.Resume("", cut + 1, {}, [])
         self.members[member.rank] = Member("worker", member.rank, member.incarnation + 1)
+
+    def _lose(self, rank: int, clock: int) -> None:
+        """Go on without a worker, whose clocks from this one on do not count."""
+        with self._changed:
+            self.lost[rank] = clock
+            self._drawn, ticket = {}, len(self.lost)
+            left = [one for one in range(self.workers) if one not in self.lost]
+            asked = [one for one in left if one not in self.finished]
+            for one in asked:
+                self._bring(self.members[one], membership.MembersAsked(ticket))
+            assert self._changed.wait_for(lambda: len(self._drawn) == len(asked), WAIT)
+            ranks = [one for one in range(self.workers) if self.lost.get(one, clock + 1) > clock]
+            for server in self._servers:
+                self._bring(server.me, membership.Members(clock, ranks))
+            before = self._shared[-1].clock if self._shared else 0
+            shared = membership.Shared(ticket, max([clock, before, *self._drawn.values()]), left, {rank: clock})
+            self._shared.append(shared)
+            for one in left:
+                self._bring(self.members[one], shared)
 
     def fail(self, error) -> None:
         """Let the other workers go, as a coordinator does when one fails."""
@@ -251,6 +278,11 @@ class Job:
                 self._bring(member, say.Welcome(self.workers, self.seed, self.every, 0.05, resume))
             case say.Prepare() if rank in self._joining:
                 self._bring(member, msgspec.structs.replace(self.decision, resume=self._joining[rank]))
+                for shared in self._shared:
+                    self._bring(member, shared)
+            case membership.Drawn():
+                self._drawn[rank] = message.clock
+                self._changed.notify_all()
             case say.Ready() if rank in self._joining:
                 self._bring(member, say.Go())
             case say.Prepare():
@@ -327,8 +359,9 @@ class Job:
             owners = [chain[0] for chain in assign(sizes(shards), dict.fromkeys(range(self.count), 0), replicas=0)]
             first = first_assignment(owners, addresses)
             self.decision = say.Decision(
-                "ps", update, layout, shards, first, resume, staleness=self.staleness, period=self.period
-            )
+                "ps", update, layout, shards, first, resume, staleness=self.staleness, period=self.period,
+                elastic=self.elastic,
+            )  # fmt: skip
             for server in self._servers:
                 self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
                 self._bring(server.me, self.decision)
@@ -363,7 +396,9 @@ class Job:
         return connect
 
     def _bring(self, member, message, payload=None) -> None:
-        self._wires[member].bring(message, payload)
+        wire = self._wires.get(member)
+        if wire is not None:  # else it is being started again
+            wire.bring(message, payload)
 
     def _bring_all(self, message) -> None:
         for rank in range(self.workers):

@@ -24,6 +24,17 @@ class Consumer:
 
     def wanted(self, loader) -> None: ...
 
+    def begin_clock(self):
+        return len(self.shares), [], tuple(range(self.world))
+
+    def batches(self, loader):
+        return []
+
+    def remember(self, loader, batch) -> None: ...
+
+    def pass_ends(self) -> bool:
+        return False
+
     def drawn(self, loader, mine, together) -> None:
         self.shares.append((mine, together))
 

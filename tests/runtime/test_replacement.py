@@ -55,7 +55,7 @@ class Story:
         if (run.rank, run.step, place) in self.deaths:
             self.deaths.remove((run.rank, run.step, place))
             if run.rank == 0:  # a worker/0 that dies before its state is with the servers cannot be replaced in mid-run
-                until(lambda: any(run.step in server.mind._asides._whole for server in self.job._servers))
+                until(lambda: any(server.mind._asides.newest(0) >= run.step for server in self.job._servers))
             raise Killed
 
     def __call__(self, run):
@@ -119,6 +119,18 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same_to_the_b
     assert found[0][2] == expected[0][2]
 
 
+@pytest.mark.parametrize(("rank", "step", "place"), [(2, 9, PLACES[2]), (1, 8, PLACES[1])])
+def test_a_worker_that_dies_in_its_last_clock_or_after_it_is_replaced_too(rank, step, place):
+    expected, examples = undisturbed(0)
+    story = Story((rank, step, place))
+    found = story.train()
+    assert not story.deaths
+    assert story.seen == examples
+    for name, tensor in found[rank][0].items():
+        if "running" not in name and "batches" not in name:
+            assert torch.equal(tensor, expected[0][0][name]), name
+
+
 def test_one_after_the_other_in_one_training():
     expected, examples = undisturbed(0)
     story = Story((1, 2, PLACES[0]), (2, 4, PLACES[1]), (1, 6, PLACES[2]), (0, 8, PLACES[0]))
@@ -127,3 +139,136 @@ def test_one_after_the_other_in_one_training():
     assert story.seen == examples
     for name, tensor in found[0][0].items():
         assert torch.equal(tensor, expected[0][0][name]), name
+
+
+class Counted:
+    """A training whose values say, to the bit, how often each example is in them, whatever the order of pushes."""
+
+    STEPS = 12
+
+    def __init__(self, *deaths) -> None:
+        self.deaths, self.job, self.starts = list(deaths), None, []
+
+    def train(self, **terms):
+        self.job = Job(workers=3, servers=2, target=64, **terms)
+        return self.job.run(self)
+
+    def __call__(self, run):
+        model = nn.Linear(24, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer = run.prepare(model, optimizer)
+        self.starts.append((run.rank, run.step))
+        loader = run.loader(list(torch.eye(24, dtype=torch.float64)), batch_size=6)
+        for _ in run.epochs(3):
+            for x in loader:
+                optimizer.zero_grad()
+                self._die(run, "before the forward")
+                loss = model(x).sum()
+                loss.backward()
+                run.clip_grad_norm(100.0)  # by this rank's own gradient, which is shorter
+                self._die(run, "after the backward")
+                optimizer.step()
+                self._die(run, "after the step")
+        run.wait()  # for everyone's clocks
+        return [-one for one in model.weight.detach().reshape(-1).tolist()]
+
+    def _die(self, run, place: str) -> None:
+        if (run.rank, run.step, place) in self.deaths:
+            self.deaths.remove((run.rank, run.step, place))
+            raise Killed
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("rank", "step"), [(0, 5), (2, 5), (1, 11)])
+def test_under_asp_the_unfinished_task_of_a_dead_worker_is_done_once(rank, step, place):
+    story = Counted((rank, step, place))
+    for found in story.train(staleness=None):
+        assert found == [3.0] * 24  # every example once an epoch
+    assert not story.deaths
+    assert story.starts[3][0] == rank
+    assert set(story.job.saved) == {12}
+
+
+def test_under_asp_a_checkpoint_has_the_same_clocks_of_everyone():
+    story = Counted()
+    story.train(staleness=None, every=4)
+    for step in (4, 8, 12):
+        saved = story.job.saved[step]
+        assert saved.tensor("param/weight").reshape(-1).tolist() == [-step / 4] * 24
+        assert (saved.state["epoch"], saved.state["clock"]) == (step // 4, 0)
+
+
+class Shrinking:
+    """A training that goes on without those who die; every example of a clock that counts moves its own value."""
+
+    def __init__(self, *deaths) -> None:
+        self.deaths, self.job, self.taken, self.worlds = list(deaths), None, {}, {}
+
+    def train(self, **terms):
+        self.job = Job(workers=3, servers=2, target=64, elastic=True, **terms)
+        return self.job.run(self)
+
+    def __call__(self, run):
+        model = nn.Linear(24, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer = run.prepare(model, optimizer)
+        loader = run.loader(list(torch.eye(24, dtype=torch.float64)), batch_size=6)
+        for epoch in run.epochs(3):
+            for x in loader:
+                self.taken[run.step, run.rank] = (epoch, x.argmax(1).tolist() if run._share.mine else [])
+                self.worlds[run.step] = run.world
+                optimizer.zero_grad()
+                self._die(run, "before the forward")
+                model(x).mean().backward()
+                self._die(run, "after the backward")
+                optimizer.step()
+                self._die(run, "after the step")
+        run.wait()
+        return [-one for one in model.weight.detach().reshape(-1).tolist()]
+
+    def _die(self, run, place: str) -> None:
+        if (run.rank, run.step, place) in self.deaths:
+            self.deaths.remove((run.rank, run.step, place))
+            if run.rank == 0:
+                until(lambda: any(server.mind._asides.newest(0) >= run.step for server in self.job._servers))
+            raise Killed
+
+    def counted(self):
+        """For each clock its epoch and the examples that are in the values."""
+        found: dict[int, tuple[int, list[int]]] = {}
+        for (clock, rank), (epoch, examples) in sorted(self.taken.items()):
+            if clock < self.job.lost.get(rank, clock + 1):
+                found.setdefault(clock, (epoch, []))[1].extend(examples)
+        return found
+
+
+DEATHS = [
+    [(2, 5, PLACES[0])], [(2, 5, PLACES[1])], [(2, 5, PLACES[2])],
+    [(1, 7, PLACES[1])],  # the last clock of an epoch: its examples make one more
+    [(2, 11, PLACES[0])],  # the last clock of all
+    [(2, 12, PLACES[2])],  # after it
+    [(1, 3, PLACES[1]), (2, 8, PLACES[0])],
+    [(2, 4, PLACES[1]), (0, 7, PLACES[1])],  # worker/0's place is taken all the same
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("deaths", DEATHS)
+def test_the_others_go_on_without_a_dead_worker_and_do_its_examples_once(deaths, staleness):
+    story = Shrinking(*deaths)
+    found = story.train(staleness=staleness)
+    assert not story.deaths
+    lost = {rank for rank, _, _ in deaths if rank}
+    assert set(story.job.lost) == lost
+    assert story.worlds[max(story.worlds)] == 3 - len([rank for rank, step, _ in deaths if rank and step < 12])
+    counted = story.counted()
+    for epoch in range(3):
+        assert sorted(one for at, some in counted.values() if at == epoch for one in some) == list(range(24))
+    expected = [0.0] * 24
+    for _, examples in counted.values():
+        for one in examples:
+            expected[one] += 1 / len(examples)
+    for rank in {0, 1, 2} - lost:
+        assert found[rank] == pytest.approx(expected, rel=1e-12)

@@ -123,6 +123,25 @@ def test_the_fastest_goes_s_clocks_ahead_and_then_waits_for_the_slowest_by_name(
         assert fast.client.held(range(len(world.decision.shards))) == 1
 
 
+def test_a_wait_for_everyones_clocks_takes_in_what_has_landed_meanwhile():
+    layout = make_layout(SHAPES, "SGD", [{"lr": 0.1}])
+    with World(layout, 2, 2, target=600, staleness=2) as world:
+        world.start(flat_values(layout, start_values()))
+        fast, slow = Runner(world, 0), Runner(world, 1)
+        shards = range(len(world.decision.shards))
+        for clock in range(2):
+            fast.client.wait(clock)
+            fast.push(fast.values(), [{"lr": 0.1}])
+        slow.push(slow.values(), [{"lr": 0.1}])
+        until(lambda: all(fast.client._mind._landings.each[shard].version == 1 for shard in shards))  # and not shown
+        waiting = threading.Thread(target=fast.client.wait, args=(2,), kwargs={"exact": True})
+        waiting.start()
+        slow.client.wait(1)
+        slow.push(slow.values(), [{"lr": 0.1}])
+        waiting.join(10)
+        assert fast.client.held(shards) == 2
+
+
 def test_a_script_trains_with_workers_apart_and_tells_how_stale_its_values_were():
     held_back, ahead = threading.Event(), threading.Event()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job import events, instructions, messages
+from psctl.job import events, instructions, membership, messages
 from psctl.job.coordinator import Mind
 from psctl.job.instructions import Connected, ConnectionLost, Happening, Heard, Tick
 from psctl.job.messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
@@ -76,7 +76,7 @@ class Coordinator:
                 return
             case messages.SaveBegin():
                 self.disk.begin(peer.member, message)
-            case messages.HandedOver(shard=shard):
+            case membership.HandedOver(shard=shard):
                 self._handing.discard(shard)
             case messages.LoadWanted(ticket=ticket, slices=slices):
                 for index, wanted in enumerate(slices):
@@ -148,7 +148,7 @@ class Coordinator:
     def _tell(self, member: Member, message: Any) -> None:
         if isinstance(message, messages.Go):
             self.on_go()
-        if isinstance(message, messages.Decision | messages.Reassign):
+        if isinstance(message, messages.Decision | membership.Reassign):
             chains = message.assignment.chains
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
             self._handing |= {shard for shard, one in enumerate(moved) if one}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from psctl.job.messages import Decision
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.words import Member
 
@@ -81,9 +80,6 @@ class Leave:
     server: int
 
 
-ASYNCHRONOUS = "None" in str(Decision.__annotations__["staleness"])
-"""Does the job know asp yet?"""
-
 DIGITS = 26
 """Pushes that a float64 counts without error (model.Script)."""
 
@@ -130,7 +126,7 @@ def draw(seed: int) -> Scenario:
     update = chance.choice(("server", "server", "server", "worker"))
     directed = chance.random() < 0.5
     staleness = chance.choice((0, 0, 0, 1, 1, 2, None)) if update == "server" else 0
-    if not (directed and ASYNCHRONOUS):
+    if not directed:
         staleness = staleness or 0
     spec = _spec(chance, len(workers), asynchronous=staleness is None)
     pace = chance.choice((0.001, 0.01, 0.05))
@@ -243,6 +239,6 @@ def order(scenario: Scenario) -> JobOrder:
         report_seconds=1.0, ports=None,
         checkpoint=CheckpointOrder(None, scenario.saves, 0.0, 3, None, on_stop=False, copies=0),
         resume=None, resume_id=None, code_hash="c", job_file="", environment={}, congestion="auto",
-        staleness=scenario.staleness or 0,
+        staleness=scenario.staleness,
         replicas=scenario.replicas, on_worker_loss=scenario.deaths,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psctl.errors import ConnectionFailed
+from psctl.job import membership
 from psctl.job import messages as say
 from psctl.store.messages import Kinds
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
@@ -90,13 +91,13 @@ class Server:
     def _member(self, message: Any) -> None:
         """Do what the coordinator says of who takes part."""
         match message:
-            case say.Reassign(assignment=assignment):
+            case membership.Reassign(assignment=assignment):
                 self._told(assignment)
-            case say.WorkerGone(rank=rank, incarnation=incarnation):
+            case membership.WorkerGone(rank=rank, incarnation=incarnation):
                 self.desk.gone(rank, incarnation)
-            case say.CountUntil(rank=rank, clock=clock):
+            case membership.CountUntil(rank=rank, clock=clock):
                 self.desk.follow(self._mind.count_until(rank, clock))
-            case say.Members(clock=clock, ranks=ranks):
+            case membership.Members(clock=clock, ranks=ranks):
                 self.desk.follow(self._mind.members(clock, ranks))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Server:
                 self._welcome = message
             case say.Decision():
                 self._decision = message
-            case say.Reassign() | say.WorkerGone() | say.CountUntil() | say.Members():
+            case membership.Reassign() | membership.WorkerGone() | membership.CountUntil() | membership.Members():
                 if self.mind is None:
                     self._early.append(message)  # it waits for the decision
                 else:
@@ -215,7 +216,7 @@ class Desk:
             self._lost(peer)
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._server.tell(say.ServerUnreachable(at.rank, at.incarnation, why))
+        self._server.tell(membership.ServerUnreachable(at.rank, at.incarnation, why))
 
     def _let_in(self, peer: End) -> None:
         who = (peer.member.role, peer.member.rank)
@@ -280,13 +281,13 @@ class Desk:
                 case ToServer(server=server, message=message, payload=payload):
                     peer = self._peers.get(("server", server))
                 case CaughtUp(epoch=epoch, shard=shard, server=server):
-                    self._server.tell(say.CaughtUp(epoch, shard, server))
+                    self._server.tell(membership.CaughtUp(epoch, shard, server))
                     continue
                 case HandedOver(epoch=epoch, shard=shard):
-                    self._server.tell(say.HandedOver(epoch, shard))
+                    self._server.tell(membership.HandedOver(epoch, shard))
                     continue
                 case Held(rank=rank, clocks=clocks, versions=versions, aside=aside):
-                    self._server.tell(say.HeldOf(rank, self._incarnation[rank], clocks, versions, aside))
+                    self._server.tell(membership.HeldOf(rank, self._incarnation[rank], clocks, versions, aside))
                     continue
                 case Save():
                     self._server.save(instruction)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from psctl.errors import ConnectionFailed
+from psctl.job import membership
 from psctl.job import messages as say
 from psctl.store.client import ClientMind, Out
 from psctl.store.pieces import pieces
@@ -61,7 +62,7 @@ class Worker:
                 self._decision = message
             case say.Go():
                 self._go = True
-            case say.Reassign(assignment=assignment):
+            case membership.Reassign(assignment=assignment):
                 self._told(assignment)
             case say.Leave():
                 self.process.end(1)
@@ -260,7 +261,7 @@ class Worker:
         self._mind.lost(at.rank)
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._tell(say.ServerUnreachable(at.rank, at.incarnation, why))
+        self._tell(membership.ServerUnreachable(at.rank, at.incarnation, why))
 
     def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
         return self._mind.place(at.rank, message, size)

@@ -22,17 +22,18 @@ from psctl.spec.fields import Notation, Section
 
 PACKAGE = Path(orders.__file__).parent
 ONE_VALUE = {
-    (job.SyncSpec, "consistency"), (job.SyncSpec, "period"), (job.SyncSpec, "compression"), (job.SyncSpec, "batchnorm"),
+    (job.SyncSpec, "compression"), (job.SyncSpec, "batchnorm"),
     (job.JobSpec, "version"), (cluster.ClusterSpec, "version"),
-    (job.MetricsSpec, "tensorboard"), (job.RestartSpec, "on_worker_loss"),
+    (job.MetricsSpec, "tensorboard"),
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
 CALLED: dict[type[Any], set[str]] = {
     cluster.ClusterSpec: {"spec", "cluster"}, cluster.HostSpec: {"host", "hosts", "entry"}, cluster.SshSpec: {"ssh"},
     cluster.LinkSpec: {"link"},
     cluster.NetworkSpec: {"network"}, cluster.RuntimeSpec: {"runtime"}, job.JobSpec: {"job", "spec", "wanted"},
-    job.SyncSpec: {"sync"}, job.KeepBest: {"keep_best", "best"}, job.CheckpointSpec: {"checkpoint"},
-    job.TimeoutSpec: {"timeouts"}, job.MetricsSpec: {"metrics"}, job.RestartSpec: {"restart"},
+    job.SyncSpec: {"sync"}, job.Ssp: {"consistency"}, job.KeepBest: {"keep_best", "best"},
+    job.CheckpointSpec: {"checkpoint"}, job.TimeoutSpec: {"timeouts"},
+    job.MetricsSpec: {"metrics"}, job.RestartSpec: {"restart"},
     job.PerHost: {"workers", "servers"}, orders.JobOrder: {"order", "job", "orders", "_order", "_orders"},
     orders.CheckpointOrder: {"checkpoint", "keep", "policy", "when"},
 }  # fmt: skip

@@ -11,7 +11,7 @@ from psctl.errors import ProtocolError
 from psctl.store.asides import Asides
 from psctl.store.entries import Copying
 from psctl.store.ledger import Ledger, Membership
-from psctl.store.messages import PART, Aside, AsideIs, Step
+from psctl.store.messages import PART, Aside, AsideIs, AsideOf, Step
 from psctl.store.roles import AFTER_HANDING, ROLES, Place, Role, place_of
 
 
@@ -54,7 +54,7 @@ def give(asides: Asides, sender: str, clock: int, data: bytes) -> bool:
 
 def test_an_aside_is_kept_for_some_clocks_and_answered_when_it_comes():
     asides, data = Asides(2), bytes(range(256)) * (PART // 128)
-    asides.wish(1, 5)
+    asides.wish(1, AsideOf(5))
     assert asides.answers() == []
     assert give(asides, "worker/0", 5, data)
     answers = asides.answers()
@@ -65,7 +65,7 @@ def test_an_aside_is_kept_for_some_clocks_and_answered_when_it_comes():
     assert give(asides, "worker/0", 6, b"six")
     assert give(asides, "worker/0", 7, b"")
     assert [one.message.clock for one in asides.copies(2)] == [6, 7]
-    assert asides.newest == 7
+    assert asides.newest(0) == 7
 
 
 def test_an_aside_that_breaks_off_is_begun_anew_and_one_out_of_order_is_an_error():

@@ -33,7 +33,7 @@ def make(base=0, staleness=0) -> ClientMind:
 
 def land(mind: ClientMind, shard: int, version: int, value: float, present=None) -> None:
     asked = mind._landings.each[shard].asked
-    head = Values(shard, version, present or b"\1" * len(mind.held[shard]), asked)
+    head = Values(shard, version, present or b"\1" * len(mind.held[shard]), asked, version)
     size = 4 * len(SHARDS[shard].range)
     mind.place(shard, head, size)[:] = bytes_view(torch.full((size // 4,), value))
     mind.received(shard, head, size)
@@ -74,7 +74,7 @@ def test_values_that_arrive_during_the_wait_land_in_place():
 def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
     mind = started()
     mind.pull(1)
-    head = Values(0, 1, b"\1\1", 1)
+    head = Values(0, 1, b"\1\1", 1, 1)
     mind.place(0, head, 8)[:] = bytes_view(torch.full((2,), 5.0))
     mind.received(0, head, 8)
     mind.opened([0], True)
@@ -92,7 +92,7 @@ def test_a_push_leaves_out_of_the_send_buffer_in_parts_and_says_what_has_landed(
     mind = ClientMind(Terms(layout, 1, "server"), [Shard(0, "float32", Range(0, size))], [0], 0)
     mind.received(0, Leads(0, [0]))
     mind.pull(0)
-    for head, count in ((Values(0, 0, b"\1", 0), PART), (ValuesPart(0, 0, PART), 12)):
+    for head, count in ((Values(0, 0, b"\1", 0, 0), PART), (ValuesPart(0, 0, PART), 12)):
         mind.place(0, head, count)
         mind.received(0, head, count)
     first, second = mind.push(0, 0, [True], 1.0)
@@ -136,7 +136,7 @@ def test_under_staleness_a_push_may_run_ahead_by_s_clocks(eager):
     mind.pull(0)
     for shard in (0, 1):
         size = 4 * len(SHARDS[shard].range)
-        head = Values(shard, 0, b"\1" * len(mind.held[shard]), 0)
+        head = Values(shard, 0, b"\1" * len(mind.held[shard]), 0, 0)
         mind.place(0, head, size)[:] = bytes(size)
         mind.received(0, head, size)
     mind.show()
@@ -170,11 +170,11 @@ def test_norms_are_summed_over_a_parameters_pieces_in_their_order():
 @pytest.mark.parametrize(
     ("server", "message", "size", "reason"),
     [
-        (1, Values(1, 1, b"\1", 9), 12, "version 1, which was not asked for"),
-        (1, Values(9, 1, b"\1", 1), 12, "there are 2 shards"),
-        (1, Values(1, 1, b"\1", 1), 16, "16 bytes where 12 belong"),
-        (1, Values(1, 0, b"\1", 1), 12, "version 0, which was not asked for"),
-        (1, Values(1, 1, b"\1\1", 1), 12, "values of 2 pieces"),
+        (1, Values(1, 1, b"\1", 9, 1), 12, "version 1, which was not asked for"),
+        (1, Values(9, 1, b"\1", 1, 1), 12, "there are 2 shards"),
+        (1, Values(1, 1, b"\1", 1, 1), 16, "16 bytes where 12 belong"),
+        (1, Values(1, 0, b"\1", 1, 0), 12, "version 0, which was not asked for"),
+        (1, Values(1, 1, b"\1\1", 1, 1), 12, "values of 2 pieces"),
         (1, Pushed(1, 0), 12, "with a payload"),
     ],
 )

@@ -239,7 +239,7 @@ def worker(shelf=None, staleness=0) -> ClientMind:
 
 def land(mind, version, value, clock) -> torch.Tensor:
     lent = torch.full((SIZE,), value)
-    mind.received(0, Values(0, version, b"\1\1", clock, Place(0, 0, 4 * SIZE)), 0, bytes_view(lent))
+    mind.received(0, Values(0, version, b"\1\1", clock, version, Place(0, 0, 4 * SIZE)), 0, bytes_view(lent))
     return lent
 
 
@@ -291,7 +291,7 @@ def test_sent_values_take_the_place_of_lent_ones():
     land(mind, 0, 1.0, 0)
     mind.show()
     mind.pull(1)
-    head = Values(0, 1, b"\1\1", 1)
+    head = Values(0, 1, b"\1\1", 1, 1)
     mind.place(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
     mind.received(0, head, 4 * SIZE)
     assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 1
@@ -303,7 +303,7 @@ def test_sent_values_take_the_place_of_lent_ones():
 def test_values_that_do_not_fit_are_the_servers_fault(size, offset):
     mind = worker()
     mind.pull(0)
-    message = Values(0, 0, b"\1\1", 0, Place(0, offset, 4 * SIZE))
+    message = Values(0, 0, b"\1\1", 0, 0, Place(0, offset, 4 * SIZE))
     with pytest.raises(ProtocolError, match="bytes at"):
         mind.received(0, message, 0, bytes_view(torch.zeros(size)))
     with pytest.raises(ProtocolError, match="lie elsewhere"):

@@ -86,7 +86,7 @@ def test_a_pull_that_waits_is_answered_by_the_message_that_completes_its_shard()
     taken, acknowledged, answer = push(mind, 0, 0)
     assert taken == Send(0, Taken(0, 0))
     assert acknowledged == Send(0, Pushed(0, 0))  # rank 1 hears it by the values
-    assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1", 1))
+    assert (answer.rank, answer.message) == (1, Values(0, 1, b"\1", 1, 1))
 
 
 @pytest.mark.parametrize(

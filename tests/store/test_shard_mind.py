@@ -178,7 +178,7 @@ def test_a_shard_without_any_gradient_costs_no_bytes_and_says_so():
     push(mind, 1, 0, present=b"\0\0")
     order(mind, 0)
     (answer,) = ask(mind, 1, 1)
-    assert answer.message == Values(0, 1, b"\0\0", 1)
+    assert answer.message == Values(0, 1, b"\0\0", 1, 1)
     assert read([answer], 1).eq(0).all()
 
 
