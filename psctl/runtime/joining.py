@@ -106,7 +106,6 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     )  # fmt: skip
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
-    segments = inherited(orders.member, orders.segments)
 
     def connect(decision: Decision) -> Client:
         def to_server(member: Member, address: Address, handler: Any) -> Any:
