@@ -6,17 +6,15 @@ several workers, what is left at the end is then short.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+
+from tests.examples import load_profile
 
 LONG = ("whole", "runtime", "cli", "remote", "net")
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+load_profile()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

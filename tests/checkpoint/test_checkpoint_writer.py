@@ -19,6 +19,7 @@ from psctl.checkpoint.files import Writer, listing, newest_verified, open_checkp
 from psctl.checkpoint.landing import Arrivals
 from psctl.checkpoint.reader import read_state
 from psctl.words import TensorSlice
+from tests.examples import examples
 
 
 def contents(folder, manifest):
@@ -269,7 +270,7 @@ def test_a_state_that_json_would_change_is_refused_by_its_path(save, tmp_path, s
 
 
 @given(order=st.permutations(range(6)))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 def test_parts_of_a_slice_may_come_in_any_order(order, tmp_path_factory):
     data = bytes(range(24))
     path = tmp_path_factory.mktemp("any") / "file"

@@ -21,6 +21,7 @@ from psctl.job.instructions import (
     Written,
 )
 from psctl.words import Address, Member
+from tests.examples import examples
 from tests.job.play import A0, A1, LAYOUT, Play, told
 from tests.job.test_surviving import ELASTIC, training
 
@@ -64,7 +65,7 @@ ANYTHING: st.SearchStrategy[Happening] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(["wait", "continue"]), st.integers(0, 1), st.lists(ANYTHING, max_size=60), st.data())
 def test_whatever_happens(deaths: str, replicas: int, happenings: list[Happening], data: st.DataObject) -> None:
     play = training(replace(ROOMY, on_worker_loss=deaths, replicas=replicas))

@@ -32,6 +32,7 @@ from psctl.job.instructions import (
     Written,
 )
 from psctl.words import Address, Member, ServerAt
+from tests.examples import examples
 from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, appended, told
 
 
@@ -438,7 +439,7 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(["registered", "running", "prepared", "training"]),
     st.sampled_from([0, 2]),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from psctl.job.holding import Holdings, Place
 from psctl.words import Address, Assignment, ServerAt
+from tests.examples import examples
 
 SIZES = [10] * 10 + [5, 5]
 
@@ -149,7 +150,7 @@ HAPPENS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 2), st.lists(HAPPENS, max_size=40))
 def test_whatever_happens_every_shard_has_a_living_head_and_workers_hear_last(
     replicas: int, happenings: list[tuple[str, int]]

@@ -15,6 +15,7 @@ from psctl.plan.routes import Network, star
 from psctl.plan.sharing import fair_rates
 from psctl.plan.timing import Costs
 from psctl.schedule.transfer import Action, Schedule, Transfer
+from tests.examples import examples
 
 MB = 1e6
 
@@ -200,7 +201,7 @@ def slow_fair_rates(flows: list[tuple[int, ...]], capacities: list[float]) -> li
     return rates
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_rates_are_those_of_slow_filling(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))
@@ -211,7 +212,7 @@ def test_rates_are_those_of_slow_filling(data: st.DataObject) -> None:
     assert [fast[flow] for flow in flows] == pytest.approx(slow_fair_rates(flows, capacities), abs=1e-4)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_rates_fill_a_link_on_every_way_where_none_is_faster(data: st.DataObject) -> None:
     """The property that makes rates max-min fair: each flow crosses a full link on which no other is faster."""
@@ -250,7 +251,7 @@ def slow_ends(starts: list[tuple[float, tuple[int, ...], float]], capacities: li
     return ends
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_computing_only_what_a_change_touches_changes_nothing(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from psctl.errors import UsageError
 from psctl.runtime.loader import Loader
+from tests.examples import examples
 
 
 class Consumer:
@@ -59,7 +60,7 @@ def batches(count, batch, world=1, epoch=0, start=0, seed=0, **options):
     return [list(ranks) for ranks in zip(*found, strict=True)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(4, 60), st.integers(4, 20), st.integers(1, 4), st.booleans())
 def test_every_example_comes_once_an_epoch(count, batch, world, shuffle) -> None:
     clocks = batches(count, batch, world, shuffle=shuffle)

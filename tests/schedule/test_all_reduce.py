@@ -18,6 +18,7 @@ from psctl.schedule.groups import within
 from psctl.schedule.promise import Group
 from psctl.schedule.transfer import Schedule, Transfer
 from psctl.words import STRATEGIES
+from tests.examples import examples
 from tests.schedule.brute import changes, play, sums_everywhere, vectors
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
@@ -55,7 +56,7 @@ def test_small_worlds(name: str, world: int) -> None:
         assert world > 1 or name in ("cpu", "ps") or schedule.steps == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(NAMES), st.integers(10, 33), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_larger_worlds_in_any_order(name: str, world: int, chunks: int, dice: random.Random) -> None:
     order = list(range(world))
@@ -71,7 +72,7 @@ def test_larger_worlds_in_any_order(name: str, world: int, chunks: int, dice: ra
     assert sums_everywhere(world, len(schedule.shares), schedule.transfers)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(NAMES), st.permutations(range(9)), st.integers(1, 9))
 def test_among_a_group_of_a_world(name: str, ranks: list[int], size: int) -> None:
     group = Group(tuple(ranks[:size]))

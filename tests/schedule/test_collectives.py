@@ -16,6 +16,7 @@ from psctl.schedule.groups import within
 from psctl.schedule.promise import Group, promise
 from psctl.schedule.scatter_gather import ScatterGather
 from psctl.schedule.transfer import Schedule
+from tests.examples import examples
 from tests.schedule.brute import Values, changes, play
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -79,7 +80,7 @@ def test_small_worlds_from_every_root(collective: str, algorithm: str, world: in
         assert hears_everyone(schedule) if collective == "barrier" else ends_right(schedule)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(CASES), st.integers(10, 33), st.data())
 def test_larger_worlds(case: tuple[str, str], world: int, data: st.DataObject) -> None:
     collective, algorithm = case
@@ -90,7 +91,7 @@ def test_larger_worlds(case: tuple[str, str], world: int, data: st.DataObject) -
     assert hears_everyone(schedule) if collective == "barrier" else ends_right(schedule)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(CASES), st.permutations(range(9)), st.sampled_from([1, 2, 4, 8]))
 def test_groups(case: tuple[str, str], ranks: list[int], size: int) -> None:
     whole = build(case[0], size, case[1], root=size - 1, chunks=2)

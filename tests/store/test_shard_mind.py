@@ -17,6 +17,7 @@ from psctl.store.pieces import bytes_view, pieces
 from psctl.store.shard import ShardMind
 from psctl.store.state import Terms
 from psctl.words import Layout, ParameterInfo, Range, Shard
+from tests.examples import examples
 
 GROUPS = [{"lr": 0.1, "momentum": 0.9}]
 
@@ -97,7 +98,7 @@ def test_in_every_order_of_arrival_the_values_are_the_same_to_the_bit():
     torch.testing.assert_close(found[0], expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_duplicates_and_old_clocks_are_acknowledged_and_change_nothing(data):
     mind, clean = make(), make()

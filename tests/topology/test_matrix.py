@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from psctl.topology.matrix import read_matrix
 from psctl.topology.readings import Affinity, Matrix
+from tests.examples import examples
 from tests.topology.matrices import AFTER, BEFORE, LEGEND, Truth, squeezed, truths, wrapped
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "topo-m"
@@ -223,7 +224,7 @@ def test_an_affinity_that_lost_a_value_is_left_out_and_said(name: str) -> None:
 @example("GPU0")
 @example("\tGPU0\nGPU0\t")
 @example("\tGPU0\nGPU0\tX")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_nothing_raises(text: str) -> None:
     read_matrix(text)
 

@@ -208,10 +208,10 @@ def test_large_machines_and_long_lines_take_no_time() -> None:
         ]
         rows.append("\t".join([row, *cells, *(["0-63", "0"] if row in gpus else [])]))
     links = "".join(f"GPU {n}: H100 (UUID: GPU-{n})\n" + "\t Link 0: 26.562 GB/s\n" * 18 for n in range(16))
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = read_all("\n".join(rows) + "\n" + links + "x" * 3_000_000 + "\n" + ": port 1 " * 200_000)
     assert [type(one) for one in found] == [Matrix, NvlinkStatus]
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
 
 
 @pytest.mark.parametrize("bold", ["", "**"])

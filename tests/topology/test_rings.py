@@ -13,6 +13,7 @@ from psctl.topology.cycles import hamiltonian
 from psctl.topology.graph import Device, HostGraph, Link
 from psctl.topology.rings import Ring, Rings, rings
 from psctl.topology.wires import Wires, wires
+from tests.examples import examples
 from tests.topology.fabrics import (
     DGX1V,
     XGMI16,
@@ -117,7 +118,7 @@ def test_complete_graphs_are_filled_as_far_as_half_links_allow(count: int, units
     assert found.exact and found.width == (count - 1) * units // 2 == found.bound
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(meshes(3, 6))
 def test_as_wide_as_brute_force(net: Wires) -> None:
     found = rings(net)
@@ -180,9 +181,9 @@ def test_links_of_unknown_rate_still_make_rings() -> None:
     ],
 )
 def test_sixteen_gpus_take_no_time(net: Wires, width: int) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     found = rings(net)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     check(found, net)
     assert found.width == width
 

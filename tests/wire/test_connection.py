@@ -17,6 +17,7 @@ from psctl.wire.messages import Bye, Credit, Long
 from psctl.wire.outbox import NOTHING, Frame, control
 from psctl.wire.states import State
 from psctl.words import Member
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("size", [1 << 30, 1, 7], ids=["whole", "byte by byte", "in sevens"])
@@ -224,7 +225,7 @@ def test_pieces_must_fit_what_was_announced(wire: Any) -> None:
     check_ends(server, worker.seal(control(Long(20, 0))) + worker.seal(control(Long(20, 0))), "inside another")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_any_flipped_bit_ends_the_connection_or_is_still_waited_for(wire: Any, place: int, bit: int) -> None:
     worker, server = wire.joined()
@@ -242,7 +243,7 @@ def test_any_flipped_bit_ends_the_connection_or_is_still_waited_for(wire: Any, p
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(data=st.binary(min_size=1, max_size=300), opened=st.booleans())
 def test_any_bytes_end_the_connection_or_wait_for_more(wire: Any, data: bytes, opened: bool) -> None:
     server = wire.joined()[1] if opened else wire.ends()[1]
@@ -253,7 +254,7 @@ def test_any_bytes_end_the_connection_or_wait_for_more(wire: Any, data: bytes, o
     assert server.events == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     messages=st.lists(st.tuples(st.text(max_size=300), st.none() | st.binary(min_size=1, max_size=3000)), max_size=8),
     cuts=st.lists(st.integers(1, 2000), min_size=1, max_size=20),
