@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psctl.words import STRATEGIES
+from tests.cli import inside
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,13 +23,8 @@ GPU3\tPIX\tPIX\tPIX\t X \t0-7
 JOB = "version: 1\nname: j\nscript: t.py\nsync: {strategy: %s}\n"
 
 
-def psctl(home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PSCTL_HOME": str(home / "state"), "NO_COLOR": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", "psctl", *words], check=False, capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert run.returncode == code, run.stderr
-    return run
+def psctl(home: Path, *words: str, code: int = 0) -> inside.Told:
+    return inside.psctl(home, *words, code=code, cwd=ROOT, NO_COLOR="1")
 
 
 def planned(home: Path, *words: str) -> dict[str, Any]:

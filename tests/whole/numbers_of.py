@@ -7,11 +7,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from running import ROOT, Ended, Psctl
+from running import ROOT, Ended, Psctl, set_args
 
 EXACT = ROOT / "tests" / "whole" / "exact"
 
@@ -51,15 +52,46 @@ class Exact:
         )
         return self._result()
 
-    def train(self, workers: int, servers: int, *words: str, update: str = "auto") -> tuple[Ended, Result]:
-        """Run it by `psctl train`; more than two workers want a cluster file, for the machine may have two cores."""
+    def train(
+        self,
+        workers: int,
+        servers: int,
+        *words: str,
+        update: str = "auto",
+        replicas: int = 0,
+        disturb: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> tuple[Ended, Result]:
+        """Run it by `psctl train`, and show `disturb` every event as it comes.
+
+        More than two workers want a cluster file, for the machine may have two cores.
+        """
         cluster = ["--cluster", str(self._cluster)] if workers > 2 else []
-        run = self.psctl.run(
-            "train", str(EXACT / "job.yaml"), "-o", "jsonl", *cluster, "--workers", str(workers),
-            "--servers", str(servers), "--set", f"args=[{', '.join(words)}]", "--set", f"sync.update={update}",
-            "--env", f"RESULT={self._file}",
-        )  # fmt: skip
-        return self._check(run, workers)
+        lines = []
+        with self.psctl.start(
+            "train",
+            str(EXACT / "job.yaml"),
+            "-o",
+            "jsonl",
+            *cluster,
+            "--workers",
+            str(workers),
+            "--servers",
+            str(servers),
+            "--set",
+            f"replicas={replicas}",
+            *set_args(*words),
+            "--set",
+            f"sync.update={update}",
+            "--env",
+            f"RESULT={self._file}",
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for line in process.stdout:
+                lines.append(line)
+                disturb(json.loads(line))
+            err = process.stderr.read()
+        return self._check(Ended(process.returncode, "".join(lines), err), workers)
 
     def restore(self, checkpoint: str, workers: int, servers: int) -> tuple[Ended, Result]:
         """Go on from a checkpoint; its job file has kept what `train` was told."""

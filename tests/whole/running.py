@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
 
@@ -83,6 +85,16 @@ def until(what: Callable[[], Any], seconds: float = 30, every: float = 0.05, nam
             return value
         assert time.monotonic() < end, f"not within {seconds} s: {name or what}"
         time.sleep(every)
+
+
+def processes(home: Path, role: str) -> list[int]:
+    """Return the process ids of a role's processes under a HOME, oldest first."""
+    found = []
+    for process in psutil.process_iter(["environ", "pid", "create_time"]):
+        environment = process.info["environ"] or {}
+        if environment.get("HOME") == str(home) and environment.get("PSCTL_ROLE") == role:
+            found.append((process.info["create_time"], process.info["pid"]))
+    return [pid for _, pid in sorted(found)]
 
 
 def next_event(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:

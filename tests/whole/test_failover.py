@@ -8,23 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from running import ROOT, Psctl
+from running import ROOT, Psctl, processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 STEADY = str(ROOT / "tests" / "whole" / "steady" / "job.yaml")
-
-
-def processes(home: Path, role: str) -> list[int]:
-    """Return the process ids of a role's processes, oldest first."""
-    found = []
-    for process in psutil.process_iter(["environ", "pid", "create_time"]):
-        environment = process.info["environ"] or {}
-        if environment.get("HOME") == str(home) and environment.get("PSCTL_ROLE") == role:
-            found.append((process.info["create_time"], process.info["pid"]))
-    return [pid for _, pid in sorted(found)]
 
 
 def train(home: Path, *victims: tuple[str, int, int]) -> list[dict[str, Any]]:
@@ -58,6 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
     return train(tmp_path_factory.mktemp("undisturbed") / "home")
 
 
+@pytest.mark.soak  # tests/whole/test_restore_numbers.py kills one too
 def test_a_server_that_is_killed_costs_nothing_but_time(undisturbed: list[dict[str, Any]], tmp_path: Path) -> None:
     events = train(tmp_path / "home", ("server", 0, 15))
     assert [event["rank"] for event in events if event["event"] == "server-lost"] == [0]

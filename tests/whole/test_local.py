@@ -107,6 +107,7 @@ def test_unknown_names_end_with_6_and_say_what_there_is(trained) -> None:
         assert error["hint"]
 
 
+@pytest.mark.soak  # tests/whole/test_wheel.py trains what `init` gave
 def test_init_gives_a_folder_that_trains(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     made = psctl.run("init", "mine", "--template", "digits")

@@ -1,21 +1,48 @@
-"""A run that goes on from a checkpoint ends with the numbers of one process that was never disturbed."""
+"""A run that loses a server, or goes on from a checkpoint, ends with the numbers of one undisturbed process."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numbers_of import Exact, assert_near
+from running import processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
 
-def test_in_float64_on_another_number_of_workers_and_servers(tmp_path: Path) -> None:
+def test_a_server_is_killed_and_a_checkpoint_goes_on_with_other_numbers_of_workers_and_servers(tmp_path: Path) -> None:
+    """In float64; the checkpoint is from the middle of an epoch."""
     exact = Exact(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
-    run, found = exact.train(2, 2, "--optimizer", "adamw")
+    left = ["server"]
+
+    def kill(event: dict[str, Any]) -> None:
+        if left and event["event"] == "checkpoint" and event["step"] == 48:
+            os.kill(processes(exact.psctl.home, left.pop())[0], signal.SIGKILL)
+
+    words = ("--optimizer", "adamw", "--pause", "0.05")
+    run, found = exact.train(2, 2, *words, replicas=1, disturb=kill)
+    assert [event["rank"] for event in run.of("server-lost")] == [0]
+    assert not run.of("restored")
     assert_near(found, expected)
-    assert [each["step"] for each in run.of("checkpoint")] == [24, 48, 72, 96, 100]
+    assert {24, 48, 96, 100} <= {each["step"] for each in run.of("checkpoint")}, "one may have fallen to the death"
+
+    run, found = exact.restore("exact-1@48", 3, 1)
+    assert run.of("restored")[0]["checkpoint"] == "exact-1@48"
+    assert run.events[-1]["steps"] == 100 - 48
+    assert found.world == 3
+    assert_near(found, expected)
+
+
+@pytest.mark.soak
+def test_it_goes_on_with_fewer_and_then_with_more(tmp_path: Path) -> None:
+    exact = Exact(tmp_path)
+    expected = exact.alone("--optimizer", "adamw")
+    exact.train(2, 2, "--optimizer", "adamw")
     for checkpoint, workers, servers in (("exact-1@48", 1, 1), ("exact-1@72", 3, 1)):  # both in the middle of an epoch
         run, found = exact.restore(checkpoint, workers, servers)
         assert run.of("restored")[0]["checkpoint"] == checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--epochs", type=int, default=20, help="of 5 steps")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes at least; none after a resume")
     given = parser.parse_args()
 
     dtype = getattr(torch, given.dtype)
@@ -66,6 +68,7 @@ def main() -> None:
             run.clip_grad_norm(0.5)
             optimizer.step()
             run.report(loss=loss)
+            time.sleep(0.0 if run.resumed else given.pause)
         scheduler.step()
     if run.rank == 0:
         values = {
