@@ -6,6 +6,7 @@ several workers, what is left at the end is then short.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from tests.examples import load_profile
 LONG = ("whole", "runtime", "cli", "remote", "net")
 
 load_profile()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts `make test` in the background has it ignored, and so would all processes of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -102,7 +102,8 @@ class Server:
         self._failed = False
         self._loadings: list[tuple[int, int, Loading]] = []  # for each wanted slice: shard, index in it, where
         self._load_end: LoadEnd | None = None
-        self._saves: queue.SimpleQueue[tuple[Save, bool]] = queue.SimpleQueue()  # True: of tables
+        # True: of tables; None: there will be no more
+        self._saves: queue.SimpleQueue[tuple[Save, bool] | None] = queue.SimpleQueue()
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class Server:
         if self._links is not None:
             self._links.close(self._ending or "", BEAT)
         self.desk.close(self._ending or "")
+        self._saves.put(None)
         if self._failed:
             print(f"psctl: {self.me} ends: {self._ending}", file=sys.stderr, flush=True)
         return 1 if self._failed else 0
@@ -257,7 +259,10 @@ class Server:
 
     def _stream_saves(self) -> None:
         while True:
-            save, of_tables = self._saves.get()
+            queued = self._saves.get()
+            if queued is None:
+                return
+            save, of_tables = queued
             assert self._coordinator is not None
             try:
                 stream_save(self._coordinator, save, tables=of_tables)

@@ -92,7 +92,13 @@ def test_one_host_of_topo_is_enough_and_small_gradients_take_few_steps(tmp_path:
     assert chosen[1_000_000_000] == "native"
 
 
-@pytest.mark.parametrize("preset", sorted((ROOT / "clusters").glob("*.json")), ids=lambda path: path.stem)
+PRESETS = [
+    pytest.param(path, id=path.stem, marks=() if path.stem in ("pcie-box", "four-cpu-hosts") else pytest.mark.soak)
+    for path in sorted((ROOT / "clusters").glob("*.json"))  # tests/plan/test_by_size.py plans for the large ones
+]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_planned_for(tmp_path: Path, preset: Path) -> None:
     document = planned(tmp_path, "--topology", str(preset), "--size", "160MB")
     assert document["chosen"] in STRATEGIES

@@ -61,7 +61,13 @@ def grounds() -> Iterator[tuple[str, Ground]]:
 GROUNDS = dict(grounds())
 
 
-@pytest.mark.parametrize("name", GROUNDS)
+SELDOM = ("seed 2", "seed 3", "seed 5")
+"""In `make soak` only."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SELDOM else name for name in GROUNDS]
+)
 def test_the_winner_is_the_plans_choice(name: str) -> None:
     planner = planner_in(GROUNDS[name], Asked())
     for size in (1_000, 300_000, 20_000_000):

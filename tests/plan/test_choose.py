@@ -129,7 +129,7 @@ def test_every_strategy_stands_in_the_plan_exactly_once_and_the_best_is_first() 
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(5, marks=pytest.mark.soak)])
 def test_options_build_the_schedule_that_was_predicted(world: int) -> None:
     hosts = [host(name, rate=GBIT if index else GBIT / 5) for index, name in enumerate(names(world))]
     for name in set(STRATEGIES) - {"native", "ps", "cpu"}:

@@ -31,6 +31,7 @@ from psctl.schedule import catalog, collectives
 from psctl.schedule import star as servers
 from psctl.schedule.catalog import Options
 from psctl.schedule.transfer import Schedule
+from tests.yardstick import desktop_seconds
 
 ALPHA, BANDWIDTH, GAMMA = 2e-5, 1e9, 1e-10
 PIPELINES = ("pipelined-chain", "pipelined-tree", "double-tree")
@@ -198,7 +199,7 @@ def test_root_grows_with_the_world_and_the_ring_does_not() -> None:
 def test_a_thousand_hosts_take_under_five_seconds() -> None:
     before = time.process_time()
     found = [make(1000, 1e8, rates(GAMMA)).timing() for make in FORMS.values()]
-    assert time.process_time() - before < 15.0  # 2 s where nobody else wants the core
+    assert desktop_seconds(time.process_time() - before) < 5.0
     assert {each.method for each in found} == {"closed form"}
     assert all(math.isfinite(each.seconds) and each.seconds > 0 for each in found)
 
@@ -211,7 +212,7 @@ def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -
     found = simulate_pipeline(
         lambda chunks: catalog.build(strategy, 64, Options(chunks=chunks)), form.chunks, network, places, 1e8
     )
-    assert time.process_time() - before < 6.0  # a second where nobody else wants the core
+    assert desktop_seconds(time.process_time() - before) < 3.0
     assert found.seconds == pytest.approx(form.seconds, rel=0.02)
 
 

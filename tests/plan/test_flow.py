@@ -16,6 +16,7 @@ from psctl.plan.sharing import fair_rates
 from psctl.plan.timing import Costs
 from psctl.schedule.transfer import Action, Schedule, Transfer
 from tests.examples import examples
+from tests.yardstick import desktop_seconds
 
 MB = 1e6
 
@@ -284,7 +285,7 @@ def test_sixty_four_ranks_take_under_a_second(build: object) -> None:
         before = time.process_time()
         result = simulate(plan, network, names(64), 100 * MB, method="simulated")
         taken.append(time.process_time() - before)
-    assert min(taken) < 3.0  # 0.1 s where nobody else wants the core
+    assert desktop_seconds(min(taken)) < 1.0
     assert result.seconds == pytest.approx(2 * 63 / 64 * 0.1, rel=0.01)
 
 
@@ -293,6 +294,6 @@ def test_a_ring_of_a_thousand_hosts_takes_under_five_seconds() -> None:
     network = Network(star(1000, 1e9, 1e-5))
     before = time.process_time()
     result = simulate(plan, network, names(1000), 100 * MB)
-    assert time.process_time() - before < 15.0  # 2 s where nobody else wants the core
+    assert desktop_seconds(time.process_time() - before) < 5.0
     assert result.method == "symmetry"
     assert result.seconds == pytest.approx(1998 * (1e-5 + 0.1 / 1000))

@@ -59,7 +59,7 @@ class Cast:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_numbers_are_summed_exactly_at_every_length(name: str, way: str) -> None:
-    for world in range(2, 9):
+    for world in (2, 3, 5, 8):
         cast = Cast(catalog.build(name, world, options(world, pieces=2)), way)
         for length in (37, 0, 1, 2, world - 1, 1003, 37):
             vectors = [torch.arange(length, dtype=torch.int64) * (7**rank) - rank for rank in range(world)]

@@ -138,7 +138,10 @@ def test_random_numbers_are_a_function_of_seed_step_and_rank() -> None:
     assert alone(lambda run: draws(run), seed=1) != once
 
 
-@pytest.mark.parametrize("name", sorted(FIT))
+@pytest.mark.parametrize(
+    "name",  # the others in make soak: test_trajectories.py has servers step them all
+    [name if name in ("AdamW", "SGD") else pytest.param(name, marks=pytest.mark.soak) for name in sorted(FIT)],
+)
 def test_every_optimizer_that_servers_step_trains_as_alone(name) -> None:
     def make(model):
         return FIT[name](model.parameters(), lr=0.01)

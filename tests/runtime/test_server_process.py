@@ -119,14 +119,14 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
 
     coordinator.peer.send(Leave("the job is done"))
     client.close()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
 
 
 def test_a_server_process_ends_when_its_coordinator_is_lost(started):
     coordinator, process, _ = started
     coordinator.peer.close("the head is gone")
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "server/0 ends: the coordinator is lost" in errors
 

@@ -42,9 +42,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
                 cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
-    for process in processes:
-        out, _ = process.communicate(timeout=110)
-        assert process.returncode == 0, out
+    try:
+        for process in processes:
+            out, _ = process.communicate(timeout=110)
+            assert process.returncode == 0, out
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 

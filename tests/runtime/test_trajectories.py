@@ -120,8 +120,17 @@ def assert_same(world, parameters, expected):
                 assert torch.equal(world.parameter(rank, index), expected[index]), f"worker {rank}, parameter {index}"
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+OFTEN = {(1, 2), (2, 3), (3, 1), (4, 2)}
+"""Workers and servers in every `make test`; all others in `make soak`."""
+
+SHAPES = [
+    pytest.param(workers, servers, marks=() if (workers, servers) in OFTEN else pytest.mark.soak)
+    for workers in (1, 2, 3, 4)
+    for servers in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize(("workers", "servers"), SHAPES)
 @pytest.mark.parametrize("name", FIT)
 def test_every_optimizer_on_any_number_of_workers_and_servers_equals_one_process_to_the_bit(name, workers, servers):
     values = start_values(MIXED)
@@ -133,7 +142,14 @@ def test_every_optimizer_on_any_number_of_workers_and_servers_equals_one_process
             assert_same(world, MIXED, reference(name, workers, 3)[clock])
 
 
-@pytest.mark.parametrize(("name", "workers", "servers"), [("SGD", 2, 3), ("AdamW", 4, 2), ("Rprop", 3, 1)])
+@pytest.mark.parametrize(
+    ("name", "workers", "servers"),
+    [
+        ("SGD", 2, 3),
+        pytest.param("AdamW", 4, 2, marks=pytest.mark.soak),
+        pytest.param("Rprop", 3, 1, marks=pytest.mark.soak),
+    ],
+)
 def test_200_steps_equal_one_process_to_the_bit(name, workers, servers):
     values = start_values(MIXED)
     _, optimizer = make_optimizer(name, MIXED, values)
@@ -177,8 +193,16 @@ def worker_gradients(model, world, rank, clock):
 
 @pytest.mark.parametrize(
     ("name", "workers", "servers"),
-    [(name, 1 + index % 4, 1 + index % 3) for index, name in enumerate(FIT)] + [("Adam", 4, 3), ("SGD", 3, 2)],
-)
+    [
+        ("AdamW", 3, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)  # to the bit above, in fewer steps
+            for each in (
+                *((name, 1 + index % 4, 1 + index % 3) for index, name in enumerate(FIT)), ("Adam", 4, 3), ("SGD", 3, 2),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_200_steps_in_float64_equal_one_worker_on_the_joint_batch(name, workers, servers):
     model = small_model()
     alone = copy.deepcopy(model)

@@ -22,6 +22,7 @@ from psctl.topology.readings import (
     Unknown,
 )
 from psctl.topology.recognise import decode, read, read_all
+from tests.yardstick import desktop_seconds
 
 CAPTURED = Path(__file__).parent.parent / "captured"
 FOLDERS = {
@@ -211,7 +212,7 @@ def test_large_machines_and_long_lines_take_no_time() -> None:
     begin = time.process_time()
     found = read_all("\n".join(rows) + "\n" + links + "x" * 3_000_000 + "\n" + ": port 1 " * 200_000)
     assert [type(one) for one in found] == [Matrix, NvlinkStatus]
-    assert time.process_time() - begin < 3
+    assert desktop_seconds(time.process_time() - begin) < 3
 
 
 @pytest.mark.parametrize("bold", ["", "**"])

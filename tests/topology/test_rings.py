@@ -27,6 +27,7 @@ from tests.topology.fabrics import (
     nvswitch,
     part,
 )
+from tests.yardstick import desktop_seconds
 
 SEEDS = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6))
 """The textbook's two rings, its GPUs 1 to 8 as 0 to 7: the first over double links, the second over single ones."""
@@ -183,7 +184,7 @@ def test_links_of_unknown_rate_still_make_rings() -> None:
 def test_sixteen_gpus_take_no_time(net: Wires, width: int) -> None:
     start = time.process_time()
     found = rings(net)
-    assert time.process_time() - start < 3
+    assert desktop_seconds(time.process_time() - start) < 3
     check(found, net)
     assert found.width == width
 
