@@ -198,7 +198,9 @@ def worker_gradients(model, world, rank, clock):
         *(
             pytest.param(*each, marks=pytest.mark.soak)  # to the bit above, in fewer steps
             for each in (
-                *((name, 1 + index % 4, 1 + index % 3) for index, name in enumerate(FIT)), ("Adam", 4, 3), ("SGD", 3, 2),
+                *((name, 1 + index % 4, 1 + index % 3) for index, name in enumerate(FIT)),
+                ("Adam", 4, 3),
+                ("SGD", 3, 2),
             )
         ),
     ],
