@@ -17,7 +17,7 @@ from psctl.plan.cost import ENGINES, FREE
 from psctl.plan.floor import floor
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground, ground_in
-from psctl.plan.timing import Costs
+from psctl.plan.timing import Costs, Pace
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.topology.document import read_cluster_document
@@ -94,7 +94,7 @@ def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
     assert low.per_byte == pytest.approx(1.5 / 119.5e6, rel=0.01)
     assert simulate(plan, ground.network, ground.ranks, 1e9).seconds == pytest.approx(low.seconds(1e9), rel=1e-3)
     assert simulate(plan, ground.network, ground.ranks, 0.0).seconds == pytest.approx(low.seconds(0.0))
-    assert low.seconds(1e9, pace=2.0) == low.seconds(1e9) > low.seconds(1e9, pace=0.5)
+    assert low.seconds(1e9, pace=Pace(flowing=2.0)) == low.seconds(1e9) > low.seconds(1e9, pace=Pace(flowing=0.5))
 
 
 def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
