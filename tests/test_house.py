@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,19 @@ TORCHLESS = (
 )  # fmt: skip
 
 
+PATHS = [
+    path for path in sorted(each.relative_to(PSCTL).as_posix() for each in PSCTL.rglob("*.py"))
+    if not path.startswith("_templates")
+]  # fmt: skip
+
+
+@functools.cache
+def tree_of(path: str) -> ast.Module:
+    return ast.parse((PSCTL / path).read_text())
+
+
 def modules() -> list[tuple[str, ast.Module]]:
-    found = [(path.relative_to(PSCTL).as_posix(), ast.parse(path.read_text())) for path in sorted(PSCTL.rglob("*.py"))]
-    return [(name, tree) for name, tree in found if not name.startswith("_templates")]
+    return [(path, tree_of(path)) for path in PATHS]
 
 
 def room_of(path: str) -> str:
@@ -63,14 +74,11 @@ def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
     return rows
 
 
-ALL = modules()
-
-
-@pytest.mark.parametrize(("path", "tree"), ALL, ids=[name for name, _ in ALL])
-def test_imports_only_go_down_and_rooms_of_a_floor_do_not_meet(path: str, tree: ast.Module) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_imports_only_go_down_and_rooms_of_a_floor_do_not_meet(path: str) -> None:
     room = room_of(path)
     assert room in FLOORS, f"{path}: a room that has no floor yet"
-    for line, name, _ in imports(tree):
+    for line, name, _ in imports(tree_of(path)):
         if name.split(".")[0] != "psctl":
             continue
         parts = name.split(".")
@@ -83,9 +91,9 @@ def test_imports_only_go_down_and_rooms_of_a_floor_do_not_meet(path: str, tree: 
         assert below or lazy_door, f"{path}:{line} imports {name}: not below floor {FLOORS[room]}"
 
 
-@pytest.mark.parametrize(("path", "tree"), ALL, ids=[name for name, _ in ALL])
-def test_each_outside_library_comes_in_by_its_own_door(path: str, tree: ast.Module) -> None:
-    for line, name, _ in imports(tree):
+@pytest.mark.parametrize("path", PATHS)
+def test_each_outside_library_comes_in_by_its_own_door(path: str) -> None:
+    for line, name, _ in imports(tree_of(path)):
         library = name.split(".")[0]
         if library == "psctl" or (library in sys.stdlib_module_names and library not in DOORS):
             continue
@@ -121,7 +129,7 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def test_modules_open_with_a_sentence() -> None:
-    for path, tree in ALL:
+    for path, tree in modules():
         if path.endswith("__init__.py") and "/" in path:
             continue
         first = (ast.get_docstring(tree) or "").split("\n\n")[0]
@@ -129,7 +137,7 @@ def test_modules_open_with_a_sentence() -> None:
 
 
 def test_no_error_is_swallowed_and_no_stub_is_left() -> None:
-    for path, tree in ALL:
+    for path, tree in modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass):
                 caught = ast.unparse(node.type) if node.type else ""
@@ -139,7 +147,7 @@ def test_no_error_is_swallowed_and_no_stub_is_left() -> None:
 
 
 def test_no_asyncio_pickle_eval_or_shell() -> None:
-    for path, tree in ALL:
+    for path, tree in modules():
         for line, name, _ in imports(tree):
             assert name.split(".")[0] not in ("asyncio", "pickle", "marshal", "shelve"), f"{path}:{line}: {name}"
         for node in ast.walk(tree):

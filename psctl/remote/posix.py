@@ -50,6 +50,10 @@ class Pipe(Protocol):
         """Let go of it; when it is under GUARD, it ends."""
 
 
+_SPOKEN = 10.0
+"""Seconds that a command which is to be ended gets to say its process number."""
+
+
 class _Opening:
     """Drops what came before the line that begins with this call's word, and takes the process number from it."""
 
@@ -128,7 +132,7 @@ class PosixShell:
         try:
             status, errors = self._pump(pipe, opening, [stdin] if stdin else [], out.append, timeout, shown, end=False)
         except BaseException:
-            self._end_guarded(pipe, opening.pid)
+            self._end_guarded(pipe, opening)
             raise
         finally:
             pipe.close()
@@ -138,18 +142,22 @@ class PosixShell:
             raise CommandFailed(self.name, shown, status, tail[-4000:])
         return result
 
-    def _end_guarded(self, pipe: Pipe, pid: int | None) -> None:
-        """End a command under GUARD and see that it is gone, also when it never read its input."""
+    def _end_guarded(self, pipe: Pipe, opening: _Opening) -> None:
+        """End a command under GUARD and see that it is gone, also when it never read its input.
+
+        A host that is slow to say the process number is waited for: without it such a command could not be ended.
+        """
         pipe.end()
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
+        begin = time.monotonic()
+        while time.monotonic() < begin + (_SPOKEN if opening.pid is None else 1.0):
             try:
-                if pipe.status() is not None or pipe.read(0.05) is None:
+                if pipe.status() is not None or (got := pipe.read(0.05)) is None:
                     return
+                opening.feed(got[0])
             except PsctlError:
                 return  # the connection is gone: the host's sshd closes the input, which ends the command
-        if pid is not None:
-            self._script(scripts.KILL_GROUP, str(pid), shown="kill")
+        if opening.pid is not None:
+            self._script(scripts.KILL_GROUP, str(opening.pid), shown="kill")
 
     def _pump(
         self,

@@ -112,13 +112,26 @@ class Lab:
             server.stop()
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def make_lab(folder: Path) -> Iterator[Lab]:
     if SSHD is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs sshd and ssh-keygen (openssh-server)")
-    made = Lab(tmp_path)
+    made = Lab(folder)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    yield from make_lab(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def node_a(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """One sshd for all tests of a module that only log in there."""
+    for made in make_lab(tmp_path_factory.mktemp("node-a")):
+        server = made.sshd()
+        made.know(server)
+        yield made.target(server)
 
 
 @pytest.fixture

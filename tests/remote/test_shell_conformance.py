@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
@@ -33,10 +34,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     if request.param == "ssh":
         from psctl.remote.ssh import SshShell
 
-        lab = request.getfixturevalue("lab")
-        server = lab.sshd()
-        lab.know(server)
-        made = SshShell.connect(lab.target(server))
+        made = SshShell.connect(request.getfixturevalue("node_a"))
     else:
         made = LocalShell("node-a") if request.param == "local" else FakeShell("node-a")
     yield made
@@ -140,10 +138,26 @@ def test_after_a_deadline_nothing_of_the_command_remains(
     shell: Shell, place: str, gone_soon: Callable[[int], bool], stdin: bytes
 ) -> None:
     script = "echo $$ >pids; sleep 300 & echo $! >>pids; wait"
-    with pytest.raises(TimedOut):
-        shell.run(["sh", "-c", f"cd {place} && {{ {script}; }}"], stdin=stdin, timeout=0.5)
+    for timeout in (0.5, 2.0, 8.0):
+        with pytest.raises(TimedOut):
+            shell.run(["sh", "-c", f"cd {place} && {{ {script}; }}"], stdin=stdin, timeout=timeout)
+        if Path(place, "pids").exists():  # on a busy machine it may not even have begun
+            break
     for pid in Path(place, "pids").read_text().split():
         assert gone_soon(int(pid))
+
+
+@REAL
+def test_a_deadline_that_passes_before_the_command_has_begun_leaves_nothing(shell: Shell, place: str) -> None:
+    with pytest.raises(TimedOut):
+        shell.run(["sh", "-c", f"sleep 300; cd {place}"], stdin=bytes(4 << 20), timeout=0.001)
+    shell.run(["true"])  # so the one before has begun by now, if it still can
+
+    def left() -> list[list[str]]:
+        lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+        return [line for line in lines if f"sleep 300; cd {place}" in line]
+
+    eventually(lambda: not left())
 
 
 @REAL
