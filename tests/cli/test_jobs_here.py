@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.cli.inside import psctl
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(100)]
@@ -48,13 +50,18 @@ class User:
         )  # fmt: skip
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=60)
-        assert process.returncode == code, f"psctl {' '.join(arguments)}: exit {process.returncode}\n{out}\n{err}"
-        return out
+        """Run a command that starts no job, without a process of its own."""
+        return psctl(self.home, *arguments, code=code, PSCTL_HOME=str(self.home / ".psctl")).stdout
 
     def document(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "-o", "json", code=code))
+
+    def train(self, *arguments: str, code: int = 0) -> Any:
+        """Start a job; return its document."""
+        with self.start("train", *arguments, "-o", "json") as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
+        return json.loads(out)
 
     def left(self) -> list[str]:
         """Processes of jobs under this home."""
@@ -99,14 +106,14 @@ def read_until(process: subprocess.Popen[str], needle: str) -> list[str]:
 
 
 def test_a_detached_job_is_seen_refused_twice_read_and_stopped(user: User) -> None:
-    job = user.document("train", "wait", "-d")["job"]
+    job = user.train("wait", "-d")["job"]
     assert job == "wait-1"
     until(lambda: running(user, job))
     status = user.document("status")
     assert status["jobs"][0]["state"] == "running"
     assert status["hosts"][0]["state"] == "busy"
     slots = len(os.sched_getaffinity(0))
-    held = user.document("train", "wait", "--workers", str(slots), code=7)["error"]
+    held = user.train("wait", "--workers", str(slots), code=7)["error"]
     assert held["code"] == "job-running"
     assert "wait-1" in held["message"]
     assert user.document("down", code=7)["error"]["code"] == "job-running"
@@ -218,6 +225,6 @@ def test_two_psctl_at_once_start_two_jobs(user: User) -> None:
 
 def test_a_submission_that_fails_leaves_no_job(user: User) -> None:
     (user.home / "wait" / "job.yaml").write_text("name: wait\nscript: train.py\nenv: {NOT_SET_ANYWHERE: }\n")
-    error = user.document("train", "wait", code=2)["error"]
+    error = user.train("wait", code=2)["error"]
     assert "NOT_SET_ANYWHERE" in error["message"]
     assert user.document("jobs") == {"jobs": []}
