@@ -102,8 +102,7 @@ class Server:
         self._failed = False
         self._loadings: list[tuple[int, int, Loading]] = []  # for each wanted slice: shard, index in it, where
         self._load_end: LoadEnd | None = None
-        # True: of tables; None: there will be no more
-        self._saves: queue.SimpleQueue[tuple[Save, bool] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Save, bool] | None] = queue.SimpleQueue()  # True: of tables; None: the end
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
@@ -258,11 +257,7 @@ class Server:
         self._saves.put((save, True))
 
     def _stream_saves(self) -> None:
-        while True:
-            queued = self._saves.get()
-            if queued is None:
-                return
-            save, of_tables = queued
+        for save, of_tables in iter(self._saves.get, None):
             assert self._coordinator is not None
             try:
                 stream_save(self._coordinator, save, tables=of_tables)
