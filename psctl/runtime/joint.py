@@ -9,7 +9,7 @@ stays so, for the weights of all ranks sum to their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from psctl.clock import Clock
 from psctl.runtime.gradients import Watch
 from psctl.runtime.trace import Trace
-from psctl.runtime.way import InStep, Share
+from psctl.runtime.way import AtWorkers, InStep, Share
 
 
 class Reducer(Protocol):
@@ -46,7 +46,7 @@ class Reducer(Protocol):
         """Let go of connections or groups."""
 
 
-class Joint(InStep):
+class Joint(AtWorkers, InStep):
     """Makes gradients joint at the end of each backward outside `accumulate`.
 
     Args:
@@ -101,24 +101,6 @@ class Joint(InStep):
     def step(self, original: Callable[[], Any], save: bool) -> Any:
         self._settle()
         return original()
-
-    def wait(self) -> None:
-        return
-
-    def land(self) -> None:
-        return
-
-    def detached(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def save_late(self, step: int) -> None:
-        return
-
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        return
-
-    def left(self, step: int) -> bytes:
-        raise AssertionError("where workers hold the values nobody joins in mid-run")
 
     def close(self, reason: str, *, failed: bool) -> None:
         self._watch.close()

@@ -31,7 +31,7 @@ from psctl.errors import UsageError
 from psctl.runtime.checkpoints import load_state, state_of
 from psctl.runtime.joint import Reducer
 from psctl.runtime.trace import Trace
-from psctl.runtime.way import Share
+from psctl.runtime.way import AtWorkers, Share
 
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer over the values that all ranks share."""
@@ -57,7 +57,7 @@ class Own:
         return
 
 
-class Periodic:
+class Periodic(AtWorkers):
     """Steps alone, and joins at the ends of periods.
 
     Args:
@@ -125,24 +125,6 @@ class Periodic:
         if save or self._step % self.period == 0:
             self._join()
         return result
-
-    def wait(self) -> None:
-        return
-
-    def land(self) -> None:
-        return
-
-    def detached(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def save_late(self, step: int) -> None:
-        return
-
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        return
-
-    def left(self, step: int) -> bytes:
-        raise AssertionError("where workers hold the values nobody joins in mid-run")
 
     def finish(self) -> None:
         if self._open:

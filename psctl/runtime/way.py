@@ -139,6 +139,28 @@ class Way(Protocol):
         """Let go of everything; `failed`: without waiting for others, who may be gone."""
 
 
+class AtWorkers:
+    """What ways share where the workers hold the values: none is waited for, none lands, nobody joins in mid-run."""
+
+    def wait(self) -> None:
+        return
+
+    def land(self) -> None:
+        return
+
+    def detached(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save_late(self, step: int) -> None:
+        return
+
+    def leave(self, step: int, state: Callable[[], bytes]) -> None:
+        return
+
+    def left(self, step: int) -> bytes:
+        raise AssertionError("where workers hold the values nobody joins in mid-run")
+
+
 class InStep:
     """What ways share whose ranks have the same values after every step."""
 
@@ -153,7 +175,7 @@ class InStep:
         return
 
 
-class Alone(InStep):
+class Alone(AtWorkers, InStep):
     """One worker has nothing to synchronise.
 
     Args:
@@ -180,24 +202,6 @@ class Alone(InStep):
 
     def step(self, original: Callable[[], Any], save: bool) -> Any:
         return original()
-
-    def wait(self) -> None:
-        return
-
-    def land(self) -> None:
-        return
-
-    def detached(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def save_late(self, step: int) -> None:
-        return
-
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        return
-
-    def left(self, step: int) -> bytes:
-        raise AssertionError("nobody joins one who is alone")
 
     def close(self, reason: str, *, failed: bool) -> None:
         return
