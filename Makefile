@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/job tests/plan tests/view tests/checkpoint tests/launch \
-	tests/test_units.py tests/runtime/test_loader.py tests/runtime/test_trees.py tests/runtime/test_cuts.py
+	tests/test_units.py tests/runtime/test_loader.py tests/runtime/test_trees.py tests/runtime/test_cuts.py tests/remote/test_known_hosts.py
 
 .PHONY: demo test simulate soak bench lint clean system
 
