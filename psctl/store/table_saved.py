@@ -69,7 +69,7 @@ def copy_shard(held: TableShard, shard: int, shards: int) -> list[Copied]:
 
 def _copied(name: str, tensor: torch.Tensor) -> Copied:
     where = TensorSlice(name, dtype_name(tensor), tuple(tensor.shape), 0, tensor.numel())
-    return Copied(where, bytes_view(tensor.reshape(-1)))
+    return Copied(where, bytes_view(tensor.reshape(-1)) if tensor.numel() else memoryview(b""))
 
 
 def wanted(saved: Iterable[TensorSlice], shard: int, shards: int) -> list[TensorSlice]:

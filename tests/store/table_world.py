@@ -48,7 +48,7 @@ class World:
 
     def __init__(
         self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
-        replicas=0,
+        replicas=0, begins=False,
     ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
@@ -66,7 +66,7 @@ class World:
         chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(shards)]
         self.assign(chains)
         for rank in range(servers):
-            self.follow(rank, self.servers[rank].begin(restored=False))
+            self.follow(rank, self.servers[rank].begin(restored=begins))
         for rank in range(workers):
             self.join(rank)
 
@@ -221,3 +221,7 @@ class World:
 
     def clock(self, rank: int, place=0) -> None:
         self.put(rank, self.clients[rank].advance(place, self.ticket()))
+
+    def mark(self, rank: int, step: int, place=0) -> None:
+        self.steps[rank] = step
+        self.put(rank, self.clients[rank].mark(place, step))

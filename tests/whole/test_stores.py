@@ -56,3 +56,55 @@ def test_counts_are_exact_when_servers_are_killed_one_after_the_other(tmp_path: 
     events = count(tmp_path, (19, 0), (49, 1), (79, 2), consistency=consistency, options=options)
     assert len([event for event in events if event["event"] == "server-lost"]) == 3
     assert results(events) == ["turns 200, wrong 0 of 300"] * 2
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+TRAINING = ("--set", "script=train.py", "--set", "sync.strategy=ps", "--set", "checkpoint.every=10 steps")
+EXACT = "taken 320 examples 6 to 6 times, steps 60"
+
+
+def train(home: Path, step: int, *options: str) -> list[dict[str, Any]]:
+    """Train; kill the first server when a step is reached. Return the events."""
+    home.mkdir(exist_ok=True)
+    events, left = [], step
+    with Psctl(home).start("train", COUNTING, "-o", "jsonl", *TRAINING, *options) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            events.append(event)
+            if left and event["event"] == "progress" and event["step"] >= left:
+                left = 0
+                os.kill(processes(home, "server")[0], signal.SIGKILL)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said + "\n".join(map(str, events))
+    assert not left
+    return events
+
+
+def taken(events: list[dict[str, Any]]) -> list[str]:
+    return [event["text"] for event in events if event["event"] == "log" and event["text"].startswith("taken ")]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_without_replicas_a_store_goes_back_with_the_rest_to_the_last_checkpoint(
+    tmp_path: Path, consistency: str
+) -> None:
+    args = f'args=["--consistency", "{consistency}"]'
+    events = train(tmp_path, 25, "--set", "replicas=0", "--set", args)
+    (restored,) = [event for event in events if event["event"] == "restored"]
+    assert restored["step"] >= 10
+    assert taken(events) == [EXACT] * 2
+    again = Psctl(tmp_path).run("checkpoint", "restore", "counting-1@20", "--servers", "3", "-o", "jsonl")
+    assert again.code == 0, again
+    assert taken(again.events) == [EXACT] * 2
+
+
+@pytest.mark.soak
+def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path) -> None:
+    events = train(tmp_path, 25, "--servers", "3")
+    assert not [event for event in events if event["event"] == "restored"]
+    assert taken(events) == [EXACT] * 2
