@@ -384,3 +384,24 @@ def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) ->
         world.run()
         assert all(client.kept == 0 for client in world.clients)
         assert world.pull(0, spec(), np.arange(20)).flatten().tolist() == [12.0] * 20
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int) -> None:
+    world = World(workers=3, staleness=0, replicas=replicas)
+    for rank in range(3):
+        world.push(rank, spec(), [1], [1.0])
+    world.clock(0)
+    world.clock(1)
+    world.mark(0, 1, place=2)
+    world.push(0, spec(), [1], [10.0], place=2)
+    world.run()
+    assert world.clients[0].behind()
+    for rank, mind in world.servers.items():
+        mind.lost(2)
+        world.follow(rank, mind.leave([2]))
+    world.mark(1, 1, place=2)
+    world.run()
+    assert not world.clients[0].behind()
+    assert world.clients[0].kept == 0
+    assert world.pull(1, spec(), [1]).item() == 3.0

@@ -12,7 +12,7 @@ import pytest
 from running import ROOT, Psctl
 from test_failover import processes
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
 
 COUNTING = str(ROOT / "tests" / "whole" / "counting" / "job.yaml")
 
@@ -93,12 +93,12 @@ def taken(events: list[dict[str, Any]]) -> list[str]:
 def test_without_replicas_a_store_goes_back_with_the_rest_to_the_last_checkpoint(
     tmp_path: Path, consistency: str
 ) -> None:
-    args = f'args=["--consistency", "{consistency}"]'
+    args = f'args=["--pause", "0.1", "--consistency", "{consistency}"]'
     events = train(tmp_path, 25, "--set", "replicas=0", "--set", args)
     (restored,) = [event for event in events if event["event"] == "restored"]
     assert restored["step"] >= 10
     assert taken(events) == [EXACT] * 2
-    again = Psctl(tmp_path).run("checkpoint", "restore", "counting-1@20", "--servers", "3", "-o", "jsonl")
+    again = Psctl(tmp_path).run("checkpoint", "restore", "counting-1@50", "--servers", "3", "-o", "jsonl")
     assert again.code == 0, again
     assert taken(again.events) == [EXACT] * 2
 
