@@ -90,7 +90,11 @@ class Holdings:
         chains = without(self.chains, dead)
         if dead:
             self.chains = chains
-            self.handing = {shard: before for shard, before in self.handing.items() if before not in dead}
+            self.handing = {  # where the heir died the head before may lead again, and has nothing to hand over
+                shard: before
+                for shard, before in self.handing.items()
+                if before not in dead and self.chains[shard][0] != before
+            }
             for server in dead:
                 del self.places[server]
             self.leaving -= dead

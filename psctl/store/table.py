@@ -174,13 +174,14 @@ class TableMind:
 
     def _chain(self, slot: Slot, ask: Callable[[], Sequence[Any]]) -> list[Output]:
         """Do something with a shard's chain, and what follows when it comes to be led here, or no longer is."""
+        before = slot.chain.role
         outputs: list[Output] = [*ask(), *self._start(slot)]
         if slot.leads and not slot.led:
             self._leads(slot)
         elif slot.led and not slot.leads:
             self._leads_no_more(slot)
         outputs += self._go(slot)
-        if slot.chain.role == "none" and self.slots.get(slot.shard) is slot:
+        if slot.chain.role == "none" != before and self.slots.get(slot.shard) is slot:
             del self.slots[slot.shard]
         return outputs
 
@@ -346,7 +347,6 @@ class TableMind:
         outputs: list[Output] = []
         if not slot.leads:
             return outputs
-        outputs += slot.chain.fill()
         for work in slot.due():
             opened = self.stores[work.head.store]
             if opened.refused is None:
@@ -389,8 +389,9 @@ class TableMind:
         for opened in self.stores.values():
             if opened.spec.staleness is not None:
                 self._answers.tell_clocks(opened)
+        filling = [output for slot in self.slots.values() if slot.leads for output in slot.chain.fill()]
         part = self._cuts.part()
-        return [*self._outbox.released(), *([part] if part is not None else [])]
+        return [*filling, *self._outbox.released(), *([part] if part is not None else [])]
 
     def _behind(self, message: Why) -> list[int]:
         held = [slot.machine.stores.get(message.store) for slot in self.slots.values() if slot.leads]

@@ -73,12 +73,16 @@ class World:
     def start(self, rank: int) -> TableMind:
         """A server (again): a new process that knows nothing."""
         mind = self.servers[rank] = TableMind(rank, self.functions, self.store.shards)
-        for other in self.servers:
-            if other != rank:
-                self.connect(("server", rank), ("server", other))
+        self.meet(rank)
         for worker in range(len(self.clients)):
             self.cut(worker, rank)
         return mind
+
+    def meet(self, rank: int) -> None:
+        """A server that has come and the others connect."""
+        for other in self.servers:
+            if other != rank:
+                self.connect(("server", rank), ("server", other))
 
     def kill(self, rank: int) -> None:
         """A server is gone, with all that was on its way from it and to it."""
