@@ -1,8 +1,9 @@
-"""Tables through everything at once, a seed a run: servers die, come, go and move shards; connections break; workers die.
+"""Tables through everything at once, a seed a run: servers die, come, go and move shards; connections break.
 
 The minds are the shipped ones: of servers and workers (store/), and of who holds what (job/holding.py). Every message,
-also the coordinator's to each server, comes when chance has it; a connection keeps its order and loses what is on it when
-it breaks. What must be true at the end is counted apart: every push in once, nothing twice, no ticket left.
+also the coordinator's to each server, comes when chance has it; a connection keeps its order and loses what is on it
+when it breaks. What must be true at the end is counted apart: every push in once, nothing twice, no ticket left, all
+replicas equal.
 """
 
 from __future__ import annotations
