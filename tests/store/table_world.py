@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from psctl.errors import ProtocolError
 from psctl.store.outputs import ToServer
 from psctl.store.reductions import custom, reductions
 from psctl.store.table import TableMind
@@ -176,12 +177,15 @@ class World:
 
     def _between(self, server: int, whom: int, message, data) -> None:
         mind = self.servers[whom]
-        if data is not None:
-            room = mind.place_from(server, message, len(data))
-            if room is None:
+        try:
+            room = None if data is None else mind.place_from(server, message, len(data))
+            if data is not None and room is None:
                 return
-            room[:] = data
-        self.follow(whom, mind.received_from(server, message, len(data or b"")))
+            if room is not None:
+                room[:] = data
+            self.follow(whom, mind.received_from(server, message, len(data or b"")))
+        except ProtocolError:  # as the desk does: the connection ends, and is made anew
+            self.connect(("server", server), ("server", whom))
 
     def run(self, until=lambda: False) -> None:
         while not until() and self.step():

@@ -108,3 +108,24 @@ def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path)
     events = train(tmp_path, 25, "--servers", "3")
     assert not [event for event in events if event["event"] == "restored"]
     assert taken(events) == [EXACT] * 2
+
+
+@pytest.mark.soak
+def test_servers_that_come_and_go_take_stores_with_them(tmp_path: Path) -> None:
+    psctl, wanted = Psctl(tmp_path), {10: "3", 35: "2"}
+    args = 'args=["--pause", "0.15"]'
+    with psctl.start("train", COUNTING, "-o", "jsonl", *TRAINING, "--set", args) as process:
+        assert process.stdout is not None
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line))
+            step = events[-1]["step"] if events[-1]["event"] == "progress" else 0
+            for at in [at for at in wanted if step >= at]:
+                scaled = psctl.run("scale", "counting-1", "--servers", wanted.pop(at), "-y")
+                assert scaled.code == 0, scaled
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said + "\n".join(map(str, events))
+    assert not wanted
+    assert not [event for event in events if event["event"] == "restored"]
+    assert taken(events) == [EXACT] * 2
