@@ -112,8 +112,8 @@ def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path)
 
 @pytest.mark.soak
 def test_servers_that_come_and_go_take_stores_with_them(tmp_path: Path) -> None:
-    psctl, wanted = Psctl(tmp_path), {10: "3", 35: "2"}
-    args = 'args=["--pause", "0.15"]'
+    psctl, wanted = Psctl(tmp_path), {10: "3", 30: "2"}
+    args = 'args=["--pause", "0.5"]'
     with psctl.start("train", COUNTING, "-o", "jsonl", *TRAINING, "--set", args) as process:
         assert process.stdout is not None
         events = []
@@ -121,8 +121,10 @@ def test_servers_that_come_and_go_take_stores_with_them(tmp_path: Path) -> None:
             events.append(json.loads(line))
             step = events[-1]["step"] if events[-1]["event"] == "progress" else 0
             for at in [at for at in wanted if step >= at]:
-                scaled = psctl.run("scale", "counting-1", "--servers", wanted.pop(at), "-y")
-                assert scaled.code == 0, scaled
+                scaled = psctl.run("scale", "counting-1", "--servers", wanted[at], "-y")
+                assert scaled.code == 0 or "are coming or going already" in scaled.err, scaled
+                if scaled.code == 0:
+                    del wanted[at]
         assert process.stderr is not None
         said = process.stderr.read()
     assert process.returncode == 0, said + "\n".join(map(str, events))
