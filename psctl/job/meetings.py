@@ -1,6 +1,6 @@
 """How workers that play a schedule over psctl's own data plane find each other; one small class a message.
 
-A worker whose decision names `hosts` listens and says where (Listens). When all workers of this start have, each is
+A worker that is to play a schedule listens and says where (Listens). When all workers of this start have, each is
 told of all (WorkersAt): over the connections to the coordinator, which are sealed, so a secret among them stays one.
 """
 

@@ -308,6 +308,7 @@ class Welcome(Message, frozen=True):
     every_steps: int  # save at steps that this divides; 0: never by steps
     report_seconds: float
     resume: Resume | None = None
+    hosts: list[int] = msgspec.field(default_factory=list)  # the number of each worker's host
 
 
 class Decision(Message, frozen=True):
@@ -315,8 +316,8 @@ class Decision(Message, frozen=True):
 
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
     and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
-    steps that workers take alone between two synchronisations; 1: none. `hosts`: for a schedule that is played, the
-    number of each worker's host; else empty. `elastic`: who takes part may change while they train.
+    steps that workers take alone between two synchronisations; 1: none. `elastic`: who takes part may change while they
+    train.
     """
 
     strategy: str
@@ -328,7 +329,6 @@ class Decision(Message, frozen=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     staleness: int | None = 0
     period: int = 1
-    hosts: list[int] = msgspec.field(default_factory=list)
     elastic: bool = False
 
 

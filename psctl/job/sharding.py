@@ -42,11 +42,9 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
     """Return how gradients are synchronised, as a rank is told."""
     assert job.plan is not None
     assert job.layout is not None
-    played = job.plan.chosen not in ("ps", "native")
     return Decision(
         strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
         resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
-        hosts=[rank.host for rank in job.of("worker")] if played else [],
         elastic=job.order.on_worker_loss == "continue" and job.plan.update == "server",
     )  # fmt: skip
 

@@ -98,7 +98,8 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
         return
     order = job.order
     world = len(job.of("worker"))
-    welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume)
+    hosts = [each.host for each in job.of("worker")]
+    welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume, hosts)
     job.tell(rank.member, welcome)
     tables.advance(job)
     if rank.member.role == "worker":

@@ -22,6 +22,7 @@ from torch import nn
 from psctl.job.benching import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
 from psctl.runtime import patterns
 from psctl.runtime.native import local_device
+from psctl.runtime.plane import Plane
 from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.schedule.catalog import Options, build
 
@@ -40,6 +41,8 @@ class Ranks:
         """What schedules are played over: one for all, for each has its turn."""
         self.played_on_host: Any = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.plane: Plane | None = None
+        """What schedules on the CPU are played over."""
 
     def meet(self) -> None:
         """Return when all are here."""
@@ -86,13 +89,14 @@ class Collective:
     Args:
         name: the strategy.
         summing: sums.
-        vector: what is summed.
+        like: what is summed has this length, type and device.
     """
 
     mean = False
 
-    def __init__(self, name: str, summing: Summing, vector: torch.Tensor) -> None:
-        self.name, self._summing, self._vector = name, summing, vector
+    def __init__(self, name: str, summing: Summing, like: torch.Tensor) -> None:
+        self.name, self._summing = name, summing
+        self._vector = summing.buffer(like.numel(), like.dtype, like.device)
 
     def sum(self) -> None:
         self._summing.put(self._vector).wait()
@@ -225,10 +229,21 @@ def main(arguments: list[str]) -> None:
     device = local_device()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     ranks = Ranks()
+    if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
+        ranks.plane = _plane(ranks.world)
     for each in question.rounds:
         _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
     ranks.meet()
+    if ranks.plane is not None:
+        ranks.plane.close()
     dist.destroy_process_group()
+
+
+def _plane(world: int) -> Plane | None:
+    """Connect this process with all others, as training does; None where psctl did not start it."""
+    import psctl
+
+    return psctl.init()._seat.plane(build("one-shot", world))
 
 
 def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device) -> None:
@@ -240,33 +255,34 @@ def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device)
     for start in range(0, len(names), each):
         group = names[start : start + each]
         _say(ranks, Doing(asked.bytes, group))
-        contestants = [_contestant(name, asked.strategies[name], ranks, torch.empty_like(source)) for name in group]
+        contestants = [_contestant(name, asked.strategies[name], ranks, source) for name in group]
         for one, times, correct in bench.measure(contestants):
             _say(ranks, Row(question.operation, one.name, asked.bytes, ranks.world, times, correct))
         for one in contestants:
             one.close()
 
 
-def collective(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Collective:
+def collective(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Collective:
     """Return the engine's own all-reduce, or a schedule that is played.
 
     Args:
         name: `native`, or a strategy that is played.
         options: of the schedule, as plain data.
         ranks: who takes part.
-        vector: what it sums.
+        like: what it sums has this length, type and device.
     """
     if name == "native":
-        return Collective(name, EngineSum(ranks.engine), vector)
+        return Collective(name, EngineSum(ranks.engine), like)
     schedule = build(name, ranks.world, msgspec.convert(options, Options))
-    group = ranks.played_on_host if played_on_host(schedule, vector.device) else ranks.played
-    return Collective(name, PlayedSum(schedule, vector.device, group), vector)
+    on_host = played_on_host(schedule, like.device)
+    group, plane = (ranks.played_on_host, ranks.plane) if on_host else (ranks.played, None)
+    return Collective(name, PlayedSum(schedule, like.device, plane, group, shared=True), like)
 
 
-def _contestant(name: str, options: dict[str, Any], ranks: Ranks, vector: torch.Tensor) -> Contestant:
+def _contestant(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Contestant:
     if name == "ps":
-        return Served(vector.numel())
-    return collective(name, options, ranks, vector)
+        return Served(like.numel())
+    return collective(name, options, ranks, like)
 
 
 def _say(ranks: Ranks, answer: Doing | Row) -> None:

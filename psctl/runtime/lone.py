@@ -50,7 +50,7 @@ class Lone:
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
-    def plane(self, schedule: Schedule, hosts: Sequence[int]) -> Plane | None:
+    def plane(self, schedule: Schedule) -> Plane | None:
         return None  # nobody says where others listen
 
     def begin(self, step: int) -> None:

@@ -73,14 +73,22 @@ class Meeting:
         sealed = Sealed() if others != near else None
         acceptor = self._acceptor(sealed) if sealed is not None else None
         door = beside.listen(self._folder, _name(self._me)) if near else None
+        lines: dict[int, Line] = {}
         try:
             found = ask(acceptor.address if acceptor is not None else None, self._secret)
             self._workers = {each.rank: each for each in found}
             self._deadline = time.monotonic() + PATIENCE
             self._told.set()
-            lines = self._lines(door, near) if door is not None else {}
+            if door is not None:
+                self._connect(door, near, lines)
             if sealed is not None:
                 self._streams(sealed, others - near)
+        except BaseException:
+            for line in lines.values():
+                line.close()
+            if sealed is not None:
+                sealed.close("it could not connect to all", 0.0)
+            raise
         finally:
             if door is not None:
                 door.close()
@@ -88,20 +96,19 @@ class Meeting:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return Plane(self._me, schedule.world, lines, Shared(self._segments, members), sealed, schedule.nodes)
+        return Plane(self._me, schedule.world, lines, Shared(self._segments, members), sealed)
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
     # ---- within the host -----------------------------------------------------------------------------------------
 
-    def _lines(self, door: socket.socket, near: set[int]) -> dict[int, Line]:
-        made = {
-            rank: beside.meet(
-                self._folder, _name(rank), self._me, self._secret, self._workers[rank].secret, self._left()
-            )
-            for rank in sorted(near) if rank < self._me
-        }  # fmt: skip
+    def _connect(self, door: socket.socket, near: set[int], lines: dict[int, Line]) -> None:
+        """Add a line to each of these ranks."""
+        for rank in sorted(rank for rank in near if rank < self._me):
+            theirs = self._workers[rank].secret
+            made = beside.meet(self._folder, _name(rank), self._me, self._secret, theirs, self._left())
+            lines[rank] = Line(made, f"worker/{rank}")
         coming = {rank: self._workers[rank].secret for rank in near if rank > self._me}
         while coming:
             door.settimeout(self._left())
@@ -115,8 +122,7 @@ class Meeting:
                 connected.close()
                 continue
             del coming[rank]
-            made[rank] = connected
-        return {rank: Line(connected, f"worker/{rank}") for rank, connected in made.items()}
+            lines[rank] = Line(connected, f"worker/{rank}")
 
     # ---- between hosts -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class Shared:
         self._segments, self._members = segments, members
         self._ours: list[tuple[int, Segment, torch.Tensor]] = []  # its address, itself, its bytes
         self._free = 0  # from here on, of the newest
+        self._spare: dict[int, list[torch.Tensor]] = {}  # by size: bytes that were given back
         self._theirs: dict[tuple[int, int], torch.Tensor] = {}
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -36,6 +37,8 @@ class Shared:
         size = length * dtype.itemsize
         if not size or len(self._members) < 2:
             return torch.zeros(length, dtype=dtype)
+        if spare := self._spare.get(size):
+            return spare.pop().view(dtype).zero_()
         if not self._ours or self._free + size > self._ours[-1][1].size:
             segment = self._segments.make(max(size, SEGMENT))
             if segment is None:
@@ -46,6 +49,11 @@ class Shared:
         start = self._free
         self._free += -(-size // LINE) * LINE
         return self._ours[-1][2][start : start + size].view(dtype)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back: the next one of its size lies there."""
+        if self.where(buffer) is not None:
+            self._spare.setdefault(buffer.nbytes, []).append(buffer.view(torch.uint8))
 
     def where(self, piece: torch.Tensor) -> tuple[int, int] | None:
         """Return in which segment of ours a piece lies, and from which byte on; None when it lies elsewhere."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -71,7 +71,10 @@ class Player:
 
 
 class Queue:
-    """Plays vectors one after another on a thread of its own, so that backward goes on meanwhile.
+    """Plays vectors one after another beside backward, on a thread of its own or on that of whoever waits.
+
+    A hand-over between threads costs more than a short sum. So a short vector wakes nobody: it is played when somebody
+    waits for it, or when a longer one behind it has woken the thread.
 
     Args:
         play: sums a vector in place over all ranks.
@@ -79,48 +82,72 @@ class Queue:
 
     def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
         self._play = play
-        self._work: queue.SimpleQueue[tuple[torch.Tensor, Ticket] | None] = queue.SimpleQueue()
+        self._work: deque[tuple[torch.Tensor, Ticket]] = deque()
+        self._turn = threading.Lock()  # to play: what was put first is played first
+        self._wake = threading.Semaphore(0)
+        self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
         self._thread.start()
 
-    def put(self, vector: torch.Tensor) -> Ticket:
-        """Have a vector summed; in the same order on every rank."""
-        ticket = Ticket()
-        self._work.put((vector, ticket))
+    def put(self, vector: torch.Tensor, short: int = 0) -> Ticket:
+        """Have a vector summed; in the same order on every rank.
+
+        Args:
+            short: bytes of a vector that wakes nobody.
+        """
+        ticket = Ticket(self._help)
+        self._work.append((vector, ticket))
+        if vector.nbytes > short:
+            self._wake.release()
         return ticket
 
     def close(self) -> None:
         """End the thread when what was put is played."""
-        self._work.put(None)
+        self._closed = True
+        self._wake.release()
         self._thread.join(10.0)
 
+    def _help(self, ticket: Ticket) -> None:
+        """Play what is next until this one is."""
+        while not ticket.over:
+            self._next()
+
     def _loop(self) -> None:
-        while (work := self._work.get()) is not None:
-            vector, ticket = work
+        while not (self._closed and not self._work):
+            self._wake.acquire()
+            while self._work:
+                self._next()
+
+    def _next(self) -> None:
+        with self._turn:
+            if not self._work:
+                return  # another thread has played it meanwhile
+            vector, ticket = self._work.popleft()
             try:
                 self._play(vector)
             except BaseException as error:  # noqa: BLE001  raised by who waits
-                ticket.end(error)
-            else:
-                ticket.end(None)
+                ticket.error = error
+            ticket.over = True
 
 
 class Ticket:
-    """A vector that is on its way."""
+    """A vector that is on its way.
 
-    def __init__(self) -> None:
-        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    Args:
+        help: plays it, unless another thread does.
+    """
 
-    def end(self, error: BaseException | None) -> None:
-        """Note that the vector is summed, or why it is not."""
-        self._ended.put(error)
+    def __init__(self, help: Callable[[Ticket], None]) -> None:
+        self._help = help
+        self.over = False
+        self.error: BaseException | None = None
 
     def wait(self) -> None:
-        """Return when it is summed; once.
+        """Return when it is summed.
 
         Raises:
             PeerLost: a peer is gone.
         """
-        error = self._ended.get()
-        if error is not None:
-            raise error
+        self._help(self)
+        if self.error is not None:
+            raise self.error

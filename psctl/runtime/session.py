@@ -239,16 +239,16 @@ class Session:
             if self._tables is not None:
                 moved(self._tables)
 
-    def plane(self, schedule: Schedule, hosts: Sequence[int]) -> Plane | None:
+    def plane(self, schedule: Schedule) -> Plane | None:
         """Connect to the workers of a schedule; None where there is no data plane of our own.
 
         Args:
             schedule: what is to be played.
-            hosts: the number of each worker's host.
 
         Raises:
             ConnectionFailed: a worker cannot be reached.
         """
+        hosts = self._welcome.hosts if self._welcome is not None else []
         return self._connect(schedule, hosts, self._meet) if self._connect is not None and hosts else None
 
     def _meet(self, address: Address | None, secret: bytes) -> list[WorkerAt]:

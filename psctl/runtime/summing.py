@@ -18,6 +18,9 @@ from psctl.runtime.plane import Plane
 from psctl.runtime.player import Player, Queue
 from psctl.schedule.transfer import Schedule
 
+SHORT = 64 << 10
+"""Bytes of a vector that is summed sooner than another thread is woken."""
+
 
 class Waited(Protocol):
     """A vector that is on its way."""
@@ -80,12 +83,15 @@ class PlayedSum:
         device: where the vectors are.
         plane: psctl's own data plane, which carries what is `played_on_host`; else the engine does.
         group: what the engine plays it over, when nothing else is; None: one is made. Of Gloo where `played_on_host`.
+        shared: others use the plane too; it stays open, and gets its buffers back.
     """
 
     def __init__(
-        self, schedule: Schedule, device: torch.device, plane: Plane | None = None, group: Any = None
+        self, schedule: Schedule, device: torch.device, plane: Plane | None = None, group: Any = None,
+        *, shared: bool = False,
     ) -> None:  # fmt: skip
-        self._schedule, self._plane = schedule, plane
+        self._schedule, self._plane, self._shared = schedule, plane, shared
+        self._buffers: list[torch.Tensor] = []
         on_host = played_on_host(schedule, device)
         self._on_device = not on_host
         self._spare: dict[tuple[int, torch.dtype], torch.Tensor] = {}
@@ -103,13 +109,14 @@ class PlayedSum:
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if self._plane is not None and device.type == "cpu":
-            return self._plane.buffer(length, dtype)
+            self._buffers.append(self._plane.buffer(length, dtype))
+            return self._buffers[-1]
         return torch.zeros(length, dtype=dtype, device=device)
 
     def put(self, vector: torch.Tensor) -> Waited:
         if vector.is_cuda and isinstance(self._own, Queue):
             torch.cuda.current_stream().synchronize()  # a thread of the host reads it
-        return self._own.put(vector)
+        return self._own.put(vector, SHORT) if isinstance(self._own, Queue) else self._own.put(vector)
 
     def moved(self, size: int) -> int:
         return int(self._schedule.sent(size)[self._rank])
@@ -117,8 +124,10 @@ class PlayedSum:
     def close(self) -> None:
         for each in (self._own, *self._helping):
             each.close()
-        if self._plane is not None:
+        if self._plane is not None and not self._shared:
             self._plane.close()
+        elif self._plane is not None:
+            self._plane.release(self._buffers)
 
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; not while others are on their way."""
