@@ -1,7 +1,7 @@
 """Collectives: gradients in buckets, each summed over all ranks while backward goes on, by the engine or by a schedule.
 
 Strategy `native` is the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs); the others
-play their schedule over the engine's point-to-point operations (`runtime/summing.py`). All the rest is one: what
+play their schedule (`runtime/summing.py`). All the rest is one: what
 torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
 instead of by 1/N; `with run.accumulate(): loss.backward()` holds although the forward ran outside (DDP's no_sync must
 hold both); whatever of the model was called counts, not only its `forward`; and a parameter without a gradient on any
