@@ -6,7 +6,8 @@ until then the figures of ENGINES hold. They lie between two measurements on two
 have a core each, and of 4 test hosts that share them.
 
     gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6 steps of its ring
-    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2 steps, over Gloo's send and receive
+    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2 steps, between hosts;
+                                                       0.1 ms in 2 steps of 4 ranks of one host that share the cores
     ps      a push and a pull                          1.7 ms with two servers on the same two cores
     gpus    NCCL's few microseconds a step (its own tuning tables); played schedules are driven by Python, a launch each
 """
@@ -20,6 +21,7 @@ import msgspec
 
 from psctl.plan.timing import Costs, Pace
 from psctl.schedule.transfer import Schedule
+from psctl.words import STRATEGIES
 
 ASSUMED_RATE = 0.956 * 1e9 / 8
 """Payload bytes/s of a port whose speed nothing tells: 1 Gbit/s less headers at an MTU of 1500."""
@@ -39,6 +41,12 @@ ENGINES: Mapping[str, Costs] = {
     "ps": Costs(alpha=4e-4, overhead=2e-4, gamma=ADDING),
 }
 """Of processes on CPUs."""
+
+BESIDE = Costs(alpha=3e-5, overhead=2e-5, gamma=ADDING)
+"""Of schedules between processes of one host, which read each other's memory."""
+
+BESIDE_PACE = Pace(flowing=0.5)
+"""Of their bytes, which no socket carries: 100 MB by 4 ranks takes them under half of what Gloo takes."""
 
 ON_GPUS: Mapping[str, Costs] = {
     "nccl": Costs(alpha=5e-6),
@@ -70,22 +78,33 @@ def side_by_side(costs: Costs, schedule: Schedule) -> Costs:
     return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * busy * costs.overhead, overhead=0.0)
 
 
-def engine_costs(gpus: bool, measured: Mapping[str, Mapping[str, float]]) -> dict[str, Costs]:
+def engine_costs(
+    gpus: bool, measured: Mapping[str, Mapping[str, float]], *, beside: bool = False
+) -> dict[str, Costs]:  # fmt: skip
     """Return what a message costs each engine.
 
     Args:
         gpus: gradients lie on GPUs.
         measured: what `bench` found on this cluster, by engine: alpha, overhead, gamma; the rest is taken for granted.
             Under PACES and WAITS are strategies, which `paces_of` reads.
+        beside: all ranks are processes of one host.
     """
     found = dict(ON_GPUS if gpus else ENGINES)
+    if beside and not gpus:
+        found["psctl"] = BESIDE
     for engine, costs in measured.items():
         if engine not in (PACES, WAITS):
             found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
     return found
 
 
-def paces_of(measured: Mapping[str, Mapping[str, float]]) -> dict[str, Pace]:
-    """Return by how much strategies were found to differ from their predictions. `measured` as of `engine_costs`."""
+def paces_of(measured: Mapping[str, Mapping[str, float]], *, beside: bool = False) -> dict[str, Pace]:
+    """Return by how much strategies differ from their predictions.
+
+    Args:
+        measured: as of `engine_costs`.
+        beside: all ranks are processes of one host, on CPUs.
+    """
     flowing, waiting = measured.get(PACES, {}), measured.get(WAITS, {})
-    return {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+    taken = {name: BESIDE_PACE for name in STRATEGIES if name not in ("native", "ps")} if beside else {}
+    return taken | {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}

@@ -80,7 +80,9 @@ def ground_of(order: JobOrder) -> Ground:
     ranks = [place for host in order.hosts for place in _places(host, cluster)]
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
-    return Ground(cluster, ranks, serving, engine_costs(gpus, order.costs), paces_of(order.costs))
+    beside = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
+    costs = engine_costs(gpus, order.costs, beside=beside)
+    return Ground(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside))
 
 
 def ground_in(

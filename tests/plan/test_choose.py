@@ -166,14 +166,15 @@ def test_within_a_twentieth_the_simplest_is_taken() -> None:
 
 
 def test_small_messages_take_few_steps() -> None:
-    """Within a factor of two of what was measured with four hosts that share two cores, and of two ranks alone."""
+    """Within a factor of two of what was measured with four hosts that share two cores, and of two ranks of one host:
+    0.06 ms alone, 0.18 ms beside others, through shared memory."""
     plan = choose(order(*map(host, names(4))), 4096, None, decided=False)
     assert plan.chosen == "recursive-doubling"
     assert 3.5e-3 <= seconds(plan, "native") <= 7e-3
     assert 1e-3 <= seconds(plan, "recursive-doubling") <= 2e-3
     plan = choose(order(host("a", 2)), 4096, None, decided=False)
     assert 3.5e-4 <= seconds(plan, "native") <= 1.4e-3
-    assert 1.9e-4 <= seconds(plan, "one-shot") <= 7.6e-4
+    assert 0.9e-4 <= seconds(plan, "one-shot") <= 1.2e-4
     assert 0.8e-3 <= seconds(plan, "ps") <= 3.4e-3
 
 
