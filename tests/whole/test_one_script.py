@@ -33,6 +33,7 @@ def plain(*command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.soak  # tests/whole/test_restore_numbers.py runs its script alone first
 def test_it_runs_alone() -> None:
     run = plain(sys.executable, "train.py", *SHORT)
     assert run.returncode == 0, run.stdout
