@@ -136,7 +136,6 @@ class ServerMind:
         clocks, versions = dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):
-                mind.gone(rank)
                 if mind.leads:
                     clocks[index] = mind.held_of(rank)
                     versions[index] = self.terms.base if mind.version is None else mind.version

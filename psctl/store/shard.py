@@ -233,6 +233,8 @@ class ShardMind:
 
     def members(self, membership: Membership) -> list[Output]:
         """Take over which ranks take part."""
+        for rank in self._sent.keys() - membership.changes[-1][1]:
+            del self._sent[rank]  # it reads no more
         if isinstance(self._intake, Joint):
             return self._undone(self._intake.changed(membership))
         self._intake.membership = membership
@@ -346,15 +348,15 @@ class ShardMind:
         return self._intake.applied_of(rank) if asp else self._intake.clock_of(rank)
 
     def lost(self, rank: int) -> None:
-        """Forget a rank's connection: what it waited for, what it had pushed in part; what it reads, it may read on."""
+        """Forget a rank's connection: what it waited for, what it had pushed in part.
+
+        What it was lent it may read on, and a successor has nothing whole: all that was sent counts as being read until
+        a push says what has landed.
+        """
         self._pulls.pop(rank, None)
         self._norms.pop(rank, None)
-        self._intake.drop_partial(rank)
-
-    def gone(self, rank: int) -> None:
-        """Forget what a rank that is dead was reading."""
-        self._sent.pop(rank, None)
         self._landed.pop(rank, None)
+        self._intake.drop_partial(rank)
 
     def _satisfies(self, rank: int, wish: _Wish) -> bool:
         assert self.version is not None, "it is settled"

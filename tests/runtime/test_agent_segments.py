@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from psctl.net.segments import inherited
-from psctl.runtime.agent_segments import ChildrensSegments
+from psctl.runtime.agent_segments import OFF, ChildrensSegments
 from psctl.words import Member
 
 CHILD = """
@@ -51,3 +53,13 @@ def test_a_killed_child_leaves_nothing() -> None:
     segments.ended(server)
     child.stdin.close()
     child.stdout.close()
+
+
+def test_who_wants_no_shared_memory_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OFF, "off")
+    segments, worker = ChildrensSegments(), Member("worker", 0)
+    with segments.opened(worker) as descriptor:
+        child = inherited(worker, os.dup(descriptor))
+    assert child.make(4096) is None
+    child.close()
+    segments.ended(worker)

@@ -9,7 +9,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.client import ClientMind
-from psctl.store.ledger import Order
+from psctl.store.ledger import Membership, Order
 from psctl.store.lending import Lending
 from psctl.store.messages import Leads, Place, Pull, Push, PushPart, Values
 from psctl.store.outputs import Send
@@ -199,7 +199,7 @@ def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, stale
     assert len(shelf.made) <= 8, "buffers are used again"
 
 
-def test_a_reader_whose_connection_broke_may_read_on_and_a_dead_one_may_not():
+def test_a_reader_whose_connection_broke_may_read_on_until_it_or_its_successor_has_newer_values():
     shelf = Shelf(near=[0])
     mind = make(world=2, staleness=1, shelf=shelf)
     (message,) = lent_to(ask(mind, 0, 0), 0)
@@ -211,13 +211,31 @@ def test_a_reader_whose_connection_broke_may_read_on_and_a_dead_one_may_not():
         order(mind, clock)
     assert mind.version == 2
     assert bytes(shelf.read(message.at)) == was
-    mind.gone(0)
-    buffers = len(shelf.made)
-    for clock in range(2, 6):
+    landed = dict.fromkeys(range(2), -1)
+    for clock in range(2, 8):
         for rank in range(2):
-            lend(mind, rank, clock, gradient(rank, clock), landed=-1)
+            found = lent_to(ask(mind, rank, clock), rank)
+            landed[rank] = max([landed[rank], *(one.version for one in found)])
+            lend(mind, rank, clock, gradient(rank, clock), landed=landed[rank])
         order(mind, clock)
-    assert len(shelf.made) == buffers
+    assert len(shelf.made) <= 4, "it has newer values, so its buffer is used again"
+
+
+def test_who_takes_part_no_longer_reads_no_more():
+    shelf = Shelf(near=[0, 1])
+    mind = make(world=2, shelf=shelf)
+    for rank in range(2):
+        ask(mind, rank, 0)
+    for rank in range(2):
+        lend(mind, rank, 0, gradient(rank, 0), landed=-1)
+    order(mind, 0)
+    mind.members(Membership.first(2, 0).changed(1, [1]))
+    for clock in range(1, 8):
+        ask(mind, 1, clock)
+        lend(mind, 1, clock, gradient(1, clock), landed=clock)
+        order(mind, clock)
+    assert mind.version == 8
+    assert len(shelf.made) <= 4
 
 
 def test_those_who_are_far_are_sent_bytes():
