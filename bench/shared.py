@@ -6,8 +6,8 @@ Two workers and two servers of each contestant are started once and take turns, 
 disturbs all alike. psctl's are server processes as an agent starts them, and clients as a worker has them; a step is
 push, order, pull and wait of all shards. `in place`: gradients are in the send buffer already; `copied`: they are
 copied there first, as from .grad. `sgd`: servers step SGD, the others only sum (`update: worker`). Gloo's workers send
-half to each server and receive it back; its servers add nothing. Bytes are payload in both directions, GB are 10^9, processor
-seconds are of all four processes, system time included; medians of the rounds.
+half to each server and receive it back; its servers add nothing. Bytes are payload in both directions, GB are 10^9,
+processor seconds are of all four processes, system time included; medians of the rounds.
 """
 
 from __future__ import annotations
