@@ -348,11 +348,7 @@ class ShardMind:
         return self._intake.applied_of(rank) if asp else self._intake.clock_of(rank)
 
     def lost(self, rank: int) -> None:
-        """Forget a rank's connection: what it waited for, what it had pushed in part.
-
-        What it was lent it may read on, and a successor has nothing whole: all that was sent counts as being read until
-        a push says what has landed.
-        """
+        """Forget a rank's connection, but not what it may read on until a push says what it, or a successor, has."""
         self._pulls.pop(rank, None)
         self._norms.pop(rank, None)
         self._landed.pop(rank, None)
