@@ -331,9 +331,9 @@ class Director:
                 self.status = "inconsistent"
                 return
             last = newest - 1  # it is done again
-        if gone.rank == 0:  # who joins needs what rank 0 left beside at its first clock
+        if gone.rank == 0 or self._scenario.staleness is None:  # who joins needs what was left beside
             last = min(last, max(one.aside for one in held) - 1)
-        if self._scenario.staleness is not None and newest > last + 1:
+        if last < -1 or (self._scenario.staleness is not None and newest > last + 1):
             self.status = "inconsistent"
             return
         self._dead.pop(0)

@@ -187,8 +187,8 @@ class Worker:
         self._optimizer.step()
 
     def _leave_aside(self) -> None:
-        """What rank 0 alone keeps goes beside, as it is at the start of the next clock."""
-        if self._rank == 0:
+        """What rank 0 alone keeps, under asp what each keeps, goes beside, as it is at the start of the next clock."""
+        if self._rank == 0 or self._mind.terms.staleness is None:
             self._send(self._mind.aside(self.step, memoryview(b"aside of %d" % self.step)))
 
     def _take_aside(self, clock: int) -> Task:
