@@ -28,8 +28,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "bench" / "failover_job" / "job.yaml"
 PSCTL = (sys.executable, "-m", "psctl")
-WHOLE = "servers again"
-"""How the line ends by which psctl says that every shard has its replicas again."""
+WHOLE, BARE, JOINED = "servers again", "on one server only", "takes part"
+"""Parts of the lines that say: every shard has its replicas again; it has not; a server has come."""
 
 WINDOW = 2.0
 """Seconds before and after a kill that are looked at."""
@@ -54,9 +54,11 @@ class Said:
         for line in self._stream:
             self.lines.append(line.rstrip())
 
-    def times(self, ending: str) -> int:
-        """Return how many lines ended so."""
-        return sum(line.endswith(ending) for line in self.lines)
+    def whole_after(self, kills: int) -> bool:
+        """Tell whether another server has come for each that was killed, and every shard has its replicas."""
+        lines = list(self.lines)
+        copies = [line for line in lines if WHOLE in line or BARE in line]
+        return sum(JOINED in line for line in lines) == kills and (not copies or WHOLE in copies[-1])
 
 
 def servers_of(home: str) -> dict[int, str]:
@@ -93,13 +95,13 @@ def kill_in_turn(home: str, log: Path, said: Said, kills: int, count: int) -> li
     moments: list[float] = []
     wait_for(lambda: len(notes_of(log)) > 10, "steps")
     for turn in range(kills):
-        pids = sorted(servers_of(home))
+        pids = sorted(servers_of(home), key=lambda pid: psutil.Process(pid).create_time())
         assert len(pids) == count, f"{len(pids)} servers where {count} should be: {said.lines[-20:]}"
         moments.append(time.time())
-        os.kill(pids[turn % len(pids)], signal.SIGKILL)
+        os.kill(pids[0], signal.SIGKILL)  # the oldest: it has shards
         end = moments[-1] + WINDOW
         wait_for(lambda end=end: any(when > end for _, when in notes_of(log)[-1:]), "the next clock")
-        wait_for(lambda turn=turn: said.times(WHOLE) > turn and len(servers_of(home)) == count, "all shards whole")
+        wait_for(lambda turn=turn: said.whole_after(turn + 1), "all shards whole")
         before = len(notes_of(log))
         wait_for(lambda seen=before: len(notes_of(log)) > seen + 10, "steps")
     return moments

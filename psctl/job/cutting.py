@@ -35,7 +35,7 @@ from psctl.job import dividing, events, sharding
 from psctl.job.environment import worker_environment
 from psctl.job.instructions import Start
 from psctl.job.layouts import difference
-from psctl.job.membership import CountUntil, HeldOf, WorkerGone
+from psctl.job.membership import CountUntil, HeldOf, HoldSlots, WorkerGone
 from psctl.job.messages import Failure, Go, Prepare, Resume, Welcome
 from psctl.job.table import Death, Job, Rank
 from psctl.words import Member
@@ -83,6 +83,8 @@ def _order(job: Job, before: Rank, host: int) -> None:
     job.forget("worker", before.member.rank)
     local = sum(each.host == host for each in job.live("worker"))
     rank = job.add("worker", before.member.rank, host, before.local_rank if host == before.host else local)
+    if host != before.host:
+        job.tell(Member("agent", host), HoldSlots(local + 1))
     rank.step = before.step
     if before.member.rank == 0:
         job.saves.sources.add(rank.member)
@@ -198,6 +200,7 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> Failure | None:
 def ready(job: Job, rank: Rank) -> None:
     """A replacement has its start values: it trains."""
     job.tell(rank.member, Go())
+    job.say(f"{job.where(rank)} trains again")
     rank.moved = job.now
     if rank.state == "waiting":
         job.move_rank(rank, "go")

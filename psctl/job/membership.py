@@ -67,6 +67,12 @@ class CountUntil(Message, frozen=True):
     clock: int
 
 
+class HoldSlots(Message, frozen=True):
+    """To an agent: so many workers have their places on this host from now on; other jobs may have the other slots."""
+
+    workers: int
+
+
 # ---- servers and workers to the coordinator ------------------------------------------------------------------------
 
 
@@ -111,7 +117,7 @@ class ServerUnreachable(Message, frozen=True):
 
 
 Kinds = (
-    Reassign | Members | MembersAsked | Shared | WorkerGone | CountUntil
+    Reassign | Members | MembersAsked | Shared | WorkerGone | CountUntil | HoldSlots
     | HeldOf | Drawn | CaughtUp | HandedOver | ServerUnreachable
 )  # fmt: skip
 """All that is said of it."""

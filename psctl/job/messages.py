@@ -309,6 +309,7 @@ class Welcome(Message, frozen=True):
     report_seconds: float
     resume: Resume | None = None
     hosts: list[int] = msgspec.field(default_factory=list)  # the number of each worker's host
+    training: bool = False  # the others train already
 
 
 class Decision(Message, frozen=True):

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from psctl.job import ending, events, failures, lifecycle, losses, starting, tables
 from psctl.job.instructions import Discard, FindRestorable, Restorable
+from psctl.job.membership import HoldSlots
 from psctl.job.messages import EndProcesses, Failure, RenewStore, Resume
 from psctl.job.stores import Tables
 from psctl.job.table import Division, Job, Recovery
@@ -169,6 +170,8 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.move("again")
     job.tell(Member("agent", 0), RenewStore())
     job.seat_workers()
+    for agent in job.agents:
+        job.tell(agent, HoldSlots(hosts[agent.rank].workers))
     starting.order_workers(job)
     if moved:
         job.plan = None

@@ -98,8 +98,8 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
         return
     order = job.order
     world = len(job.of("worker"))
-    hosts = [each.host for each in job.of("worker")]
-    welcome = Welcome(world, order.seed, order.checkpoint.every_steps, order.report_seconds, job.resume, hosts)
+    every, hosts = order.checkpoint.every_steps, [each.host for each in job.of("worker")]
+    welcome = Welcome(world, order.seed, every, order.report_seconds, job.resume, hosts, job.training)
     job.tell(rank.member, welcome)
     tables.advance(job)
     if rank.member.role == "worker":

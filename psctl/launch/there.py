@@ -131,10 +131,12 @@ def jobs(workdir: str) -> list[Question]:
         if agent_of(folder) is None:
             continue
         orders = read_json(os.path.join(folder, "orders.json")) or {}
-        try:
-            workers = orders["job"]["hosts"][orders["host"]]["workers"]
-        except (KeyError, IndexError, TypeError):
-            workers = 0
+        workers = read_json(os.path.join(folder, "slots"))  # there when they became others than those of the start
+        if not isinstance(workers, int):
+            try:
+                workers = orders["job"]["hosts"][orders["host"]]["workers"]
+            except (KeyError, IndexError, TypeError):
+                workers = 0
         found.append({"job": os.path.basename(os.path.dirname(folder)), "folder": folder, "workers": workers})
     return found
 
@@ -211,7 +213,7 @@ def sweep(question: Question) -> Question:
 def clean(folder: str) -> None:
     """Remove from a job's folder what only a running agent needs, as its keeper does; logs and the event log stay."""
     shutil.rmtree(os.path.join(folder, "private"), ignore_errors=True)
-    for name in ("agent.sock", "agent.pid", "orders.json", "events.jsonl.kept"):
+    for name in ("agent.sock", "agent.pid", "slots", "orders.json", "events.jsonl.kept"):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
 

@@ -25,6 +25,7 @@ import psutil
 from psctl.checkpoint import files
 from psctl.errors import PsctlError
 from psctl.job import messages
+from psctl.job.membership import HoldSlots
 from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started, StartProcess, StopWanted
 from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
@@ -93,9 +94,8 @@ class Agent:
             orders.job.name, Member("agent", orders.host), orders.authority, orders.certificate, orders.key
         )
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
-        copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
-        self._copies = copies
-        self._link = Link(credentials, register, orders.job.congestion, self._queue.put, copies)
+        self._copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
+        self._link = Link(credentials, register, orders.job.congestion, self._queue.put, self._copies)
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
@@ -272,6 +272,8 @@ class Agent:
                 self._end_some(members, grace)
             case messages.ScaleAnswer(ticket=ticket) if ticket in self._asked:
                 self._asked[ticket].put(message)
+            case HoldSlots(workers=workers):
+                self.files.hold_slots(workers)
             case messages.RenewStore():
                 self._head.renew_store()
             case messages.StopProcesses(grace=grace, reason=reason):
@@ -360,11 +362,8 @@ class Agent:
         self._link.send(Sample(self.host.name, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100))
 
     def _say(self, text: str) -> None:
-        print(
-            f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _on_thread(name: str, work: Callable[[], Any]) -> None:

@@ -61,7 +61,7 @@ class Head:
         host = self._orders.job.hosts[0]
         self._store = StoreSocket(host.address, self._orders.job.ports)
         self._master = self._store.address
-        self._store.watch(lambda: self._put(StoreWanted()))
+        self._watch_store(self._store)
         reader, writer = os.pipe()
         try:
             agent_start.write_coordinator_orders(self._orders, self._store.address, writer, self._files)
@@ -105,17 +105,27 @@ class Head:
             return
         self.store_host.signal(signal.SIGKILL)
         self._old_stores.append(self.store_host)
+        self._watch_store(self._store)
+
+    def _watch_store(self, store: StoreSocket) -> None:
         self.store_host = None
-        self._store.watch(lambda: self._put(StoreWanted()))
+        store.watch(lambda: self._put(StoreWanted()))
 
     def store_ended(self, child: Child) -> bool:
-        """Was this child a process that served the store? If it was not told to end, who connects is refused."""
+        """Was this child a process that served the store?
+
+        If it was killed, by whomever, another one, with an empty store, is started when it is wanted: who is in
+        training seldom asks it, and a restart needs it. If it ended by itself it would do so again: who connects is
+        refused from then on.
+        """
         if child in self._old_stores:
             self._old_stores.remove(child)
             return True
         if child is not self.store_host:
             return False
-        if self._store is not None:
+        if self._store is not None and child.status is not None and child.status < 0:
+            self._watch_store(self._store)
+        elif self._store is not None:
             self._store.close()
             self._store = None
         return True

@@ -17,7 +17,7 @@ from psctl.job.environment import SPINS
 from psctl.job.messages import Failure, StartProcess
 from psctl.orders import AgentOrders
 from psctl.runtime import bootstrap, lifeline
-from psctl.runtime.keeper import PRIVATE
+from psctl.runtime.keeper import PRIVATE, SLOTS
 from psctl.runtime.logs import Secrets
 from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders, ProcessOrders, write_private
 from psctl.words import Address, Member
@@ -41,6 +41,12 @@ class Files:
             folder.chmod(mode)
         (self.job_dir / LOGS).mkdir(exist_ok=True)
         (self.job_dir / ERRORS).mkdir(exist_ok=True)
+
+    def hold_slots(self, workers: int) -> None:
+        """Write down how many workers of the job have their places here now, for those who look for free slots."""
+        begun = self.job_dir / (SLOTS + ".new")
+        begun.write_text(str(workers))
+        begun.replace(self.job_dir / SLOTS)
 
     def log(self, member: Member, stream: str) -> Path:
         """Return a rank's log file of one stream."""

@@ -35,6 +35,7 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "to
 PRIVATE = "private"
 EVENTS = "events.jsonl"
 PID = "agent.pid"
+SLOTS = "slots"
 KEPT = EVENTS + ".kept"  # room for the event log's end (coordinator_log.py)
 
 
@@ -144,7 +145,7 @@ def _cut_torn_line(path: Path) -> None:
 def clean(job_dir: Path) -> None:
     """Remove what only a running agent needs; logs and the event log stay."""
     shutil.rmtree(job_dir / PRIVATE, ignore_errors=True)
-    for name in (SOCKET, PID, "orders.json", KEPT):
+    for name in (SOCKET, PID, SLOTS, "orders.json", KEPT):
         with contextlib.suppress(OSError):
             (job_dir / name).unlink()
 

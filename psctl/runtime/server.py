@@ -96,7 +96,7 @@ class Server:
         self.mind: ServerMind | None = None
         self._changed = threading.Condition()
         self._coordinator: Coordinator | None = None
-        self._world = 0
+        self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._ending: str | None = None
         self._failed = False
@@ -123,13 +123,17 @@ class Server:
         if dial is not None:
             self._links = Links(lambda at: dial(named(at), at.address, self._fellow(at)), self._unreachable)
         coordinator.send(Join(os.getpid()))
+        welcome = self._wait_for(lambda: self._welcome)
+        if joins := welcome is not None and welcome.training:
+            warm_up()  # who says that it listens is filled at once, and training waits for who is slow to be filled
         coordinator.send(Ready(address))
-        warm_up()  # while the workers' scripts load, and not when they wait for start values
+        if not joins:
+            warm_up()  # while the workers' scripts load, and not when they wait for start values
         threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
-        decision = self._wait_for(lambda: self._decision if self._world else None)
-        if decision is not None:
+        decision = self._wait_for(lambda: self._decision)
+        if welcome is not None and decision is not None:
             try:
-                self._serve(decision)
+                self._serve(decision, welcome.world)
             except PsctlError as error:
                 self._end(f"{self.me}: {error.message}", failed=True)
         if self._links is not None:
@@ -140,11 +144,11 @@ class Server:
             print(f"psctl: {self.me} ends: {self._ending}", file=sys.stderr, flush=True)
         return 1 if self._failed else 0
 
-    def _serve(self, decision: Decision) -> None:
+    def _serve(self, decision: Decision, world: int) -> None:
         if decision.layout.scalars != scalars():  # torch asks its default dtype when it makes an optimizer's numbers
             torch.set_default_dtype(torch_dtype(decision.layout.scalars))
         base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, self._world, decision.update, base, decision.staleness)
+        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
         resume = decision.resume
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
         mind = self.desk.open(
@@ -156,10 +160,10 @@ class Server:
             self.mind, early, self._early = mind, self._early, []
         for message in early:
             self._member(message)
-        if restored and resume is not None:
+        own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
+        if restored and resume is not None and own:  # who joins later owns none: the checkpoint may be gone by then
             saved = by_parameter(resume.tensors)
             check_shapes(decision.layout, saved, resume.checkpoint)
-            own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
             wanted = {index: wanted_slices(decision.layout, mind.shards[index].held, saved) for index in own}
             self._load(mind, wanted, resume.checkpoint)
         self._wait_for(lambda: None)
@@ -301,7 +305,7 @@ class Server:
         with self._changed:
             match message:
                 case Welcome():
-                    self._world = message.world
+                    self._welcome = message
                     if self.tables is not None and self._coordinator is not None:
                         self.tables.speak(self._coordinator.send, message.world)
                 case Decision():
@@ -355,18 +359,15 @@ def serve(orders: ProcessOrders) -> int:
         acceptors.append(made)
         return made.address
 
-    def to_server(member: Member, address: Address, handler: Any) -> Any:
-        return dial(address, who, member, Kinds, handler, congestion=orders.congestion)
-
-    def to_tables(member: Member, address: Address, handler: Any) -> Any:
-        return dial(address, who, member, TableKinds, handler, congestion=orders.congestion)
+    def dialler(kinds: Any) -> Callable[[Member, Address, Any], Any]:
+        return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
 
     sharing = Sharing(inherited(orders.member, orders.segments))
-    server = Server(orders.member, lambda desk: accept(TableKinds, desk), to_tables, sharing)
+    server = Server(orders.member, lambda desk: accept(TableKinds, desk), dialler(TableKinds), sharing)
     address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
-        status = server.run(coordinator, address, to_server)
+        status = server.run(coordinator, address, dialler(Kinds))
         if server.tables is not None:
             server.tables.desk.close("the server ends")
         coordinator.close("the server ends")

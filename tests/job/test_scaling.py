@@ -185,6 +185,10 @@ def test_fewer_workers_leave_from_the_end_of_the_roster() -> None:
     before = len(play.said)
     play(Restorable(Resume("digits-3@8", 8, {}, [])))
     assert [str(each.member) for each in play.said[before:] if isinstance(each, Start)] == ["worker/0"]
+    assert told(play.said[before:], membership.HoldSlots) == [
+        (A0, membership.HoldSlots(1)),
+        (A1, membership.HoldSlots(0)),
+    ], "another job may have the slot"
 
 
 def test_more_workers_than_slots_are_refused() -> None:

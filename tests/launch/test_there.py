@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from psctl import errors
@@ -144,6 +145,19 @@ def test_probing_tells_versions_without_importing_and_names_that_are_taken(shell
     assert found["modules"]["msgspec"][0].isdigit()
     assert found["jobs"] == []
     assert found["ready"] is None
+
+
+def test_slots_are_held_by_the_workers_that_a_job_has_here_now(shell: LocalShell, tmp_path: Path) -> None:
+    folder = tmp_path / "w" / "jobs" / "digits-4" / "h0"
+    folder.mkdir(parents=True)
+    mine = psutil.Process()
+    (folder / "agent.pid").write_text(f"{mine.pid} {mine.create_time():.2f}\n")
+    (folder / "orders.json").write_text(json.dumps({"host": 0, "job": {"hosts": [{"workers": 2}]}}))
+    question: dict[str, Any] = {"workdir": str(tmp_path / "w"), "codes": [], "modules": []}
+    job = {"job": "digits-4", "folder": str(folder)}
+    assert there(shell, "probe", question)["jobs"] == [{**job, "workers": 2}]
+    (folder / "slots").write_text("0")  # after psctl scale --workers
+    assert there(shell, "probe", question)["jobs"] == [{**job, "workers": 0}]
 
 
 def test_what_up_made_is_removed_and_the_rest_stays_unless_all_is_asked(shell: LocalShell, tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ class World:
 
     def decide(self) -> None:
         for server in self.servers:
-            server.received(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
             server.received(None, self.decision, None)
 
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
@@ -178,6 +177,7 @@ class World:
             target=lambda: self.statuses.append(server.run(coordinator, acceptor.address, dial)), daemon=True
         )
         thread.start()
+        server.received(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
         self.coordinators.append(coordinator)
         self.servers.append(server)
         self._acceptors.append(acceptor)

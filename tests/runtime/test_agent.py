@@ -397,6 +397,27 @@ def test_the_engine_meets_at_the_agents_store(cluster: Callable[..., Cluster]) -
     assert len([event for event in job.of(events.Log) if event.text == "sum [2.0, 2.0]"]) == 2
 
 
+@pytest.mark.soak  # it imports torch in five processes, one after the other
+def test_a_store_that_is_killed_is_there_again_for_who_comes_later(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(
+        "import os, time, psutil, torch, torch.distributed as dist\n"
+        "def meet():\n"
+        "    dist.init_process_group('gloo')\n    t = torch.ones(2)\n    dist.all_reduce(t)\n"
+        "    print('sum', t.tolist())\n    dist.destroy_process_group()\n"
+        "def store():\n"
+        "    found = [p for p in psutil.process_iter(['cmdline', 'ppid', 'environ'])\n"
+        "             if 'psctl.runtime.store_host' in (p.info['cmdline'] or [])\n"
+        "             and (p.info['environ'] or {}).get('PSCTL_JOB') == os.environ['PSCTL_JOB']]\n"
+        "    return found[0] if found else None\n"
+        "meet()\nfirst = store()\n"
+        "if os.environ['RANK'] == '0':\n    first.kill()\n"
+        "while first is not None and first.is_running() and first.status() != psutil.STATUS_ZOMBIE: time.sleep(0.05)\n"
+        "meet()\n"
+    )
+    assert job.finished().status == "done", job.logs()
+    assert len([event for event in job.of(events.Log) if event.text == "sum [2.0, 2.0]"]) == 4
+
+
 WORKER = '''
 """Speaks psctl's messages as a worker does, without torch."""
 import os, queue, sys, time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 
 from psctl.errors import PeerLost
 from psctl.job import membership
+from psctl.job.messages import Decision, Leave, LoadWanted, Ready, Resume, Welcome
+from psctl.runtime.server import Server
 from psctl.store.fit import numbers
-from psctl.words import Member
+from psctl.store.shards import cut
+from psctl.words import Address, Assignment, Member, ServerAt
 
 _here = Path(__file__)
 _world = runpy.run_path(str(_here.with_name("ps_world.py")))
@@ -152,3 +156,20 @@ def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(mon
         world.clients[0].pull(1)
         with pytest.raises(PeerLost, match="server/1 at memory:2 is lost since"):
             world.clients[0].wait(1)
+
+
+def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_checkpoint() -> None:
+    """That may be pruned by then; what it is to hold comes by copy."""
+    layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
+    shards = cut(layout, 1)
+    told = Assignment(3, [[0] for _ in shards], [[] for _ in shards], [ServerAt(0, 0, Address("127.0.0.1", 1))])
+    coordinator, server, statuses = _world["Coordinator"](), Server(Member("server", 1)), []
+    run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
+    run.start()
+    server.received(None, Welcome(1, 0, 0, 1.0, training=True), None)
+    server.received(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
+    server.received(None, Leave("the job goes on without it"), None)
+    run.join(20)
+    assert statuses == [0]
+    assert coordinator.of(Ready)
+    assert not coordinator.of(LoadWanted)

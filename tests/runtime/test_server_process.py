@@ -72,6 +72,7 @@ def started(tmp_path):
     )
     try:
         assert coordinator.next(Join)[0].pid == process.pid
+        coordinator.peer.send(Welcome(1, 0, 0, 1.0, training=True))
         yield coordinator, process, coordinator.next(Ready)[0].address
     finally:
         process.kill()
@@ -89,7 +90,6 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
     layout = msgspec.structs.replace(layout, scalars="float64")  # as in a script whose default dtype is float64
     shards = cut(layout, 1, 4000)
     decision = Decision("ps", "server", layout, shards, first_assignment([0] * len(shards), [address]))
-    coordinator.peer.send(Welcome(1, 0, 0, 1.0))
     coordinator.peer.send(decision)
     me = credentials(Member("worker", 0))
     client = ParameterClient(

@@ -1,0 +1,182 @@
+"""A job in training on test hosts that things happen to: what its event log says, and what it has computed.
+
+The job `steady` prints a digest of rank 0's values after every epoch. Whatever happens to a job, each epoch that it
+ends must have the digest that an undisturbed run has there (`undisturbed`), to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from running import STEADY, Psctl, set_args, until
+
+KINDS = {
+    "agent": "psctl.runtime.agent",
+    "coordinator": "psctl.runtime.coordinator",
+    "server": "psctl.runtime.server",
+    "worker": "bootstrap.py train.py",
+}
+
+LONG = 240.0
+"""Seconds in which what must happen happens, also on a machine that has much else to do."""
+
+_VALUES = re.compile(r"epoch (\d+) values (\w+)")
+
+
+def values_of(lines: list[str]) -> dict[int, str]:
+    """Return the digest after each epoch; an epoch that was done again must have ended as before."""
+    found: dict[int, str] = {}
+    for text in lines:
+        match = _VALUES.fullmatch(text)
+        if match:
+            epoch, digest = int(match[1]), match[2]
+            assert found.setdefault(epoch, digest) == digest, f"epoch {epoch} ended in two ways"
+    return found
+
+
+def undisturbed(folder: Path, epochs: int, workers: int) -> dict[int, str]:
+    """Train on this machine, with nothing happening; return the digest after each epoch."""
+    folder.mkdir(exist_ok=True)
+    cluster = folder / "alone.yaml"
+    cluster.write_text(
+        f"version: 1\nname: alone\nruntime: {{python: {sys.executable}, environment: existing}}\n"
+        f"hosts: [{{address: local, slots: {workers}}}]\n"
+    )
+    run = Psctl(folder).run(
+        "train", str(STEADY), "--cluster", str(cluster), "-o", "jsonl", "--workers", str(workers), "--servers", "1",
+        *words(epochs, 0.0), "--set", "checkpoint.every=100000 steps", timeout=LONG,
+    )  # fmt: skip
+    assert run.code == 0, run
+    return values_of([event["text"] for event in run.of("log") if event["rank"] == "worker/0"])
+
+
+def words(epochs: int, pause: float, *more: str) -> list[str]:
+    """Return the options by which `steady` trains so."""
+    return set_args("--epochs", str(epochs), "--pause", str(pause), "--gamma", "0.99", "--values", *more)
+
+
+class Lived:
+    """Hosts with two slots each, one worker and one server on each, and the job that trains there.
+
+    Args:
+        hosts: test hosts.
+        folder: for psctl's home on the driving side.
+        more: lines of the cluster file.
+    """
+
+    job = "steady-1"
+
+    def __init__(self, hosts: Any, folder: Path, more: str = "") -> None:
+        self.hosts, self.head = hosts, next(iter(hosts))
+        home = hosts.make_home(folder)
+        self.psctl = Psctl(home.path, environment=home.env)
+        self.cluster = home.path / "cluster.yaml"
+        rows = "".join(f"  - {{address: {name}, name: {name}, slots: 2}}\n" for name in hosts)
+        text: str = hosts.cluster_text([self.head], more=more)
+        self.cluster.write_text(text[: text.index("hosts:")] + "hosts:\n" + rows)
+        self.log = hosts.path(self.head, f"/root/.psctl/host/jobs/{self.job}/{self.head}/events.jsonl")
+
+    def train(self, *more: str, pause: float = 0.2, words_more: tuple[str, ...] = ()) -> None:
+        """Start it; it goes on by itself until it is stopped."""
+        count = len(list(self.hosts))
+        done = self.psctl.run(
+            "train", str(STEADY), "-d", "--cluster", str(self.cluster), "--servers", str(count), "--set",
+            "workers={per_host: 1}", *words(100_000, pause, *words_more), "--set", "replicas=1", "--set",
+            "restart.max=1000", "--set", "checkpoint.every=200 steps", *more, timeout=LONG,
+        )  # fmt: skip
+        assert done.code == 0, done
+        self.goes_on()
+
+    # ---- what it says --------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The event log so far."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
+        """The events of some kinds."""
+        return [event for event in self.events if event["event"] in kinds]
+
+    @property
+    def step(self) -> int:
+        """The step that all workers have done."""
+        return max((event["step"] for event in self.of("progress")), default=0)
+
+    def values(self) -> dict[int, str]:
+        """The digest after each epoch."""
+        return values_of([event["text"] for event in self.of("log") if event["rank"] == "worker/0"])
+
+    def notices(self, text: str) -> list[str]:
+        """The notices that hold a text."""
+        return [event["text"] for event in self.of("notice") if text in event["text"]]
+
+    def until(self, what: Callable[[], Any], name: str, seconds: float = LONG) -> Any:
+        """Wait for something; the last events are shown when it does not come."""
+        try:
+            return until(what, seconds, every=0.1, name=name)
+        except AssertionError as error:
+            last = "\n".join(str(event)[:300] for event in self.events[-25:])
+            raise AssertionError(f"{error}\n{last}") from None
+
+    def goes_on(self, steps: int = 25) -> None:
+        """Wait for more steps."""
+        before = len(self.of("restored")), self.step
+        self.until(
+            lambda: self.of("finished") or self.step >= before[1] + steps or len(self.of("restored")) > before[0],
+            f"{steps} more steps",
+        )
+        assert not self.of("finished"), self.events[-1]
+
+    def lost(self) -> list[str]:
+        """What was lost so far: "worker/1", "server/0" ..."""
+        return [f"{event['event'][:6]}/{event['rank']}" for event in self.of("worker-lost", "server-lost")]
+
+    # ---- what happens to it --------------------------------------------------------------------------------------
+
+    def processes(self, kind: str) -> list[tuple[str, int]]:
+        """Return (host, process id there) of a kind of process."""
+        return [(host, pid) for host in self.hosts for pid, line in self.hosts.processes(host) if KINDS[kind] in line]
+
+    def signal(self, host: str, pid: int, name: str) -> None:
+        """Send a signal to a process of a host."""
+        self.hosts.exec(host, ["kill", f"-{name}", str(pid)], check=False)
+
+    # ---- how it ends ---------------------------------------------------------------------------------------------
+
+    def ends_right(self, reference: Mapping[int, str], but: tuple[str, ...] = ()) -> int:
+        """Stop it; every epoch that it ended is right, and nothing is left. Returns how many were compared."""
+        stopped = self.psctl.run("stop", self.job, timeout=LONG)
+        assert stopped.code in (0, 10), stopped  # 10: a host is gone
+        last = self.of("finished")[-1]
+        assert last["status"] == "stopped", last
+        assert last["failure"] is None, last
+        found = self.values()
+        both = sorted(found.keys() & reference.keys())
+        assert both, "no epoch to compare"
+        wrong = [epoch for epoch in both if found[epoch] != reference[epoch]]
+        assert not wrong, f"epochs {wrong} of {both[-1]} ended with other values than in an undisturbed run"
+        self.clean(but)
+        return len(both)
+
+    def clean(self, but: tuple[str, ...] = ()) -> None:
+        """Nothing of the job is left on any host: no process, port, shared memory, mount."""
+        for name in self.hosts:
+            if name not in but:
+                until(
+                    lambda name=name: not self.hosts.leftovers(name), 60, name=f"{name}: {self.hosts.leftovers(name)}"
+                )
+                mounts = Path(f"/proc/{self.hosts[name].init}/mounts").read_text()
+                assert "psctl/host" not in mounts, mounts
+
+    def report(self, text: str) -> None:
+        """Print a line for those who run the tests by hand."""
+        print(f"[{self.job} on {len(list(self.hosts))} hosts, pid {os.getpid()}] {text}")
