@@ -21,6 +21,7 @@ class HostOrder(msgspec.Struct, frozen=True):
     may_serve: bool  # servers may be placed here
     rate: float = 0.0  # payload bytes/s of the interface, one direction, measured or nominal; 0: unknown
     slots: int = 0  # workers that this job may have here in all, those of `workers` among them
+    kernel: str = ""  # hosts with the same one share their processors (containers, namespaces); "" when unknown
     rdma: str = ""  # for NCCL_IB_HCA: "=mlx5_0:1,mlx5_1:1"; "" when there are none, or none of this network
 
 

@@ -32,6 +32,7 @@ class Machine(msgspec.Struct, frozen=True):
     rate: float  # payload bytes/s of the interface, measured or nominal; 0: unknown
     busy: dict[str, int] = {}
     rdma: str = ""  # RDMA ports of the same network, as NCCL_IB_HCA has them
+    kernel: str = ""  # hosts with the same one share their processors
     reason: str = ""  # why this address and interface, for people
 
 
@@ -165,7 +166,7 @@ def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
     return HostOrder(
         name=host.name, address=machine.address, interface=machine.interface, cores=machine.cores, gpus=machine.gpus,
         workers=workers, may_serve="server" in host.roles, rate=machine.rate,
-        slots=free_of(host, machine), rdma=machine.rdma,
+        slots=free_of(host, machine), kernel=machine.kernel, rdma=machine.rdma,
     )  # fmt: skip
 
 

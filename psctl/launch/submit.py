@@ -110,7 +110,7 @@ def machines_of(chosen: Chosen, state: Converging) -> dict[str, Machine]:
         machines[name] = Machine(
             name=name, address=at.address, interface=at.interface, cores=site.facts.cores or site.cores,
             gpus=len(site.facts.gpus), rate=state.rates.get(name, nominal), busy=busy,
-            rdma=rdma_of(site.facts, at.interface), reason=at.reason,
+            rdma=rdma_of(site.facts, at.interface), kernel=site.facts.boot, reason=at.reason,
         )  # fmt: skip
     return machines
 

@@ -169,7 +169,7 @@ class Search:
 
     def _counted(self, strategy: str, options: Options, size: float) -> Predicted:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
-        costs = side_by_side(self._costs(strategy), schedule)
+        costs = side_by_side(self._costs(strategy), schedule, self._ground.crowd)
         timing = stepwise(schedule, self._ground.network, self._places(schedule), size, costs)
         sent = max(schedule.sent(size)[: self._ground.world])
         found = Predicted(strategy, options, self._paced(strategy, timing), schedule.steps, sent)
@@ -223,7 +223,7 @@ class Search:
         if ground.world > LARGE:
             return self._counted(strategy, options, size)
         schedule = catalog.build(name, ground.world, options)
-        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule))
+        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule, ground.crowd))
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs)
         timing = self._paced(strategy, timing)

@@ -2,12 +2,14 @@
 
 A message of an engine costs more than the wire's latency: processes are woken, threads take turns, Python runs. On
 links of a gigabit that decides about everything below a megabyte. `bench` measures it and keeps it with the cluster;
-until then the figures of ENGINES hold. They lie between two measurements on two cores, with 4 kB each: of 2 ranks that
-have a core each, and of 4 test hosts that share them.
+until then the figures of ENGINES hold. Most of it is a processor's work, so where ranks have to share processors it
+takes as many times as long (`crowd`). They were measured on two cores with 4 kB each: 2 ranks that have a core each, 4
+and 8 test hosts that share them.
 
-    gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6 steps of its ring
-    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2 steps, between hosts;
-                                                       0.1 ms in 2 steps of 4 ranks of one host that share the cores
+    gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6, 21 ms in 14 steps of its ring
+    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2,  6 ms in 3 steps, between hosts;
+            a chain, one rank after another            5.6 ms in 14 steps, between hosts;
+            4 ranks of one host that share the cores   0.1 ms in 2 steps
     ps      a push and a pull                          1.7 ms with two servers on the same two cores
     gpus    NCCL's few microseconds a step (its own tuning tables); played schedules are driven by Python, a launch each
 """
@@ -36,13 +38,13 @@ ADDING = 1 / 4e9
 """Seconds to add a byte of float32 on one core that others use too."""
 
 ENGINES: Mapping[str, Costs] = {
-    "gloo": Costs(alpha=5e-4, gamma=ADDING),
-    "psctl": Costs(alpha=1e-4, overhead=2e-4, gamma=ADDING),
+    "gloo": Costs(alpha=1e-4, overhead=2e-4, gamma=ADDING),
+    "psctl": Costs(alpha=1e-4, overhead=1.5e-4, gamma=ADDING),
     "ps": Costs(alpha=4e-4, overhead=2e-4, gamma=ADDING),
 }
 """Of processes on CPUs."""
 
-BESIDE = Costs(alpha=3e-5, overhead=2e-5, gamma=ADDING)
+BESIDE = Costs(alpha=3e-5, overhead=1e-5, gamma=ADDING)
 """Of schedules between processes of one host, which read each other's memory."""
 
 BESIDE_PACE = Pace(flowing=0.5)
@@ -66,16 +68,28 @@ SEVERAL = 4
 """Ranks up to which each processor's messages are simulated one behind the other."""
 
 
-def side_by_side(costs: Costs, schedule: Schedule) -> Costs:
-    """Return costs without `overhead`, for simulations of many ranks: what a rank's messages of one step cost its
-    processor is waited for by each of them. Ranks that do the same stay alike so, and simulate a hundred times faster.
+def side_by_side(costs: Costs, schedule: Schedule, crowd: float = 1.0) -> Costs:
+    """Return costs as a schedule meets them, by the look of its first step.
+
+    Where ranks share processors, the work of those that are busy at once takes turns. In simulations of many ranks no
+    `overhead` is left: what a rank's messages of one step cost its processor is waited for by each of them. Ranks that
+    do the same stay alike so, and simulate a hundred times faster.
+
+    Args:
+        costs: of a message when its rank has a processor to itself.
+        schedule: who sends what when.
+        crowd: ranks for each processor.
     """
-    if not costs.overhead or schedule.world <= SEVERAL:
+    if not costs.overhead:
         return costs
     first = next((step for _, step in schedule.by_step()), ())
     pairs = {(one.source, one.destination, one.lane) for one in first}
+    active = len({source for source, _, _ in pairs} | {destination for _, destination, _ in pairs})
+    overhead = costs.overhead * max(1.0, crowd * active / schedule.world)
+    if schedule.world <= SEVERAL:
+        return msgspec.structs.replace(costs, overhead=overhead)
     busy = max(Counter(source for source, _, _ in pairs).values(), default=1)
-    return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * busy * costs.overhead, overhead=0.0)
+    return msgspec.structs.replace(costs, alpha=costs.alpha + 2 * busy * overhead, overhead=0.0)
 
 
 def engine_costs(

@@ -22,6 +22,7 @@ class Ground:
         serving: the hosts that may hold servers, in order.
         costs: of each engine's messages.
         paces: by how much strategies were found to differ from their predictions.
+        crowd: ranks for each processor where they are most.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Ground:
         serving: Sequence[str],
         costs: Mapping[str, Costs] = FREE,
         paces: Mapping[str, Pace] | None = None,
+        crowd: float = 1.0,
     ) -> None:
         self.cluster = cluster
         self.network = Network(cluster)
@@ -38,6 +40,7 @@ class Ground:
         self.serving = tuple(serving)
         self.costs = costs
         self.paces = paces or {}
+        self.crowd = crowd
         names = {host.name for host in cluster.hosts}
         self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
         """The host of each rank."""
@@ -82,7 +85,18 @@ def ground_of(order: JobOrder) -> Ground:
     gpus = any("/" in place for place in ranks)
     beside = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
     costs = engine_costs(gpus, order.costs, beside=beside)
-    return Ground(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside))
+    return Ground(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside), _crowd(order.hosts))
+
+
+def _crowd(hosts: Sequence[HostOrder]) -> float:
+    """Return how many ranks there are for a processor where they are most; hosts of one kernel share theirs."""
+    ranks: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    for host in hosts:
+        which = host.kernel or f"{host.name}'s own"
+        ranks[which] = ranks.get(which, 0) + host.workers
+        cores[which] = max(cores.get(which, 1), host.cores)
+    return max((ranks[which] / cores[which] for which in ranks), default=1.0)
 
 
 def ground_in(

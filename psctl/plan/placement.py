@@ -46,7 +46,7 @@ def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, 
     pieces = _pieces(len(servers), size, ground.world)
     nodes = tuple(range(ground.world, ground.world + len(servers)))
     schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
-    costs = side_by_side(ground.costs.get("ps", Costs()), schedule)
+    costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
     return paced(simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), pace), 2, size
 
 

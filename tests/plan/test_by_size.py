@@ -94,7 +94,8 @@ def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
     assert low.per_byte == pytest.approx(1.5 / 119.5e6, rel=0.01)
     assert simulate(plan, ground.network, ground.ranks, 1e9).seconds == pytest.approx(low.seconds(1e9), rel=1e-3)
     assert simulate(plan, ground.network, ground.ranks, 0.0).seconds == pytest.approx(low.seconds(0.0))
-    assert low.seconds(1e9, pace=Pace(flowing=2.0)) == low.seconds(1e9) > low.seconds(1e9, pace=Pace(flowing=0.5))
+    assert low.seconds(1e9, Pace(2.0)) == low.seconds(1e9) > low.seconds(1e9, Pace(0.5))
+    assert low.seconds(0.0, Pace(1.0, 2.0)) == low.seconds(0.0) > low.seconds(0.0, Pace(1.0, 0.5))
 
 
 def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

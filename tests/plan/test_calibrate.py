@@ -9,6 +9,7 @@ import pytest
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import Search
+from psctl.plan.cost import side_by_side
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground, nominal
 from psctl.plan.routes import Network
@@ -112,3 +113,13 @@ def test_what_tells_nothing_of_a_cost_leaves_it_where_it_was() -> None:
     assert found.costs.alpha == pytest.approx(start.alpha)
     assert found.costs.overhead == pytest.approx(start.overhead, rel=0.01)
     assert found.costs.gamma == pytest.approx(start.gamma)
+
+
+def test_ranks_that_share_processors_wait_for_each_other_when_all_are_busy() -> None:
+    """Eight ranks on one kernel with two cores: a step in which all send takes four times the work, a chain's none."""
+    costs = Costs(alpha=1e-4, overhead=2e-4)
+    doubling, chain = (build(name, 8, Options()) for name in ("recursive-doubling", "chain"))
+    assert side_by_side(costs, doubling, 4.0).alpha == pytest.approx(1e-4 + 2 * 4 * 2e-4)
+    assert side_by_side(costs, chain, 4.0).alpha == pytest.approx(1e-4 + 2 * 2e-4)
+    several = build("ring", 4, Options())
+    assert side_by_side(costs, several, 2.0) == Costs(alpha=1e-4, overhead=4e-4)

@@ -270,5 +270,18 @@ def test_gradients_travel_in_buckets_in_training() -> None:
     alone = Planner(ground_of(order(*map(host, names(4)))), [], Asked(servers=0)).plan(SIZE)
     assert row.params["buckets"] == 5
     assert seconds(plan, "native") == pytest.approx(
-        seconds(alone, "native") + 4 * 6 * (ENGINES["gloo"].alpha + ALPHA), rel=1e-3
+        seconds(alone, "native") + 4 * 6 * (ENGINES["gloo"].alpha + 2 * ENGINES["gloo"].overhead + ALPHA), rel=1e-3
     )
+
+
+def test_hosts_of_one_kernel_share_its_processors() -> None:
+    def crowd(*kernels: str) -> float:
+        hosts = [
+            msgspec.structs.replace(host(name), cores=2, kernel=one)
+            for name, one in zip(names(4), kernels, strict=True)
+        ]
+        return ground_of(order(*hosts)).crowd
+
+    assert crowd("a", "a", "a", "a") == 2.0
+    assert crowd("a", "b", "c", "d") == crowd("", "", "", "") == 0.5
+    assert crowd("a", "a", "a", "b") == 1.5
