@@ -159,7 +159,7 @@ def wanted(folder: Path, wish: Wish, job: Job) -> Wanted:
     lines = [
         "version: 1", f"name: {NAME}", "module: psctl.runtime.benching", f"args: [{FILE}]",
         "checkpoint: {every: null, on_stop: false}", "timeouts: {stall: 30d}",
-        f"sync: {{strategy: {job.strategy}, update: worker}}",
+        f"sync: {{strategy: {job.strategy}, update: worker}}", "replicas: 0",
     ]  # fmt: skip
     given = {"workers": wish.workers, "servers": wish.servers if job.strategy != "native" else None}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]

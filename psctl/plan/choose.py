@@ -21,8 +21,9 @@ from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
 from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
-from psctl.plan.placement import choices, floors, place_servers, serve
+from psctl.plan.placement import Serving, choices, floors, place_servers, serve
 from psctl.plan.reasons import bottleneck, reason
+from psctl.plan.timing import Timing
 from psctl.words import STRATEGIES, Layout, consistency
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -86,6 +87,7 @@ class Asked(msgspec.Struct, frozen=True):
         serving: servers were asked for by their number, so only what uses them is considered.
         staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
         period: steps that workers take alone between two synchronisations.
+        replicas: of each shard; None: one, where there are two servers.
     """
 
     strategy: str = "auto"
@@ -96,6 +98,7 @@ class Asked(msgspec.Struct, frozen=True):
     serving: bool = False
     staleness: int | None = 0
     period: int = 1
+    replicas: int | None = 0
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -154,6 +157,7 @@ def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
         serving=serving,
         staleness=order.staleness,
         period=order.period,
+        replicas=order.replicas,
     )
 
 
@@ -163,6 +167,20 @@ class Winner(msgspec.Struct, frozen=True):
     size: int
     chosen: str
     seconds: float | None
+
+
+class _Served(msgspec.Struct, frozen=True):
+    """How `ps` does: who steps, the host of each server, and what `serve` says of it."""
+
+    update: str
+    servers: list[int]
+    timing: Timing
+    steps: int
+    sent: float
+
+    @property
+    def seconds(self) -> float:
+        return round(self.timing.seconds, 9)
 
 
 class Planner:
@@ -186,17 +204,16 @@ class Planner:
         Raises:
             UsageError: the strategy that was asked for can't do it here.
         """
-        servers = place_servers(self._ground, self._hosts, self._asked.servers, size)
-        update = self._update()
-        found = self._predicted([name for name in STRATEGIES if self._why_not(name, servers) is None], size)
-        rows = [self._candidate(name, found.get(name), size, servers, update) for name in STRATEGIES]
+        served = self._served(size)
+        found = self._predicted([name for name in STRATEGIES if self._why_not(name, served.servers) is None], size)
+        rows = [self._candidate(name, found.get(name), size, served) for name in STRATEGIES]
         rows.sort(key=lambda row: (not row.feasible, row.seconds if row.seconds is not None else 0.0))
         chosen = self._pick(rows)
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._asked.strategy == "auto"))
         own = found.get(chosen) if chosen != "native" else None  # the engine needs to be told nothing
         return Plan(
-            size=size, world=self._ground.world, chosen=chosen, update=update if chosen == "ps" else "worker",
-            servers=servers if chosen == "ps" else [], decided=decided, candidates=rows,
+            size=size, world=self._ground.world, chosen=chosen, update=served.update if chosen == "ps" else "worker",
+            servers=served.servers if chosen == "ps" else [], decided=decided, candidates=rows,
             reason=self._reason(chosen, rows), options=plain(own.options) if own is not None else {},
         )  # fmt: skip
 
@@ -237,14 +254,32 @@ class Planner:
 
     def _seconds(self, name: str, size: int) -> float:
         if name == "ps":
-            servers = place_servers(self._ground, self._hosts, self._asked.servers, size)
-            return round(serve(self._ground, [self._hosts[at].name for at in servers], size)[0].seconds, 9)
+            return self._served(size).seconds
         return self._total(*self._search.quick(name, max(self._buckets(size))), size)
 
     def _total(self, seconds: float, waiting: float, size: int) -> float:
         """Return the seconds of all buckets, one after another, from those of the largest."""
         moving, largest = seconds - waiting, max(self._buckets(size))
         return round(sum(waiting + moving * part / max(1, largest) for part in self._buckets(size)), 9)
+
+    def _served(self, size: int) -> _Served:
+        """Return how `ps` does best; servers hold the values unless it takes longer by more than predictions tell."""
+        found = []
+        for update in self._updates():
+            how = Serving(update == "worker", self._asked.replicas)
+            servers = place_servers(self._ground, self._hosts, self._asked.servers, size, how)
+            if not servers:
+                return _Served(update, servers, Timing(0.0, "closed form"), 0, 0.0)
+            names = [self._hosts[at].name for at in servers]
+            found.append(_Served(update, servers, *serve(self._ground, names, size, how)))
+        return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
+
+    def _updates(self) -> Sequence[str]:
+        """Return who may step under `ps`: servers, which go on when a worker dies, first. Where all is left to the plan
+        workers may, for then sums come back while others are still pushed."""
+        update = self._update()
+        free = self._asked.strategy == self._asked.update == "auto" and self._asked.staleness == 0
+        return ("server", "worker") if update == "server" and free and not self._asked.serving else (update,)
 
     def _update(self) -> str:
         if self._asked.update != "auto":
@@ -286,17 +321,15 @@ class Planner:
     def _buckets(self, size: int) -> tuple[int, ...]:
         return buckets(size) if self._asked.bucketed else (size,)
 
-    def _candidate(
-        self, name: str, found: Predicted | None, size: int, servers: Sequence[int], update: str
-    ) -> Candidate:  # fmt: skip
-        why_not = self._why_not(name, servers)
+    def _candidate(self, name: str, found: Predicted | None, size: int, served: _Served) -> Candidate:
+        why_not = self._why_not(name, served.servers)
         if why_not is not None:
             return Candidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
-            names = [self._hosts[at].name for at in servers]
-            timing, steps, sent = serve(self._ground, names, size)
-            params: dict[str, Any] = {"servers": len(servers), "hosts": names, "update": update}
-            return Candidate(name, params, round(timing.seconds, 9), steps, sent, bottleneck(timing), True, None)
+            names = [self._hosts[at].name for at in served.servers]
+            params: dict[str, Any] = {"servers": len(names), "hosts": names, "update": served.update}
+            where = bottleneck(served.timing)
+            return Candidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         params = plain(found.options) | ({"buckets": len(self._buckets(size))} if self._asked.bucketed else {})
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)

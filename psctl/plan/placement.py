@@ -12,12 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from psctl.orders import HostOrder
 from psctl.plan.cost import side_by_side
 from psctl.plan.floor import Floor, floor
 from psctl.plan.flow import simulate
 from psctl.plan.ground import Ground
-from psctl.plan.timing import Costs, Timing, paced
+from psctl.plan.timing import Costs, Pace, Timing, paced
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
 from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
@@ -32,25 +34,54 @@ LARGE = 64
 """Workers up to which a push and a pull are simulated; with more, the busiest port decides."""
 
 
-def serve(ground: Ground, servers: Sequence[str], size: float) -> tuple[Timing, int, float]:
+class Serving(msgspec.Struct, frozen=True):
+    """How servers work.
+
+    Args:
+        pipelined: a shard is pulled while others are still pushed. Where servers hold the values it is not: a clock
+            counts only when all shards have all of it (messages.Step).
+        replicas: to how many other servers each sends what it applies; None: one, where there is another.
+    """
+
+    pipelined: bool = True
+    replicas: int | None = 0
+
+    def longer(self, workers: int, servers: int) -> float:
+        """Return how many times as long bytes flow because servers' ports carry what replicas get, too."""
+        copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
+        return 1 + copies / (workers if self.pipelined else 2 * workers)
+
+
+SUMMING = Serving()
+"""Servers that sum, for workers that hold the values."""
+
+
+def serve(
+    ground: Ground, servers: Sequence[str], size: float, how: Serving = SUMMING
+) -> tuple[Timing, int, float]:  # fmt: skip
     """Return the time of a push and a pull, its steps, and the bytes that a worker sends.
 
     Args:
         ground: the machines and the workers.
         servers: the host of each server.
         size: bytes a worker pushes.
+        how: they work.
     """
-    pace = ground.pace("ps")
+    pace, longer = ground.pace("ps"), how.longer(ground.world, len(servers))
+    pace = Pace(pace.flowing * longer, pace.waiting)
     if ground.world > LARGE:
-        return paced(_by_ports(ground, servers, size), pace), 2, size
-    pieces = _pieces(len(servers), size, ground.world)
+        turns = Pace(1.0 if how.pipelined else 2.0)
+        return paced(paced(_by_ports(ground, servers, size), turns), pace), 2, size
+    pieces = _pieces(len(servers), size, ground.world) if how.pipelined else 1
     nodes = tuple(range(ground.world, ground.world + len(servers)))
     schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
     costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
     return paced(simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), pace), 2, size
 
 
-def place_servers(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float) -> list[int]:
+def place_servers(
+    ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float, how: Serving = SUMMING
+) -> list[int]:
     """Return the host index of each server; empty when none may be placed.
 
     Args:
@@ -60,11 +91,12 @@ def place_servers(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None
             as many as serve best: those hosts alone, or every host that may serve, or idle hosts with a larger part.
             A single host gets two, so that sums use two cores.
         size: bytes a worker pushes.
+        how: they work.
     """
     found = choices(hosts, wanted)
     if len(found) < 2:
         return found[0] if found else []
-    return min(found, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size)[0].seconds)
+    return min(found, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size, how)[0].seconds)
 
 
 def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
