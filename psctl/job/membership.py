@@ -82,7 +82,7 @@ class HeldOf(Message, frozen=True):
     rank: int
     incarnation: int
     clocks: dict[int, int]
-    versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied
+    versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied, or sure to be
     aside: int = -1  # the newest clock at whose start that rank's own state is here; -1: none, or shard 0 is another's
 
 

@@ -78,6 +78,7 @@ class Ledger:
         self._membership, self._staleness = membership, staleness
         self._steps: dict[int, dict[int, Step]] = {}
         self._given: dict[int, int] = {}  # rank that left -> last clock that counts as ordered by it
+        self._held: set[int] = set()  # ranks that are gone, until it is known which of their orders count
         self._last: dict[int, int] = {}  # asp: the newest clock that a rank ordered
 
     def add(self, rank: int, step: Step) -> list[tuple[int, Order]]:
@@ -97,9 +98,14 @@ class Ledger:
             del self._steps[old]  # of a server that leads no shard and was out of some rank's reach
         return self._settle()
 
+    def hold(self, rank: int) -> None:
+        """A rank is gone: agree on no clock of it before `left`, for what was said to be here of it must stay so."""
+        self._held.add(rank)
+
     def left(self, rank: int, clock: int) -> list[tuple[int, Order]]:
         """Count a rank's orders up to `clock` as given, drop later ones; returns as `add`."""
         self._given[rank] = clock
+        self._held.discard(rank)
         for later, steps in self._steps.items():
             if later > clock:
                 steps.pop(rank, None)
@@ -115,7 +121,8 @@ class Ledger:
         if clock < self.next or clock in self.agreed or self._staleness is None:
             return []
         steps = self._steps.get(clock, {})
-        return [rank for rank in self._membership.at(clock) if rank not in steps and self._given.get(rank, -1) < clock]
+        ranks, given = self._membership.at(clock), self._given
+        return [one for one in ranks if one in self._held or (one not in steps and given.get(one, -1) < clock)]
 
     def _settle(self) -> list[tuple[int, Order]]:
         found: list[tuple[int, Order]] = []

@@ -132,13 +132,19 @@ class ServerMind:
         return outputs
 
     def gone(self, rank: int) -> list[Instruction]:
-        """Say what is whole here of a dead worker, whose connection is over (`lost`); its successor may have one."""
+        """Say what is whole here of a dead worker, whose connection is over (`lost`); its successor may have one.
+
+        Nothing more of it is applied before `count_until`, but what is agreed on already: `versions` hold that.
+        """
+        with self._guard(LEDGER):
+            self._ledger.hold(rank)
+            agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
         clocks, versions = dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):
                 if mind.leads:
                     clocks[index] = mind.held_of(rank)
-                    versions[index] = self.terms.base if mind.version is None else mind.version
+                    versions[index] = max(agreed, self.terms.base if mind.version is None else mind.version)
         with self._guard(LEDGER):
             aside = self._asides.newest(rank) if 0 in clocks else -1
         return [Held(rank, clocks, versions, aside)]

@@ -18,6 +18,9 @@ from typing import Any
 
 from psctl.words import Member
 
+OFTEN = 4
+"""Happenings between two looks at whether all is over."""
+
 KILLED = -9
 """Status of a process that was killed."""
 
@@ -78,16 +81,21 @@ class World:
             self.trace.append(f"{self.now:10.6f}  {text()}")
 
     def run(self, until: Callable[[], bool], horizon: float) -> bool:
-        """Let things happen until `until` holds (True) or the horizon is reached or nothing is left (False)."""
+        """Let things happen until `until` holds (True) or the horizon is reached or nothing is left (False).
+
+        `until` is asked now and then only: it may be dear.
+        """
+        heap, pop = self._heap, heapq.heappop
         while not until():
-            if not self._heap or self._heap[0][0] > horizon:
-                return False
-            self.now, _, act, args = heapq.heappop(self._heap)
-            self.happened += 1
-            try:
-                act(*args)
-            except Died:
-                continue
+            for _ in range(OFTEN):
+                if not heap or heap[0][0] > horizon:
+                    return until()
+                self.now, _, act, args = pop(heap)
+                self.happened += 1
+                try:
+                    act(*args)
+                except Died:
+                    continue
         return True
 
 

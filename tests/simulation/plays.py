@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+
 from .chained import play_chain
 from .play import Outcome, play
 
 PLAYS = {"store": play, "chain": play_chain}
 
+BETWEEN = 20
+"""Runs between two collections."""
+
 
 def play_some(what: str, first: int, count: int) -> list[Outcome]:
-    """Run seeds one after another."""
-    return [PLAYS[what](seed) for seed in range(first, first + count)]
+    """Run seeds one after another; garbage is collected between runs, and not while they go."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        return [_play_one(PLAYS[what], seed) for seed in range(first, first + count)]
+    finally:
+        gc.enable()
+
+
+def _play_one(play: Callable[[int], Outcome], seed: int) -> Outcome:
+    outcome = play(seed)
+    if seed % BETWEEN == 0:
+        gc.collect()
+    return outcome
