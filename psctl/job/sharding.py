@@ -160,6 +160,8 @@ def tell(job: Job) -> None:
 
 def dismiss(job: Job) -> None:
     """Let servers go that were to leave, and hold neither parameters nor tables any more."""
+    if not job.going:
+        return  # asked at every event
     holding = [each.places for each in (job.holdings, job.tables.holdings) if each is not None]
     for rank in job.live("server"):
         number = rank.member.rank
