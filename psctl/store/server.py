@@ -358,11 +358,8 @@ class ServerMind:
         return self._to(index, ask) if self._shard(f"worker/{rank}", index) is not None else []
 
     def _each(self, ask: Callable[[ShardMind], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
-        outputs: list[Instruction] = []
-        for index, mind in sorted(self.shards.items()):
-            if mind.leads or all_roles:
-                outputs += self._to(index, ask)
-        return outputs
+        asked = [self._to(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
+        return [output for outputs in asked for output in outputs]
 
     def _to(self, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
         """Ask one shard; see to what changes when it comes to be led here, or is not held any more."""
