@@ -132,10 +132,7 @@ class ServerMind:
         return outputs
 
     def gone(self, rank: int) -> list[Instruction]:
-        """Say what is whole here of a dead worker, whose connection is over (`lost`); its successor may have one.
-
-        Nothing more of it is applied before `count_until`, but what is agreed on already: `versions` hold that.
-        """
+        """Say what is here of a dead worker, whose connection is `lost`; no more of it is agreed on before the cut."""
         with self._guard(LEDGER):
             self._ledger.hold(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
