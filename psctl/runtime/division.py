@@ -82,11 +82,12 @@ class Division:
         with self._changed:
             return members_of([shared for shared in self._heard if shared.clock < self._next], self._everyone)
 
+    def free(self, clock: int | None) -> bool:
+        """Tell whether `begin(clock)`, or with None `settle`, would return at once."""
+        return not any(clock is None or clock >= at for at in self._open.values())
+
     def _wait(self, clock: int | None) -> None:
-        free = self._changed.wait_for(
-            lambda: not any(clock is None or clock >= at for at in self._open.values()), self._patience
-        )
-        if not free:
+        if not self._changed.wait_for(lambda: self.free(clock), self._patience):
             raise TimedOut(
                 f"the coordinator asked who has begun what and did not say more in {self._patience:.0f} s",
                 "its log on the head host says what it was doing",

@@ -39,6 +39,8 @@ class Coordinator:
         self.losses = 0
         self.on_go: Callable[[], None] = lambda: None
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
+        self._cut: set[tuple[int, int]] = set()
+        self.on_members: Callable[[int, list[int]], None] = lambda clock, ranks: None
         self.on_restart: Callable[[int], None] = lambda step: None
         self.disk = Disk()
         self._chains: list[list[int]] = []
@@ -153,8 +155,12 @@ class Coordinator:
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
             self._handing |= {shard for shard, one in enumerate(moved) if one}
             self._chains = chains
-        if isinstance(message, messages.Welcome) and message.resume is not None and not message.resume.checkpoint:
-            self.on_cut(member.rank, message.resume.step - 1)
+        if isinstance(message, membership.CountUntil) and (message.rank, message.incarnation) not in self._cut:
+            self._cut.add((message.rank, message.incarnation))
+            if message.incarnation >= 0:  # else it is said to a server that joins, once more
+                self.on_cut(message.rank, message.clock)
+        if isinstance(message, membership.Members):
+            self.on_members(message.clock, message.ranks)
         peer = self._peers.get(member)
         if peer is not None:
             peer.send(message, urgent=True)
@@ -165,6 +171,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.parts: dict[int, dict[Member, tuple[messages.SaveBegin, list[bytearray]]]] = {}
+        self._state: dict[int, dict[str, Any]] = {}
         self._whole: dict[int, dict[str, tuple[TensorSlice, bytearray]]] = {}
 
     def begin(self, source: Member, message: messages.SaveBegin) -> None:
@@ -179,7 +186,8 @@ class Disk:
 
     def commit(self, step: int) -> None:
         whole: dict[str, tuple[TensorSlice, bytearray]] = {}
-        for begin, data in self.parts.pop(step).values():
+        parts = list(self.parts.pop(step).values())
+        for begin, data in parts:
             for part, found in zip(begin.slices, data, strict=True):
                 size = len(found) // max(1, part.stop - part.start)
                 count = 1
@@ -189,6 +197,7 @@ class Disk:
                 _, room = whole.setdefault(part.name, (entire, bytearray(size * count)))
                 room[part.start * size : part.stop * size] = found
         self._whole[step] = whole
+        self._state[step] = next((begin.state for begin, _ in parts if begin.state is not None), {})
 
     def newest(self) -> Resume | None:
         """Return where to go on, None for the start."""
@@ -196,7 +205,7 @@ class Disk:
         if not self._whole:
             return None
         step = max(self._whole)
-        return Resume(f"digits-1@{step}", step, {}, [entire for entire, _ in self._whole[step].values()])
+        return Resume(f"digits-1@{step}", step, self._state[step], [entire for entire, _ in self._whole[step].values()])
 
     def read(self, wanted: TensorSlice) -> bytes:
         entire, data = self._whole[max(self._whole)][wanted.name]

@@ -138,6 +138,8 @@ class Director:
                 self._decide()
             else:
                 self._tell(member, self._decision(member))
+                for rank, clock in sorted(self._cuts.items()):  # it may come to lead a shard that waits for them
+                    self._tell(member, membership.CountUntil(rank, -1, clock))
                 self._plan()
             return
         first = len(self._ready) < len(self._scenario.workers)

@@ -8,6 +8,7 @@ psctl. All work on elements is torch's, on tensors of a dozen elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -105,7 +106,9 @@ class Script:
         """Has this rank a gradient of the parameter at this clock?"""
         return not self.spec.sparse or (clock * 7 + rank * 3 + parameter) % 4 != 0
 
-    def gradient(self, values: torch.Tensor, clock: int, rank: int, positions: range, epoch: int) -> torch.Tensor:
+    def gradient(
+        self, values: torch.Tensor, clock: int, rank: int, positions: Sequence[int], epoch: int
+    ) -> torch.Tensor:
         """Return a rank's flat gradient at what it read."""
         if self.spec.counted:
             return torch.full_like(values, 4.0 ** (clock * self.spec.world + rank))

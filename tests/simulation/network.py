@@ -80,6 +80,7 @@ class End:
         self.open = True
         self.until = float("inf")  # what arrives later is lost
         self._joined = self._held = self._busy = self._pumping = False
+        self._urgent: deque[tuple[Any, memoryview | None]] = deque()  # order among equals is kept
         self._outbox: deque[tuple[Any, memoryview | None]] = deque()
         self._inbox: deque[tuple[Any, bytes | None]] = deque()
         self._arrival = 0.0
@@ -93,10 +94,7 @@ class End:
         if not self.open:
             return
         view = None if payload is None else memoryview(payload)
-        if urgent:
-            self._outbox.appendleft((message, view))
-        else:
-            self._outbox.append((message, view))
+        (self._urgent if urgent else self._outbox).append((message, view))
         if not self._pumping:
             self._leave(self._connection.network.gap())
 
@@ -124,10 +122,11 @@ class End:
 
     def _pump(self) -> None:
         self._pumping = False
-        if not self.open or self._connection.broken or not self._outbox:
+        queue = self._urgent or self._outbox
+        if not self.open or self._connection.broken or not queue:
             return
         network = self._connection.network
-        message, payload = self._outbox.popleft()
+        message, payload = queue.popleft()
         data = None if message is None else _encode(message)
         body = None if payload is None else bytes(payload)  # as it is when it leaves
         if network.on_leave is not None:
@@ -137,7 +136,7 @@ class End:
             leaves = max(leaves, network.blocked_until(self._connection.hosts))
         self._arrival = max(self._arrival, leaves + network.latency())
         self._world.at(self._arrival, self.other._arrive, data, body)
-        if self._outbox:
+        if self._outbox or self._urgent:
             self._leave(network.gap())
 
     # ---- the way in ------------------------------------------------------------------------------------------------
@@ -220,6 +219,7 @@ class End:
         if not self.open:
             return
         self.open = False
+        self._urgent.clear()
         self._outbox.clear()
         self._inbox.clear()
         self.owner.ends.pop(self, None)
@@ -236,6 +236,7 @@ class End:
     def died(self) -> None:
         """The process at this end is gone; what it had not sent is lost."""
         self.open = False
+        self._urgent.clear()
         self._outbox.clear()
         network = self._connection.network
         dark = self.owner.host in network.dark

@@ -9,7 +9,23 @@ buffers     what a push carries does not change between its first and its last c
 staleness   nobody begins a clock more than s ahead of the slowest
 examples    every position of every epoch is taken once
 finite      nothing grows with the number of clocks
+aside       who joins in mid-run is given what was left beside at its first clock
 hangs       the run ends within simulated time; else who waits for whom is said
+
+What DESIGN.md says must always be true, and where it is held:
+
+    sums are right                  sums, versions (here); the tolerance of float64 and of other N: tests/runtime
+    exactly once                    sums, once (asp: every push is a digit of its own), lost
+    when an update is applied       versions, staleness
+    values change only between      versions: what a worker reads at a clock is whole, of one version; torch's hooks are
+    steps                           not here, but in tests/runtime/test_prepare.py
+    every example once an epoch     examples
+    a death is cut consistently     replay, sums; "inconsistent" must end in a restart and not in wrong values
+    seen in time                    hangs, ends; the seconds themselves: tests/whole (make soak)
+    membership changes move little  tests/job/test_assignment.py
+    a checkpoint is whole or absent sums after a restart (a mixture of versions shows); files: tests/checkpoint
+    nothing hangs                   hangs: every task says what it waits for, and for whom
+    nothing is left behind          finite, one primary, replicas; processes and ports: tests/whole
 """
 
 from __future__ import annotations
@@ -31,6 +47,12 @@ from .kernel import Broken
 from .model import Script, Truth, clock_of, taken, undisturbed
 from .scenario import Scenario
 
+Drawn = tuple[int, tuple[int, ...]]
+"""Epoch, and positions in its order."""
+
+NEAR = 1e-9
+"""Relative; a sum of weights that differs from the number of workers by rounding only."""
+
 LOOKED = 4
 """One of so many short runs has its memory looked through."""
 
@@ -43,11 +65,13 @@ class Oracle:
 
     def __init__(self, scenario: Scenario, script: Script) -> None:
         self._scenario, self._script = scenario, script
-        self._truth = undisturbed(scenario.spec) if scenario.staleness == 0 else Truth(script)
+        self._truth = undisturbed(scenario.spec) if scenario.staleness == 0 and not scenario.follows else Truth(script)
         self._waiting: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # clock -> rank -> gradient, weight
         self._taken: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # those that the truth holds
         self._reached = dict.fromkeys(range(scenario.spec.world), -1)  # newest clock that a rank has pushed from
+        self._drew: dict[tuple[int, int], Drawn] = {}  # (rank, clock) -> epoch, positions
         self._consumed: set[tuple[int, int]] = set()
+        self._members: list[tuple[int, list[int]]] = []  # (first clock, ranks)
         self._steps: dict[int, int] = {}
         self._pushed: dict[tuple[int, int, int], bytes] = {}  # (rank, incarnation, clock) -> the gradient's bytes
         self.shards: Sequence[Shard] = ()
@@ -71,7 +95,7 @@ class Oracle:
             self.checked += 1
 
     def _expected(self, version: int, clock: int) -> torch.Tensor:
-        if self._scenario.staleness:
+        if self._scenario.follows:
             self._advance(version)
         if version >= len(self._truth.versions):
             raise Broken("versions", f"version {version} was read when not all had pushed clock {version - 1}")
@@ -101,12 +125,23 @@ class Oracle:
 
     def begins(self, rank: int, clock: int) -> None:
         """A worker begins to compute a clock."""
-        slowest = min(self._reached.values())
+        slowest = min(self._reached[one] for one in self._ranks(clock))
         if self._scenario.staleness is not None and clock - slowest - 1 > self._scenario.staleness:
             raise Broken("staleness", f"worker/{rank} begins clock {clock} when others have done only {slowest}")
 
-    def computed(self, who: Member, clock: int, gradient: torch.Tensor, share: float) -> None:
-        """A worker made a gradient, for the first time or in a replay."""
+    def members(self, clock: int, ranks: list[int]) -> None:
+        """From this clock on only these ranks take part."""
+        self._members = [*(one for one in self._members if one[0] < clock), (clock, ranks)]
+
+    def _ranks(self, clock: int) -> list[int]:
+        ranks = list(range(self._scenario.spec.world))
+        for first, some in self._members:
+            ranks = some if first <= clock else ranks
+        return ranks
+
+    def computed(self, who: Member, clock: int, gradient: torch.Tensor, share: float, drew: Drawn) -> None:
+        """A worker made a gradient of these examples, for the first time or in a replay."""
+        self._drew[who.rank, clock] = drew
         now = bytes(bytes_view(gradient))
         self._pushed[who.rank, who.incarnation, clock] = now
         self._reached[who.rank] = max(clock, self._reached[who.rank])
@@ -117,21 +152,32 @@ class Oracle:
 
     def restarted(self, step: int) -> None:
         """All goes on from a checkpoint of `step`: what came after it is done again."""
-        self._consumed = {(rank, clock) for rank in range(self._scenario.spec.world) for clock in range(step)}
+        self._drew = {key: drew for key, drew in self._drew.items() if key[1] < step}
+        self._consumed = set(self._drew)
+        self._members.clear()
         self._reached = dict.fromkeys(self._reached, step - 1)
         self._steps.clear()
-        if self._scenario.staleness:
+        if self._scenario.follows:
             before, self._truth = {**self._taken, **self._waiting}, Truth(self._script)
-            self._waiting, self._taken = {clock: each for clock, each in before.items() if clock < step}, {}
-            self._advance(step)
-            self._waiting = {}
+            self._waiting, self._taken = {}, {}
+            for clock in range(step):
+                self._take(clock, before[clock])
 
     def _advance(self, version: int) -> None:
         """Under staleness what training gives depends on what was read: follow it from what was pushed."""
-        world = self._scenario.spec.world
-        while self._truth.clock < version and len(self._waiting.get(self._truth.clock, ())) == world:
-            self._taken[self._truth.clock] = self._waiting.pop(self._truth.clock)
-            self._truth.step(self._taken[self._truth.clock], world)
+        while (clock := self._truth.clock) < version:
+            ranks, there = self._ranks(clock), self._waiting.get(clock, {})
+            if not set(ranks) <= there.keys():
+                return
+            del self._waiting[clock]
+            self._take(clock, {rank: there[rank] for rank in ranks})
+
+    def _take(self, clock: int, pushed: dict[int, tuple[torch.Tensor, float]]) -> None:
+        world, total = self._scenario.spec.world, 0.0
+        for rank in sorted(pushed):
+            total += pushed[rank][1]
+        self._taken[clock] = pushed
+        self._truth.step(pushed, world if total == 0 or abs(total - world) <= NEAR * world else total)
 
     def sent(self, who: Member, message: Push | PushPart, payload: bytes) -> None:
         """A part of a push leaves a worker."""
@@ -151,12 +197,15 @@ class Oracle:
     def cut(self, rank: int, clock: int) -> None:
         """A worker died; what it pushed up to this clock counts, and what came later does not."""
         self._consumed = {one for one in self._consumed if one[0] != rank or one[1] <= clock}
-        self._consumed |= {(rank, each) for each in range(clock + 1)}
+        self._drew = {one: drew for one, drew in self._drew.items() if one[0] != rank or one[1] <= clock}
+        self._consumed |= {one for one in self._drew if one[0] == rank}
+        for later in [each for each in self._waiting if each > clock]:
+            self._waiting[later].pop(rank, None)
 
-    def aside(self, rank: int, clock: int, data: bytes) -> None:
-        """A worker that joins in mid-run takes what rank 0 left beside."""
-        if data != b"aside of %d" % clock:
-            raise Broken("aside", f"worker/{rank} is given {data!r} for clock {clock}")
+    def aside(self, rank: int, clock: int, left: int) -> None:
+        """A worker that joins in mid-run takes what was left beside at the start of clock `left`."""
+        if left != clock:
+            raise Broken("aside", f"worker/{rank} is given what was left at clock {left}, for clock {clock}")
 
     def finished(self, rank: int, steps: int) -> None:
         """A worker's script reached its end."""
@@ -175,7 +224,11 @@ class Oracle:
         """
         spec = self._scenario.spec
         self._servers(servers, chains)
-        if self._steps != dict.fromkeys(range(spec.world), spec.steps):
+        continues = self._scenario.deaths == "continue"
+        last = max(self._steps.values(), default=0)
+        if {rank: self._steps.get(rank) for rank in self._ranks(last)} != dict.fromkeys(self._ranks(last), last) or (
+            last != spec.steps if not continues else last < spec.steps
+        ):
             raise Broken("steps", f"workers ended at {self._steps}")
         epochs, rest = clock_of(spec, spec.steps)
         wanted = Counter((epoch, position) for epoch in range(epochs) for position in range(spec.examples))
@@ -184,9 +237,9 @@ class Oracle:
                 epoch, mine, _ = taken(spec, clock, rank)
                 wanted.update((epoch, position) for position in mine)
         consumed: Counter[tuple[int, int]] = Counter()
-        for rank, clock in self._consumed:
-            epoch, mine, _ = taken(spec, clock, rank)
-            consumed.update((epoch, position) for position in mine)
+        for one in self._consumed:
+            epoch, drew = self._drew[one]
+            consumed.update((epoch, position) for position in drew)
         if wanted != consumed:
             raise Broken("examples", f"missing {wanted - consumed}, too many {consumed - wanted}")
         for name, mind in minds.items() if self._scenario.seed % LOOKED == 0 or spec.steps > LONG else ():
@@ -221,9 +274,10 @@ class Oracle:
                 if counts != [1] * (spec.world * spec.steps):
                     raise Broken("lost", f"shard {shard.index} ends with these pushes in it: {counts}")
             return
-        if state.version != spec.steps:
-            raise Broken("lost", f"shard {shard.index} ends at version {state.version} of {spec.steps}")
-        if bytes(bytes_view(state.values)) != _bytes(self._expected(spec.steps, spec.steps), shard):
+        last = max(self._steps.values(), default=0)
+        if state.version != last:
+            raise Broken("lost", f"shard {shard.index} ends at version {state.version} of {last}")
+        if bytes(bytes_view(state.values)) != _bytes(self._expected(last, last), shard):
             raise Broken("sums", f"shard {shard.index} ends with wrong values")
 
 

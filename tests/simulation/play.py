@@ -68,6 +68,7 @@ class Play:
         self.coordinator.on_cut = self.oracle.cut
         if isinstance(self.coordinator, Coordinator):
             self.coordinator.on_restart = self.oracle.restarted
+            self.coordinator.on_members = self.oracle.members
         for host in range(scenario.hosts):
             agent = self._process(Member("agent", host), host)
             Agent(agent, self.network, self.coordinator.address, self._make)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from psctl.job.examples import clocks_in_epoch
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.words import Member
 
@@ -97,7 +98,7 @@ class Scenario:
     directed: bool  # assignments come from the director (director.py) and not from the job's mind
     replicas: int
     saves: int  # a checkpoint at every so many steps; 0: none
-    deaths: str  # what becomes of a worker's death: restart | wait
+    deaths: str  # what becomes of a worker's death: restart | wait | continue
     replaces: bool  # a server that died is started again
     hosts: int
     workers: tuple[int, ...]  # host of each rank
@@ -110,6 +111,11 @@ class Scenario:
     early: bool  # pulls go ahead of pushes
     norms: bool  # the joint gradient's norm is asked for before the step
     faults: tuple[Fault, ...]
+
+    @property
+    def follows(self) -> bool:
+        """Does what training gives depend on what happened, so that it must be followed from what was pushed?"""
+        return bool(self.staleness) or self.deaths == "continue"
 
     @property
     def deadly(self) -> bool:
@@ -126,9 +132,13 @@ def draw(seed: int) -> Scenario:
     update = chance.choice(("server", "server", "server", "worker"))
     directed = chance.random() < 0.5
     staleness = chance.choice((0, 0, 0, 1, 1, 2, None)) if update == "server" else 0
-    if not directed:
-        staleness = staleness or 0
+    deaths = "wait" if directed else chance.choice(("restart", "wait", "wait", "continue", "continue"))
+    if deaths == "continue" and (update == "worker" or staleness is None):
+        deaths = "wait"  # it comes to that
     spec = _spec(chance, len(workers), asynchronous=staleness is None)
+    if deaths == "continue":  # it ends with a pass, as a script's loop does: then nobody's examples are left over
+        whole = clocks_in_epoch(spec.examples, spec.batch, spec.world)
+        spec = replace(spec, steps=max(1, spec.steps // whole) * whole)
     pace = chance.choice((0.001, 0.01, 0.05))
     slow = [chance.choice((0.5, 1.0, 1.0, 8.0)) * pace * chance.choice((1, 4)) for _ in workers]
     if directed:
@@ -138,7 +148,7 @@ def draw(seed: int) -> Scenario:
     return Scenario(
         seed=seed, spec=spec, update=update, staleness=staleness, directed=directed,
         saves=chance.choice((0, 1, 2)) if update == "server" and not directed else 0,
-        deaths="wait" if directed else chance.choice(("restart", "wait", "wait")),
+        deaths=deaths,
         replicas=chance.choice((0, 1, 1, 2)), replaces=chance.random() < 0.7,
         hosts=hosts, workers=workers, servers=servers,
         cut_bytes=chance.choice((16, 32, 64, 1 << 20)) if not spec.wide else chance.choice((512, 1 << 20)),

@@ -6,25 +6,32 @@ pushed last ones first, as backward would), the script itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from psctl.errors import ConnectionFailed
 from psctl.job import membership
 from psctl.job import messages as say
+from psctl.job.examples import clocks_in_epoch
+from psctl.runtime.division import Division
 from psctl.store.client import ClientMind, Out
 from psctl.store.pieces import pieces
 from psctl.store.state import Terms
 from psctl.words import Address, Assignment, Member, ServerAt
 
+from .feed import Feed, Place
 from .kernel import Process, Sleep, Task, Until
 from .links import Links
 from .model import Script, scale_at, taken, weight
 from .network import End, Network
 from .oracle import Oracle
 from .scenario import Scenario
+
+_encode = msgspec.msgpack.Encoder().encode
+_place = msgspec.msgpack.Decoder(Place).decode
 
 
 class Worker:
@@ -43,6 +50,8 @@ class Worker:
         self.links = Links(process, network, self, lambda at: True)
         self._assignment: Assignment | None = None
         self.step = 0
+        self._division: Division | None = None
+        self._feed: Feed | None = None  # where members may change
         network.dial(process, coordinator, Member("coordinator", 0), self, self._unreachable)
         process.spawn(self._main())
 
@@ -60,6 +69,14 @@ class Worker:
                 self._welcome = message
             case say.Decision():
                 self._decision = message
+                if message.elastic:
+                    first = message.resume.step if message.resume is not None else 0
+                    world, staleness = self._scenario.spec.world, message.staleness or 0
+                    self._division = Division(world, first, elastic=True, staleness=staleness)
+            case say.membership.MembersAsked(ticket=ticket) if self._division is not None:
+                self._tell(say.membership.Drawn(ticket, self._division.asked(ticket)))
+            case say.membership.Shared() if self._division is not None:
+                self._division.heard(message)
             case say.Go():
                 self._go = True
             case membership.Reassign(assignment=assignment):
@@ -93,8 +110,11 @@ class Worker:
         self._tell(say.Ready())
         yield Until("go", lambda: self._go)
         self._leave_aside()
-        for clock in range(self.step, self._scenario.spec.steps):
-            yield from self._clock(clock)
+        if self._feed is not None:
+            yield from self._passes(self._feed)
+        for clock in range(self.step, self._scenario.spec.steps if self._feed is None else 0):
+            epoch, mine, together = taken(self._scenario.spec, clock, self._rank)
+            yield from self._clock(clock, epoch, mine, weight(self._scenario.spec, len(mine), together))
             self.step = clock + 1
             self._leave_aside()
             self._tell(say.Beat(self.step, "compute"))
@@ -108,13 +128,41 @@ class Worker:
         yield Sleep(4 * self._scenario.pace)
         self.process.end(0)
 
+    def _passes(self, feed: Feed) -> Task:
+        """The clocks of all passes, whoever takes part."""
+        while not feed.over:
+            if feed.pass_drawn:
+                yield from self._all()
+                late = yield from feed.end_pass()
+                self._leave_aside()
+                if not late:
+                    continue
+            else:
+                yield from feed.draw()
+            assert feed.batch is not None, "it was drawn"
+            feed.drawn()
+            batch = feed.batch
+            mine = [place for part in batch.of(self._rank) for place in range(part.start, part.stop)]
+            among = len(mine) * len(batch.ranks)
+            share = 1.0 if among == batch.size else among / batch.size
+            yield from self._clock(feed.step, feed.epoch, mine, share)
+            feed.done()
+            self.step = feed.step
+            if not feed.pass_drawn:
+                self._leave_aside()
+            self._tell(say.Beat(self.step, "compute"))
+
+    def _all(self) -> Task:
+        """Wait until all clocks of everyone are in the values, as run.wait() does."""
+        exact = self._mind.terms.staleness != 0
+        if exact:
+            self._pull(self.step, exact=True)
+        yield from self._wait(self.step, exact=exact)
+
     def _last(self) -> Task:
         """As who reads the state_dict at the end: all clocks of everyone; and nothing is left unacknowledged."""
+        yield from self._all()
         mind = self._mind
-        exact = bool(mind.terms.staleness)
-        if exact:
-            self._send(mind.pull(self.step, exact=True))
-        yield from self._wait(self.step, exact=exact)
         yield Until("acknowledgements", lambda: not mind.unacknowledged(self.step), self.links.away)
 
     def _start(self, decision: say.Decision) -> Task:
@@ -136,25 +184,31 @@ class Worker:
         self._pull(base)
         yield from self._wait(base)
         if decision.resume is not None and not decision.resume.checkpoint:
-            yield from self._take_aside(base)
+            place = yield from self._take_aside(base)
+        else:
+            state = decision.resume.state if decision.resume is not None else {}
+            place = Place(base, state.get("epoch", 0), state.get("within", 0))
+        if self._division is not None:
+            spec = self._scenario.spec
+            passes = spec.steps // clocks_in_epoch(spec.examples, spec.batch, spec.world)
+            self._feed = Feed(spec, self._division, place, passes)
 
-    def _clock(self, clock: int) -> Task:
+    def _clock(self, clock: int, epoch: int, mine: Sequence[int], share: float) -> Task:
         mind, spec = self._mind, self._scenario.spec
         yield Sleep(self._compute * (0.5 + self._network.world.random.random()))
         yield from self._wait(clock)
         self._oracle.begins(self._rank, clock)
-        epoch, mine, together = taken(spec, clock, self._rank)
         values = self._local if self._scenario.update == "worker" else mind.landing[spec.dtype]
         gradient = self._script.gradient(values, clock, self._rank, mine, epoch)
         self._spoil(gradient, clock)
         before = clock - mind.buffers
         yield Until(f"room for clock {clock}", lambda: not mind.unacknowledged(before), self.links.away)
         mind.sending(clock)[spec.dtype].copy_(gradient)
-        self._oracle.computed(self.process.member, clock, gradient, weight(spec, len(mine), together))
+        self._oracle.computed(self.process.member, clock, gradient, share, (epoch, tuple(mine)))
         if self._scenario.early:
             self._pull(clock + 1)
         for shard in reversed(range(len(mind.shards))):
-            self._send(mind.push(clock, shard, self._present(clock, shard), weight(spec, len(mine), together)))
+            self._send(mind.push(clock, shard, self._present(clock, shard), share))
             if self._network.world.random.random() < 0.5:
                 yield Sleep(self._compute * 0.3)
         serves = self._scenario.update == "server"
@@ -164,7 +218,8 @@ class Worker:
         saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
         self._send(mind.step(clock, numbers, scale_at(spec, clock) if serves else None, saves))
         if saves and self._rank == 0:
-            self._tell(say.SaveBegin(clock + 1, [], {}))
+            where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
+            self._tell(say.SaveBegin(clock + 1, [], where))
             self._tell(say.SaveEnd(clock + 1))
         if not self._scenario.early:
             self._pull(clock + 1)
@@ -187,17 +242,19 @@ class Worker:
         self._optimizer.step()
 
     def _leave_aside(self) -> None:
-        """What rank 0 alone keeps, under asp what each keeps, goes beside, as it is at the start of the next clock."""
+        """What rank 0 alone keeps (asp: each rank) goes beside, as it is at the start of the next clock."""
         if self._rank == 0 or self._mind.terms.staleness is None:
-            self._send(self._mind.aside(self.step, memoryview(b"aside of %d" % self.step)))
+            place = self._feed.place if self._feed is not None else Place(self.step, 0, 0)
+            self._send(self._mind.aside(self.step, memoryview(_encode(place))))
 
-    def _take_aside(self, clock: int) -> Task:
+    def _take_aside(self, clock: int) -> Generator[Sleep | Until, None, Place]:
         """As who joins in mid-run: take over what rank 0 left with the servers."""
         mind = self._mind
         self._send(mind.ask_aside(clock))
         yield Until(f"the state at clock {clock}", lambda: mind.aside_of(clock) is not None, self.links.away)
-        found = mind.aside_of(clock)
-        self._oracle.aside(self._rank, clock, bytes(found or b""))
+        place = _place(mind.aside_of(clock) or b"")
+        self._oracle.aside(self._rank, clock, place.step)
+        return place
 
     def _norms(self, clock: int) -> Task:
         mind = self._mind
@@ -215,9 +272,9 @@ class Worker:
         mind.show()
         self._oracle.read(self._rank, clock, mind, range(len(mind.shards)))
 
-    def _pull(self, clock: int) -> None:
+    def _pull(self, clock: int, *, exact: bool = False) -> None:
         self._mind.show()
-        self._send(self._mind.pull(clock))
+        self._send(self._mind.pull(clock, exact=exact))
 
     def _present(self, clock: int, shard: int) -> list[bool]:
         place = {index: at for at, index in enumerate(self._trainable)}

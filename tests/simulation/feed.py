@@ -1,0 +1,97 @@
+"""What a worker draws, clock by clock, as runtime's loader does, without its data; members may change meanwhile.
+
+The agreement itself (who has begun what, whose examples come back) is the shipped Division and `owed`; here stands
+only the order in which the loader asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+
+from psctl.job.examples import clocks_in_epoch, positions
+from psctl.runtime.division import Batch, Division, members_of, owed
+
+from .kernel import Until
+from .model import Spec
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a worker is: `within` counts the clocks of the pass that were drawn."""
+
+    step: int
+    epoch: int
+    within: int
+    batches: list[Batch] = []
+
+
+class Feed:
+    """One worker's passes over the examples, `passes` of them.
+
+    Args:
+        spec: how many examples, and how they are cut.
+        division: who takes part.
+        place: where it begins.
+        passes: when it ends.
+    """
+
+    def __init__(self, spec: Spec, division: Division, place: Place, passes: int) -> None:
+        self._spec, self._division, self._passes = spec, division, passes
+        self.step, self.epoch, self.within = place.step, place.epoch, place.within
+        self._batches = list(place.batches)
+        self._clocks = clocks_in_epoch(spec.examples, spec.batch, spec.world)
+        self.batch: Batch | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it is, between two clocks."""
+        return Place(self.step, self.epoch, self.within, list(self._batches))
+
+    @property
+    def pass_drawn(self) -> bool:
+        """Whether all regular clocks of the pass were drawn: when all are applied, `end_pass` says what follows."""
+        return self.within >= self._clocks
+
+    def draw(self) -> Generator[Until, None, None]:
+        """Make `batch` the next one."""
+        yield from self._begin()
+        ranges = positions(self._spec.examples, self._spec.batch, self._spec.world, self.within)
+        self.batch = Batch(self.step, self.epoch, (ranges, *self._back), self._ranks)
+
+    def end_pass(self) -> Generator[Until, None, bool]:
+        """All clocks of the pass are applied: make `batch` the late one, if there is one; else the next pass begins.
+
+        Returns whether there is one.
+        """
+        yield Until("what follows of the members", lambda: self._division.free(None))
+        yield from self._begin()
+        if self._back:
+            self.batch = Batch(self.step, self.epoch, self._back, self._ranks)
+            return True
+        self.epoch, self.within = self.epoch + 1, 0
+        return False
+
+    @property
+    def over(self) -> bool:
+        """Whether all passes are made."""
+        return self.epoch >= self._passes
+
+    def _begin(self) -> Generator[Until, None, None]:
+        yield Until(f"who takes part in clock {self.step}", lambda: self._division.free(self.step))
+        changes = self._division.begin(self.step)
+        self._ranks = members_of(changes, range(self._spec.world))
+        before = self._batches
+        new = [change for change in changes if change.clock > before[-1].step] if before else []
+        self._back = owed(new, before, self.epoch)
+
+    def drawn(self) -> None:
+        """The batch was handed out."""
+        assert self.batch is not None
+        self.within += 1
+        kept = [one for one in self._batches if one.step > self.batch.step - self._division.span]
+        self._batches = [*kept, self.batch]
+
+    def done(self) -> None:
+        """Its clock is ordered."""
+        self.step += 1
