@@ -44,11 +44,11 @@ class Mutant:
 def _as_next(method: Any) -> Any:
     """A push that was taken before counts as the next one."""
 
-    def mutant(self: ShardMind, rank: int, message: Any, size: int) -> Any:
+    def mutant(self: ShardMind, rank: int, message: Any, *more: Any) -> Any:
         taken = self._intake.clock_of(rank)
         if self.leads and message.clock <= taken:
             message = replace(message, clock=taken + 1)
-        return method(self, rank, message, size)
+        return method(self, rank, message, *more)
 
     return mutant
 
@@ -118,7 +118,7 @@ def _backwards(method: Any) -> Any:
 
 def _unread(method: Any) -> Any:
     """Values are stepped where they lie, though some worker may still be reading them."""
-    return lambda self: False
+    return lambda self, *of: False
 
 
 def _late_copy(method: Any) -> Any:
