@@ -87,6 +87,7 @@ class ShardState:
     ) -> None:
         self.terms, self.shard, self.held, self._lending = terms, shard, held, lending
         self.version: int | None = None  # None: start values are not all here
+        self._made: dict[int, torch.Tensor] = {}  # all buffers, by where they lie
         self.values = self._new()
         self.nbytes = self.values.numel() * self.values.element_size()
         self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
@@ -99,7 +100,15 @@ class ShardState:
     # ---- buffers ------------------------------------------------------------------------------------------------
 
     def _new(self) -> torch.Tensor:
-        return self._lending.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
+        buffer = self._lending.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
+        self._made[buffer.data_ptr()] = buffer
+        return buffer
+
+    def _tensor(self, payload: memoryview) -> torch.Tensor:
+        """Return the buffer whose bytes these are. A new tensor over them would hold the view, which holds the tensor
+        before: a buffer that goes round would be wrapped once more each clock."""
+        found = torch.frombuffer(payload, dtype=self.values.dtype)
+        return self._made.get(found.data_ptr(), found)
 
     def take(self) -> torch.Tensor:
         """Return a buffer of the shard's size, with anything in it."""
@@ -137,7 +146,7 @@ class ShardState:
         present = self._entry(head).present
         if size != (self.nbytes if any(present) else 0):
             raise ProtocolError(f"shard {self.shard.index}: an entry of {size} bytes where {self.nbytes} belong")
-        return bytes_view(self.take())[:size]
+        return bytes_view(self.take()) if size else memoryview(bytearray())
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> Entry:
         """Make the next version.
@@ -153,7 +162,7 @@ class ShardState:
         assert self.version is not None, "there are values to step from"
         entry = self._entry(head)
         if len(payload):
-            gradient = torch.frombuffer(payload, dtype=self.values.dtype)
+            gradient = self._tensor(payload)
             if kept:
                 gradient = self.take().copy_(gradient)
         else:
@@ -173,7 +182,7 @@ class ShardState:
     def release(self, payload: memoryview) -> None:
         """Take back a payload of `room`, or one that was kept, which nobody needs any more."""
         if len(payload):
-            self.give(torch.frombuffer(payload, dtype=self.values.dtype))
+            self.give(self._tensor(payload))
 
     def _leave(self, version: int) -> None:
         """Give up the values of `version`, to its readers where there are some."""
@@ -243,6 +252,7 @@ class ShardState:
         sizes = [one.count * torch_dtype(one.dtype).itemsize for one in found.tensors]
         if not sizes or sum(sizes) != len(data) or found.tensors[0].count != self.values.numel():
             raise ProtocolError(f"shard {self.shard.index}: a copy of {len(data)} bytes that is another shard's")
+        self._made.pop(self.values.data_ptr(), None)  # who reads them holds them
         self.values = self._new()
         if self._optimizer is not None:
             self._optimizer = PieceOptimizer(self.terms.layout, self.held, self.values)

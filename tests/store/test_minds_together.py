@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 
 import pytest
@@ -151,3 +152,17 @@ def test_one_worker_under_asp_is_bsp_to_the_bit():
     world = World(3, 2, 1, CLOCKS, staleness=None)
     world.run()
     assert torch.equal(world.values(), undisturbed(1))
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_memory_is_flat_over_the_clocks(replicas):
+    """Buffers go round; none is made anew, and none is wrapped once more each time."""
+
+    def tensors(clocks: int) -> int:
+        world = World(3, 2, 2, clocks, replicas=replicas)
+        world.run()
+        gc.collect()
+        return sum(type(one) in (torch.Tensor, torch.UntypedStorage) for one in gc.get_objects())
+
+    before = tensors(8)
+    assert tensors(40) <= before + 8
