@@ -3,17 +3,17 @@
     python bench/dataplane.py [--rounds 5] [--congestion both|installed|reno] [--work big,call,each,small] [--markdown]
 
 Two workers and two servers (for 4 KB: one and one) of each contestant are started once and then take turns, so that
-what disturbs the machine disturbs all alike. psctl's are a job of `psctl train` on the embedded local cluster that works
-through `prepare` and `run.store()`; a worker waits for its turn in a socket. A time is the slower worker's.
+what disturbs the machine disturbs all alike. psctl's are a job of `psctl train` on the embedded local cluster which
+works through `prepare` and `run.store()`; a worker waits for its turn in a socket. A time is the slower worker's.
 
     big     64 MiB a worker in 16 parameters: from backward until the mean of all workers stands in .grad
     call    1,000 keys of 4 KB a worker, pushed in one call and pulled in one
     each    the same, key by key, all under way at once
     small   one push and pull of 4 KB, alone; `echo`: an open socket's 4 KB there and back, one round trip
 
-`installed`: every socket has what it has by itself (psctl: `congestion: auto`). `reno`: the whole run stands in a network
-namespace whose default is reno (root). GB are 10^9 bytes of payload, both directions counted; processor seconds are of
-all processes of a contestant, system time included. Ratios are medians of the rounds' ratios.
+`installed`: every socket has what it has by itself (psctl: `congestion: auto`). `reno`: the whole run stands in a
+network namespace whose default is reno (root). GB are 10^9 bytes of payload, both directions counted; processor seconds
+are of all processes of a contestant, system time included. Ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -108,7 +108,14 @@ class Bench:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PSCTL_HOME": str(home / "psctl")}
         words = ["--control", str(self._folder / "control"), "--group", name, "--count", count, "--length", length]
         command = [*PSCTL, "train", str(HERE / "dataplane_job" / "job.yaml"), "-d", "-o", "json"]
-        command += ["--workers", str(each), "--servers", str(each), "--set", f"args={json.dumps(list(map(str, words)))}"]
+        command += [
+            "--workers",
+            str(each),
+            "--servers",
+            str(each),
+            "--set",
+            f"args={json.dumps(list(map(str, words)))}",
+        ]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         try:
             made = self._meet(Contestant(name, doing), each)
@@ -219,7 +226,7 @@ def show(rows: list[dict[str, Any]], congestion: str) -> None:
 
 def in_reno(arguments: list[str]) -> None:
     """Run this script again where reno is the default of every socket."""
-    words = "ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec \"$@\""
+    words = 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$@"'
     again = [sys.executable, str(Path(__file__).resolve()), *arguments, "--congestion", "here"]
     subprocess.run(["unshare", "--net", "sh", "-c", words, "sh", *again], check=True)
 

@@ -22,7 +22,7 @@ from torch.distributed import rpc
 
 sys.path.append(str(Path(__file__).resolve().parent / "dataplane_job"))
 
-from train import KEYS, WIDTH, serve  # noqa: E402
+from train import KEYS, WIDTH, serve
 
 BIG = 16 << 20
 """Elements of a large vector."""

@@ -1,4 +1,4 @@
-"""A worker of the bench: does what the bench asks for, through `prepare` and `run.store()`, and says how long it took."""
+"""A worker of the bench: does what it is asked for, through `prepare` and `run.store()`, and says how long it took."""
 
 from __future__ import annotations
 

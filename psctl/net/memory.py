@@ -140,8 +140,8 @@ class MemoryStream:
         for start in range(0, len(data), CAPACITY):
             self._outgoing.write(data[start : start + CAPACITY], self._limit)
 
-    def send_now(self, data: memoryview) -> bool:
-        return self._outgoing.write(data, self._limit, block=False)
+    def send_now(self, data: memoryview) -> int:
+        return len(data) if self._outgoing.write(data, self._limit, block=False) else 0
 
     def in_flight(self) -> int:
         return 0

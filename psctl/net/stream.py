@@ -23,8 +23,8 @@ class Stream(Protocol):
     def send(self, data: memoryview) -> None:
         """Send all of `data`; blocks while the other end takes nothing. `data` may be reused afterwards."""
 
-    def send_now(self, data: memoryview) -> bool:
-        """Send all of `data` if that is possible without blocking, or as much as is; False when some was left."""
+    def send_now(self, data: memoryview) -> int:
+        """Send as much of `data` as is possible without blocking; return how many bytes that was."""
 
     def in_flight(self) -> int:
         """Return the bytes that were sent and that the other end's system does not hold yet."""

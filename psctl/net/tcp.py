@@ -48,11 +48,11 @@ class TcpStream:
     def send(self, data: memoryview) -> None:
         self._socket.sendall(data)
 
-    def send_now(self, data: memoryview) -> bool:
+    def send_now(self, data: memoryview) -> int:
         try:
-            return self._socket.send(data, socket.MSG_DONTWAIT) == len(data)
+            return self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            return 0
 
     def in_flight(self) -> int:
         try:

@@ -1,10 +1,9 @@
 """A made connection at work: one thread reads, one writes, and whoever sends only queues.
 
 Who does what. The reader thread owns all that arrives: it takes bytes in, calls the handler, and is the only one that
-ends things: it alone calls `lost`, as its last act. The writer thread owns all that leaves. They meet at the outbox,
-under one lock that is never held while anything blocks. `_writing` is held while a batch is sealed and sent, for the
-order of seals is the order of bytes. Whatever ends the connection (close, a fault, an error of the writer) shuts the
-stream down, which wakes both threads; the reader then joins the writer, gives the socket back and tells the handler.
+ends things: it alone calls `lost`, as its last act. What leaves is outgoing.py's. Whatever ends the connection (close,
+a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then joins the writer, gives
+the socket back and tells the handler.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
+from psctl.net.outgoing import Outgoing
 from psctl.net.stream import Stream, why_gone
 from psctl.net.tls import Credentials
 from psctl.wire.connection import Codec, Connection, Credited, Ended, Event, Joined, Left, Named, Received
-from psctl.wire.messages import Bye
-from psctl.wire.outbox import Frame, Outbox, control
 from psctl.wire.sealing import Bytes
 from psctl.words import Member
 
-GOODBYE = 0.1
-"""Seconds that a goodbye waits for a batch that is being written."""
-ACKNOWLEDGED = 0.001
-"""Seconds between two looks at what the peer's system has acknowledged."""
 NOTHING = memoryview(b"")
 
 
@@ -51,14 +45,11 @@ class Peer:
     """The process at the other end of a sealed connection. Made by `dial` and `Acceptor`."""
 
     member: Member
-    on_written: Callable[[Any, int], None] | None = None
-    """Called on the writer thread with (message, bytes on the wire) once the network has taken all of a message."""
 
     def __init__(
         self, stream: Stream, credentials: Credentials, codec: Codec, handler: Handler, *, accepting: bool
     ) -> None:
         self.name = stream.name
-        self.bytes_sent = 0
         self.bytes_received = 0
         self._stream, self._codec, self._handler = stream, codec, handler
         self._connection = Connection(
@@ -71,17 +62,10 @@ class Peer:
             place=lambda message, size: handler.place(self, message, size),
         )
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # for the writer: something may be written, or all is over
-        self._drained = threading.Condition(self._lock)  # for flush: nothing is queued or being written, or all is over
-        self._writing = threading.Lock()
-        self._outbox: Outbox | None = None
-        self._busy = False
+        self._out: Outgoing | None = None
         self._closing: str | None = None
-        self._write_error: Exception | None = None
         self._ended: ConnectionFailed | None = None
-        self._out = bytearray()
         self._reader: threading.Thread | None = None
-        self._writer = threading.Thread(target=self._write, daemon=True)
 
     def __repr__(self) -> str:
         return f"Peer({self.name})"
@@ -104,19 +88,30 @@ class Peer:
             ValueError: the message is too large; the caller's fault.
         """
         view = NOTHING if payload is None else memoryview(payload).cast("B")
-        header = self._codec.encode(message)
-        with self._lock:
-            assert self._outbox is not None, "a peer is given out once it has joined"
-            if self._closing is not None or self._ended is not None:
-                return False
-            self._outbox.add(message, header, view, urgent=urgent)
-            self._work.notify()
-        return True
+        return self._outgoing.add(message, self._codec.encode(message), view, urgent=urgent)
+
+    @property
+    def on_written(self) -> Callable[[Any, int], None] | None:
+        """Called with (message, bytes on the wire) once the network has all of a message, on a thread that sends."""
+        return self._outgoing.on_written
+
+    @on_written.setter
+    def on_written(self, call: Callable[[Any, int], None] | None) -> None:
+        self._outgoing.on_written = call
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes on the wire so far, all counted."""
+        return self._out.bytes if self._out is not None else 0
+
+    @property
+    def _outgoing(self) -> Outgoing:
+        assert self._out is not None, "a peer is given out once it has joined"
+        return self._out
 
     def pending(self) -> int:
         """Return the bytes that are queued and not handed to the network yet."""
-        with self._lock:
-            return self._outbox.pending if self._outbox else 0
+        return self._out.pending() if self._out is not None else 0
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the peer's system holds all that was queued: a close, or our own death, then loses nothing of it.
@@ -125,20 +120,12 @@ class Peer:
             TimedOut: it took longer than `timeout` seconds; names the peer.
             ConnectionFailed: the connection ended first.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            outbox = self._outbox
-            assert outbox is not None, "a peer is given out once it has joined"
-            over = self._drained.wait_for(lambda: self._over() or not (outbox.pending or self._busy), timeout)
-            while over and not self._over() and self._stream.in_flight():
-                over = deadline is None or time.monotonic() < deadline
-                self._drained.wait(ACKNOWLEDGED)
-            left = outbox.pending + self._stream.in_flight()
+        left = self._outgoing.drained(timeout)
         if self._ended is not None:
             raise self._ended
         if self._closing is not None:
             raise self._failure(f"closed: {self._closing}")
-        if not over:
+        if left:
             raise TimedOut(f"{self.name}: {left} bytes were not taken within {timeout:g} s", where=self.name)
 
     def close(self, reason: str = "") -> None:
@@ -147,12 +134,9 @@ class Peer:
         May be called by any thread, also from the handler, and twice; it does not wait for the threads' end.
         """
         with self._lock:
-            if self._over():
+            if self._closing is not None or self._ended is not None:
                 return
             self._closing = reason or "closed"
-            if self._outbox:
-                self._outbox.clear()
-            self._wake()
         self._goodbye(self._closing)
 
     def join(self, timeout: float | None = None) -> bool:
@@ -178,7 +162,7 @@ class Peer:
         try:
             joined = self._shake(decide, deadline)
             self._stream.limit(None)
-            self._outbox = Outbox(joined.window)
+            self._out = Outgoing(self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}")
         except ConnectionFailed as error:
             with contextlib.suppress(OSError):  # the last word (why, or TLS's alert) is worth an attempt
                 self._stream.limit(0.5)
@@ -248,8 +232,7 @@ class Peer:
     def run(self) -> None:
         """Be the reader thread until the end."""
         self._reader = threading.current_thread()
-        self._writer.name = f"psctl writer {self.member}"
-        self._writer.start()
+        self._outgoing.start()
         try:
             self._handler.joined(self)
             error = self._read()
@@ -266,21 +249,27 @@ class Peer:
 
     def _read(self) -> ConnectionFailed:
         """Hand on what arrives; return why nothing more does."""
-        connection, handler = self._connection, self._handler
-        quarter = max(1, self._stream.window // 4)
+        connection, handler, out = self._connection, self._handler, self._outgoing
+        half, me, corked = max(1, self._stream.window // 2), threading.get_ident(), False
         while True:
             event: Event | None = connection.next_event()
             if self._closing is not None:
                 return self._failure(self._closing)
-            if owed := connection.owed(quarter):
-                self._give(owed)
+            if owed := connection.owed(half):
+                out.owe(owed)
             match event:
-                case None:
-                    self._take_in()
                 case Received(message, payload):
+                    if not corked:
+                        out.cork(me)
+                        corked = True
                     handler.received(self, message, payload)
+                case None:
+                    if corked:
+                        out.cork(None)
+                        corked = False
+                    self._take_in()
                 case Credited(count):
-                    self._take_credit(count)
+                    out.credit(count)
                 case Left(reason):
                     return PeerLost(f"{self.name} left: {reason}", where=self.name)
                 case Ended():
@@ -293,102 +282,31 @@ class Peer:
         self._connection.received(count)
         self.bytes_received += count
 
-    def _give(self, owed: int) -> None:
-        with self._lock:
-            assert self._outbox is not None
-            self._outbox.owe(owed)
-            self._work.notify()
-
-    def _take_credit(self, count: int) -> None:
-        with self._lock:
-            assert self._outbox is not None
-            self._outbox.credit(count)
-            self._work.notify()
-
     def _failure(self, why: str) -> ConnectionFailed:
         """The error that tells why the connection is over, with what the writer knows better."""
         if self._closing is not None:
             return ConnectionFailed(f"{self.name}: closed here: {self._closing}", where=self.name)
-        if self._write_error is not None and not isinstance(self._write_error, ConnectionError):
-            if isinstance(self._write_error, OSError):
-                why = why_gone(self._write_error)
+        fault = self._out.error if self._out is not None else None
+        if fault is not None and not isinstance(fault, ConnectionError):
+            if isinstance(fault, OSError):
+                why = why_gone(fault)
             else:
-                why = f"our writer failed: {type(self._write_error).__name__}: {self._write_error}"
+                why = f"our writer failed: {type(fault).__name__}: {fault}"
         return PeerLost(f"{self.name}: {why}", where=self.name)
 
     def _end(self, error: ConnectionFailed) -> None:
         with self._lock:
             self._ended = error
-            if self._outbox:
-                self._outbox.clear()
-            self._wake()
+        out = self._outgoing
+        out.stop()
         self._stream.shutdown()
-        self._writer.join()
+        out.join()
         self._stream.close()
         self._handler.lost(self, error)
 
-    def _over(self) -> bool:
-        return self._closing is not None or self._ended is not None
-
-    def _wake(self) -> None:
-        self._work.notify_all()
-        self._drained.notify_all()
-
     def _goodbye(self, reason: str) -> None:
         """Say Bye if that is possible at once, then end the stream."""
-        if self._writing.acquire(timeout=GOODBYE):
-            try:
-                # An OSError here means that the peer is gone, which the reader finds out by itself.
-                with contextlib.suppress(OSError):
-                    self._stream.send_now(self._sealed([control(Bye(reason[:1000]))]))
-            finally:
-                self._writing.release()
+        if self._out is not None:
+            self._out.stop()
+            self._out.goodbye(reason)
         self._stream.shutdown()
-
-    # ---- the writer thread -----------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        try:
-            while batch := self._next_batch():
-                with self._writing:
-                    if self._over():
-                        break
-                    data = self._sealed(batch)
-                    self._stream.send(data)
-                self._written(batch, len(data))
-        except Exception as error:  # noqa: BLE001  the reader tells it by lost(); a hook of the caller's may raise
-            self._write_error = error
-            self._stream.shutdown()
-
-    def _next_batch(self) -> list[Frame]:
-        """Wait for frames to write together; empty when all is over."""
-        with self._lock:
-            outbox = self._outbox
-            assert outbox is not None
-            self._busy = False
-            if not outbox.pending:
-                self._drained.notify_all()
-            while not self._over():
-                if frames := outbox.take():
-                    self._busy = True
-                    return frames
-                self._work.wait()
-        return []
-
-    def _sealed(self, frames: list[Frame]) -> memoryview:
-        """Seal frames one behind the other, so that one system call takes them all."""
-        size = sum(frame.size for frame in frames)
-        if len(self._out) < size:
-            self._out = bytearray(size)
-        out = memoryview(self._out)
-        end = 0
-        for frame in frames:
-            end += self._connection.seal(frame, out[end : end + frame.size])
-        return out[:end]
-
-    def _written(self, frames: list[Frame], size: int) -> None:
-        self.bytes_sent += size
-        if self.on_written is not None:
-            for frame in frames:
-                if frame.message is not None:
-                    self.on_written(frame.message, frame.bytes)

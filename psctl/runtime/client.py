@@ -113,6 +113,7 @@ class ParameterClient:
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._sharing = sharing or alone(me)
         self._changed = threading.Condition()
+        self._until: Callable[[], set[int]] | None = None  # what the user's thread waits for: empty when it is over
         self._epoch, self._last = first.epoch, self.base  # the newest assignment, the clock that was ordered last
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
@@ -212,9 +213,16 @@ class ParameterClient:
             self._say(lambda: self._mind.pull(clock, exact=True))
         with self._changed:
             missing = self._mind.missing(clock, wanted, exact=exact)
+            left = missing[::-1]
             self._mind.opened(missing, True)
+
+        def servers() -> set[int]:
+            while left and not self._mind.missing(clock, left[-1:], exact=exact):  # what landed is not looked at again
+                left.pop()
+            return self._servers_of(clock, left, exact=exact)
+
         try:
-            self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, missing, exact=exact))
+            self._wait_until(f"values of clock {clock}", clock, servers)
         finally:
             with self._changed:
                 self._mind.opened(missing, False)
@@ -319,7 +327,7 @@ class ParameterClient:
             began = asked = self._clock.now()
             try:
                 while servers:
-                    self._waiting = (what, servers)
+                    self._waiting, self._until = (what, servers), missing
                     self._changed.wait(TICK)
                     self._raise_if_refused()
                     servers = missing()
@@ -329,7 +337,7 @@ class ParameterClient:
                             self._links.send(server, Why(clock), urgent=True)
                     self._raise_if_silent(servers, began, what)
             finally:
-                self._waiting = ("", set())
+                self._waiting, self._until = ("", set()), None
                 self.seconds_waiting += self._clock.now() - began
 
     def _raise_if_refused(self) -> None:
@@ -381,7 +389,8 @@ class ParameterClient:
                 return
             self._heard[at.rank] = self._clock.now()
             self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload), lent))
-            self._changed.notify_all()
+            if self._mind.refused is not None or (self._until is not None and not self._until()):
+                self._changed.notify_all()  # only then: a wake-up costs more than a message
 
     def _lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._changed:

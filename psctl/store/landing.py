@@ -190,9 +190,9 @@ class Landings:
             missing = [shard for shard, one in late if one.answered < clock or one.clocks < oldest]
             asked = [self.each[shard].asked for shard in missing]
         else:
-            missing = [shard for shard in wanted if self.each[shard].version < self.oldest(clock, exact)]
-            asked = [self.each[shard].wanted for shard in missing]
             clock = self.oldest(clock, exact)
+            missing = [shard for shard in wanted if self.each[shard].version < clock]
+            asked = [self.each[shard].wanted for shard in missing]
         for shard, newest in zip(missing, asked, strict=True):
             assert newest >= clock, f"shard {shard}: clock {clock} was never pulled"
         return missing

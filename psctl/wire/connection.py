@@ -24,10 +24,10 @@ from psctl.wire.frames import (
     COST,
     MAX_HEADER,
     MAX_PAYLOAD,
-    MESSAGE,
+    PIECE,
     PREFIX,
-    open_header,
-    open_payload,
+    Opened,
+    Prefix,
     read_prefix,
     write_frame,
 )
@@ -156,9 +156,8 @@ class Connection:
         self._strange = 0
         self._needed = MAX_RECORD
         self._finished = False
-        self._read = 0
+        self._read_bytes = 0
         self._long: Assembly | None = None
-        self._lent = bytearray()
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
@@ -199,15 +198,11 @@ class Connection:
         return event
 
     def _step(self) -> Event | None:
-        while True:
-            if self.state is State.HANDSHAKE:
-                return self._handshake()
-            if self.state is State.KEYING:
-                return self._read_keys()
-            if self.state is not State.OPEN or not self._whole_frame():
-                return None
-            if (event := self._read_frame()) is not None:  # None: a piece of something longer
-                return event
+        if self.state is State.OPEN:
+            return self._frame()
+        if self.state is State.HANDSHAKE:
+            return self._handshake()
+        return self._read_keys() if self.state is State.KEYING else None
 
     def _go(self, step: Ours | Theirs) -> None:
         self.state = after(self.state, step)
@@ -266,7 +261,8 @@ class Connection:
         self._check_keys(theirs)
         halves = (theirs.connection, self._ours.connection)
         identity = b"".join(halves if self._accepting else reversed(halves))  # the dialler's half first
-        self._opening = Cipher(derive(theirs.key, self._job, theirs.sender, self._me, identity), self._rekey)
+        opening = Cipher(derive(theirs.key, self._job, theirs.sender, self._me, identity), self._rekey)
+        self._opened = Opened(opening)
         self._sealing = Cipher(derive(self._ours.key, self._job, self._me, theirs.sender, identity), self._rekey)
         self._go(Theirs.KEYS)
         self._needed = PREFIX.size
@@ -287,38 +283,39 @@ class Connection:
 
     def owed(self, least: int) -> int:
         """Return how much credit the peer is to be given for what was read; 0 below `least`, and then it adds up."""
-        if self._read < least:
+        if self._read_bytes < least:
             return 0
-        owed, self._read = self._read, 0
+        owed, self._read_bytes = self._read_bytes, 0
         return owed
 
-    def _whole_frame(self) -> bool:
-        """Is a whole frame there? What is missing is noted for `room`."""
-        have = len(self._buffer)
-        if have >= PREFIX.size:
-            self._prefix = read_prefix(self._buffer.data)
-            self._needed = self._prefix.size
-        else:
+    def _frame(self) -> Event | None:
+        """Read the next frame, or a message that it completes; None when more bytes are needed."""
+        buffer = self._buffer
+        while True:
+            data = buffer.data
+            if len(data) < PREFIX.size:
+                self._needed = PREFIX.size
+                return None
+            prefix = read_prefix(data)
+            self._needed = prefix.size
+            if len(data) < prefix.size:
+                return None
             self._needed = PREFIX.size
-        return have >= self._needed
+            header = self._opened.header(prefix, data)
+            buffer.skip(prefix.size)  # the bytes stay where they are until the next `room`
+            if (event := self._read(prefix, header, data)) is not None:  # None: a piece of something longer
+                return event
 
-    def _read_frame(self) -> Event | None:
-        prefix, frame = self._prefix, self._buffer.data[: self._prefix.size]
-        self._needed = PREFIX.size
-        header = open_header(self._opening, prefix, frame)
-        self._buffer.skip(prefix.size)  # the bytes stay where they are until the next `room`
-        self._go(Theirs.FRAME)
+    def _read(self, prefix: Prefix, header: memoryview, data: memoryview) -> Event | None:
         if prefix.kind == CONTROL:
             return self._control(header)
-        self._read += prefix.size + COST
-        if prefix.kind == MESSAGE:
-            message = self._decode(header)
-            if not prefix.payload:
-                return Received(message, None)
-            into = self._placed(message, prefix.payload)
-            open_payload(self._opening, prefix, frame, into)
-            return Received(message, into)
-        return self._piece(prefix.payload, lambda into: open_payload(self._opening, prefix, frame, into))
+        self._read_bytes += prefix.size + COST
+        if prefix.kind == PIECE:
+            return self._piece(prefix.payload, lambda into: self._opened.payload(prefix, data, into))
+        message = self._decode(header)
+        if not prefix.payload:
+            return Received(message, None)
+        return Received(message, self._opened.payload(prefix, data, self._placed(message, prefix.payload)))
 
     def _decode(self, header: Bytes) -> Any:
         try:
@@ -326,14 +323,11 @@ class Connection:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ProtocolError(f"it sent a message of no kind known here: {error}") from error
 
-    def _placed(self, message: Any, size: int) -> memoryview:
+    def _placed(self, message: Any, size: int) -> memoryview | None:
         view = self._place(message, size)
-        if view is None:
-            if len(self._lent) < size:
-                self._lent = bytearray(size)
-            return memoryview(self._lent)[:size]
-        view = view.cast("B")
-        assert view.nbytes == size, f"place() gave {view.nbytes} bytes for a payload of {size}"
+        if view is not None:
+            view = view.cast("B")
+            assert view.nbytes == size, f"place() gave {view.nbytes} bytes for a payload of {size}"
         return view
 
     def _control(self, header: Bytes) -> Event | None:
@@ -353,7 +347,7 @@ class Connection:
         self._long = Assembly(said.header, said.payload, bytearray())
         return None
 
-    def _piece(self, size: int, open_into: Callable[[memoryview], None]) -> Received | None:
+    def _piece(self, size: int, open_into: Callable[[memoryview], memoryview]) -> Received | None:
         """Add a piece to the long message; memory grows with what has really arrived."""
         long = self._long
         if long is None:
@@ -368,7 +362,7 @@ class Connection:
                 return None
             long.message = self._decode(long.head)
             if long.payload:
-                long.into = self._placed(long.message, long.payload)
+                long.into = self._placed(long.message, long.payload) or memoryview(bytearray(long.payload))
                 return None
         else:
             assert long.into is not None

@@ -1,11 +1,11 @@
 """What waits to be written: urgent before bulk, order among equals kept, never more than the receiver can hold.
 
 Theory of credits. The receiver states a window: bytes that its socket's buffer holds even if nobody reads. Every frame
-of the application takes its size (and COST) from it; the receiver gives back what it has read, a quarter of the window
+of the application takes its size (and COST) from it; the receiver gives back what it has read, half of the window
 at a time. So what is in flight always fits the receiver's kernel, which acknowledges it even while the process stands
 still, and TCP's own timeout means what it should: the other machine is gone.
 No frame is larger than half a window (a longer message goes in pieces), and frames of the connection itself cost
-nothing (they are few: one Credit for each quarter of a window that was read). Hence two ends that both wait for credit
+nothing (they are few: one Credit for each half of a window that was read). Hence two ends that both wait for credit
 at a frame's boundary can always still send each other credit: no deadlock.
 """
 
@@ -37,6 +37,8 @@ BATCH = 64 << 10
 SMALLEST_WINDOW = 16 << 10
 NOTHING = memoryview(b"")
 
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class Frame(NamedTuple):
     """One frame to be sealed. `message` is set on the last frame of a message, with its size as a whole."""
@@ -44,13 +46,10 @@ class Frame(NamedTuple):
     kind: int
     header: Bytes
     payload: memoryview
+    size: int
+    """Bytes on the wire."""
     message: Any = None
     bytes: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes on the wire."""
-        return frame_size(len(self.header), len(self.payload))
 
     @property
     def cost(self) -> int:
@@ -58,9 +57,14 @@ class Frame(NamedTuple):
         return 0 if self.kind == CONTROL else self.size + COST
 
 
+def framed(kind: int, header: Bytes, payload: memoryview) -> Frame:
+    """Return a frame."""
+    return Frame(kind, header, payload, frame_size(len(header), len(payload)))
+
+
 def control(message: Credit | Bye | Long) -> Frame:
     """Return a message of the connection as a frame."""
-    return Frame(CONTROL, msgspec.msgpack.encode(message), NOTHING)
+    return framed(CONTROL, _encode(message), NOTHING)
 
 
 class Outbox:
@@ -92,9 +96,9 @@ class Outbox:
             )
         queue = self._queues[0 if urgent else 1]
         if len(header) <= FRAME_HEADER and len(header) + len(payload) <= self._frame:
-            frame = Frame(MESSAGE, header, payload, message, frame_size(len(header), len(payload)))
-            queue.append(frame)
-            self.pending += frame.size
+            size = frame_size(len(header), len(payload))
+            queue.append(Frame(MESSAGE, header, payload, size, message, size))
+            self.pending += size
         else:
             for frame in self._pieces(message, header, payload):
                 queue.append(frame)
@@ -106,7 +110,7 @@ class Outbox:
         total, left = announcement.size, len(header) + len(payload)
         for part in (memoryview(header), payload):
             for start in range(0, len(part), self._step):
-                piece = Frame(PIECE, b"", part[start : start + self._step])
+                piece = framed(PIECE, b"", part[start : start + self._step])
                 total, left = total + piece.size, left - len(piece.payload)
                 yield piece if left else piece._replace(message=message, bytes=total)
 

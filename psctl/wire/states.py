@@ -13,7 +13,8 @@ NAMED       we know who the peer is and have not decided yet. Nothing more is re
 KEYING      we have sent Keys inside TLS; theirs is the one record that may come. It is the last of TLS: the very next
             byte belongs to a frame. Neither end sends a frame before it has read the other's Keys, so who reads a frame
             knows that its own key was received, by the very process that the certificate names.
-OPEN        sealed frames both ways. Only now does the connection count as made.
+OPEN        sealed frames both ways, which leave it OPEN: for each of them the code asks for the state, not for the
+            table. Only now does the connection count as made.
 ENDED       over, whatever the reason.
 """
 

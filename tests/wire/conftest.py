@@ -12,7 +12,7 @@ from psctl.net.tls import make_context
 from psctl.wire.authority import Pair, issue, make_authority
 from psctl.wire.connection import Codec, Connection, Joined, Named
 from psctl.wire.frames import MESSAGE
-from psctl.wire.outbox import NOTHING, Frame, Outbox
+from psctl.wire.outbox import NOTHING, Frame, Outbox, framed
 from psctl.words import Member
 
 SERVER, WORKER = Member("server", 0), Member("worker", 3, 2)
@@ -86,7 +86,7 @@ class End:
 
     def note(self, text: str) -> bytes:
         """Return one sealed Note."""
-        return self.seal(Frame(MESSAGE, msgspec.msgpack.encode(Note(text)), NOTHING, Note(text)))
+        return self.seal(framed(MESSAGE, msgspec.msgpack.encode(Note(text)), NOTHING))
 
 
 class Wire:

@@ -14,7 +14,7 @@ from psctl.wire.authority import make_authority
 from psctl.wire.connection import Credited, Ended, Joined, Left, Named, Received
 from psctl.wire.frames import MESSAGE, PIECE, PREFIX
 from psctl.wire.messages import Bye, Credit, Long
-from psctl.wire.outbox import NOTHING, Frame, control
+from psctl.wire.outbox import NOTHING, Frame, control, framed
 from psctl.wire.states import State
 from psctl.words import Member
 from tests.examples import examples
@@ -201,11 +201,11 @@ def test_a_bad_prefix_ends_the_connection_before_any_memory_is_taken(wire: Any, 
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (Frame(MESSAGE, b"\xc1", NOTHING), "a message of no kind known here"),
-        (Frame(MESSAGE, b"\x81\xa4type\xa4Nope", NOTHING), "a message of no kind known here"),
-        (Frame(MESSAGE, b"\x91" * 60_000, NOTHING), "a message of no kind known here"),
-        (Frame(2, b"\x81\xa4type\xa4Nope", NOTHING), "a frame of no kind known here"),
-        (Frame(PIECE, b"", memoryview(b"x")), "a piece of no message"),
+        (framed(MESSAGE, b"\xc1", NOTHING), "a message of no kind known here"),
+        (framed(MESSAGE, b"\x81\xa4type\xa4Nope", NOTHING), "a message of no kind known here"),
+        (framed(MESSAGE, b"\x91" * 60_000, NOTHING), "a message of no kind known here"),
+        (framed(2, b"\x81\xa4type\xa4Nope", NOTHING), "a frame of no kind known here"),
+        (framed(PIECE, b"", memoryview(b"x")), "a piece of no message"),
         (control(Long((16 << 20) + 1, 0)), "announced 16777217 bytes of header"),
         (control(Long(0, 10)), "announced 0 bytes"),
         (control(Long(1, (1 << 20) + 1)), "of payload"),
@@ -218,7 +218,7 @@ def test_a_member_that_speaks_nonsense_is_ended_with_a_reason(wire: Any, frame: 
 
 
 def test_pieces_must_fit_what_was_announced(wire: Any) -> None:
-    piece = Frame(PIECE, b"", memoryview(bytes(11)))
+    piece = framed(PIECE, b"", memoryview(bytes(11)))
     worker, server = wire.joined()
     check_ends(server, worker.seal(control(Long(10, 0))) + worker.seal(piece), "longer than what is missing")
     worker, server = wire.joined()
