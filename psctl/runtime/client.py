@@ -215,14 +215,8 @@ class ParameterClient:
             missing = self._mind.missing(clock, wanted, exact=exact)
             left = missing[::-1]
             self._mind.opened(missing, True)
-
-        def servers() -> set[int]:
-            while left and not self._mind.missing(clock, left[-1:], exact=exact):  # what landed is not looked at again
-                left.pop()
-            return self._servers_of(clock, left, exact=exact)
-
         try:
-            self._wait_until(f"values of clock {clock}", clock, servers)
+            self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, left, exact=exact))
         finally:
             with self._changed:
                 self._mind.opened(missing, False)
@@ -314,7 +308,9 @@ class ParameterClient:
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
-    def _servers_of(self, clock: int, shards: Sequence[int], *, exact: bool = False) -> set[int]:
+    def _servers_of(self, clock: int, shards: list[int], *, exact: bool = False) -> set[int]:
+        while shards and not self._mind.missing(clock, shards[-1:], exact=exact):  # what landed is not looked at again
+            shards.pop()
         return {self._mind.owners[shard] for shard in self._mind.missing(clock, shards, exact=exact)}
 
     def _wait_until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
