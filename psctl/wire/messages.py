@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.words import Member
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of this protocol; ends that differ refuse each other."""
 
 

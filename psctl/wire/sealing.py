@@ -2,7 +2,8 @@
 
 Each direction has its own key, so the nonce is the number of the seal alone. Both ends count; the number never travels.
 A seal that is missing, repeated, out of order or changed in one bit therefore fails to open. After REKEY seals both
-ends replace the key by one derived from it, long before the limits of GCM (2^24 seals of 1 MiB are 2^40 blocks).
+ends replace the key by one derived from it, which the old one cannot be found from. A seal has 1 MiB at most, so a key
+meets 2^32 blocks at most, below the 2^34.5 at which TLS 1.3 must change keys (RFC 8446, 5.5).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Bytes = bytes | bytearray | memoryview
 TAG = 16
 """Bytes that a seal adds."""
 KEY = 32
-REKEY = 1 << 24
+REKEY = 1 << 16
 
 
 def derive(key: bytes, job: str, sender: Member, receiver: Member, connection: bytes) -> bytes:
