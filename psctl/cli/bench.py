@@ -21,23 +21,34 @@ def bench(
     strategy: Annotated[
         str | None, typer.Option("--strategy", metavar="all|S,S", help="What to measure; all: what is feasible.")
     ] = None,
+    congestion: Annotated[
+        str | None,
+        typer.Option(
+            "--congestion", metavar="all|C,C", help="pushpull: compare TCP congestion controls, and recommend."
+        ),
+    ] = None,
 ) -> int:
     """Measure strategies on a cluster, beside their predictions; what messages cost is kept for later plans.
 
     allreduce: a vector is summed over all workers, by each strategy. pushpull: workers push it to parameter servers and
-    pull the sum. A time is the slowest worker's, from a barrier on.
+    pull the sum. A time is the slowest worker's, from a barrier on. --congestion then repeats the largest size under
+    each congestion control that all hosts allow.
     """
     from psctl.cli.benching import Benching
     from psctl.errors import UsageError
     from psctl.launch import benching
+    from psctl.launch.congestion import controls_of
     from psctl.view.bench import draw_bench
 
     own: Context = context.obj
     if operation not in ("allreduce", "pushpull"):
         raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
+    if congestion is not None and operation != "pushpull":
+        raise UsageError("--congestion: psctl's own connections are measured by pushpull", hint="psctl bench pushpull")
     wish = benching.Wish(
         "allreduce" if operation == "allreduce" else "pushpull", benching.sizes_of(sizes),
         benching.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
+        controls_of(congestion),
     )  # fmt: skip
     run = Benching(own, own.cluster(cluster), wish)
     code = run.go()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from psctl.cli.context import Context
 from psctl.cli.following import Following, Presses, Show
 from psctl.job.benching import Answer, Doing, Row, from_line
 from psctl.job.events import AnyEvent, Finished, Log
-from psctl.launch import benching, prepare
+from psctl.launch import benching, congestion, prepare
 from psctl.launch.clusters import Chosen
 from psctl.launch.home import JobRecord
 from psctl.launch.submit import Stage
@@ -35,6 +36,9 @@ class Benching:
         self._context, self._chosen, self._wish = context, chosen, wish
         self._results: list[benching.Result] = []
         self._outlook: benching.Outlook | None = None
+        self._controls: list[str] = []
+        self._control: str | None = None  # under which a job runs that compares
+        self._times: dict[str, list[float]] = {}  # by control
 
     def go(self) -> int:
         """Measure; return the exit code: 0, or that of an interrupt, after which the results are those up to it.
@@ -45,7 +49,9 @@ class Benching:
         with Presses() as presses:
             stage = self._look()
             assert self._outlook is not None, "made by looking"
-            for job in self._outlook.jobs(self._wish):
+            jobs = self._outlook.jobs(self._wish)
+            turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
+            for job, self._control in [*((job, None) for job in jobs), *turns]:
                 code = self._measure(job, presses)
                 if code:
                     return code
@@ -56,10 +62,13 @@ class Benching:
     def document(self) -> dict[str, Any]:
         """Return what `bench -o json` prints; beside the promised records, the winner of each size."""
         assert self._outlook is not None, "after go"
-        return {
+        found: dict[str, Any] = {
             "results": [each.document() for each in self._results],
             "sizes": benching.sizes_document(self._outlook, self._results),
         }
+        if self._times:
+            found["congestion"] = congestion.compared(self._times, self._chosen.spec.network.congestion)
+        return found
 
     def _look(self) -> Stage:
         """Reach all hosts, and predict."""
@@ -71,17 +80,17 @@ class Benching:
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as stage:
             prepare.make_ready(stage, say)
             self._outlook = benching.Outlook(stage, asked)
+            self._controls = congestion.allowed(stage, self._wish.controls)
             return stage
 
     def _measure(self, job: benching.Job, presses: Presses) -> int:
-        own = self._context
+        own, control = self._context, self._control
+        chosen = self._chosen if control is None else congestion.under(self._chosen, control)
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
             asked = benching.wanted(Path(folder), self._wish, job)
-            request = prepare.request_of(asked, self._chosen, os.environ, self._detail)
+            request = prepare.request_of(asked, chosen, os.environ, self._detail)
             with own.home.starting():
-                stage = stack.enter_context(
-                    prepare.reach(own.home, self._chosen, own.connect, [request.code], self._detail)
-                )
+                stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
                 record = prepare.run(stage, request, own.connect, None, self._detail)
             return Measuring(own, record, presses, stage.fleet, self._hear).run()
 
@@ -94,6 +103,9 @@ class Benching:
         match answer:
             case Doing():
                 self._context.tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
+            case Row() if self._control is not None:
+                self._times.setdefault(self._control, []).append(statistics.median(answer.times))
+                self._context.tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
             case Row():
                 result = benching.Result(answer, self._outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)

@@ -55,13 +55,14 @@ SLOWEST = 8.0
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What the command line asks for. `strategies` empty: all that are feasible."""
+    """What the command line asks for. `strategies` empty: all feasible ones; `controls`: of congestion, compared."""
 
     operation: Operation
     sizes: list[int]
     strategies: list[str]
     workers: str | None = None
     servers: str | None = None
+    controls: list[str] = []
 
 
 class Job(msgspec.Struct, frozen=True):

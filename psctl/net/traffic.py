@@ -221,6 +221,7 @@ class Peer:
         """Give up a connection that is not made, from the thread that makes it."""
         self._stream.shutdown()
         self._stream.close()
+        self._connection.release()
 
     # ---- the reader thread -----------------------------------------------------------------------------------------
 
@@ -302,6 +303,7 @@ class Peer:
         self._stream.shutdown()
         out.join()
         self._stream.close()
+        self._connection.release()
         self._handler.lost(self, error)
 
     def _goodbye(self, reason: str) -> None:

@@ -29,6 +29,8 @@ def draw_bench(console: Console, document: Mapping[str, Any]) -> None:
     )
     for size in document["sizes"]:
         say(console, _sentence(size))
+    if "congestion" in document:
+        say(console, _congestion(document["congestion"]))
 
 
 def _row(row: Mapping[str, Any], won: bool) -> list[Cell]:
@@ -50,3 +52,10 @@ def _sentence(size: Mapping[str, Any]) -> str:
     if size["regret"] is None:
         return f"{won}; auto would take {size['auto']}, which was not measured"
     return f"{won}; auto would take {size['auto']}, {size['regret']:.0%} slower"
+
+
+def _congestion(found: Mapping[str, Any]) -> str:
+    each = ", ".join(f"{one['congestion']} {format_seconds(one['seconds']['median'])}" for one in found["measured"])
+    if found["recommended"] == found["now"]:
+        return f"congestion control: {each}; stay with {found['now']}"
+    return f"congestion control: {each}; set network: {{congestion: {found['recommended']}}} in the cluster file"

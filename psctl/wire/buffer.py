@@ -6,10 +6,10 @@ SMALL = 64 << 10
 
 
 class ReceiveBuffer:
-    """Bytes that have arrived and are not read yet; 64 KiB until a frame needs more."""
+    """Bytes that have arrived and are not read yet; `size` bytes of room until a frame needs more."""
 
-    def __init__(self) -> None:
-        self._store = memoryview(bytearray(SMALL))
+    def __init__(self, size: int = SMALL) -> None:
+        self._store = memoryview(bytearray(size))
         self._start = 0
         self._end = 0
 

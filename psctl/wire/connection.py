@@ -102,6 +102,10 @@ class Ended:
     cut: bool
 
 
+def _nowhere(message: Any, size: int) -> None:
+    raise AssertionError("the connection is over")
+
+
 Event = Named | Joined | Received | Credited | Left | Ended
 Place = Callable[[Any, int], memoryview | None]
 
@@ -206,6 +210,11 @@ class Connection:
 
     def _go(self, step: Ours | Theirs) -> None:
         self.state = after(self.state, step)
+
+    def release(self) -> None:
+        """Give memory back; the connection is over, and is not asked again. Whoever holds it may do so for long."""
+        self._buffer, self._place, self._long = ReceiveBuffer(0), _nowhere, None
+        self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
 

@@ -25,6 +25,10 @@ class Records:
         self._outgoing = ssl.MemoryBIO()
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=accepting)
 
+    def release(self) -> None:
+        """Give the session's memory back."""
+        del self._session, self._incoming, self._outgoing
+
     def take(self, data: memoryview) -> int:
         """Take the first record of `data` and return its size; 0 when it is not whole yet.
 
