@@ -6,8 +6,8 @@ A job on the embedded local cluster (two workers, two servers, bsp) trains; a pr
 were another machine, opens connections to the ports of its servers and its coordinator, spread evenly over the time,
 in turns of five sorts: bytes that are no TLS, TLS with another job's certificate, with an older incarnation's of a job
 of the same name, half open (connected and silent), and a hello that drips byte by byte. Turns of five seconds with and
-without them alternate; the figure is the ratio of the medians of rank 0's step times. Every memory figure is the
-largest of the job's processes at the end beside the same at the beginning.
+without them alternate; the figure is the ratio of the medians of rank 0's step times. Memory is what each
+process that is spoken to held before and after.
 """
 
 from __future__ import annotations
@@ -129,6 +129,16 @@ def processes(home: str) -> list[psutil.Process]:
     ]
 
 
+def memory(home: str) -> dict[str, int]:
+    """Return bytes that each process holds."""
+    return {
+        f"{process.info['environ']['PSCTL_ROLE']} {process.info['environ'].get('RANK', '')}".strip(): (
+            process.memory_info().rss
+        )
+        for process in processes(home)
+    }
+
+
 def listening(home: str) -> list[int]:
     return sorted(
         {
@@ -165,11 +175,11 @@ def main() -> None:
             subprocess.run([*PSCTL, "stop", "-q", "--force"], env=environment, check=False)
 
 
-def run(home: str, log: Path, job: str, connections: int, seconds: float) -> tuple[list[float], list[float], int, int]:
-    """Alternate; return (steps without, steps with, connections made, bytes that memory grew by)."""
+def run(home: str, log: Path, job: str, connections: int, seconds: float) -> tuple[list[float], list[float], int, str]:
+    """Alternate; return (steps without, steps with, connections made, what became of memory)."""
     control, ours = os.pipe()
     answer, theirs = os.pipe()
-    ports, before = listening(home), max(process.memory_info().rss for process in processes(home))
+    ports, before = listening(home), memory(home)
     if not (child := os.fork()):
         os.close(ours)
         attack(ports, job, connections / seconds, control, theirs)
@@ -182,20 +192,21 @@ def run(home: str, log: Path, job: str, connections: int, seconds: float) -> tup
         time.sleep(TURN)
         inside = [when for when in steps_of(log) if begun < when < begun + TURN]
         times[on] += [b - a for a, b in itertools.pairwise(inside)]
-    grown = max(process.memory_info().rss for process in processes(home)) - before
+    after = memory(home)
+    grown = ", ".join(f"{name} {before[name] / 1e6:.0f} to {after[name] / 1e6:.0f} MB" for name in sorted(before))
     os.close(ours)
     made = int(json.loads(os.read(answer, 100)))
     os.waitpid(child, 0)
     return times[False], times[True], made, grown
 
 
-def report(without: list[float], during: list[float], made: int, grown: int) -> None:
+def report(without: list[float], during: list[float], made: int, grown: str) -> None:
     quiet, loud = statistics.median(without), statistics.median(during)
     print(f"{made} bad connections, load {os.getloadavg()[0]:.1f}")
     print(f"step without them  median {quiet * 1e3:.2f} ms ({len(without)} steps)")
     print(f"step with them     median {loud * 1e3:.2f} ms ({len(during)} steps): {loud / quiet - 1:+.1%}")
     print(f"mean               {statistics.mean(without) * 1e3:.2f} ms and {statistics.mean(during) * 1e3:.2f} ms")
-    print(f"memory of the largest process grew by {grown / 1e6:.1f} MB")
+    print(f"memory: {grown}")
 
 
 if __name__ == "__main__":
