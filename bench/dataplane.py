@@ -106,6 +106,7 @@ class Bench:
         home = self._folder / name
         home.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PSCTL_HOME": str(home / "psctl")}
+        environment["PSCTL_SHARED_MEMORY"] = "off"  # all bytes travel over TCP, sealed
         words = ["--control", str(self._folder / "control"), "--group", name, "--count", count, "--length", length]
         command = [*PSCTL, "train", str(HERE / "dataplane_job" / "job.yaml"), "-d", "-o", "json"]
         command += [
