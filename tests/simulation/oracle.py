@@ -224,11 +224,12 @@ class Oracle:
         """
         spec = self._scenario.spec
         self._servers(servers, chains)
-        continues = self._scenario.deaths == "continue"
         last = max(self._steps.values(), default=0)
-        if {rank: self._steps.get(rank) for rank in self._ranks(last)} != dict.fromkeys(self._ranks(last), last) or (
-            last != spec.steps if not continues else last < spec.steps
-        ):
+        if self._scenario.deaths == "continue":  # who died after its last clock is missed by nobody
+            right = last >= spec.steps and set(self._steps.values()) == {last}
+        else:
+            right = self._steps == dict.fromkeys(range(spec.world), spec.steps)
+        if not right:
             raise Broken("steps", f"workers ended at {self._steps}")
         epochs, rest = clock_of(spec, spec.steps)
         wanted = Counter((epoch, position) for epoch in range(epochs) for position in range(spec.examples))
