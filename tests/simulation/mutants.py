@@ -140,15 +140,15 @@ def _for_ever(method: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 11),
-    Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 11),
-    Mutant("stale promotion", ((Holdings, "lost", _anyone_promoted),), 65),
-    Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),), 0),
-    Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),), 127),
-    Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),), 4),
+    Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 16),
+    Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 91),
+    Mutant("stale promotion", ((Holdings, "lost", _anyone_promoted),), 19),
+    Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),), 32),
+    Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),), 83),
+    Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),), 9),
     Mutant("read older than the staleness allows", ((Landings, "oldest", _looser),), 0),
-    Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 10),
-    Mutant("values stepped while they are read", ((ShardMind, "_being_read", _unread),), 3),
+    Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
+    Mutant("values stepped while they are read", ((ShardMind, "_being_read", _unread),), 2),
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
 )
