@@ -25,6 +25,7 @@ from psctl.cli import (
     scale,
     status,
     stop,
+    store,
     topo,
     train,
     up,
@@ -40,7 +41,8 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
 VERBS = (
-    init, validate, doctor, up, down, topo, plan, train, attach, logs, status, jobs, stop, scale, checkpoint, bench,
+    init, validate, doctor, up, down, topo, plan, train, attach, logs, status, jobs, stop, scale, store, checkpoint,
+    bench,
 )  # fmt: skip
 """In the order of a user's way through them."""
 

@@ -77,9 +77,64 @@ class TablesSave(Message, frozen=True):
     step: int
 
 
+class ReadWanted(Message, frozen=True):
+    """An agent to the coordinator, for a reader outside the job: these keys of a store; none: what there is.
+
+    Handed on to all servers, with the host of that agent; answered by ReadBy, then by each of them.
+    """
+
+    ticket: int
+    store: str
+    names: list[str]
+    keys: list[int]
+    host: int = 0
+
+
+class ReadBy(Message, frozen=True):
+    """The coordinator to an agent: so many servers were asked."""
+
+    ticket: int
+    servers: int
+
+
+class ReadTable(msgspec.Struct, frozen=True):
+    """What a table is; that of integer keys has no name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reduce: str
+
+
+class ReadRow(msgspec.Struct, frozen=True):
+    """Rows of a table that are there, or blocks of a named key's tensor: `width` values each, of type `sent`."""
+
+    table: str
+    keys: list[int]
+    width: int
+    sent: str
+
+
+class ReadRows(Message, frozen=True):
+    """A server's answer to ReadWanted, of the shards that it leads by assignment `epoch`. Payload: the rows.
+
+    `problem`: busy; large: more than one answer holds.
+    """
+
+    ticket: int
+    host: int
+    epoch: int
+    shards: int
+    led: list[int]
+    stores: list[str]
+    tables: list[ReadTable]
+    rows: list[ReadRow]
+    problem: str = ""
+
+
 Kinds = (
     TablesWanted | ServeTables | TablesReady | TablesAssigned | TablesAt
-    | TablesCaughtUp | TablesHandedOver | TablesSave
+    | TablesCaughtUp | TablesHandedOver | TablesSave | ReadWanted | ReadBy | ReadRows
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def call(
     Args:
         shell: the host.
         host: the job's part there.
-        command: hello | stop | state | scale.
+        command: hello | stop | state | scale | read.
         arguments: of the command.
 
     Raises:

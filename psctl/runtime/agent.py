@@ -27,13 +27,15 @@ from psctl.errors import PsctlError
 from psctl.job import messages
 from psctl.job.membership import HoldSlots
 from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started, StartProcess, StopWanted
+from psctl.job.stores import ReadBy, ReadRows
 from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
 from psctl.runtime import agent_start, keeper, lifeline
-from psctl.runtime.agent_answers import Asked, Scaling, Standing, answer
+from psctl.runtime.agent_answers import Asked, Standing, answer
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
 from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
+from psctl.runtime.agent_questions import Questions
 from psctl.runtime.agent_segments import ChildrensSegments
 from psctl.runtime.agent_socket import Ear, Request
 from psctl.runtime.agent_start import COORDINATOR, Files
@@ -78,7 +80,6 @@ class Agent:
         self._members: dict[Child, Member] = {}
         self._segments = ChildrensSegments()
         self._kill_each: dict[Child, float] = {}  # when those end that were told to
-        self._asked: dict[int, queue.SimpleQueue[messages.ScaleAnswer]] = {}  # who waits for the coordinator's word
         self._untold: list[Exited] = []  # ends that there was no connection for
         self._pump = Pump(self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
@@ -96,6 +97,7 @@ class Agent:
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
         self._copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = Link(credentials, register, orders.job.congestion, self._queue.put, self._copies)
+        self._questions = Questions(self._link.send)
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
@@ -152,15 +154,14 @@ class Agent:
                     self._tell(message)
                 if self._wanted is not None:
                     self._link.send(self._wanted)
+            case Heard(message=messages.ScaleAnswer() | ReadBy() | ReadRows()):
+                self._questions.heard(event)
             case Heard(message=message):
                 self._heard(message)
             case LinkGone(reason=reason):
                 self._coordinator_lost(reason)
             case StoreWanted() if not self._stopping:
                 self._head.start_store()
-            case Scaling():
-                self._asked[len(self._asked)] = event.answer
-                self._link.send(messages.ScaleWanted(len(self._asked) - 1, event.workers, event.servers))
             case Asked(stop=stop):
                 self._stop_wanted(stop)
             case Terminated():
@@ -270,8 +271,6 @@ class Agent:
                 self._tell(Exited(message.member, -int(signal.SIGTERM), failure))
             case messages.EndProcesses(members=members, grace=grace):
                 self._end_some(members, grace)
-            case messages.ScaleAnswer(ticket=ticket) if ticket in self._asked:
-                self._asked[ticket].put(message)
             case HoldSlots(workers=workers):
                 self.files.hold_slots(workers)
             case messages.RenewStore():
@@ -353,7 +352,7 @@ class Agent:
         standing = Standing(
             self.orders.job.name, self.host.name, self._coordinator, self._head.master, processes, self._stopping
         )
-        return answer(request, standing, self._queue.put)
+        return answer(request, standing, self._queue.put, self._questions)
 
     def _pass_on(self, lines: Lines) -> None:
         self._link.send(lines)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import psutil
 
-from psctl.job.messages import ScaleAnswer, StopWanted
+from psctl.job.messages import StopWanted
+from psctl.runtime.agent_questions import Questions
 from psctl.runtime.agent_socket import Refused, Request
 from psctl.words import Address, Member
 
@@ -19,14 +19,6 @@ class Asked(msgspec.Struct, frozen=True):
     """psctl wants the job to stop."""
 
     stop: StopWanted
-
-
-class Scaling(msgspec.Struct, frozen=True):
-    """psctl wants more or fewer processes; `answer` takes what the coordinator says."""
-
-    workers: int | None
-    servers: int | None
-    answer: queue.SimpleQueue[ScaleAnswer]
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -40,10 +32,6 @@ class Standing(msgspec.Struct, frozen=True):
     stopping: str
 
 
-PATIENCE = 15.0
-"""Seconds in which the coordinator must answer."""
-
-
 class _Scale(msgspec.Struct):
     workers: int | None = None
     servers: int | None = None
@@ -55,11 +43,18 @@ class _Stop(msgspec.Struct):
     by: str
 
 
-def answer(request: Request, standing: Standing, put: Callable[[Asked | Scaling], None]) -> dict[str, Any]:
+class _Read(msgspec.Struct):
+    store: str
+    names: list[str]
+    keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
+
+
+def answer(request: Request, standing: Standing, put: Callable[[Asked], None], questions: Questions) -> dict[str, Any]:
     """Answer one request; Refused when it is unknown or wrong.
 
     Args:
         put: takes what the agent's main thread has to do.
+        questions: what the coordinator is asked.
     """
     match request.command:
         case "hello":
@@ -75,23 +70,18 @@ def answer(request: Request, standing: Standing, put: Callable[[Asked | Scaling]
             put(Asked(StopWanted(stop.save, stop.force, stop.by)))
             return {"accepted": True}
         case "scale":
-            return _scaled(request, put)
+            return questions.scale(**_arguments(request, _Scale))
+        case "read":
+            return questions.read(**_arguments(request, _Read))
         case _:
             raise Refused(f"no such command: {request.command}")
 
 
-def _scaled(request: Request, put: Callable[[Asked | Scaling], None]) -> dict[str, Any]:
+def _arguments(request: Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
     try:
-        asked = msgspec.convert(request.arguments, _Scale)
+        return msgspec.structs.asdict(msgspec.convert(request.arguments, kind))
     except msgspec.ValidationError as error:
         raise Refused(str(error)) from error
-    answers: queue.SimpleQueue[ScaleAnswer] = queue.SimpleQueue()
-    put(Scaling(asked.workers, asked.servers, answers))
-    try:
-        found = answers.get(timeout=PATIENCE)
-    except queue.Empty:
-        raise Refused(f"the coordinator did not answer within {PATIENCE:.0f} s") from None
-    return {name: getattr(found, name) for name in ("workers", "servers", "problem", "hint")}
 
 
 def _hello(standing: Standing) -> dict[str, Any]:

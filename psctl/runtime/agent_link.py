@@ -43,6 +43,7 @@ class Heard(msgspec.Struct, frozen=True):
     """The coordinator says something."""
 
     message: AnyMessage
+    payload: bytes = b""
 
 
 class Link:
@@ -130,7 +131,7 @@ class Link:
                 for answer in self._copies.take(message, payload):
                     peer.send(answer, urgent=True)
             case _:
-                self._put(Heard(message))
+                self._put(Heard(message, b"" if payload is None else bytes(payload)))
 
     def lost(self, peer: Peer, error: ConnectionFailed) -> None:
         """The connection ended; the link's thread tries again."""

@@ -1,6 +1,6 @@
 """Speaks to a job's agent over its socket: one command in, one JSON document out.
 
-    python -m psctl.runtime.call JOB_DIR hello|state|stop|scale [JSON]
+    python -m psctl.runtime.call JOB_DIR hello|state|stop|scale|read [JSON]
 
 Exit 0 with the answer, or 1 with {"error": {"code", "message"}}; code `gone`: no agent listens there.
 """

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from psctl.checkpoint import files
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job import messages
 from psctl.job.instructions import Connected, ConnectionLost, Happening, Heard
 from psctl.job.messages import AnyMessage, LoadEnd, LoadPart, LoadWanted
+from psctl.job.stores import ReadBy, ReadRows, ReadWanted
 from psctl.net.peer import Peer
 from psctl.runtime.saver import Saver
 from psctl.words import Member
@@ -97,6 +100,10 @@ class Desk:
                 threading.Thread(
                     target=self._load, args=(peer, message), name=f"psctl load {source}", daemon=True
                 ).start()
+            case ReadWanted():
+                self._ask_servers(peer, message)
+            case ReadRows():
+                self._answer_reader(peer, message, payload)
             case _:
                 self._put(Heard(peer.member, message))
 
@@ -121,6 +128,22 @@ class Desk:
         for other in others:
             other.send(message, data)
             _wait(other)
+
+    def _ask_servers(self, peer: Peer, wanted: ReadWanted) -> None:
+        """Hand on what a reader outside the job wants."""
+        if peer.member.role != "agent":
+            return
+        with self._lock:
+            servers = [each for member, each in self._peers.items() if member.role == "server"]
+        peer.send(ReadBy(wanted.ticket, len(servers)))
+        for server in servers:
+            server.send(msgspec.structs.replace(wanted, host=peer.member.rank))
+
+    def _answer_reader(self, peer: Peer, rows: ReadRows, payload: memoryview | None) -> None:
+        """Hand on a server's answer; a reader that does not take what it asked for asks again."""
+        reader = self.peer(Member("agent", rows.host))
+        if peer.member.role == "server" and reader is not None and reader.pending() <= QUEUED:
+            reader.send(rows, bytes(payload) if payload is not None else None)
 
     def _load(self, peer: Peer, wanted: LoadWanted) -> None:
         """Send the wanted slices of the checkpoint that the job goes on from."""

@@ -24,8 +24,9 @@ from psctl.runtime.functions import JobFunctions
 from psctl.runtime.links import Links, named
 from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
 from psctl.store.table import Load, Output, TableMind
+from psctl.store.table_look import Look, Seen
 from psctl.store.table_messages import FromWorker, TableBetween
-from psctl.store.table_outbox import Send
+from psctl.store.table_outbox import READERS, Send
 from psctl.store.table_packing import Assembly, in_parts
 from psctl.words import Member, ServerAt
 
@@ -35,8 +36,8 @@ HELD_BACK = 600.0
 PLACE_TAKEN = 5.0
 """Seconds that a member's new connection waits for its former one to be over."""
 
-Report = CaughtUp | HandedOver | Save | Load
-"""What the mind says that is not for a worker or a server."""
+Report = CaughtUp | HandedOver | Save | Load | Send
+"""What the mind says that is not for a worker or a server; of Send what is for readers."""
 
 
 class TableDesk:
@@ -114,6 +115,15 @@ class TableDesk:
         with self._lock:
             if self._mind is not None:
                 self._follow(self._mind.save(step))
+
+    def look(self, look: Look) -> None:
+        """Answer who reads from outside the job (Seen is reported)."""
+        with self._lock:
+            if self._mind is None or self._closed:
+                self._report(Send(READERS, Seen(look, -1, 0, [], [], [], [])))
+                return
+            self._mind.readers.look(look, self._mind.epoch)
+            self._follow(self._mind.told())
 
     def gone(self, rank: int, incarnation: int) -> None:
         """End the connection of a worker's incarnation that is dead; what it pushed stays."""
@@ -214,6 +224,8 @@ class TableDesk:
         """Do what the mind said. Who is not connected misses his message; it is said again when he is back."""
         for output in outputs:
             match output:
+                case Send() if output.worker == READERS:
+                    self._report(output)
                 case Send():
                     peer = self._peers.get(("worker", output.worker))
                     if peer is not None:

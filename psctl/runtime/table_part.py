@@ -11,6 +11,10 @@ from psctl.errors import ConnectionFailed
 from psctl.job.membership import Members, ServerUnreachable, WorkerGone
 from psctl.job.messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.stores import (
+    ReadRow,
+    ReadRows,
+    ReadTable,
+    ReadWanted,
     ServeTables,
     TablesAssigned,
     TablesCaughtUp,
@@ -22,6 +26,8 @@ from psctl.runtime.table_desk import Report, TableDesk
 from psctl.store.outputs import CaughtUp, HandedOver, Save
 from psctl.store.pieces import bytes_view
 from psctl.store.table import Load
+from psctl.store.table_look import Look, Seen
+from psctl.store.table_outbox import Send
 from psctl.store.table_saved import flat, wanted
 from psctl.words import Address, Member, ServerAt, TensorSlice
 
@@ -45,13 +51,13 @@ class TablePart:
     ) -> None:  # fmt: skip
         self.desk = TableDesk(me.rank, self._report, dial, self._unreachable)
         self._listen, self._save = listen, save
-        self._tell: Callable[[Any], Any] = lambda message: None
+        self._tell: Callable[..., Any] = lambda *message: None
         self._saved: list[TensorSlice] = []
         self._shards = 0
         self._loading: dict[int, list[tuple[TensorSlice, torch.Tensor]]] = {}  # by ticket
         self._world: set[int] = set()
 
-    def speak(self, tell: Callable[[Any], Any], world: int) -> None:
+    def speak(self, tell: Callable[..., Any], world: int) -> None:
         """Say how the coordinator is told something, and how many workers there are."""
         self._tell, self._world = tell, set(range(world))
 
@@ -66,6 +72,8 @@ class TablePart:
                 self.desk.assigned(message)
             case TablesSave():
                 self.desk.save(message.step)
+            case ReadWanted():
+                self.desk.look(Look((message.ticket, message.host), message.store, message.names, message.keys))
             case LoadEnd() if message.ticket >= FIRST_TICKET:
                 self._loaded(message)
             case WorkerGone():
@@ -103,6 +111,8 @@ class TablePart:
                 self._tell(TablesHandedOver(what.epoch, what.shard))
             case Save():
                 self._save(what)
+            case Send():
+                self._tell(read_rows(what.message), what.payload)
             case Load():
                 slices = wanted(self._saved, what.shard, self._shards)
                 self._loading[what.shard + FIRST_TICKET] = list(zip(slices, flat(slices), strict=True))
@@ -110,3 +120,11 @@ class TablePart:
 
     def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
         self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
+
+
+def read_rows(seen: Seen) -> ReadRows:
+    """Return what a reader is told of what was seen."""
+    ticket, host = seen.look.who
+    tables = [ReadTable(spec.name, spec.shape, spec.dtype, spec.reduce) for spec in seen.tables]
+    rows = [ReadRow(row.table, row.keys, row.width, row.sent) for row in seen.rows]
+    return ReadRows(ticket, host, seen.epoch, seen.shards, seen.led, seen.stores, tables, rows, seen.problem)

@@ -29,6 +29,7 @@ from psctl.store.entries import Copying
 from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
 from psctl.store.table_cuts import Cuts
 from psctl.store.table_kinds import Functions
+from psctl.store.table_look import Readers
 from psctl.store.table_machine import Head
 from psctl.store.table_messages import (
     Advance,
@@ -85,6 +86,7 @@ class TableMind:
         self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
         self._gone: set[int] = set()
         self._answers, self._cuts = Answers(self._outbox, self.slots), Cuts(self.slots, shards)
+        self.readers = Readers(self._outbox, self.slots, shards)
 
     # ---- the coordinator's word ------------------------------------------------------------------------------------
 
@@ -102,12 +104,12 @@ class TableMind:
         for shard, slot in sorted(self.slots.items()):
             assigned = partial(slot.chain.assigned, epoch, chains[shard], copies[shard], living.__contains__)
             outputs += self._chain(slot, assigned)
-        return outputs + self._told()
+        return outputs + self.told()
 
     def begin(self, *, restored: bool) -> list[Output]:
         """Shards begin here: empty, or (`restored`) with what `loaded` brings."""
         self._begins = restored
-        return [output for slot in list(self.slots.values()) for output in self._start(slot)] + self._told()
+        return [output for slot in list(self.slots.values()) for output in self._start(slot)] + self.told()
 
     def loaded(self, shard: int, tensors: Mapping[str, torch.Tensor]) -> list[Output]:
         """Take over what a checkpoint had of a shard (table_saved.py)."""
@@ -115,7 +117,7 @@ class TableMind:
         if slot is None or slot.machine.version is not None:
             return []
         slot.machine.begin(load(tensors, shard, self.shards, slot.machine))
-        return [*self._chain(slot, slot.chain.begun), *self._told()]
+        return [*self._chain(slot, slot.chain.begun), *self.told()]
 
     def leave(self, ranks: Iterable[int]) -> list[Output]:
         """These workers are gone for good: nobody waits for them any more."""
@@ -124,12 +126,12 @@ class TableMind:
         for slot in [slot for slot in self.slots.values() if slot.leads]:
             self._let_go(slot)
             outputs += self._go(slot)
-        return outputs + self._told()
+        return outputs + self.told()
 
     def save(self, step: int) -> list[Output]:
         """Give this server's part of the checkpoint of `step`, when all have marked it."""
         self._cuts.wanted = step
-        return self._told()
+        return self.told()
 
     def _let_go(self, slot: Slot) -> None:
         for name in slot.machine.stores:
@@ -142,14 +144,14 @@ class TableMind:
         self._servers.add(server)
         outputs = [output for slot in list(self.slots.values())
                    for output in self._chain(slot, partial(slot.chain.joined, server))]  # fmt: skip
-        return outputs + self._told()
+        return outputs + self.told()
 
     def server_lost(self, server: int) -> list[Output]:
         """Take in that it is gone."""
         self._servers.discard(server)
         for slot in self.slots.values():
             slot.chain.lost(server)
-        return [output for slot in list(self.slots.values()) for output in self._go(slot)] + self._told()
+        return [output for slot in list(self.slots.values()) for output in self._go(slot)] + self.told()
 
     def place_from(self, server: int, message: TableBetween, size: int) -> memoryview | None:
         """Return where another server's payload goes; None when it is not wanted.
@@ -162,7 +164,7 @@ class TableMind:
     def received_from(self, server: int, message: TableBetween, size: int) -> list[Output]:
         """Take in what another server said; a payload, if any, stands where `place_from` said."""
         slot = self._slot(message.shard)
-        return self._chain(slot, partial(slot.chain.received, server, message, size)) + self._told()
+        return self._chain(slot, partial(slot.chain.received, server, message, size)) + self.told()
 
     def _slot(self, shard: int) -> Slot:
         if not 0 <= shard < self.shards:
@@ -225,7 +227,7 @@ class TableMind:
             ProtocolError: the message is against the protocol; end the connection, nothing was changed.
         """
         if isinstance(message, Open):
-            return self._open(worker, message) + self._told()
+            return self._open(worker, message) + self.told()
         opened = self.stores.get(message.store)
         session = opened.sessions.get(worker) if opened is not None else None
         if opened is None or session is None:
@@ -243,7 +245,7 @@ class TableMind:
             return [Send(worker, KeysUnknown(message.store, message.session))]
         except UsageError as error:
             outputs = self._refuse(opened, error.message, error.hint)
-        return outputs + self._told()
+        return outputs + self.told()
 
     def lost(self, worker: int) -> None:
         """Take in that a worker's connection is gone; what it pushed stays."""
@@ -292,9 +294,8 @@ class TableMind:
                 entry = Entry(worker, message.sequence, message.clock, [], "clock")
                 return self._put(message.store, self._led(message), entry)
             case Mark():
-                return self._put(
-                    message.store, self._led(message), Entry(worker, message.sequence, message.step, [], "mark")
-                )
+                entry = Entry(worker, message.sequence, message.step, [], "mark")
+                return self._put(message.store, self._led(message), entry)
             case Fetch():
                 sections = [
                     (asked, NO_KEYS if asked.count < 0 else session.lists.keys(reader, asked.count, asked.digest))
@@ -378,7 +379,7 @@ class TableMind:
         slot = self.slots.get(shard)
         return slot.chain.acknowledged if slot is not None else -1
 
-    def _told(self) -> list[Output]:
+    def told(self) -> list[Output]:
         """Say what has come of an event; return what may be sent."""
         did, self._did = self._did, {}
         for (name, worker, sequence), versions in did.items():

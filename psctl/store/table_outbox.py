@@ -17,6 +17,9 @@ from msgspec.structs import replace
 
 from psctl.store.table_messages import Advanced, Described, Done, Fetched, Leads
 
+READERS = -1
+"""In the place of a worker: who looks from outside the job (table_look.py)."""
+
 
 class Send(msgspec.Struct, frozen=True):
     """An instruction: send this to a worker. Payloads may be longer than a part (table_packing.in_parts)."""
@@ -48,6 +51,10 @@ class Outbox:
     def put(self, send: Send, rests_on: Mapping[int, int], again: Callable[[set[int]], Any] | None = None) -> None:
         """Say something as soon as it is sure."""
         self._queues.setdefault(send.worker, deque()).append(Said(send, dict(rests_on), again))
+
+    def waiting(self, worker: int) -> int:
+        """Return how much was said to a worker that may not be sent yet."""
+        return len(self._queues.get(worker, ()))
 
     def released(self) -> list[Send]:
         """Return what may be sent now."""

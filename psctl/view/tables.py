@@ -304,3 +304,26 @@ def draw_dry_run(console: Console, document: Document) -> None:
         draw_fields(console, {"ports": document["ports"]})
     if document.get("plan"):
         draw_plan(console, document["plan"])
+
+
+SHOWN = 8
+"""Numbers of a value that are drawn; -o json has all."""
+
+
+def draw_store(console: Console, document: Document) -> None:
+    """Draw keys of a store and their values, or what tables it has."""
+    entries = document["entries"]
+    if not entries:
+        tables = [
+            [one_line(each["name"]) or "(integer keys)", str(list(each["shape"])), each["dtype"], each["reduce"]]
+            for each in document["tables"]
+        ]
+        draw_table(console, ("key", "shape", "type", "joined by"), tables)
+        return
+    rows = []
+    for entry in entries:
+        value = entry["value"]
+        text = "nothing was pushed" if value is None else " ".join(f"{number:g}" for number in value[:SHOWN])
+        more = f" ... ({len(value)} numbers)" if value is not None and len(value) > SHOWN else ""
+        rows.append([one_line(str(entry["key"])), str(list(entry["shape"])), entry["dtype"], text + more])
+    draw_table(console, ("key", "shape", "type", "value"), rows)

@@ -22,6 +22,7 @@ from psctl.job.messages import (
     StartEnd,
     StartPart,
 )
+from psctl.job.stores import ReadBy, ReadRows, ReadWanted
 from psctl.runtime.coordinator_desk import Desk
 from psctl.words import Member, TensorSlice
 
@@ -150,3 +151,21 @@ def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
     scene.desk.received(scene.peers[W0], LoadWanted(1, [SLICE]), None)
     end, _ = scene.peers[W0].sent.get(timeout=10)
     assert end == LoadEnd(1, "the job does not go on from a checkpoint")
+
+
+def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_that_asked() -> None:
+    scene = Scene()
+    members = Member("agent", 1), Member("agent", 0), S0, Member("server", 1), W0
+    agent, other, one, two, worker = (FakePeer(member) for member in members)
+    for peer in (agent, other, one, two, worker):
+        scene.desk.joined(peer)
+    scene.desk.received(agent, ReadWanted(7, "s", ["w"], [1]), None)
+    assert [each.all() for each in (one, two)] == [[(ReadWanted(7, "s", ["w"], [1], 1), b"")]] * 2
+    assert agent.all() == [(ReadBy(7, 2), b"")]
+    rows = ReadRows(7, 1, 0, 8, [0], ["s"], [], [])
+    scene.desk.received(one, rows, memoryview(b"12345678"))
+    assert agent.all() == [(rows, b"12345678")]
+    for stranger in (worker, other):  # of those neither answers
+        scene.desk.received(stranger, rows, None)
+    scene.desk.received(worker, ReadWanted(8, "s", [], []), None)
+    assert [each.all() for each in (agent, other, one, two, worker)] == [[]] * 5
