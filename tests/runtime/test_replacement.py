@@ -262,7 +262,11 @@ def test_the_others_go_on_without_a_dead_worker_and_do_its_examples_once(deaths,
     assert not story.deaths
     lost = {rank for rank, _, _ in deaths if rank}
     assert set(story.job.lost) == lost
-    assert story.worlds[max(story.worlds)] == 3 - len([rank for rank, step, _ in deaths if rank and step < 12])
+    before = len([rank for rank, step, _ in deaths if rank and step < 12])
+    at_last = story.worlds[max(story.worlds)]
+    assert at_last == 3 - before or (staleness and at_last == 3 - len(lost)), (
+        "who ran ahead may die before others begin"
+    )
     counted = story.counted()
     for epoch in range(3):
         assert sorted(one for at, some in counted.values() if at == epoch for one in some) == list(range(24))
