@@ -24,6 +24,10 @@ default, reno takes its place: several BBR streams that meet at one receiver get
 a sum waits for the last (4 workers and 4 servers, 200 Mbit/s, both ways busy: 1.4 times the wire's time, reno 1.05)."""
 SILENCE = 5000
 """Milliseconds without a sign of life after which a peer counts as gone."""
+NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT, not in the socket module
+UNSENT = 128 << 10
+"""Bytes that may wait in the kernel for their turn on the wire: what is urgent, and credit, overtakes the rest before.
+Left alone it is megabytes, and where both directions are busy each waits for credit behind the other's bytes."""
 THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
 TCP_INFO_RTT = 68  # where tcpi_rtt, 4 bytes, stands in what TCP_INFO gives
 RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
@@ -183,6 +187,7 @@ def _quicken(made: socket.socket) -> None:
     """Small messages leave at once; a peer that vanishes without a word is noticed, idle or not."""
     for option, value in (
         (socket.TCP_NODELAY, 1),
+        (NOTSENT_LOWAT, UNSENT),
         (socket.TCP_KEEPIDLE, 1),
         (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_KEEPCNT, 4),

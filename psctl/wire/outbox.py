@@ -1,11 +1,11 @@
 """What waits to be written: urgent before bulk, order among equals kept, never more than the receiver can hold.
 
 Theory of credits. The receiver states a window: bytes that its socket's buffer holds even if nobody reads. Every frame
-of the application takes its size (and COST) from it; the receiver gives back what it has read, half of the window
-at a time. So what is in flight always fits the receiver's kernel, which acknowledges it even while the process stands
-still, and TCP's own timeout means what it should: the other machine is gone.
+of the application takes its size (and COST) from it; the receiver gives back what it has read, an eighth of the
+window at a time. So what is in flight always fits the receiver's kernel, which acknowledges it even while the process
+stands still, and TCP's own timeout means what it should: the other machine is gone.
 No frame is larger than half a window (a longer message goes in pieces), and frames of the connection itself cost
-nothing (they are few: one Credit for each half of a window that was read). Hence two ends that both wait for credit
+nothing (they are few: one Credit for each eighth of a window that was read). Hence two ends that both wait for credit
 at a frame's boundary can always still send each other credit: no deadlock.
 """
 
