@@ -158,6 +158,7 @@ class Links:
     def _keep_dialling(self, at: ServerAt) -> None:
         pause, told = FIRST_PAUSE, False
         while True:
+            before = self._errors.get(at.rank)
             error = self._try(at)
             with self._changed:
                 if error is not None and not self._settled(at):
@@ -168,8 +169,8 @@ class Links:
             with self._changed:
                 if error is not None:
                     self._changed.wait_for(lambda: self._settled(at), pause)
-                else:  # it comes up now, or was up and has broken already
-                    self._changed.wait_for(lambda: self._settled(at) or at.rank in self._errors, LONGEST_PAUSE)
+                else:  # it comes up now, or was up and has broken already, with an error of its own
+                    self._changed.wait_for(lambda: self._settled(at) or self._broke(at, before), LONGEST_PAUSE)
                 if self._settled(at):
                     self._dialling.discard(at)
                     return
@@ -181,6 +182,9 @@ class Links:
         except ConnectionFailed as error:
             return error
         return None
+
+    def _broke(self, at: ServerAt, before: ConnectionFailed | None) -> bool:
+        return self._errors.get(at.rank) not in (None, before)
 
     def _settled(self, at: ServerAt) -> bool:
         return self._closed or self._wanted.get(at.rank) != at or at.rank in self._peers

@@ -129,12 +129,12 @@ class Dialled:
         self.assigned(first)
 
     def assigned(self, at: TablesAt) -> None:
-        """Take over who the servers are; what is older than the newest says nothing."""
+        """Take over who the servers are; what is older than the newest says nothing. Called on one thread."""
         with self._lock:
             if at.epoch <= self._epoch:
                 return
             self._epoch = at.epoch
-            self._links.assigned(at.servers)
+        self._links.assigned(at.servers)  # waits for connections to end, whose last act takes the lock
 
     def open(self, store: str, listener: Listener) -> None:
         with self._lock:
@@ -166,7 +166,8 @@ class Dialled:
         """Have a store begin its session; until then nothing of it goes to that server."""
 
         def attach() -> None:
-            self._begun = self._begun | {(store, server)}
+            with self._lock:  # connections to several servers come up at once
+                self._begun = self._begun | {(store, server)}
 
         listener.connected(server, attach)
 
@@ -177,10 +178,10 @@ class Dialled:
             ProtocolError: nobody wants it any more.
         """
         with self._lock:
+            if not self._links.up(at, peer):  # sessions on the connection in use go on
+                raise ProtocolError(f"server/{at.rank} is not of the newest assignment, or has a connection already")
             self._begun = {each for each in self._begun if each[1] != at.rank}
             there = dict(self._listeners)
-            if not self._links.up(at, peer):
-                raise ProtocolError(f"server/{at.rank} is not of the newest assignment")
             self._up.add(at.rank)
         for store, listener in there.items():
             self._begin(store, listener, at.rank)

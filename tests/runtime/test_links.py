@@ -79,6 +79,22 @@ def test_a_connection_that_breaks_is_made_again_and_its_bytes_still_count():
     town.links.close("over", 1.0)
 
 
+def test_a_connection_that_comes_up_soon_after_it_was_dialled_is_dialled_once():
+    town = Town()
+    town.links.assigned([at(0)])
+    until(lambda: town.wires and town.links.serves(at(0), town.of(0)))
+    made: list[Wire] = []
+    town.links._dial = lambda where: made.append(Wire(town, where))  # made, but its handler has not called `up` yet
+    town.links.down(at(0), town.of(0), PeerLost("cut"))
+    until(lambda: made)
+    SystemClock().sleep(0.05)  # the error of the connection before it still stands: no reason to dial again
+    assert town.links.error(0).message == "cut"
+    assert town.links.up(at(0), made[0])
+    assert len(made) == 1
+    assert town.links.error(0) is None
+    town.links.close("over", 1.0)
+
+
 def test_who_does_not_answer_is_told_of_once_and_dialled_until_nobody_wants_him():
     town = Town(1)
     town.links.assigned([at(1)])
