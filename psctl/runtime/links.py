@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PsctlError
@@ -169,8 +170,8 @@ class Links:
             with self._changed:
                 if error is not None:
                     self._changed.wait_for(lambda: self._settled(at), pause)
-                else:  # it comes up now, or was up and has broken already, with an error of its own
-                    self._changed.wait_for(lambda: self._settled(at) or self._broke(at, before), LONGEST_PAUSE)
+                else:
+                    self._changed.wait_for(partial(self._came_up, at, before), LONGEST_PAUSE)
                 if self._settled(at):
                     self._dialling.discard(at)
                     return
@@ -183,8 +184,9 @@ class Links:
             return error
         return None
 
-    def _broke(self, at: ServerAt, before: ConnectionFailed | None) -> bool:
-        return self._errors.get(at.rank) not in (None, before)
+    def _came_up(self, at: ServerAt, before: ConnectionFailed | None) -> bool:
+        """Whether what was dialled is up, or was and has broken already, with an error that is not that of `before`."""
+        return self._settled(at) or self._errors.get(at.rank) not in (None, before)
 
     def _settled(self, at: ServerAt) -> bool:
         return self._closed or self._wanted.get(at.rank) != at or at.rank in self._peers
