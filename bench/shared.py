@@ -116,7 +116,8 @@ class Coordinator:
     def received(self, peer: Any, message: Any, payload: Any) -> None:
         if isinstance(message, Ready):
             self.addresses[peer.member.rank] = message.address
-        assert not isinstance(message, Join) or message.pid
+        elif isinstance(message, Join):
+            peer.send(Welcome(WORLD, 0, 0, 1.0))
 
     def lost(self, peer: Any, error: Exception) -> None:
         pass
@@ -161,7 +162,6 @@ def start_psctl(stack: ExitStack, folder: Path, name: str, count: int, update: s
     first = first_assignment(owners, [coordinator.addresses[rank] for rank in range(WORLD)])
     decision = Decision("ps", update, layout, shards, first)
     for peer in coordinator.peers.values():
-        peer.send(Welcome(WORLD, 0, 0, 1.0))
         peer.send(decision)
         stack.callback(peer.send, Leave("the bench is over"))
     addresses = json.dumps([[at.host, at.port] for at in (coordinator.addresses[rank] for rank in range(WORLD))])

@@ -16,7 +16,7 @@ than all clocks up to c-1. The first clock is `resume.step`, else 0; `start` bri
 
 `landing` changes only inside `start` and `wait`, for the shards that are waited for: values that arrive earlier lie in
 a back buffer, and the wait copies them; values that arrive during the wait land in place. Values that were never waited
-for are copied by the next `pull` (store/client.py).
+for are copied by the next `pull` (store/client.py). Who wants them elsewhere has them delivered: one copy less.
 
 Servers come and go: `told` hands in a new assignment, and connections follow it (links.py). A connection that breaks is
 made again; what was not acknowledged is said again to whoever leads the shard then. Nobody above notices but by time.
@@ -43,6 +43,7 @@ from psctl.job.messages import Decision
 from psctl.runtime.links import Links, named
 from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind, Out
+from psctl.store.landing import Take
 from psctl.store.messages import FromServer, Message, Push, PushPart, Why
 from psctl.store.state import Terms
 from psctl.words import Address, Member, Number, ServerAt
@@ -221,6 +222,13 @@ class ParameterClient:
             with self._changed:
                 self._mind.opened(missing, False)
         self._mind.show(wanted)
+
+    def deliver(self, take: Take) -> None:
+        """From now on `wait` and `pull` call this, on their own thread, in the place of copying values to `landing`.
+
+        Call it after `start` and before the first `pull` of the user's own.
+        """
+        self._mind.deliver(take)
 
     def presence(self, clock: int) -> list[bool]:
         """Return for each trainable parameter whether any worker had a gradient at `clock`, after wait(clock + 1)."""

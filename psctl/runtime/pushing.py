@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from psctl.store.landing import Take
 from psctl.store.pieces import Piece, pieces
 from psctl.words import Layout, Number, Shard
 
@@ -33,6 +34,7 @@ class Client(Protocol):
     def pull(self, clock: int) -> None: ...
     def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None: ...
     def held(self, shards: Sequence[int]) -> int: ...
+    def deliver(self, take: Take) -> None: ...
     def presence(self, clock: int) -> list[bool]: ...
     def told(self, message: Any) -> None: ...
     def put_aside(self, clock: int, data: bytes) -> None: ...
@@ -93,6 +95,29 @@ class Flat:
                         target: Any = parameter.grad if gradients else parameter
                         _write(target, piece, self._at(flat, shard, piece))
 
+    @property
+    def direct(self) -> bool:
+        """Whether values that a server lends, or that came in, can be copied straight to where they belong."""
+        return all(parameter.device.type == "cpu" for parameter in self.parameters)
+
+    def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
+        """Copy a shard's values into these parameters (None: all)."""
+        with torch.no_grad():
+            for at, piece in self._pieces[shard]:
+                if wanted is None or at in wanted:
+                    _write(self.parameters[at], piece, values.narrow(0, piece.at.start, len(piece.at)))
+
+    def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        """Copy a shard's sums into the gradients (made where there is none) of those that somebody had one for."""
+        with torch.no_grad():
+            for (at, piece), there in zip(self._pieces[shard], present, strict=True):
+                if there:
+                    parameter = self.parameters[at]
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    _write(parameter.grad, piece, values.narrow(0, piece.at.start, len(piece.at)))
+        return True
+
     def values(self) -> dict[str, torch.Tensor]:
         """Return the parameters' values as flat buffers, by dtype."""
         sizes: dict[str, int] = {}
@@ -133,6 +158,8 @@ class ServerSum:
         self._clock = client.base
         self._asked = False
         self.buckets = flat.members
+        if flat.direct:
+            client.deliver(flat.read_sums)
 
     @property
     def bytes_moved(self) -> int:
@@ -155,8 +182,9 @@ class ServerSum:
             self._client.step(self._clock, [])
         self._client.wait(self._clock + 1)
         self._asked = False
-        there = self._client.presence(self._clock)
-        self._flat.write(self._client.landing, (at for at, one in enumerate(there) if one), gradients=True)
+        if not self._flat.direct:
+            there = self._client.presence(self._clock)
+            self._flat.write(self._client.landing, (at for at, one in enumerate(there) if one), gradients=True)
         self._clock += 1
 
     def close(self, reason: str, *, failed: bool) -> None:

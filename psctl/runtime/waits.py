@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -32,6 +33,11 @@ class Arrivals:
         self.staleness = 0
         """Clocks that the values lacked which were read before the newest step was ordered."""
         self._lacked = 0
+        self._wanted: set[int] | None = None  # what is taken of what has landed; None: all
+        self._left: dict[int, tuple[int, set[int]]] = {}  # shard -> a version's clocks, parameters that lack it
+        self._clocks = [client.base] * len(flat.shards)  # everyone's clocks before it are in what was taken last
+        if flat.direct:
+            client.deliver(self._take)
 
     def expect(self, version: int) -> None:
         """Every parameter will change to `version`, which was pulled."""
@@ -50,10 +56,34 @@ class Arrivals:
             if not wanted:
                 return
             shards = sorted({shard for place in wanted for shard in self._flat.shards_of[place]})
-            self._client.wait(self._version, shards)
-            self._lacked = max(self._lacked, self._version - self._client.held(shards))
-            self._flat.write(self._client.landing, wanted)
+            if self._flat.direct:
+                self._wanted = wanted
+                try:
+                    self._client.wait(self._version, shards)
+                finally:
+                    self._wanted = None
+                held = min(self._clocks[shard] for shard in shards)
+            else:
+                self._client.wait(self._version, shards)
+                self._flat.write(self._client.landing, wanted)
+                held = self._client.held(shards)
+            self._lacked = max(self._lacked, self._version - held)
             self._pending = self._pending - wanted
+
+    def _take(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        """Copy values straight into the parameters that are waited for; the shard's others get them at their wait."""
+        self._flat.read(shard, values, self._wanted)
+        self._clocks[shard] = clocks
+        if self._wanted is None:
+            self._left.pop(shard, None)
+            return True
+        of, left = self._left.get(shard, (clocks, set(self._flat.members[shard])))
+        left = (left if of == clocks else set(self._flat.members[shard])) - self._wanted
+        if left:
+            self._left[shard] = clocks, left
+        else:
+            self._left.pop(shard, None)
+        return not left
 
     def settle(self) -> None:
         """Return when every parameter holds all clocks before the newest version, which workers apart may lack."""
@@ -62,7 +92,8 @@ class Arrivals:
             every = range(len(self._flat.shards))
             if self._client.held(every) < self._version:
                 self._client.wait(self._version, every, exact=True)
-                self._flat.write(self._client.landing, range(len(self._flat.parameters)))
+                if not self._flat.direct:
+                    self._flat.write(self._client.landing, range(len(self._flat.parameters)))
 
 
 class WaitPoint:

@@ -23,7 +23,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.asides import Fetching
-from psctl.store.landing import Landings, flat_buffers, wrong
+from psctl.store.landing import Landings, Take, flat_buffers, wrong
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
     PART,
@@ -342,8 +342,12 @@ class ClientMind:
         for shard in shards:
             self._landings.each[shard].open = is_open
 
+    def deliver(self, take: Take) -> None:
+        """From now on have landed values taken, in the place of bringing them to the front; between wait and pull."""
+        self._landings.take = take
+
     def show(self, shards: Sequence[int] | None = None) -> None:
-        """Bring landed values to the front (landing.py says what this may overlap with)."""
+        """Bring landed values to where they are read (landing.py says what this may overlap with)."""
         self._landings.show(shards)
 
     def clocks(self, shards: Sequence[int]) -> int:

@@ -6,11 +6,14 @@ front            what the user reads. It changes only while the user waits for t
                  the back, and `show` copies them (one copy), or the wait came before the first byte, and they land
                  in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
                  never waited for comes to the front before the next pull, which needs its place in the back.
+taken            who has the values elsewhere in the end (a model's parameters) takes them out of the back, or out of
+                 the server's memory, in the place of the front: one copy. A shard may be taken piece by piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -21,6 +24,20 @@ from psctl.store.pieces import Piece, bytes_view, torch_dtype
 from psctl.store.shards import spaces
 from psctl.store.state import Terms
 from psctl.words import Shard
+
+
+class Take(Protocol):
+    """Copies values to where they belong."""
+
+    def __call__(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        """Take of a shard's values what is wanted now; tell whether all of this version is taken.
+
+        Args:
+            shard: its index.
+            values: of the shard; not to be written, and not to be kept.
+            present: for each of its pieces whether somebody had a gradient.
+            clocks: everyone's clocks before this one are in the values.
+        """
 
 
 def flat_buffers(terms: Terms, lending: Lending | None = None) -> dict[str, torch.Tensor]:
@@ -63,6 +80,8 @@ class Landings:
         self.each = [Landing(terms.base) for _ in shards]
         self._back = flat_buffers(terms)
         self._terms, self._shards, self._held = terms, shards, held
+        self.take: Take | None = None
+        """Takes what has landed, in the place of the front; set when nothing is on its way to the front."""
 
     def oldest(self, clock: int, exact: bool) -> int:
         """Return how many of everyone's clocks the values for clock `clock` must hold at least; never less than the
@@ -130,7 +149,7 @@ class Landings:
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # asked twice around a broken connection, answered twice
         landing.incoming, landing.coming_clocks = message.version, message.clocks
-        landing.filled, landing.direct = 0, landing.open
+        landing.filled, landing.direct = 0, landing.open and self.take is None
         return True
 
     def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
@@ -198,7 +217,7 @@ class Landings:
         return missing
 
     def show(self, shards: Sequence[int] | None = None) -> None:
-        """Bring landed values to the front.
+        """Bring landed values to the front, or have them taken.
 
         May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
         user's own thread pulls and shows. It must be called for all shards before `ask`.
@@ -208,7 +227,10 @@ class Landings:
             if landing.shown < landing.version:
                 part = 0, where.range.start, len(where.range)
                 version, source = landing.lent or (landing.version, self._back[where.dtype].narrow(*part))
-                self.front[where.dtype].narrow(*part).copy_(source)
+                if self.take is None:
+                    self.front[where.dtype].narrow(*part).copy_(source)
+                elif not self.take(shard, source, landing.present[version], landing.clocks):
+                    continue
                 landing.shown, landing.shown_clocks = version, landing.clocks
 
     def presence(self, clock: int) -> list[bool]:

@@ -114,12 +114,14 @@ class Job:
     Args:
         resume: a Saved of another job.
         cut_at: propose a common step when rank 0 reports this step; with `stop`.
+        host: makes memory that all processes share; None: all bytes are sent.
     """
 
     def __init__(
         self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None,
-        staleness=0, period=1, elastic=False,
+        staleness=0, period=1, elastic=False, host=None,
     ) -> None:  # fmt: skip
+        self.host = host
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
         self.period, self.elastic = period, elastic
@@ -368,7 +370,8 @@ class Job:
         self._bring_all(self.decision)
 
     def _add_server(self, rank: int):
-        server = Server(Member("server", rank))
+        me = Member("server", rank)
+        server = Server(me, sharing=self._sharing(me))
         acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
 
         def dial(member, address, handler):
@@ -382,6 +385,9 @@ class Job:
         self._threads.append(thread)
         return acceptor.address
 
+    def _sharing(self, me: Member):
+        return self.host.sharing(me) if self.host is not None else None
+
     def _connector(self, me: Member):
         def dial(member, address, handler):
             return self.network.dial(address, credentials(me), member, Kinds, handler)
@@ -389,7 +395,9 @@ class Job:
         def connect(decision):
             trace = self.traces.get(me.rank)
             note = (lambda what: trace(what[1], shard=what[2], clock=what[3])) if trace else None
-            made = ParameterClient(me, self.workers, decision, dial, SystemClock(), WAIT, note)
+            made = ParameterClient(
+                me, self.workers, decision, dial, SystemClock(), WAIT, note, sharing=self._sharing(me)
+            )  # fmt: skip
             self._clients[me] = made
             return made
 

@@ -18,6 +18,8 @@ World, Host, make_layout, flat_values, LARGEST = (
     _world[name] for name in ("World", "Host", "make_layout", "flat_values", "LARGEST")
 )
 
+_job = runpy.run_path(str(Path(__file__).with_name("job_world.py")))["Job"]
+
 SHAPES = [((70, 90), "float32", 0), ((33,), "float64", 0), ((2000,), "float32", 0)]
 GROUPS = [{"lr": 0.1, "momentum": 0.5}]
 LAYOUT = make_layout(SHAPES, "SGD", GROUPS)
@@ -83,6 +85,40 @@ def test_a_worker_that_connects_again_meets_its_server_again():
             if max(moved) > 30_000 and moved[-1] < 10_000:
                 return  # it was far for a while, and is near again
         raise AssertionError(moved)
+
+
+def script(run):
+    """Train a model whose first parameter is cut, one block without a gradient in some steps, none held by the last."""
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(*(torch.nn.Linear(40, 40) for _ in range(3)))
+    net[1].weight = torch.nn.Parameter(net[1].weight.detach().t().contiguous().t())  # strides of its own
+    model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    for step in range(6):
+        optimizer.zero_grad()
+        x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + run.rank))
+        blocks = [model[0], model[2]] if step % 2 else [model[0], model[1], model[2]]
+        for block in blocks:
+            x = block(x)
+        with run.accumulate():
+            x.square().mean().backward(retain_graph=True)
+        x.sum().backward()
+        gradients = [None if one.grad is None else one.grad.clone() for one in net.parameters()]
+        optimizer.step()
+    run.wait()
+    return [one.detach().clone() for one in net.parameters()], gradients
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_a_prepared_model_trains_the_same_to_the_bit_where_its_servers_are_near(update):
+    sent = _job(2, 2, update=update, target=2000).run(script)
+    host = Host()
+    shared = _job(2, 2, update=update, target=2000, host=host).run(script)
+    host.close()
+    for (values, gradients), (others, theirs) in zip(sent, shared, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
+        assert all(
+            one is other is None or torch.equal(one, other) for one, other in zip(gradients, theirs, strict=True)
+        )
 
 
 # ---- one process's end ----

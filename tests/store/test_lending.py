@@ -303,6 +303,28 @@ def test_lent_values_come_to_the_front_when_they_are_shown_and_only_then_count_a
     assert mind.landing["float32"].eq(2).all(), "one copy, once"
 
 
+def test_values_that_are_taken_piece_by_piece_count_as_landed_when_the_last_is():
+    mind, taken = worker(staleness=1), []
+
+    def take(shard, values, present, clocks) -> bool:
+        taken.append((shard, values.tolist(), present, clocks))
+        return len(taken) > 1
+
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    mind.show()
+    mind.deliver(take)
+    mind.pull(1)
+    land(mind, 1, 2.0, 1)
+    mind.show([0])
+    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 0, "its server must let it stand"
+    mind.show([0])
+    mind.show([0])
+    assert taken == [(0, [2.0] * SIZE, b"\1\1", 1)] * 2, "and is then taken no more"
+    assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 1
+    assert mind.landing["float32"].eq(1).all(), "the front stays as it is"
+
+
 def test_sent_values_take_the_place_of_lent_ones():
     mind = worker(staleness=1)
     mind.pull(0)
