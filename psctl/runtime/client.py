@@ -40,6 +40,7 @@ from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.job.membership import Reassign, ServerUnreachable, Shared
 from psctl.job.messages import Decision
+from psctl.runtime.heard import Heard
 from psctl.runtime.links import Links, named
 from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind, Out
@@ -53,25 +54,6 @@ TICK = 1.0
 
 ASK_EVERY = 5.0
 """Seconds between two questions to a server that keeps us waiting."""
-
-
-class ServerHandler:
-    """What one connection to a server tells the client; called on that connection's reader thread."""
-
-    def __init__(self, client: ParameterClient, at: ServerAt) -> None:
-        self._client, self._at = client, at
-
-    def joined(self, peer: Any) -> None:
-        self._client._joined(self._at, peer)
-
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
-        return self._client._place(self._at, peer, message, size)
-
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        self._client._received(self._at, peer, message, payload)
-
-    def lost(self, peer: Any, error: ConnectionFailed) -> None:
-        self._client._lost(self._at, peer, error)
 
 
 class ParameterClient:
@@ -94,7 +76,7 @@ class ParameterClient:
         me: Member,
         world: int,
         decision: Decision,
-        dial: Callable[[Member, Address, ServerHandler], Any],
+        dial: Callable[[Member, Address, Heard], Any],
         clock: Clock,
         patience: float,
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
@@ -118,7 +100,7 @@ class ParameterClient:
         self._epoch, self._last = first.epoch, self.base  # the newest assignment, the clock that was ordered last
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
-        self._links = Links(lambda at: dial(named(at), at.address, ServerHandler(self, at)), self._unreachable)
+        self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
         self._links.assigned(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
@@ -224,10 +206,7 @@ class ParameterClient:
         self._mind.show(wanted)
 
     def deliver(self, take: Take) -> None:
-        """From now on `wait` and `pull` call this, on their own thread, in the place of copying values to `landing`.
-
-        Call it after `start` and before the first `pull` of the user's own.
-        """
+        """From now on `wait` and `pull` call this in the place of copying values to `landing`; after `start`."""
         self._mind.deliver(take)
 
     def presence(self, clock: int) -> list[bool]:
@@ -375,18 +354,18 @@ class ParameterClient:
         for out in outs:
             self._links.send(out.server, out.message, out.payload, urgent=out.urgent)
 
-    def _joined(self, at: ServerAt, peer: Any) -> None:
+    def joined(self, at: ServerAt, peer: Any) -> None:
         if self._trace is not None:
             peer.on_written = self._written
         if not self._links.up(at, peer):
             peer.close("it is not of the newest assignment")
         self._sharing.greet(peer)
 
-    def _place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
+    def place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._changed:
             return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
-    def _received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
+    def received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.heard(peer, message)
         with self._changed:
             if not self._links.serves(at, peer):
@@ -396,7 +375,7 @@ class ParameterClient:
             if self._mind.refused is not None or (self._until is not None and not self._until()):
                 self._changed.notify_all()  # only then: a wake-up costs more than a message
 
-    def _lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
+    def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._changed:
             if self._links.down(at, peer, error):
                 self._mind.lost(at.rank)
