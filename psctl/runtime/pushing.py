@@ -18,8 +18,9 @@ class Client(Protocol):
 
     base: int
     landing: dict[str, torch.Tensor]
-    seconds_waiting: float
 
+    @property
+    def seconds_waiting(self) -> float: ...
     @property
     def bytes_moved(self) -> int: ...
     @property

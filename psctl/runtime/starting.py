@@ -12,6 +12,7 @@ from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.job.messages import Decision, Resume, Welcome
 from psctl.runtime.checkpoints import Parts, local, wanted
+from psctl.runtime.copies import CudaCopies
 from psctl.runtime.cuts import Verdict
 from psctl.runtime.division import Division
 from psctl.runtime.joint import Joint, Reducer
@@ -20,6 +21,7 @@ from psctl.runtime.period import PLACE, Factory, Own, Periodic
 from psctl.runtime.plane import Plane
 from psctl.runtime.pushing import Client, Flat, ServerSum
 from psctl.runtime.served import Served
+from psctl.runtime.staging import staged
 from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
@@ -188,8 +190,9 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
             f"update: server was asked for, but {what} was given, which servers cannot step piece by piece",
             "set `update: auto` or `update: worker` under sync: in the job file",
         )
-    flat = Flat(decision.layout, decision.shards, parameters)
-    client = tools.connect(decision)
+    client, flat = tools.connect(decision), Flat(decision.layout, decision.shards, parameters)
+    if any(one.is_cuda for one in parameters):
+        client, flat = staged(client, CudaCopies(), decision.layout, decision.shards, parameters)
     tools.seat.listen(client.told)
     _start_values(parts, decision, tools, client, flat)
     if not served:
