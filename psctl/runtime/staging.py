@@ -33,6 +33,7 @@ import torch
 
 from psctl.runtime.copies import Copies, Mark, Span
 from psctl.runtime.pushing import Client, Flat
+from psctl.store.landing import Take
 from psctl.words import Number
 
 
@@ -133,6 +134,10 @@ class DeviceFlat(Flat):
         super().__init__(*rest)
         self._staging = staging
 
+    @property
+    def direct(self) -> bool:
+        return False  # a copy to a device is under way when `deliver` would say that it is done
+
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
         self._staging.down(
@@ -222,6 +227,9 @@ class Staged:
 
     def held(self, shards: Sequence[int]) -> int:
         return self._client.held(shards)
+
+    def deliver(self, take: Take) -> None:
+        self._client.deliver(take)
 
     def presence(self, clock: int) -> list[bool]:
         return self._client.presence(clock)
