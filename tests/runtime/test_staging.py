@@ -126,6 +126,12 @@ class Client:
         return
 
 
+class Indirect(Flat):
+    """For `Client`, which delivers nothing."""
+
+    direct = False
+
+
 class Net(nn.Module):
     """Two branches, one of which a step may leave out; a convolution with strides of its own; a tied weight."""
 
@@ -160,7 +166,7 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
             device.own(one)
     client = connect(layout) if connect else Client(layout, cut(layout, 2, 256), update, late)
     rest = (layout, cut(layout, 2, 256), parameters)  # parameters are cut, and parameters share a shard
-    flat = Flat(*rest)
+    flat = (Flat if connect else Indirect)(*rest)
     if device is not None and connect:
         client, flat = staged(client, OnDevice(device), *rest)
     elif device is not None:
