@@ -41,6 +41,11 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
+	$(BIN)/python bench/shared.py
+	$(BIN)/python bench/dataplane.py
+	$(BIN)/python bench/allreduce.py
+	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/strangers.py
 	$(BIN)/python bench/failover.py
 	$(BIN)/python bench/staleness.py
 	$(BIN)/python bench/staleness.py --real
