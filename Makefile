@@ -2,7 +2,7 @@
 # make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
 #             four at a time, for most of the time they wait for real processes; the long files first (tests/conftest.py)
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
-# make soak   the long ones; make bench: measurements; make lint: ruff and mypy
+# make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,7 +32,7 @@ simulate: $(VENV)/installed-dev
 	$(BIN)/python -m tests.simulation --mutants
 
 soak: system $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m soak --timeout 1800 --durations=15
+	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --timeout 1800 --durations=15
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
 bench: $(VENV)/installed-dev
