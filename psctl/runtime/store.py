@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from psctl.errors import UsageError
-from psctl.runtime.functions import JobFunctions, name_of
-from psctl.runtime.store_end import StoreEnd, Where
-from psctl.runtime.store_links import Links
+from psctl.runtime.functions import name_of
+from psctl.runtime.store_end import StoreEnd
 from psctl.runtime.store_values import (
     Key,
     Value,
@@ -28,7 +27,7 @@ from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
 from psctl.store.table_calls import Read, result
 from psctl.store.table_kinds import Kind
-from psctl.store.table_messages import StoreSpec, TableSpec
+from psctl.store.table_messages import TableSpec
 from psctl.store.table_routes import Route
 from psctl.store.table_state import merged
 
@@ -68,9 +67,6 @@ class Store(StoreEnd):
     Raises, from all that waits: PeerLost (a server is lost), TimedOut (a server is silent), JobFailed (servers refuse,
     the message says whose fault it is).
     """
-
-    def __init__(self, spec: StoreSpec, rank: int, links: Links, at: Where, functions: JobFunctions) -> None:
-        super().__init__(spec, rank, links, at, functions)
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 

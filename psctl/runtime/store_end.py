@@ -57,15 +57,18 @@ class StoreEnd:
         links: the way to servers.
         at: where the run is.
         functions: reductions and users' functions.
+        after: the last sequence of the same store's end before, which was closed; -1: there was none.
     """
 
-    def __init__(self, spec: StoreSpec, rank: int, links: Links, at: Where, functions: JobFunctions) -> None:
+    def __init__(
+        self, spec: StoreSpec, rank: int, links: Links, at: Where, functions: JobFunctions, after: int = -1
+    ) -> None:
         self.name = spec.name
         self.rank = rank
         self._spec, self._links, self._at = spec, links, at
         self._functions = functions
         self._marked = at.marked if rank in spec.group else FOREVER
-        self._mind = TableClient(spec, rank, self._functions)
+        self._mind = TableClient(spec, rank, self._functions, max(after, (at.place << 32) - 1))
         self._changed = threading.Condition(threading.RLock())
         self._tasks = Tasks()
         self._numbers, self._internal = 0, INTERNAL
@@ -98,6 +101,11 @@ class StoreEnd:
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             self._marked = step
             self._send(self._mind.mark(self._at.place, step))
+
+    @property
+    def last(self) -> int:
+        """The sequence of the newest update."""
+        return self._mind.last
 
     def _own_ticket(self) -> int:
         self._internal += 1

@@ -64,13 +64,15 @@ class Stores:
         if self._links is None:
             self._links = self._make_links()
         spec = StoreSpec(name, staleness, reads == "eager", ranks, self._links.shards)
+        after = -1
         if name in self._open:
             before, store = self._open[name]
             if before != spec:
                 raise UsageError(f"store {name!r} was opened otherwise before in this script", "give it another name")
             if not store.closed:
                 return store
-        store = Store(spec, self._rank, self._links, self._at, self._functions)
+            after = store.last
+        store = Store(spec, self._rank, self._links, self._at, self._functions, after)
         self._open[name] = (spec, store)
         return store
 

@@ -262,7 +262,7 @@ class TableMind:
             return [Send(worker, Refused(name, why, "give run.store() the same on every rank"))]
         if opened.refused is not None:
             return [Send(worker, opened.refused)]
-        session = opened.sessions[worker] = Session(message.session, message.step)
+        session = opened.sessions[worker] = Session(message.session, message.step, message.after)
         opened.waiting = [waiting for waiting in opened.waiting if waiting.worker != worker]
         self._outbox.forget(worker, name)
         outputs: list[Output] = []
@@ -275,7 +275,8 @@ class TableMind:
         return outputs
 
     def _take_part(self, slot: Slot, opened: Opened, worker: int, session: Session) -> None:
-        slot.work.append(Work(Head(opened.spec.name, opened.spec), Entry(worker, -1, session.step, [], "open")))
+        entry = Entry(worker, session.after, session.step, [], "open")
+        slot.work.append(Work(Head(opened.spec.name, opened.spec), entry))
 
     def _say_leads(self, opened: Opened, worker: int, session: Session, slots: Sequence[Slot]) -> None:
         name = opened.spec.name

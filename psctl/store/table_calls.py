@@ -103,14 +103,17 @@ class Voice:
         self._lists: set[bytes] = set()
         self._told: set[tuple[int, str]] = set()
 
-    def anew(self, step: int) -> Out:
-        """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so."""
+    def anew(self, step: int, after: int) -> Out:
+        """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so.
+
+        Args: as Open's.
+        """
         self.session += 1
         self.term = -1
         self._lists.clear()
         self._told.clear()
         self.shards.clear()
-        return Out(self.server, Open(self._spec, self.session, step))
+        return Out(self.server, Open(self._spec, self.session, step, after))
 
     def update(self, change: Change, kinds: dict[str, Kind], shards: set[int]) -> list[Out]:
         """Return a change's message about these shards; none when it has nothing for them."""

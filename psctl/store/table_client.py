@@ -57,9 +57,10 @@ class TableClient:
         spec: the store's.
         me: this worker's rank; one that is not of the group reads only.
         functions: reductions and users' functions.
+        after: updates are numbered from the next on.
     """
 
-    def __init__(self, spec: StoreSpec, me: int, functions: Functions) -> None:
+    def __init__(self, spec: StoreSpec, me: int, functions: Functions, after: int = -1) -> None:
         self.spec, self.me = spec, me
         self.clock = 0
         """Clocks that this worker has finished."""
@@ -78,7 +79,7 @@ class TableClient:
         self._outstanding: dict[int, int] = {}  # by ticket: changes that are not done
         self._reads: dict[int, Read] = {}
         self._describes: dict[int, tuple[str, set[int]]] = {}
-        self._sequence = -1
+        self._sequence = after
         self._voices: dict[int, Voice] = {}  # by server
         self._leader: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
         self._known = Known(spec, self.kinds)
@@ -106,6 +107,11 @@ class TableClient:
         """Ask who leads any shard what a table is; the answer stands in `described`."""
         self._describes[ticket] = (table, set(range(self.spec.shards)))
         return [out for voice in self._voices.values() for out in voice.describe(ticket, table, voice.shards)]
+
+    @property
+    def last(self) -> int:
+        """The sequence of the newest update."""
+        return self._sequence
 
     # ---- updates -------------------------------------------------------------------------------------------------
 
@@ -198,7 +204,7 @@ class TableClient:
         """Take leave: nobody waits for this worker's clocks and marks any more. Arguments as `advance`."""
         self._outstanding[ticket] = 1
         clocks = self.spec.staleness is not None
-        self.clock = FOREVER if clocks else self.clock
+        self.clock, self._step = FOREVER if clocks else self.clock, FOREVER
         return self.send(self._everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
 
     def _everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> Change:
@@ -266,8 +272,8 @@ class TableClient:
         Args:
             step: the newest that this worker has marked.
         """
-        self._step = step
-        return [self._voices.setdefault(server, Voice(self.spec, server)).anew(step)]
+        self._step = max(step, self._step)  # who has left does not come back by beginning anew
+        return [self._voices.setdefault(server, Voice(self.spec, server)).anew(self._step, self._sequence)]
 
     def _leads(self, server: int, message: Leads) -> list[Out]:
         """Say all that is outstanding for the shards that a server leads, in order."""

@@ -153,12 +153,14 @@ class ShardAt(msgspec.Struct, frozen=True):
 class Open(Message, frozen=True):
     """Take part in a store, or begin a new session with it. Answered by Leads.
 
-    `step`: the newest step at whose end this worker has passed the place where checkpoints are taken (Mark).
+    `step`: the newest step at whose end this worker has passed the place where checkpoints are taken (Mark). `after`:
+    what it says from now on is numbered above this; who has taken leave under a larger number takes no part again.
     """
 
     store: StoreSpec
     session: int
     step: int
+    after: int = -1
 
 
 class Update(Message, frozen=True):

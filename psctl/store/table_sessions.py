@@ -57,10 +57,11 @@ class Session:
     Args:
         number: of the session.
         step: the newest that the worker had marked when it began.
+        after: the last sequence that it had used then.
     """
 
-    def __init__(self, number: int, step: int) -> None:
-        self.number, self.step = number, step
+    def __init__(self, number: int, step: int, after: int) -> None:
+        self.number, self.step, self.after = number, step, after
         self.broken = -1
         """The newest session that is not listened to any more."""
         self.lists = Lists()

@@ -50,7 +50,8 @@ class Entry(msgspec.Struct, frozen=True):
     """One entry of one worker in one shard.
 
     update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
-    now on does not belong into the checkpoint of step `clock`. open: it takes part, and has marked step `clock`.
+    now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
+    what it says from then on above `sequence`.
     """
 
     worker: int
@@ -185,7 +186,7 @@ class TableShard:
             Exception: what a user's function raised.
         """
         if entry.what == "open":
-            return self._opened(entry.worker, entry.clock)
+            return self._opened(entry.worker, entry.clock, entry.sequence)
         new = entry.sequence > self.sequences.get(entry.worker, -1)
         if new:
             self.sequences[entry.worker] = entry.sequence
@@ -210,9 +211,9 @@ class TableShard:
                 self._do(part)
         return True
 
-    def _opened(self, worker: int, step: int) -> bool:
+    def _opened(self, worker: int, step: int, after: int) -> bool:
         marked = self.marks.get(worker)
-        back = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) < FOREVER
+        back = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) <= after
         if marked is not None and not back:
             return False
         self.marks[worker] = step

@@ -179,8 +179,6 @@ class World:
         mind = self.servers[whom]
         try:
             room = None if data is None else mind.place_from(server, message, len(data))
-            if data is not None and room is None:
-                return
             if room is not None:
                 room[:] = data
             self.follow(whom, mind.received_from(server, message, len(data or b"")))
