@@ -89,6 +89,10 @@ class Holdings:
             return False
         chains = without(self.chains, dead)
         if dead:
+            anew = {shard for shard, chain in enumerate(chains) if chain[0] != self.chains[shard][0]}
+            # Who leads now fills its copies anew: that one was caught up with the dead says nothing of the next.
+            self._since = {key: epoch for key, epoch in self._since.items() if key[0] not in anew}
+            self._caught = {key for key in self._caught if key[0] not in anew}
             self.chains = chains
             self.handing = {  # where the heir died the head before may lead again, and has nothing to hand over
                 shard: before

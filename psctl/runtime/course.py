@@ -25,7 +25,7 @@ from psctl.runtime.checkpoints import Parts, local
 from psctl.runtime.cuts import Verdict
 from psctl.runtime.division import Batch, members_of
 from psctl.runtime.loader import Loader
-from psctl.runtime.position import Position, position_of
+from psctl.runtime.position import Position, place_of, position_of
 from psctl.runtime.reseed import reseed
 from psctl.runtime.starting import Seat
 from psctl.runtime.tracked import Tracked
@@ -81,7 +81,15 @@ class Course:
     @property
     def place(self) -> int:
         """Where the run is: a number that never falls, and changes at the beginning and the end of each step."""
-        return 2 * self.step + self.in_step
+        return place_of(self.step, inside=self.in_step)
+
+    def settle(self) -> bool:
+        """Where nobody takes a lost worker's place, return True once the steps that ended here are sure to count."""
+        division = self._seat.division
+        if self._way is None or division is None or not division.elastic:
+            return False
+        self._way.wait()
+        return True
 
     # ---- the start ----
 
@@ -200,9 +208,8 @@ class Course:
     def pass_ends(self) -> bool:
         """The last batch of a pass was handed out: tell whether a change of members may add one, when it is known."""
         division = self._seat.division
-        if self._way is None or division is None or not division.elastic:
+        if division is None or not self.settle():
             return False
-        self._way.wait()
         division.settle()
         return True
 

@@ -249,9 +249,12 @@ class Store(StoreEnd):
         """
         if self._spec.staleness is None:
             raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
+        cut = self._spec.staleness == 0 and self._at.settle()  # a death's cut is the same on all shards, and in the run
         with self._changed:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            if cut:
+                self._wait_until("the pushes of this clock", lambda: not self._mind.updates, lambda: self._mind.updates)
             self._send(self._mind.advance(self._at.place, ticket := self._own_ticket()))
             self._wait_internal(what := f"clock {self._mind.clock}", ticket)
             self._wait_until(what, lambda: not self._mind.behind(), self._mind.behind)

@@ -21,7 +21,7 @@ from psctl.runtime.tickets import Tasks, Ticket
 from psctl.store.table_calls import Change, Out
 from psctl.store.table_client import NOBODY, TableClient
 from psctl.store.table_messages import StoreSpec
-from psctl.store.table_state import FOREVER
+from psctl.store.table_state import FOREVER, first_of
 
 TICK = 1.0
 """Seconds between two looks at a wait."""
@@ -47,6 +47,9 @@ class Where(Protocol):
     def marked(self) -> int:
         """The newest step at whose end the run has passed the place where checkpoints are taken."""
 
+    def settle(self) -> bool:
+        """Where nobody takes a lost worker's place, return True once the steps that ended here are sure to count."""
+
 
 class StoreEnd:
     """What `Store` stands on.
@@ -68,7 +71,7 @@ class StoreEnd:
         self._spec, self._links, self._at = spec, links, at
         self._functions = functions
         self._marked = at.marked if rank in spec.group else FOREVER
-        self._mind = TableClient(spec, rank, self._functions, max(after, (at.place << 32) - 1))
+        self._mind = TableClient(spec, rank, self._functions, max(after, first_of(at.place) - 1))
         self._changed = threading.Condition(threading.RLock())
         self._tasks = Tasks()
         self._numbers, self._internal = 0, INTERNAL

@@ -22,8 +22,8 @@ from psctl.job.stores import TablesAssigned
 from psctl.net.peer import Peer
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.links import Links, named
-from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
-from psctl.store.table import Load, Output, TableMind
+from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
+from psctl.store.table import Output, TableMind
 from psctl.store.table_look import Look, Seen
 from psctl.store.table_messages import FromWorker, TableBetween
 from psctl.store.table_outbox import READERS, Send
@@ -132,11 +132,11 @@ class TableDesk:
         if peer is not None and peer.member.incarnation <= incarnation:
             _dismiss([peer])
 
-    def leave(self, ranks: Sequence[int]) -> None:
-        """These workers are gone for good: nobody waits for them any more."""
+    def leave(self, lost: Mapping[int, int]) -> None:
+        """These workers are gone for good (by rank, the last sequence that counts): nobody waits for them any more."""
         with self._lock:
             if self._mind is not None:
-                self._follow(self._mind.leave(ranks))
+                self._follow(self._mind.leave(lost))
 
     def allow_server(self, member: Member) -> str | None:
         """Return why a server may not connect; None when it may, or is no server."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job.membership import Members, ServerUnreachable, WorkerGone
+from psctl.job.membership import CountUntil, Members, ServerUnreachable, WorkerGone
 from psctl.job.messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.stores import (
     ReadRow,
@@ -22,13 +22,14 @@ from psctl.job.stores import (
     TablesReady,
     TablesSave,
 )
+from psctl.runtime.position import place_of
 from psctl.runtime.table_desk import Report, TableDesk
-from psctl.store.outputs import CaughtUp, HandedOver, Save
+from psctl.store.outputs import CaughtUp, HandedOver, Load, Save
 from psctl.store.pieces import bytes_view
-from psctl.store.table import Load
 from psctl.store.table_look import Look, Seen
 from psctl.store.table_outbox import Send
 from psctl.store.table_saved import flat, wanted
+from psctl.store.table_state import FOREVER, last_of
 from psctl.words import Address, Member, ServerAt, TensorSlice
 
 FIRST_TICKET = 1
@@ -56,6 +57,8 @@ class TablePart:
         self._shards = 0
         self._loading: dict[int, list[tuple[TensorSlice, torch.Tensor]]] = {}  # by ticket
         self._world: set[int] = set()
+        self._last: dict[int, int] = {}  # by rank that died: the last sequence that counts
+        self._gone: dict[int, int] = {}  # of those whose place nobody takes
 
     def speak(self, tell: Callable[..., Any], world: int) -> None:
         """Say how the coordinator is told something, and how many workers there are."""
@@ -70,6 +73,8 @@ class TablePart:
                 self._shards = len(message.assignment.chains)
                 self._saved = self._saved or message.saved
                 self.desk.assigned(message)
+                if self._gone:  # who comes late heard of them before
+                    self.desk.leave(self._gone)
             case TablesSave():
                 self.desk.save(message.step)
             case ReadWanted():
@@ -79,8 +84,12 @@ class TablePart:
             case WorkerGone():
                 self.desk.gone(message.rank, message.incarnation)
                 return False
+            case CountUntil():
+                self._last[message.rank] = last_of(place_of(message.clock + 1, inside=False))
+                return False
             case Members():
-                self.desk.leave(sorted(self._world - set(message.ranks)))
+                self._gone = {rank: self._last.get(rank, FOREVER) for rank in self._world - set(message.ranks)}
+                self.desk.leave(self._gone)
                 return False
             case _:
                 return False

@@ -170,13 +170,14 @@ class Chain:
         self._down.follow_anew()
         self._down.prune()
         outputs += self._down.bring_all(known)
-        if self._asked is not None and self._asked[1] <= epoch:
+        asked = self._asked is not None and self._asked[1] <= epoch
+        if self._asked is not None and asked:
             if self.leads and self._asked[0] != self.me:
                 outputs.append(ToServer(self._asked[0], TookOver(self.shard, epoch)))
             self._asked = None
         for server, message in self._down.due():
             outputs += self._acked(server, message)
-        return outputs + self._tell_up() + self._hand()
+        return outputs + self._tell_up(missed=asked) + self._hand()
 
     def _become(self, role: Role) -> None:
         self._now.role = role
@@ -236,14 +237,14 @@ class Chain:
                 return self._entry(server, message, size)
             case Ask():
                 if message.epoch <= self.epoch:
-                    return self._tell_up()
+                    return self._tell_up(missed=True)  # a copy that was sent before, and is not the one taken, is lost
                 self._asked = (server, message.epoch)
                 return []
             case Forwarded():
                 return self._acked(server, message)
             case CopyBegin() | HandOver():
-                if self._meant(server, message.epoch):
-                    self._incoming.open_copy(server, message)
+                meant = self._meant(server, message.epoch)
+                self._incoming.open_copy(server, message if meant else None)
                 return []
             case CopyPart():
                 self._incoming.copy_filled(server, size)

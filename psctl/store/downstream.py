@@ -45,6 +45,7 @@ class Downstream:
         self._window, self._copying = window, copying
         self._later: dict[int, Forwarded] = {}  # what was said by an assignment that is not known here yet
         self._sent = 0  # copies
+        self._base = -1  # the version that was here when the followers became what they are
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
@@ -76,8 +77,8 @@ class Downstream:
         if self._standing.role != "primary" or version < 0 or version - self.acknowledged >= self._window:
             return False
         for one in self.each.values():
-            if one.counts and one.told < epoch:
-                return False  # it may have what only a dead primary gave it
+            if one.counts and (one.told < epoch or one.acked < self._base):
+                return False  # it, or one after it, may have what only a dead primary gave it
             if one.filled and version - one.acked >= CATCH_UP:
                 return False
         return True
@@ -87,7 +88,7 @@ class Downstream:
     def follow_anew(self) -> None:
         """Find who gets entries from here now; what is known of those who did before stays."""
         standing, before = self._standing, self.each
-        self.each = {}
+        self.each, self._base = {}, self.version
         position = standing.chain.index(standing.me) if standing.me in standing.chain else len(standing.chain)
         members = standing.chain[position + 1 : position + 2]
         if standing.role == "handing":
@@ -176,7 +177,7 @@ class Downstream:
         version = self.version
         if version < 0 or follower.copy or follower.told < 0:
             return False
-        ahead = follower.has > version and self._standing.role in ("primary", "member")
+        ahead = follower.has > version and self._standing.role in ("primary", "member", "handing")
         return ahead or follower.has < self.log.lowest(version)
 
     def prune(self) -> None:

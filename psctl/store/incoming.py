@@ -52,9 +52,12 @@ class Incoming:
         """Tell whether this entry comes in, from that server."""
         return self._entry == message and self._sender == server
 
-    def open_copy(self, server: int, message: CopyBegin | HandOver) -> None:
-        """Begin a copy, or what is handed over."""
-        if message.size <= self._machine.limit:  # an honest one is not larger
+    def open_copy(self, server: int, message: CopyBegin | HandOver | None) -> None:
+        """Begin a copy, or what is handed over; None: one that is not wanted, whose parts are not of the one before."""
+        if message is None:
+            if self._source == server:
+                self._copy, self._source, self._data = None, -1, memoryview(b"")
+        elif message.size <= self._machine.limit:  # an honest one is not larger
             self._copy, self._source, self._copy_filled = message, server, 0
             self._data = memoryview(bytearray(message.size))
 

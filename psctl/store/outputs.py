@@ -35,6 +35,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     copied: list[Copied]
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Bring what the checkpoint has of this shard of all tables (TableMind.loaded)."""
+
+    shard: int
+
+
 class Save(msgspec.Struct, frozen=True):
     """Send these slices to the coordinator as this server's part of the checkpoint of `step`."""
 

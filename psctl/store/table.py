@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
 
 from psctl.errors import ProtocolError, UsageError
 from psctl.store.entries import Copying
-from psctl.store.outputs import CaughtUp, HandedOver, Save, ToServer
+from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
 from psctl.store.table_cuts import Cuts
 from psctl.store.table_kinds import Functions
 from psctl.store.table_look import Readers
@@ -56,12 +55,6 @@ from psctl.store.table_slot import Slot, Work
 from psctl.store.table_state import FOREVER, Entry, Part
 
 
-class Load(msgspec.Struct, frozen=True):
-    """An instruction: bring what the checkpoint has of this shard (`loaded`)."""
-
-    shard: int
-
-
 Output = Send | ToServer | CaughtUp | HandedOver | Save | Load
 
 
@@ -84,7 +77,7 @@ class TableMind:
         self._begins: bool | None = None  # shards begin here: empty (False), or from a checkpoint (True)
         self._outbox = Outbox(self._acknowledged)
         self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
-        self._gone: set[int] = set()
+        self._gone: dict[int, int] = {}  # by rank: the last sequence that counts
         self._answers, self._cuts = Answers(self._outbox, self.slots), Cuts(self.slots, shards)
         self.readers = Readers(self._outbox, self.slots, shards)
 
@@ -119,9 +112,13 @@ class TableMind:
         slot.machine.begin(load(tensors, shard, self.shards, slot.machine))
         return [*self._chain(slot, slot.chain.begun), *self.told()]
 
-    def leave(self, ranks: Iterable[int]) -> list[Output]:
-        """These workers are gone for good: nobody waits for them any more."""
-        self._gone |= set(ranks)
+    def leave(self, lost: Mapping[int, int]) -> list[Output]:
+        """These workers are gone for good: nobody waits for them any more.
+
+        Args:
+            lost: by rank, the last sequence that counts; what came later is dropped where it is not applied.
+        """
+        self._gone.update(lost)
         outputs: list[Output] = []
         for slot in [slot for slot in self.slots.values() if slot.leads]:
             self._let_go(slot)
@@ -135,7 +132,7 @@ class TableMind:
 
     def _let_go(self, slot: Slot) -> None:
         for name in slot.machine.stores:
-            slot.work.extend(Work(Head(name), Entry(rank, FOREVER, FOREVER, [], "clock")) for rank in self._gone)
+            slot.work.extend(Work(Head(name), Entry(rank, FOREVER, at, [], "gone")) for rank, at in self._gone.items())
 
     # ---- servers ---------------------------------------------------------------------------------------------------
 

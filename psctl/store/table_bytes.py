@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -12,7 +12,7 @@ from psctl.store.rows import Rows
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import StoreSpec, TableSpec
 from psctl.store.table_packing import Reader, lanes_arrays, pack
-from psctl.store.table_state import Entry, Part, TableShard
+from psctl.store.table_state import Entry, Part, TableShard, What
 
 KindOf = Callable[[str, TableSpec | None], Kind]
 """Returns the kind of a table by its name, or as an entry says what it is."""
@@ -33,7 +33,7 @@ class _Entry(msgspec.Struct, frozen=True):
     sequence: int
     clock: int
     parts: list[_Part]
-    what: Literal["update", "clock", "mark", "open"]
+    what: What
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -86,18 +86,13 @@ def _part(part: _Part, kind_of: KindOf) -> Part:
 
 def staged_entries(shard: TableShard) -> list[bytes]:
     """Return what a shard keeps until a clock is complete."""
-    return [
-        encode_entry(Entry(worker, 0, clock, parts))
-        for clock, workers in shard.staged.items()
-        for worker, parts in workers.items()
-    ]
+    return [encode_entry(entry) for workers in shard.staged.values() for each in workers.values() for entry in each]
 
 
 def stage(shard: TableShard, staged: list[bytes]) -> None:
     """Give a shard, which has the tables, what `staged_entries` returned."""
     for each in staged:
-        entry = decode_entry(each, shard.kind)
-        shard.staged.setdefault(entry.clock, {})[entry.worker] = entry.parts
+        shard.stage(decode_entry(each, shard.kind))
 
 
 def encode_shards(shards: list[TableShard]) -> bytes:

@@ -42,7 +42,7 @@ from psctl.store.table_messages import (
 )
 from psctl.store.table_packing import Reader
 from psctl.store.table_routes import Route, Routes
-from psctl.store.table_state import FOREVER, differs
+from psctl.store.table_state import FOREVER, differs, first_of
 
 NOBODY = -1
 """The ticket of what nobody waits for; the server that leads what none does."""
@@ -142,7 +142,7 @@ class TableClient:
 
     def _new(self, own: Own, place: int) -> Own:
         """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
-        sequence = max(place << 32, self._sequence + self._unsent + 1)
+        sequence = max(first_of(place), self._sequence + self._unsent + 1)
         done = [shard for shard, last in self._before.items() if sequence <= last]
         if done:
             new = ~np.isin(shard_of(own.table, own.keys, self.spec.shards), done)
@@ -174,7 +174,7 @@ class TableClient:
             place: where the run is, a number that never falls; changes in one place are numbered from 0.
         """
         self._unsent -= change.what == "update"
-        change.sequence = self._sequence = max(place << 32, self._sequence + 1)
+        change.sequence = self._sequence = max(first_of(place), self._sequence + 1)
         for own in change.owns:
             own.sequence = change.sequence
         if not change.shards:  # nothing was pushed
@@ -209,6 +209,11 @@ class TableClient:
 
     def _everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> Change:
         return Change(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
+
+    @property
+    def updates(self) -> set[int]:
+        """Shards that do not have all updates yet."""
+        return {shard for change in self._changes.values() if change.what == "update" for shard in change.shards}
 
     def behind(self, clock: int | None = None) -> set[int]:
         """Return the shards that have not heard of enough clocks of all for this worker to go on."""

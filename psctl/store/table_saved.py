@@ -26,7 +26,7 @@ from psctl.store.snapshot import Copied, dtype_name
 from psctl.store.table_bytes import decode_entry, staged_entries
 from psctl.store.table_machine import TablesMachine
 from psctl.store.table_messages import StoreSpec, TableSpec
-from psctl.store.table_state import Part, TableShard
+from psctl.store.table_state import Entry, Part, TableShard
 from psctl.words import Range, TensorSlice
 
 ROOT = "store/"
@@ -128,7 +128,8 @@ def _join(
     for data in about.staged:
         entry = decode_entry(data, held.kind)
         parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
-        held.staged.setdefault(entry.clock, {}).setdefault(entry.worker, []).extend(parts)
+        if parts:
+            held.stage(Entry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
 
 
 def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -18,7 +18,7 @@ is held back is the state itself, so a replica that takes over needs to be told 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,6 +32,22 @@ from psctl.store.table_messages import StoreSpec, TableSpec
 
 FOREVER = 1 << 62
 """The clock, and the mark, of a worker that has left: nobody waits for it."""
+
+PLACES = 32
+"""Bits of a sequence below the place of the run where it was said."""
+
+
+def first_of(place: int) -> int:
+    """Return the first sequence of what a worker says at a place of the run."""
+    return place << PLACES
+
+
+def last_of(place: int) -> int:
+    """Return the last sequence of what it says there."""
+    return first_of(place + 1) - 1
+
+
+What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -51,14 +67,15 @@ class Entry(msgspec.Struct, frozen=True):
 
     update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
     now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
-    what it says from then on above `sequence`.
+    what it says from then on above `sequence`. gone: it is lost for good, and of what it said that up to sequence `clock`
+    counts, as far as the rest is not applied.
     """
 
     worker: int
     sequence: int
     clock: int
     parts: list[Part]
-    what: Literal["update", "clock", "mark", "open"] = "update"
+    what: What = "update"
 
 
 class Table:
@@ -138,8 +155,8 @@ class TableShard:
         self.clocks: dict[int, int] = dict.fromkeys(spec.group, 0)
         self.marks: dict[int, int] = {}
         """The newest step that each worker has marked."""
-        self.staged: dict[int, dict[int, list[Part]]] = {}
-        """By clock, by worker: its parts in order."""
+        self.staged: dict[int, dict[int, list[Entry]]] = {}
+        """By clock, by worker: its updates in order."""
         self.restored = False
         """It comes from a checkpoint, and who opens it says what it is from now on."""
         self._functions = functions
@@ -190,14 +207,18 @@ class TableShard:
         new = entry.sequence > self.sequences.get(entry.worker, -1)
         if new:
             self.sequences[entry.worker] = entry.sequence
-        if entry.what == "mark" or entry.clock == FOREVER:
-            marked = self.marks.get(entry.worker, -1)
-            self.marks[entry.worker] = max(entry.clock, marked)
-            new = new or entry.clock > marked
+        if entry.what in ("mark", "gone") or entry.clock == FOREVER:
+            step, marked = entry.clock if entry.what == "mark" else FOREVER, self.marks.get(entry.worker, -1)
+            self.marks[entry.worker] = max(step, marked)
+            new = new or step > marked
         if not new:
             return False
         if entry.what == "clock":
             self._advance(entry.worker, entry.clock)
+        elif entry.what == "gone":
+            self._drop(entry.worker, entry.clock)
+            self._advance(entry.worker, FOREVER)
+        staged = []
         for part in entry.parts:
             if part.spec is not None:
                 self.table(part.spec)
@@ -206,10 +227,21 @@ class TableShard:
                 assert part.lanes is not None
                 self.tables[part.table].begin(part.keys, part.lanes)
             elif self.spec.staleness == 0 and entry.worker in self.clocks:
-                self.staged.setdefault(entry.clock, {}).setdefault(entry.worker, []).append(part)
+                staged.append(part)
             else:
                 self._do(part)
+        if staged:
+            self.stage(msgspec.structs.replace(entry, parts=staged))
         return True
+
+    def stage(self, entry: Entry) -> None:
+        """Keep an update until its clock is complete."""
+        self.staged.setdefault(entry.clock, {}).setdefault(entry.worker, []).append(entry)
+
+    def _drop(self, worker: int, last: int) -> None:
+        for workers in self.staged.values():
+            if worker in workers:
+                workers[worker] = [entry for entry in workers[worker] if entry.sequence <= last]
 
     def _opened(self, worker: int, step: int, after: int) -> bool:
         marked = self.marks.get(worker)
@@ -249,7 +281,7 @@ class TableShard:
     def _apply(self, clocks: Iterable[int]) -> None:
         for clock in sorted(clocks):
             workers = self.staged.pop(clock)
-            parts = [part for worker in sorted(workers) for part in workers[worker]]
+            parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
             for name in dict.fromkeys(part.table for part in parts):
                 pushed = [(part.keys, part.lanes) for part in parts if part.table == name and part.what == "push"]
                 if pushed:

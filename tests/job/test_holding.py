@@ -75,6 +75,24 @@ def test_a_word_of_an_earlier_filling_does_not_count() -> None:
     assert len(holdings.chains[0]) == 1
 
 
+def test_what_was_filled_by_a_head_that_died_is_filled_anew_by_the_next() -> None:
+    holdings = Holdings([1], 2, [place(rank) for rank in range(3)])
+    second, third = holdings.chains[0][1:]
+    holdings.lost([second])
+    holdings.joined(place(3))
+    assert holdings.copies[0] == [3]
+    holdings.caught_up(holdings.epoch, 0, 3)
+    early = holdings.epoch
+    holdings.lost([holdings.chains[0][0]])
+    assert (holdings.chains[0], holdings.copies[0]) == ([third], [3])
+    holdings.caught_up(early, 0, 3)  # the dead one's word
+    holdings.advance(patient=False)
+    assert holdings.chains[0] == [third]
+    holdings.caught_up(holdings.epoch, 0, 3)
+    holdings.advance(patient=False)
+    assert len(holdings.chains[0]) == 2
+
+
 def test_workers_hear_of_a_hand_over_when_the_head_before_is_silent() -> None:
     holdings = four(replicas=0)
     holdings.joined(place(4))

@@ -34,6 +34,9 @@ class Nowhere:
 
     place = marked = 0
 
+    def settle(self) -> bool:
+        return False
+
 
 def alone(**options) -> Store:
     return Stores(0, 1, Within, Nowhere()).open(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from psctl.store.chain import Chain
+from psctl.store.messages import CopyBegin, CopyPart
 from psctl.store.outputs import CaughtUp, HandedOver, ToServer
 
 from .log import Log
@@ -130,3 +131,37 @@ def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_ackno
     servers.assigned(4, [0])
     assert servers.chains[0].leads
     assert servers.chains[0].acknowledged == len(servers.numbers(0)) >= 1
+
+
+def test_who_leads_next_makes_no_entry_before_all_of_the_chain_have_spoken() -> None:
+    servers = Servers(4, window=8)
+    servers.assigned(1, [0, 1, 2, 3])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.deliver()
+    servers.deaf = {1}  # 0 puts what the next of the chain never hears
+    servers.put(0, 1)
+    servers.die(0)
+    servers.deaf.clear()
+    for me in (1, 2):
+        servers.follow(me, servers.chains[me].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+    servers.deliver()
+    assert not servers.chains[1].may_append, "3 may have what only the dead one gave it"
+    servers.follow(3, servers.chains[3].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+    servers.deliver()
+    assert servers.chains[1].may_append
+
+
+def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
+    servers = Servers(2)
+    chain = servers.chains[1]
+    servers.assigned(1, [1])
+    servers.begin(1)
+    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "a"), 0)  # by an assignment that is not known here yet
+    place = chain.place(0, CopyPart(0, 0), 4)
+    assert place is not None
+    chain.received(0, CopyPart(0, 0), 4)
+    servers.assigned(2, [0], (1,))
+    assert chain.role == "handing"
+    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
+    assert chain.place(0, CopyPart(0, 0), 4) is None

@@ -11,7 +11,8 @@ import torch
 from psctl.errors import UsageError
 from psctl.store.table_bytes import decode_entry, decode_shards, encode_entry, encode_shards
 from psctl.store.table_calls import result
-from psctl.store.table_state import FOREVER, Entry, TableShard
+from psctl.store.table_client import TableClient
+from psctl.store.table_state import FOREVER, Entry, TableShard, last_of
 from tests.store.table_world import Functions, World, spec
 
 CLOCKS = 4
@@ -356,8 +357,7 @@ def test_a_shard_is_its_entries_and_a_snapshot_is_a_shard() -> None:
     (copy,) = decode_shards(held, lambda spec: TableShard(spec, world.functions))
     assert encode_shards([copy]) == held
     for each in (shard, copy):
-        for worker, parts in each.staged[2].items():
-            entry = Entry(worker, 1 << 40, 2, parts)
+        for entry in [entry for entries in each.staged[2].values() for entry in entries]:
             assert encode_entry(decode_entry(encode_entry(entry), each.kind)) == encode_entry(entry)
         each.apply(Entry(1, 1 << 41, 3, [], "clock"))
     assert encode_shards([copy]) == encode_shards([shard])
@@ -386,8 +386,8 @@ def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) ->
         assert world.pull(0, spec(), np.arange(20)).flatten().tolist() == [12.0] * 20
 
 
-@pytest.mark.parametrize("replicas", [0, 1])
-def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int) -> None:
+@pytest.mark.parametrize(("replicas", "counts", "sums"), [(0, FOREVER, 3.0), (1, last_of(0), 3.0), (1, -1, 2.0)])
+def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: int, sums: float) -> None:
     world = World(workers=3, staleness=0, replicas=replicas)
     for rank in range(3):
         world.push(rank, spec(), [1], [1.0])
@@ -399,9 +399,68 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int) -> None:
     assert world.clients[0].behind()
     for rank, mind in world.servers.items():
         mind.lost(2)
-        world.follow(rank, mind.leave([2]))
+        world.follow(rank, mind.leave({2: counts}))
     world.mark(1, 1, place=2)
     world.run()
     assert not world.clients[0].behind()
     assert world.clients[0].kept == 0
-    assert world.pull(1, spec(), [1]).item() == 3.0
+    assert world.pull(1, spec(), [1]).item() == sums
+
+
+def test_what_a_lost_worker_had_pushed_beyond_the_cut_is_dropped_on_all_shards_and_replicas() -> None:
+    world = World(workers=2, staleness=0, replicas=1, shards=4)
+    keys = np.arange(16)
+    for place in (1, 2, 3):  # its clock spans three places of the run, of which the first two count
+        world.push(1, spec(), keys, torch.full((16,), 10.0**place), place=place)
+    world.push(0, spec(), keys, torch.ones(16), place=1)
+    world.clock(0, place=1)
+    world.run()
+    for rank, mind in world.servers.items():
+        mind.lost(1)
+        world.follow(rank, mind.leave({1: last_of(2)}))
+    world.run()
+    world.kill(0)
+    world.assign([[1]] * 4)
+    world.run()
+    assert world.pull(0, spec(), keys).flatten().tolist() == [111.0] * 16
+
+
+def test_who_leads_later_does_not_bring_back_a_worker_that_has_left() -> None:
+    world = World(workers=2, replicas=1)
+    world.mark(0, 1, place=1)
+    world.run()
+    for server in world.servers:
+        world.cut(0, server)
+    world.run()
+    world.put(0, world.clients[0].leave(2, world.ticket()))
+    world.run()
+    world.kill(0)
+    world.assign([[1]] * 4)
+    world.run()
+    world.mark(1, 1, place=1)
+    world.mark(1, 2, place=2)
+    world.push(1, spec(), [1], [1.0], place=3)
+    world.run()
+    assert world.clients[1].kept == 0, "it waits for a mark of who has left"
+
+
+def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() -> None:
+    world = World(workers=2, replicas=1)
+    world.push(0, spec(), [1], [1.0], place=1)
+    world.put(0, world.clients[0].leave(1, world.ticket()))
+    world.run()
+    before = world.clients[0]
+    world.clients[0] = again = TableClient(world.store, 0, world.functions, before.last)
+    for server in world.servers:
+        world.cut(0, server)
+    world.run()
+    assert again.opened
+    world.push(0, spec(), [1], [10.0], place=1)
+    world.mark(1, 1, place=2)
+    world.push(1, spec(), [1], [100.0], place=3)
+    world.run()
+    assert world.clients[1].kept, "it waits for the mark of who takes part again"
+    world.mark(0, 1, place=2)
+    world.run()
+    assert not world.clients[1].kept
+    assert world.pull(0, spec(), [1]).item() == 111.0

@@ -171,7 +171,7 @@ def play(seed: int) -> None:
     world.run()
     del reader
     found = world.pull(len(world.clients) - 1, spec(), np.arange(KEYS)).flatten().numpy()
-    assert found.tolist() == world.right.tolist()
+    assert found.tolist() == world.right.tolist(), f"{found.tolist()} where {world.right.tolist()} was pushed"
     held = [
         (chain, [encoded(world, rank, shard) for rank in chain]) for shard, chain in enumerate(world.holdings.chains)
     ]
