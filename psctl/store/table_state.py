@@ -67,8 +67,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
     now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
-    what it says from then on above `sequence`. gone: it is lost for good, and of what it said that up to sequence `clock`
-    counts, as far as the rest is not applied.
+    what it says from then on above `sequence`. gone: it is lost for good, and what it said counts up to sequence `clock`,
+    as far as the rest is not applied.
     """
 
     worker: int
