@@ -54,7 +54,6 @@ from psctl.store.table_sessions import Opened, Session, Unknown, Waiting
 from psctl.store.table_slot import Slot, Work
 from psctl.store.table_state import FOREVER, Entry, Part
 
-
 Output = Send | ToServer | CaughtUp | HandedOver | Save | Load
 
 

@@ -66,9 +66,9 @@ class Entry(msgspec.Struct, frozen=True):
     """One entry of one worker in one shard.
 
     update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
-    now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and numbers
-    what it says from then on above `sequence`. gone: it is lost for good, and what it said counts up to sequence `clock`,
-    as far as the rest is not applied.
+    now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and
+    numbers what it says from then on above `sequence`. gone: it is lost for good, and what it said counts up to
+    sequence `clock`, as far as the rest is not applied.
     """
 
     worker: int
