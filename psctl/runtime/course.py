@@ -105,7 +105,7 @@ class Course:
         self._leave(self._begin)
 
     def new_loader(self) -> int:
-        """Return the next loader's number."""
+        """Return the next loader's number; one made anew in every epoch has the same in each."""
         self._loaders += 1
         return self._loaders - 1
 
@@ -149,14 +149,15 @@ class Course:
         resumed = self._begin.loop
         first = 0 if loop > resumed else self._begin.epoch if loop == resumed else count
         self._last_epoch = count - 1
+        made = self._loaders
         self.epoch = min(first, max(0, count - 1))  # when nothing is left to train, it is the last one
         try:
             for epoch in range(first, count):
-                self.epoch = epoch
+                self.epoch, self._loaders = epoch, made
                 yield epoch
                 self.rest(Position(loop, epoch + 1, self._number(), 0))
         finally:
-            self._last_epoch = None
+            self._last_epoch, self._loaders = None, made
 
     def epoch_of(self, loader: Loader) -> tuple[int, int]:
         """Return the epoch of a new pass over a loader and the clock to begin at."""

@@ -21,8 +21,8 @@ def place_of(step: int, *, inside: bool) -> int:
 class Position(msgspec.Struct, frozen=True):
     """The next batch to train on.
 
-    `loop` counts the calls of run.epochs; `loader` counts those of run.loader (-1: a loader of the script's own, whose
-    place in the epoch nobody knows); `clock` counts the loader's batches of the epoch.
+    `loop` counts the calls of run.epochs; `loader` those of run.loader, within an epoch from where its loop began (-1:
+    a loader of the script's own, whose place in the epoch nobody knows); `clock` the loader's batches of the epoch.
     """
 
     loop: int = 0

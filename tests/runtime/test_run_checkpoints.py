@@ -58,7 +58,7 @@ def make_optimizer(net):
     )
 
 
-def train(run, epochs=3, batch=8, stop_after=None, make=make_optimizer, seen=None, act=lambda run: None):
+def train(run, epochs=3, batch=8, stop_after=None, make=make_optimizer, seen=None, act=lambda run: None, inside=False):
     net, mean = Net(), Mean()
     optimizer = make(net)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.05][: len(optimizer.param_groups)], 40)
@@ -67,6 +67,8 @@ def train(run, epochs=3, batch=8, stop_after=None, make=make_optimizer, seen=Non
     loader = run.loader(data(), batch_size=batch)
     began = run.step
     for epoch in run.epochs(epochs):
+        if inside:
+            loader = run.loader(data(), batch_size=batch)
         for x, y, which in loader:
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(x), y)
@@ -101,6 +103,20 @@ def assert_same(one, other, tolerance=1e-12) -> None:
 
 
 WAYS = [("ps", "server"), ("ps", "worker")]
+
+
+@pytest.mark.parametrize("at", [4, 8, 12, 16])
+def test_a_loader_made_in_every_epoch_goes_on_where_it_was(at) -> None:
+    whole = Job(2, 1, every=4)
+    expected = whole.run(lambda run: train(run, inside=True))
+    seen: list = []
+    rest = Job(2, 1, resume=whole.saved[at]).run(lambda run: train(run, inside=True, seen=seen))
+    for result, other in zip(rest, expected, strict=True):
+        assert_same(result, other)
+    for epoch in range(at // 6, 3):  # epochs have 6 steps: those that are left of this one, and all of the later
+        left = range(max(at, 6 * epoch) + 1, 6 * epoch + 7)
+        taken = [one for step, _, examples in seen if step in left for one in examples]
+        assert len(set(taken)) == len(taken) == 8 * len(left)
 
 
 @pytest.mark.parametrize(("strategy", "update"), WAYS)
