@@ -57,6 +57,17 @@ class Loan(Protocol):
         """Let its owner overwrite it."""
 
 
+class Board(Protocol):
+    """A place where ranks put short vectors for each other."""
+
+    def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Put a vector, and return all others', by rank; they stay as they are until the next one is put.
+
+        Raises:
+            RuntimeError: a rank is gone.
+        """
+
+
 class Channel(Protocol):
     """Moves pieces of tensors between ranks; may be called from several threads (the nodes of one process)."""
 
@@ -76,12 +87,18 @@ class Channel(Protocol):
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         """Post these together; returns one pending for each, those of sends first."""
 
+    def board(self, size: int) -> Board | None:
+        """Return where all ranks put vectors of so many bytes for each other to read; the same answer on every rank."""
+
     def abort(self, reason: str) -> None:
         """End every wait, here and at the peers, with an error; nothing can travel afterwards."""
 
 
 class Delivers:
     """What channels share that bring every piece into its receiver's own memory."""
+
+    def board(self, size: int) -> Board | None:
+        return None
 
     def lends(self, peer: int) -> bool:
         return False

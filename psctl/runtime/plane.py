@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import torch
 
 from psctl.net.beside import BYE, DONE, LENT, PIECE, Line, Record
-from psctl.runtime.channel import Parcel, Pending
+from psctl.runtime.channel import NOBODY_SENDS, Parcel, Pending
+from psctl.runtime.plane_board import SLOT, Board, possible, room
 from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import Sealed
 from psctl.store.pieces import bytes_view
@@ -34,6 +35,9 @@ lent and given back."""
 
 GOODBYE = 5.0
 """Seconds that a goodbye waits for what others have not taken yet."""
+
+BOARD = NOBODY_SENDS - 1
+"""The tag with which rank 0 says where the board lies."""
 
 T = TypeVar("T")
 
@@ -62,6 +66,8 @@ class Plane:
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
         self._broken = ""
         self._polling = False
+        self._board: Board | None = None
+        self._board_asked = not possible() or len(self._lines) != world - 1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -129,6 +135,36 @@ class Plane:
         peer = self._process(one.peer)
         assert self._sealed is not None, "what is lent is borrowed, not received"
         return _Sealing(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
+
+    def board(self, size: int) -> Board | None:
+        if not 0 < size <= SLOT:
+            return None
+        if not self._board_asked:
+            self._board_asked = True
+            memory = self._board_memory()
+            self._board = None if memory is None else Board(memory, self.me, self._world, self._look)
+        return self._board
+
+    def _board_memory(self) -> torch.Tensor | None:
+        """Return what rank 0 lends everyone; None where the host has no memory to share."""
+        if self.me:
+            loan = self.borrow(0, BOARD)
+            return loan.read(torch.uint8) if loan.owed else None
+        memory = self.buffer(room(self._world), torch.uint8)
+        there = self._shared.where(memory) is not None
+        self.post([Parcel(memory if there else memory[:1], peer, BOARD) for peer in self._lines], ())
+        return memory if there else None
+
+    def _look(self) -> None:
+        """Take in what has come; raise when a process is gone."""
+        with self._changed:
+            if not self._polling:
+                self._take_in(0.0)
+            if self._broken:
+                raise RuntimeError(self._broken)
+            for peer, line in self._lines.items():
+                if line.ended:
+                    raise RuntimeError(f"worker/{peer}: {line.ended}")
 
     def abort(self, reason: str) -> None:
         with self._changed:
@@ -205,12 +241,12 @@ class Plane:
             return line.ended
         return self._sealed.gone(peer) if self._sealed is not None else ""
 
-    def _take_in(self) -> None:
-        """Wait for whatever comes, with the lock given up meanwhile."""
+    def _take_in(self, timeout: float | None = None) -> None:
+        """Wait for whatever comes, at most so many seconds (None: for ever), with the lock given up meanwhile."""
         self._polling = True
         self._changed.release()
         try:
-            ready = self._poll.poll()
+            ready = self._poll.poll(timeout)
         finally:
             self._changed.acquire()
             self._polling = False

@@ -22,7 +22,7 @@ class Shared:
 
     Args:
         segments: makes it.
-        members: those of its host, by rank.
+        members: the others of its host, by rank.
     """
 
     def __init__(self, segments: Segments, members: Mapping[int, Member]) -> None:
@@ -35,7 +35,7 @@ class Shared:
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a vector of zeros that others can read; one of our own where the host has no such memory."""
         size = length * dtype.itemsize
-        if not size or len(self._members) < 2:
+        if not size or not self._members:
             return torch.zeros(length, dtype=dtype)
         if spare := self._spare.get(size):
             return spare.pop().view(dtype).zero_()

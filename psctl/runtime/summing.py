@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from psctl.runtime.channel import BatchChannel, Channel, EngineChannel, Loan, Parcel, Pending
+from psctl.runtime.channel import BatchChannel, Board, Channel, EngineChannel, Loan, Parcel, Pending
 from psctl.runtime.plane import Plane
 from psctl.runtime.player import Player, Queue
 from psctl.schedule.transfer import Schedule
@@ -279,6 +279,9 @@ class HereChannel:
 
     def borrow(self, peer: int, tag: int) -> Loan:
         return self._outside.borrow(peer, tag)
+
+    def board(self, size: int) -> Board | None:
+        return None
 
     def abort(self, reason: str) -> None:
         self._inside.abort()

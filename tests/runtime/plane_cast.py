@@ -55,9 +55,11 @@ class PlaneCast:
 
     Args:
         hosts: the host of each rank.
+        largest: bytes of a segment at most.
     """
 
-    def __init__(self, hosts: Sequence[int]) -> None:
+    def __init__(self, hosts: Sequence[int], largest: int = 1 << 26) -> None:
+        self._largest = largest
         self.world = len(hosts)
         self.network = MemoryNetwork(silence=0.2)
         many = len(set(hosts)) > 1
@@ -69,7 +71,7 @@ class PlaneCast:
         ]
 
     def _memory(self, hosts: Sequence[int]) -> list[Shared]:
-        agents = {host: SegmentsOfHost(1 << 26) for host in hosts}
+        agents = {host: SegmentsOfHost(self._largest) for host in hosts}
         members = [Member("worker", rank) for rank in range(len(hosts))]
         self._segments = []
         for me, host in zip(members, hosts, strict=True):
@@ -77,7 +79,10 @@ class PlaneCast:
             thread = threading.Thread(target=agents[host].serve, args=(me, ours))
             thread.start()
             self._segments.append((Segments(me, theirs), thread, agents[host]))
-        near = [{other.rank: other for other in members if hosts[other.rank] == host} for host in hosts]
+        near = [
+            {other.rank: other for other in members if other != me and hosts[other.rank] == host}
+            for me, host in zip(members, hosts, strict=True)
+        ]
         return [Shared(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
 
     def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:

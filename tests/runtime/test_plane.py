@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from psctl.errors import PeerLost
+from psctl.runtime.plane_board import possible
 from psctl.runtime.player import Player
 from psctl.schedule import catalog
 from psctl.words import STRATEGIES
@@ -81,11 +82,29 @@ def test_a_vector_that_lies_elsewhere_is_summed_too() -> None:
         assert all(torch.equal(each, torch.full((300_000,), 3.0)) for each in vectors)
 
 
+@pytest.mark.parametrize("name", ["one-shot", "ring"])
+def test_a_host_without_shared_memory_sums_too(name: str) -> None:
+    with PlaneCast([0, 0, 0], largest=0) as cast:
+        whole(cast, name)
+        assert [plane.board(8) for plane in cast.planes] == [None] * 3
+
+
+@pytest.mark.skipif(not possible(), reason="a board needs Linux on x86-64")
+@pytest.mark.parametrize(("hosts", "there"), [([0, 0], True), ([0, 0, 0], True), ([0, 1, 0], False)])
+def test_short_vectors_of_one_host_meet_on_a_board(hosts: list[int], there: bool) -> None:
+    with PlaneCast(hosts) as cast:
+        whole(cast, "one-shot", (5,))
+        before = cast.planes[0].bytes_sent
+        whole(cast, "one-shot", (5,))
+        assert (cast.planes[0].bytes_sent == before) == there
+
+
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])
-def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int]) -> None:
+@pytest.mark.parametrize(("name", "length"), [("ring", 50_000), ("one-shot", 100)])
+def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int], name: str, length: int) -> None:
     cast = PlaneCast(hosts)
-    buffers = cast.buffers(50_000, torch.float32)
-    schedule = catalog.build("ring", 4)
+    buffers = cast.buffers(length, torch.float32)
+    schedule = catalog.build(name, 4)
     assert not any(cast.play(schedule, buffers))
 
     def sum_or_die(rank: int) -> None:
