@@ -21,7 +21,9 @@ from torch import nn
 
 from psctl.job.benching import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
 from psctl.runtime import patterns
-from psctl.runtime.native import local_device
+from psctl.runtime.copies import CudaCopies
+from psctl.runtime.device_sum import DeviceSum
+from psctl.runtime.native import Group, initialised, local_device
 from psctl.runtime.plane import Plane
 from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.schedule.catalog import Options, build
@@ -33,11 +35,12 @@ TOGETHER = 1 << 30
 class Ranks:
     """The groups of all ranks, and what they find together: the slowest, whether all agree (over Gloo, apart)."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._group: Any = dist.new_group(backend="gloo")
-        self.engine: Any = dist.new_group()
-        """What the engine's own all-reduce uses."""
-        self.played: Any = dist.new_group()
+        ours = Group(device)
+        self.where, self.engine = ours.device, ours.group
+        """Where vectors are summed, and what the engine's own all-reduce uses."""
+        self.played: Any = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
         """What schedules are played over: one for all, for each has its turn."""
         self.played_on_host: Any = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -227,8 +230,8 @@ def main(arguments: list[str]) -> None:
     """Measure what the question asks."""
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    ranks = Ranks()
+    initialised(device)
+    ranks = Ranks(device)
     if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
         ranks.plane = _plane(ranks.world)
     for each in question.rounds:
@@ -271,12 +274,16 @@ def collective(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Ten
         ranks: who takes part.
         like: what it sums has this length, type and device.
     """
+    where = ranks.where if like.is_cuda else like.device
+    summing: Summing
     if name == "native":
-        return Collective(name, EngineSum(ranks.engine), like)
-    schedule = build(name, ranks.world, msgspec.convert(options, Options))
-    on_host = played_on_host(schedule, like.device)
-    group, plane = (ranks.played_on_host, ranks.plane) if on_host else (ranks.played, None)
-    return Collective(name, PlayedSum(schedule, like.device, plane, group, shared=True), like)
+        summing = EngineSum(ranks.engine if where == ranks.where else ranks.played_on_host)
+    else:
+        schedule = build(name, ranks.world, msgspec.convert(options, Options))
+        where = torch.device("cpu") if played_on_host(schedule, where) else where
+        group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
+        summing = PlayedSum(schedule, where, plane, group, shared=True)
+    return Collective(name, summing if where == like.device else DeviceSum(summing, CudaCopies()), like)
 
 
 def _contestant(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Contestant:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,32 +35,84 @@ FIRST_BUCKET = 1 << 20
 BUCKET = 25 << 20
 """Bytes; as DDP's default: large enough that a ring's latency does not count."""
 
+NAME = 64
+"""Bytes of a GPU's name."""
 
-class Group:
-    """The engine's process group that psctl alone uses.
+
+def gpu_of(device: torch.device) -> str:
+    """Return what tells one GPU from every other, on whatever host; "" for the CPU, and where torch does not say it."""
+    if device.type != "cuda":
+        return ""
+    torch.cuda.set_device(device)
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def sharing(gpus: Sequence[str]) -> tuple[int, int] | None:
+    """Return the first two ranks that have one GPU, of each rank's `gpu_of`."""
+    first: dict[str, int] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu and gpu in first:
+            return first[gpu], rank
+        first[gpu] = rank
+    return None
+
+
+def initialised(device: torch.device) -> bool:
+    """Make the engine's default group, for tensors on this device; False when somebody else made one before."""
+    if dist.is_initialized():
+        return False
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return True
+
+
+def shared_gpu(gpu: str) -> tuple[int, int] | None:
+    """Return two ranks of the default group that share a GPU, which NCCL refuses; every rank must ask.
 
     Args:
-        device: where the model's parameters are; decides between NCCL and Gloo.
+        gpu: this rank's, as `gpu_of` names it.
+    """
+    mine = torch.zeros(NAME, dtype=torch.uint8)
+    name = torch.frombuffer(bytearray(gpu.encode()[:NAME] or b"\0"), dtype=torch.uint8)
+    mine[: len(name)] = name
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    meeting = dist.new_group(backend="gloo")
+    dist.all_gather(every, mine, group=meeting)
+    dist.destroy_process_group(meeting)
+    return sharing([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
+
+
+class Group:
+    """The engine's process group that psctl alone uses: NCCL where each rank has a GPU of its own, else Gloo.
+
+    Args:
+        device: where the model's parameters are.
+        gpu: names a device's GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
-        self._ours = not dist.is_initialized()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        if self._ours:
-            dist.init_process_group(self.backend)
-        self.group: Any = dist.new_group(backend=self.backend)
+    def __init__(self, device: torch.device, gpu: Callable[[torch.device], str] = gpu_of) -> None:
+        name = gpu(device)
+        self._ours = initialised(device)
+        pair = shared_gpu(name) if name else None
+        self.device = device if pair is None else torch.device("cpu")
+        """Where what is summed lies."""
+        if pair is not None and dist.get_rank() == 0:
+            print(
+                f"psctl: worker/{pair[0]} and worker/{pair[1]} share a GPU, which NCCL refuses: gradients are summed "
+                "in the host's memory; with one worker a GPU they need not leave the GPUs",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.group: Any = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
         self.world = dist.get_world_size(self.group)
 
-    def same_everywhere(self, layout: Layout, device: torch.device) -> None:
+    def same_everywhere(self, layout: Layout) -> None:
         """Compare the layouts of all ranks.
 
         Raises:
             JobFailed: some rank's model or optimizer differs from rank 0's; names the rank. The script's fault.
         """
         digest = hashlib.sha256(msgspec.json.encode(layout)).digest()
-        mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+        mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
         every = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(every, mine, group=self.group)
         other = [rank for rank, each in enumerate(every) if not torch.equal(each, every[0])]
@@ -74,7 +127,7 @@ class Group:
         with torch.no_grad():
             for tensor in tensors:
                 whole = tensor.detach()
-                buffer = whole if whole.is_contiguous() else whole.contiguous()
+                buffer = whole.to(self.device).contiguous()
                 dist.broadcast(buffer, src=0, group=self.group)
                 if buffer is not whole:
                     whole.copy_(buffer)
@@ -115,10 +168,10 @@ class AllReduce:
         assert self._next == len(self.buckets), "every bucket was sent"
         for work in self._works:
             work.wait()
-        there = self._there().tolist()
+        there = self._somebody()
         for bucket, flat in zip(self.buckets, self._flat, strict=True):
             for place, part in self._split(bucket, flat):
-                if there[place] > 0:
+                if there[place]:
                     self._write(self._parameters[place], part)
         self._works.clear()
         self._next = 0
@@ -133,6 +186,12 @@ class AllReduce:
         size = sum(self._parameters[place].numel() for place in self.buckets[index])
         more = len(self._parameters) if index == len(self.buckets) - 1 else 0
         return self._summing.buffer(size + more, first.dtype, first.device)
+
+    def _somebody(self) -> list[bool]:
+        """Return for each parameter whether any rank had a gradient."""
+        if all(parameter.grad is not None for parameter in self._parameters):
+            return [True] * len(self._parameters)  # this rank had; a GPU need not be waited for to know it
+        return [marks > 0 for marks in self._there().tolist()]
 
     def _there(self) -> torch.Tensor:
         return self._flat[-1][-len(self._parameters) :]

@@ -14,6 +14,7 @@ from psctl.job.messages import Decision, Resume, Welcome
 from psctl.runtime.checkpoints import Parts, local, wanted
 from psctl.runtime.copies import CudaCopies
 from psctl.runtime.cuts import Verdict
+from psctl.runtime.device_sum import DeviceSum
 from psctl.runtime.division import Division
 from psctl.runtime.joint import Joint, Reducer
 from psctl.runtime.native import AllReduce, Group
@@ -126,7 +127,7 @@ def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
     parameters = list(trainable.values())
     group = Group(parameters[0].device)
     if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
-        group.same_everywhere(decision.layout, parameters[0].device)
+        group.same_everywhere(decision.layout)
     group.spread([*parts.parameters().values(), *parts.buffers().values()])
     reducer = AllReduce(group, _summing(decision, group, parameters[0].device, tools), parameters)
     return _stepping(parts, reducer, decision, tools)
@@ -161,11 +162,16 @@ def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) 
 
 
 def _summing(decision: Decision, group: Group, device: torch.device, tools: Tools) -> Summing:
+    """Return what sums vectors that lie on `device`."""
+    where = group.device
+    summing: Summing
     if decision.strategy == "native":
-        return EngineSum(group.group)
-    schedule = catalog.build(decision.strategy, group.world, msgspec.convert(decision.options, catalog.Options))
-    on_host = played_on_host(schedule, device)
-    return PlayedSum(schedule, device, tools.seat.plane(schedule) if on_host else None)
+        summing = EngineSum(group.group)
+    else:
+        schedule = catalog.build(decision.strategy, group.world, msgspec.convert(decision.options, catalog.Options))
+        where = torch.device("cpu") if played_on_host(schedule, where) else where
+        summing = PlayedSum(schedule, where, tools.seat.plane(schedule) if where.type == "cpu" else None)
+    return summing if where == device else DeviceSum(summing, CudaCopies())
 
 
 def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:

@@ -75,14 +75,13 @@ class EngineSum:
 class PlayedSum:
     """A schedule, played on a thread of its own (on GPUs: on a stream of its own) while backward goes on.
 
-    The helper of strategy `cpu`, the node behind the ranks, is played in rank 0's process, on memory of the host;
-    vectors on GPUs are brought there first and back at the end.
+    The helper of strategy `cpu`, the node behind the ranks, is played in rank 0's process, on memory of the host.
 
     Args:
         schedule: what is played.
-        device: where the vectors are.
-        plane: psctl's own data plane, which carries what is `played_on_host`; else the engine does.
-        group: what the engine plays it over, when nothing else is; None: one is made. Of Gloo where `played_on_host`.
+        device: where the vectors are; the host where a helper adds (`played_on_host`).
+        plane: psctl's own data plane, which carries what is on the host; else the engine does.
+        group: what the engine plays it over, when nothing else is; None: one is made. Of Gloo on the host.
         shared: others use the plane too; it stays open, and gets its buffers back.
     """
 
@@ -92,8 +91,7 @@ class PlayedSum:
     ) -> None:  # fmt: skip
         self._schedule, self._plane, self._shared = schedule, plane, shared
         self._buffers: list[torch.Tensor] = []
-        on_host = played_on_host(schedule, device)
-        self._on_device = not on_host
+        on_host = device.type == "cpu"
         self._spare: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         if plane is None:
             group = group if group is not None else dist.new_group(backend="gloo" if on_host else "nccl")
@@ -108,14 +106,12 @@ class PlayedSum:
         self._own = Queue(self.play) if on_host else Streamed(self.play)
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if self._plane is not None and device.type == "cpu":
+        if self._plane is not None:
             self._buffers.append(self._plane.buffer(length, dtype))
             return self._buffers[-1]
         return torch.zeros(length, dtype=dtype, device=device)
 
     def put(self, vector: torch.Tensor) -> Waited:
-        if vector.is_cuda and isinstance(self._own, Queue):
-            torch.cuda.current_stream().synchronize()  # a thread of the host reads it
         return self._own.put(vector, SHORT) if isinstance(self._own, Queue) else self._own.put(vector)
 
     def moved(self, size: int) -> int:
@@ -131,13 +127,10 @@ class PlayedSum:
 
     def play(self, vector: torch.Tensor) -> None:
         """Sum a vector now, on the calling thread; not while others are on their way."""
-        here = vector if self._on_device else vector.cpu()
-        helping = [each.put(self._helpers(here)) for each in self._helping]
-        self._players[0].play(here)
+        helping = [each.put(self._helpers(vector)) for each in self._helping]
+        self._players[0].play(vector)
         for each in helping:
             each.wait()
-        if here is not vector:
-            vector.copy_(here)
 
     def _helpers(self, like: torch.Tensor) -> torch.Tensor:
         """Return memory for a helper."""

@@ -26,9 +26,10 @@ from psctl.errors import PsctlError
 from psctl.job.messages import Decision
 from psctl.runtime.channel import BatchChannel
 from psctl.runtime.lone import Lone
+from psctl.runtime.native import Group, shared_gpu
 from psctl.runtime.player import Player
 from psctl.runtime.run import Run
-from psctl.runtime.summing import PlayedSum
+from psctl.runtime.summing import EngineSum, PlayedSum
 from psctl.schedule import catalog
 from psctl.words import STRATEGIES, Layout
 
@@ -138,6 +139,15 @@ def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
     return found
 
 
+def gpus(rank: int) -> list[Any]:
+    """Meet as ranks 1 and 3 on one GPU would, and as ranks with one each; returns the pairs, and a sum's place."""
+    found: list[Any] = [shared_gpu(f"GPU-{1 if rank == 3 else rank}"), shared_gpu(f"GPU-{rank}")]
+    group = Group(torch.device("cpu"), lambda device: "GPU-0")  # as if all had one
+    vector = torch.ones(3)
+    EngineSum(group.group).put(vector).wait()
+    return [*found, group.device.type, vector.tolist()]
+
+
 def loss(rank: int, world: int) -> dict[str, Any]:
     """The last rank dies while the others sum a long vector; returns what they learn of it."""
     played = PlayedSum(catalog.build("ring", world, options(world)), torch.device("cpu"))
@@ -166,6 +176,7 @@ def main(file: str) -> None:
         "batched": {name: batched(rank, world, name) for name in NAMES if name != "cpu"},
         "trained": {name: train(rank, world, name) for name in ("native", *NAMES)},
         "apart": {name: train(rank, world, name, period=5) for name in ("native", "ring")},
+        "gpus": gpus(rank),
         "alone": train(0, 1, "alone") if rank == 0 else {},
         "threads": threads(),
     }

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.runtime.native import buckets
+from psctl.runtime.native import buckets, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,3 +139,12 @@ def test_buckets_begin_with_the_last_layers_and_hold_one_type() -> None:
     kinds = [(10, narrow), (4, wide), (10, narrow), (100, narrow), (1, narrow)]
     parameters = [nn.Parameter(torch.zeros(size, dtype=kind)) for size, kind in kinds]
     assert buckets(parameters, first=4, size=60) == [[4], [3], [2, 0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pair"),
+    [([], None), (["GPU-a"], None), (["GPU-a", "GPU-b"], None), (["", ""], None), (["GPU-a", "GPU-b", "GPU-a"], (0, 2)),
+     (["", "GPU-b", "", "GPU-b", "GPU-b"], (1, 3))],
+)  # fmt: skip
+def test_two_ranks_of_one_gpu_are_found(gpus, pair) -> None:
+    assert sharing(gpus) == pair

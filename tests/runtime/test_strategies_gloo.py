@@ -103,3 +103,7 @@ def test_a_rank_that_dies_ends_a_sum_at_once(ranks: list[dict[str, Any]]) -> Non
     for each in ranks[:-1]:
         assert (each["loss"]["code"], each["loss"]["threads"]) == ("peer-lost", [])
         assert each["loss"]["seconds"] < 5
+
+
+def test_ranks_that_share_a_gpu_find_it_and_sum_on_the_host(ranks: list[dict[str, Any]]) -> None:
+    assert all(each["gpus"] == [[1, 3], None, "cpu", [4.0, 4.0, 4.0]] for each in ranks)
