@@ -165,3 +165,42 @@ class TensorSlice(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+class Compression(msgspec.Struct, frozen=True):
+    """How gradients are made smaller on their way: which elements leave, and how their values are coded.
+
+    `share` is that of the elements which topk sends; `skip` the probability with which random_skip leaves an element
+    out (0: never); `significance` what an element must exceed, in parts of the root mean square (0: all leave).
+    """
+
+    kind: str = "none"  # none | bf16 | fp16 | int8 | onebit | topk
+    share: float = 1.0
+    skip: float = 0.0
+    significance: float = 0.0
+
+    @property
+    def off(self) -> bool:
+        """Whether gradients travel as they are."""
+        return self == PLAIN
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what is left out of a push is kept on its worker and joins the next one (error feedback)."""
+        return self.kind in ("int8", "onebit", "topk") or self.significance > 0
+
+    @property
+    def halves(self) -> str:
+        """The type in which sums travel too: "bfloat16" or "float16"; "": sums travel as they are."""
+        plain = not self.skip and not self.significance
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.kind, "") if plain else ""
+
+    def __str__(self) -> str:
+        filters = [f"random_skip: {self.skip:g}"] if self.skip else []
+        filters += [f"significance: {self.significance:g}"] if self.significance else []
+        kind = f"{{topk: {self.share:g}}}" if self.kind == "topk" else self.kind
+        return f"{kind}, filters: [{', '.join(f'{{{each}}}' for each in filters)}]" if filters else kind
+
+
+PLAIN = Compression()
+"""Gradients travel as they are."""
