@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.words import Address
+from psctl.words import PLAIN, Address, Compression
 
 
 class HostOrder(msgspec.Struct, frozen=True):
@@ -66,6 +66,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     topology: dict[str, Any] | None = None  # the document of `topo -o json` for these hosts; None: nominal rates alone
     staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronisations; 1: none
+    compression: Compression = PLAIN
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from psctl.job import meetings, membership, stores
 from psctl.job.membership import Message
-from psctl.words import NO_SERVERS, Address, Assignment, Layout, Member, Shard, TensorSlice
+from psctl.words import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Member, Shard, TensorSlice
 
 # ---- an agent to the coordinator ---------------------------------------------------------------------------------
 
@@ -331,6 +331,7 @@ class Decision(Message, frozen=True):
     staleness: int | None = 0
     period: int = 1
     elastic: bool = False
+    compression: Compression = PLAIN
 
 
 class Go(Message, frozen=True):

@@ -151,7 +151,7 @@ def on_paper(
 def _asked(job: JobSpec, serving: int) -> Asked:
     return Asked(
         job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
-        period=job.sync.period,
+        period=job.sync.period, compression=job.sync.compressed,
     )  # fmt: skip
 
 

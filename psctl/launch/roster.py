@@ -212,6 +212,7 @@ def job_order(
         update=job.sync.update,
         staleness=staleness_of(job),
         period=job.sync.period,
+        compression=job.sync.compressed,
         seed=job.seed,
         size=job.sync.size,
         start_timeout=job.timeouts.start,

@@ -19,12 +19,13 @@ from psctl.job.events import Candidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
+from psctl.plan.coding import Coding, coding
 from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import Serving, choices, floors, place_servers, serve
 from psctl.plan.reasons import bottleneck, reason
 from psctl.plan.timing import Timing
-from psctl.words import STRATEGIES, Layout, consistency
+from psctl.words import PLAIN, STRATEGIES, Compression, Layout, consistency
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -88,6 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
         staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
         period: steps that workers take alone between two synchronisations.
         replicas: of each shard; None: one, where there are two servers.
+        compression: how gradients are made smaller.
     """
 
     strategy: str = "auto"
@@ -99,6 +101,12 @@ class Asked(msgspec.Struct, frozen=True):
     staleness: int | None = 0
     period: int = 1
     replicas: int | None = 0
+    compression: Compression = PLAIN
+
+    @property
+    def halved(self) -> float:
+        """What part of the gradients' bytes collectives carry."""
+        return 0.5 if self.compression.halves else 1.0
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -158,6 +166,7 @@ def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
         staleness=order.staleness,
         period=order.period,
         replicas=order.replicas,
+        compression=order.compression,
     )
 
 
@@ -246,27 +255,35 @@ class Planner:
         if name == "ps":
             if self._serving is None:
                 self._serving = floors(self._ground, self._hosts, self._asked.servers)
-            return min(one.seconds(size, self._ground.pace("ps")) for one in self._serving)
-        part = max(self._buckets(size))
+            part = min(coding(self._asked.compression, update).both for update in self._updates())
+            return min(one.seconds(size * part, self._ground.pace("ps")) for one in self._serving)
+        part = max(self._buckets(size)) * self._asked.halved
         known = self._search.known(name, part)
         least = known[0] if known is not None else self._search.least(name, part)
-        return least * size / max(1, part)
+        return least * size * self._asked.halved / max(1, part)
 
     def _seconds(self, name: str, size: int) -> float:
         if name == "ps":
             return self._served(size).seconds
-        return self._total(*self._search.quick(name, max(self._buckets(size))), size)
+        return self._total(*self._search.quick(name, max(self._buckets(size)) * self._asked.halved), size)
 
     def _total(self, seconds: float, waiting: float, size: int) -> float:
         """Return the seconds of all buckets, one after another, from those of the largest."""
         moving, largest = seconds - waiting, max(self._buckets(size))
-        return round(sum(waiting + moving * part / max(1, largest) for part in self._buckets(size)), 9)
+        codes = size * self._codes.encode + size * self._codes.read
+        return round(codes + sum(waiting + moving * part / max(1, largest) for part in self._buckets(size)), 9)
+
+    @property
+    def _codes(self) -> Coding:
+        """What compression is to a collective, on processors that ranks may share."""
+        one, crowd = coding(self._asked.compression, "worker"), max(1.0, self._ground.crowd)
+        return Coding(one.push, one.pull, one.encode * crowd, one.read * crowd)
 
     def _served(self, size: int) -> _Served:
         """Return how `ps` does best; servers hold the values unless it takes longer by more than predictions tell."""
         found = []
         for update in self._updates():
-            how = Serving(update == "worker", self._asked.replicas)
+            how = Serving(update == "worker", self._asked.replicas, coding(self._asked.compression, update))
             servers = place_servers(self._ground, self._hosts, self._asked.servers, size, how)
             if not servers:
                 return _Served(update, servers, Timing(0.0, "closed form"), 0, 0.0)
@@ -297,6 +314,8 @@ class Planner:
             return f"consistency: {consistency(self._asked.staleness)} was asked for, and collectives are bsp"
         if self._asked.update == "server":
             return "update: server was asked for, and collectives update on workers"
+        if not self._asked.compression.off and not self._asked.compression.halves:
+            return f"compression: {self._asked.compression} was asked for, which servers alone can do"
         if self._asked.serving:
             return f"servers: {self._asked.servers} was asked for, and collectives use none"
         if self._ground.world == 1 and name != "native":
@@ -306,7 +325,7 @@ class Planner:
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
         """Return strategies as each does best for the bucket that most bytes travel in; of many ranks those that can't
         be chosen are counted step by step alone."""
-        part, asked = max(self._buckets(size)), self._asked.strategy
+        part, asked = max(self._buckets(size)) * self._asked.halved, self._asked.strategy
         if not self._search.prunes:
             return {name: self._search.best(name, part) for name in names if name != "ps"}
         least = {name: self._search.least(name, part) for name in names if name != "ps"}
@@ -327,13 +346,19 @@ class Planner:
             return Candidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
             names = [self._hosts[at].name for at in served.servers]
-            params: dict[str, Any] = {"servers": len(names), "hosts": names, "update": served.update}
+            params: dict[str, Any] = {"servers": len(names), "hosts": names, "update": served.update} | self._said
             where = bottleneck(served.timing)
             return Candidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
-        params = plain(found.options) | ({"buckets": len(self._buckets(size))} if self._asked.bucketed else {})
+        buckets = {"buckets": len(self._buckets(size))} if self._asked.bucketed else {}
+        params = plain(found.options) | buckets | self._said
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         return Candidate(name, params, total, found.steps, sent, where, True, None)
+
+    @property
+    def _said(self) -> dict[str, str]:
+        """What compression adds to a candidate's parameters."""
+        return {} if self._asked.compression.off else {"compression": str(self._asked.compression)}
 
     def _pick(self, rows: Sequence[Candidate]) -> str:
         """Return the name that is chosen; `rows` are the fastest first."""

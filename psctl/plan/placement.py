@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.orders import HostOrder
+from psctl.plan.coding import Coding, coded
 from psctl.plan.cost import side_by_side
 from psctl.plan.floor import Floor, floor
 from psctl.plan.flow import simulate
@@ -41,15 +42,27 @@ class Serving(msgspec.Struct, frozen=True):
         pipelined: a shard is pulled while others are still pushed. Where servers hold the values it is not: a clock
             counts only when all shards have all of it (messages.Step).
         replicas: to how many other servers each sends what it applies; None: one, where there is another.
+        coding: how gradients are made smaller.
     """
 
     pipelined: bool = True
     replicas: int | None = 0
+    coding: Coding = Coding()
 
     def longer(self, workers: int, servers: int) -> float:
-        """Return how many times as long bytes flow because servers' ports carry what replicas get, too."""
+        """Return how many times as long bytes flow because servers' ports carry what replicas get, too, which is not
+        compressed."""
         copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
-        return 1 + copies / (workers if self.pipelined else 2 * workers)
+        return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
+
+    def part(self, *, apart: bool) -> float:
+        """Return what part of the gradients' bytes a push and a pull count as. Where servers have hosts of their own
+        and both go on at once (`apart`), the larger direction decides."""
+        return max(self.coding.push, self.coding.pull) if apart and self.pipelined else self.coding.both
+
+    def processors(self, size: float, workers: int, servers: int, crowd: float) -> float:
+        """Return the seconds in which codes of `size` bytes of gradients are made, and read by the servers."""
+        return size * max(1.0, crowd) * (self.coding.encode + self.coding.read * workers / max(1, servers))
 
 
 SUMMING = Serving()
@@ -69,14 +82,17 @@ def serve(
     """
     pace, longer = ground.pace("ps"), how.longer(ground.world, len(servers))
     pace = Pace(pace.flowing * longer, pace.waiting)
+    codes = how.processors(size, ground.world, len(servers), ground.crowd)
+    sent, shards = size * how.coding.push, _pieces(len(servers), size, ground.world) if how.pipelined else 1
+    size *= how.part(apart=not set(servers) & set(ground.hosts))
     if ground.world > LARGE:
         turns = Pace(1.0 if how.pipelined else 2.0)
-        return paced(paced(_by_ports(ground, servers, size), turns), pace), 2, size
-    pieces = _pieces(len(servers), size, ground.world) if how.pipelined else 1
+        return coded(paced(paced(_by_ports(ground, servers, size), turns), pace), codes), 2, sent
     nodes = tuple(range(ground.world, ground.world + len(servers)))
-    schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=pieces))
+    schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=shards))
     costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
-    return paced(simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs), pace), 2, size
+    timing = simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs)
+    return coded(paced(timing, pace), codes), 2, sent
 
 
 def place_servers(

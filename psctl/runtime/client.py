@@ -41,12 +41,12 @@ from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.job.membership import Reassign, ServerUnreachable, Shared
 from psctl.job.messages import Decision
 from psctl.runtime.heard import Heard
+from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
 from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind, Out
 from psctl.store.landing import Take
 from psctl.store.messages import FromServer, Message, Push, PushPart, Why
-from psctl.store.state import Terms
 from psctl.words import Address, Member, Number, ServerAt
 
 TICK = 1.0
@@ -85,11 +85,9 @@ class ParameterClient:
     ) -> None:
         self.base = decision.resume.step if decision.resume else 0
         """The first clock."""
-        terms = Terms(decision.layout, world, decision.update, self.base, decision.staleness)
-        first = decision.assignment
-        self._mind = ClientMind(
-            terms, decision.shards, first.owners, me.rank, [at.rank for at in first.servers], sharing
-        )
+        terms = terms_of(decision, world)
+        first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
+        self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.seconds_waiting = 0.0
@@ -136,6 +134,7 @@ class ParameterClient:
             weight: examples of this rank times world, divided by the examples of the clock.
         """
         self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, [shard]))
+        self._mind.pushes.encode(clock, shard, present)
         self._say(lambda: self._mind.push(clock, shard, present, weight))
 
     def step(

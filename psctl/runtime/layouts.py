@@ -8,10 +8,18 @@ import torch
 from torch import nn
 
 from psctl.errors import NotInThisVersion, UsageError
+from psctl.job.messages import Decision
 from psctl.store.fit import fit_name, numbers, scalars, untouched
+from psctl.store.state import Terms
 from psctl.words import Layout, Number, ParameterInfo
 
 _FLOATS = {"float64", "float32", "bfloat16", "float16"}
+
+
+def terms_of(decision: Decision, world: int) -> Terms:
+    """Return what workers and servers must know of a decision; `world`: workers at the start."""
+    base = decision.resume.step if decision.resume else 0
+    return Terms(decision.layout, world, decision.update, base, decision.staleness, decision.compression)
 
 
 def check_given(model: object, optimizer: object, scheduler: object) -> None:

@@ -38,6 +38,7 @@ from psctl.job.messages import (
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.net.segments import inherited
 from psctl.runtime import lifeline
+from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
 from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.server_desk import Desk, Fellow, Report
@@ -50,7 +51,6 @@ from psctl.store.outputs import CaughtUp, HandedOver, Held, Save
 from psctl.store.pieces import torch_dtype
 from psctl.store.server import ServerMind
 from psctl.store.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
-from psctl.store.state import Terms
 from psctl.store.table_messages import TableKinds
 from psctl.words import Address, Assignment, Member, ServerAt
 
@@ -147,8 +147,7 @@ class Server:
     def _serve(self, decision: Decision, world: int) -> None:
         if decision.layout.scalars != scalars():  # torch asks its default dtype when it makes an optimizer's numbers
             torch.set_default_dtype(torch_dtype(decision.layout.scalars))
-        base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
+        terms = terms_of(decision, world)
         resume = decision.resume
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
         mind = self.desk.open(

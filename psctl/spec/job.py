@@ -62,6 +62,17 @@ class TopK(Section, frozen=True):
     topk: Annotated[float, real(0, 1), doc("Share of the elements that is sent.")]
 
 
+class Filter(Section, frozen=True):
+    """Which elements of a gradient leave; one key a filter."""
+
+    random_skip: Annotated[
+        float | None, real(0, 1), doc("Probability with which an element stays away; the others are scaled up.")
+    ] = None
+    significance: Annotated[
+        float | None, real(0, 1), doc("What an element must exceed, in parts of the root mean square; others wait.")
+    ] = None
+
+
 class SyncSpec(Section, frozen=True):
     """How gradients are synchronised."""
 
@@ -83,9 +94,13 @@ class SyncSpec(Section, frozen=True):
     period: Annotated[int, whole(1), doc("Local steps between two synchronisations.")] = 1
     compression: Annotated[
         Literal["none", "bf16", "fp16", "int8", "onebit"] | TopK,
-        choice("none", "bf16", "fp16", "int8", "onebit", only=("none",)),
-        doc("How gradients are made smaller on their way."),
+        choice("none", "bf16", "fp16", "int8", "onebit"),
+        doc("How gradients are made smaller on their way; {topk: 0.01}: the largest hundredth of the elements."),
     ] = "none"
+    filters: Annotated[
+        tuple[Filter, ...],
+        doc("Which elements are sent at all: {random_skip: P}, {significance: V}; under ps."),
+    ] = ()
     batchnorm: Annotated[
         Literal["local", "sync"],
         choice("local", "sync", only=("local",)),
@@ -93,10 +108,14 @@ class SyncSpec(Section, frozen=True):
     ] = "local"
     size: Annotated[int | None, size(), doc("Bytes of gradients, for planning before the run.")] = None
 
-    @classmethod
-    def later(cls) -> tuple[str, ...]:
-        """Return the keys that are promised to users and not in this version."""
-        return ("filters",)
+    @property
+    def compressed(self) -> words.Compression:
+        """Compression and filters as one value."""
+        topk = self.compression if isinstance(self.compression, TopK) else None
+        kind = "topk" if topk is not None else str(self.compression)
+        skip = next((each.random_skip for each in self.filters if each.random_skip is not None), 0.0)
+        significance = next((each.significance for each in self.filters if each.significance is not None), 0.0)
+        return words.Compression(kind, topk.topk if topk is not None else 1.0, skip, significance)
 
 
 class KeepBest(Section, frozen=True):
@@ -269,6 +288,7 @@ def _put(node: yaml.Node | None, path: list[str], value: yaml.Node, where: str) 
 def _contradictions(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     """What is well written and makes no sense together: (path, message, hint)."""
     yield from _what_runs(spec)
+    yield from _what_is_left_out(spec.sync)
     yield from _what_strategies_can(spec)
     for name in spec.env:
         if name in OWN_VARIABLES:
@@ -290,6 +310,22 @@ def _what_runs(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
                 f"{spec.script} is not inside workdir, which is what hosts get",
                 "write it relative to workdir",
             )
+
+
+def _what_is_left_out(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Filters that are none, two, or let nothing through."""
+    seen: set[str] = set()
+    for index, each in enumerate(sync.filters):
+        named = [name for name in each.__struct_fields__ if getattr(each, name) is not None]
+        where = f"sync.filters[{index}]"
+        if len(named) != 1:
+            yield where, f"{len(named)} filters in one place", "one a place: [{random_skip: 0.5}, {significance: 0.5}]"
+        for name in named:
+            if name in seen:
+                yield f"{where}.{name}", "stands there twice", "keep one"
+            seen.add(name)
+            if getattr(each, name) == 1:
+                yield f"{where}.{name}", "1 may let nothing through", "a number below 1, such as 0.5"
 
 
 def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
@@ -317,6 +353,9 @@ def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             f"{sync.period} does not go with consistency: {_mode(sync.consistency)}: all meet at a period's end",
             "consistency: bsp, or period: 1",
         )
+    on_servers = _only_on_servers(sync)
+    if spec.servers == 0 and on_servers:
+        yield on_servers, f"needs servers ({sync.compressed}), and servers: 0 was asked for", "servers: auto, or none"
     if strategy in ("ps", AUTO):
         return
     cure = "use strategy: ps, or auto"
@@ -325,11 +364,18 @@ def _what_strategies_can(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield "sync.consistency", f"{mode} does not go with strategy: {strategy}, which is bsp", cure
     if sync.update == "server":
         yield "sync.update", f"server does not go with strategy: {strategy}, which has no servers", cure
-    if sync.compression not in ("none", "bf16", "fp16"):
-        kind = "topk" if isinstance(sync.compression, TopK) else sync.compression
-        yield "sync.compression", f"{kind} does not go with strategy: {strategy} (none, bf16, fp16 do)", cure
+    if on_servers:
+        what = "filters do" if on_servers == "sync.filters" else f"{sync.compressed.kind} does"
+        yield on_servers, f"{what} not go with strategy: {strategy} (compression: none, bf16, fp16 does)", cure
     if isinstance(spec.replicas, int) and spec.replicas > 0:
         yield "replicas", f"{spec.replicas} does not go with strategy: {strategy}, which has no servers", cure
+
+
+def _only_on_servers(sync: SyncSpec) -> str:
+    """Return the key of what only servers can do of a compression; "" where collectives can do it too."""
+    if sync.compression not in ("none", "bf16", "fp16"):
+        return "sync.compression"
+    return "sync.filters" if sync.filters else ""
 
 
 def _mode(consistency: str | Ssp) -> str:

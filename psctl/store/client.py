@@ -23,7 +23,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.asides import Fetching
-from psctl.store.landing import Landings, Take, flat_buffers, wrong
+from psctl.store.landing import Landings, Take, wrong
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
     PART,
@@ -51,6 +51,7 @@ from psctl.store.messages import (
 from psctl.store.outbox import Outbox
 from psctl.store.pieces import bytes_view, pieces
 from psctl.store.route import Route
+from psctl.store.sending import Sending
 from psctl.store.state import Terms
 from psctl.words import Number, Shard
 
@@ -100,7 +101,8 @@ class ClientMind:
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
         self._eager, self._lending = eager, lending or Lending()
-        self._send = [flat_buffers(terms, self._lending) for _ in range(terms.buffers)]
+        self.pushes = Sending(terms, shards, self.held, rank, self._lending)
+        """What is pushed from, and what error feedback keeps."""
         self._pushed = [terms.base - 1] * len(shards)
         self._start: Mapping[str, torch.Tensor] | None = None
         self._norms: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> squares
@@ -176,7 +178,7 @@ class ClientMind:
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, once `unacknowledged(clock - buffers)` is empty."""
-        return self._send[clock % self.buffers]
+        return self.pushes.flat(clock)
 
     def unacknowledged(self, clock: int) -> set[int]:
         """Return the servers that have not acknowledged all pushes up to `clock`."""
@@ -187,19 +189,22 @@ class ClientMind:
         return self._outbox.unsettled()
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[Out]:
-        """Push a shard's gradients; they stand in `sending(clock)`. `missing(clock, [shard])` must be empty."""
+        """Push a shard's gradients, which stand in `sending(clock)`, or which `pushes.encode` coded.
+
+        `missing(clock, [shard])` must be empty.
+        """
         assert len(present) == len(self.held[shard]), f"shard {shard} has {len(self.held[shard])} pieces"
         assert clock == self._pushed[shard] + 1, f"shard {shard}: push of clock {clock} after {self._pushed[shard]}"
         assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
         assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
         self._pushed[shard] = clock
-        head = Push(shard, clock, float(weight), bytes(map(bool, present)), self._landings.each[shard].held)
+        landed, size = self._landings.each[shard].held, self.pushes.size(clock, shard)
+        head = Push(shard, clock, float(weight), bytes(map(bool, present)), landed, size=size)
         self._outbox.push(head)
         return self._push(head) if self._is_open(shard) else []
 
     def _push(self, head: Push) -> list[Out]:
-        owner, shard = self.owners[head.shard], self.shards[head.shard]
-        flat = self.sending(head.clock)[shard.dtype].narrow(0, shard.range.start, len(shard.range))
+        owner, flat = self.owners[head.shard], self.pushes.of(head.clock, head.shard)
         if any(head.present) and (lent := self._lending.place(owner, flat)):
             return [Out(owner, msgspec.structs.replace(head, at=lent))]
         view = bytes_view(flat) if any(head.present) else memoryview(b"")

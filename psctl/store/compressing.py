@@ -182,6 +182,24 @@ def coder(how: Compression, dtype: torch.dtype) -> Coder | None:
     return None if how.off or not dtype.is_floating_point else Coder(how, dtype)
 
 
+def narrow(how: Compression, update: str, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the type in which sums of gradients travel back to workers that step; None: as they are.
+
+    Values that servers step, and start values, always travel as they are.
+    """
+    wanted = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(how.halves)
+    fits = dtype in (torch.float32, torch.float64) and update == "worker"
+    return wanted if fits else None
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round values to what another type holds; returns them."""
+    for start in range(0, values.numel(), ADDED):
+        block = values[start : start + ADDED]
+        block.copy_(block.to(dtype))
+    return values
+
+
 def residual_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type of what gradients of a type leave behind."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.store.compressing import coder
 from psctl.store.ledger import Membership, Order
 from psctl.store.messages import Push, PushPart
 from psctl.store.pieces import bytes_view
@@ -54,6 +55,7 @@ class _Push(msgspec.Struct, frozen=True):
     rank: int
     weight: float
     present: bytes
+    size: int
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -85,6 +87,9 @@ class Intake(ABC):
         self.taken: dict[int, int] = {}  # by rank; see `clock_of`
         self.saves: set[int] = set()  # versions that a checkpoint is to be made of
         self._state = state
+        self._coder = coder(state.terms.compression, state.values.dtype)
+        self._limit = self._coder.limit(state.held) if self._coder is not None else state.nbytes
+        self._spare: list[torch.Tensor] = []  # room for codes
         self._staged: dict[tuple[int, int], Staged] = {}  # (clock, rank), in order of arrival
         self._orders: dict[tuple[int, int], Order] = {}  # (clock, rank; -1: everyone's)
 
@@ -118,8 +123,7 @@ class Intake(ABC):
                 raise self.wrong(rank, "a push that lies elsewhere, with bytes")
             if not self._begins(rank, message):
                 return None
-            expected = self._state.nbytes if any(message.present) else 0
-            staged = Staged(message.weight, message.present, expected, self._state.take())
+            staged = Staged(message.weight, message.present, self._expected(message), self._room())
             self._staged[message.clock, rank] = staged
         elif staged is None:
             return None
@@ -149,11 +153,13 @@ class Intake(ABC):
         assert message.at is not None, "it says where it lies"
         if not self._begins(rank, message):
             return False
-        dtype, size = self._state.values.dtype, self._state.nbytes
-        if len(lent) != size or not size or message.at.offset % dtype.itemsize or not any(message.present):
+        dtype, size = self._room_type, self._state.nbytes if self._coder is None else message.size
+        align = dtype.itemsize if self._coder is None else 8
+        if len(lent) != size or not size or message.at.offset % align or not any(message.present):
             raise self.wrong(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
-        buffer = torch.frombuffer(lent, dtype=dtype)
-        self._staged[message.clock, rank] = Staged(message.weight, message.present, size, buffer, lent=True)
+        staged = Staged(message.weight, message.present, size, torch.frombuffer(lent, dtype=dtype), lent=True)
+        self._read_well(rank, staged)
+        self._staged[message.clock, rank] = staged
         self.taken[rank] = message.clock
         return True
 
@@ -166,8 +172,42 @@ class Intake(ABC):
             return False
         staged.filled += size
         if staged.whole:
+            try:
+                self._read_well(rank, staged)
+            except ProtocolError:
+                self.drop(message.clock, rank)
+                raise
             self.taken[rank] = message.clock
         return staged.whole
+
+    @property
+    def _room_type(self) -> torch.dtype:
+        return self._state.values.dtype if self._coder is None else torch.uint8
+
+    def _room(self) -> torch.Tensor:
+        """Return where a push comes in."""
+        if self._coder is None:
+            return self._state.take()
+        return self._spare.pop() if self._spare else torch.empty(self._limit, dtype=torch.uint8)
+
+    def _expected(self, message: Push) -> int:
+        """Return how many bytes a push has."""
+        if not any(message.present):
+            return 0
+        return self._state.nbytes if self._coder is None else message.size
+
+    def _read_well(self, rank: int, staged: Staged) -> None:
+        """Look whether a push that is whole can be summed.
+
+        Raises:
+            ProtocolError: it is not the code of this shard's gradients; the worker's fault.
+        """
+        if self._coder is None:
+            return
+        try:
+            self._coder.check(staged.buffer[: staged.expected], self._state.held, staged.present)
+        except ValueError as error:
+            raise self.wrong(rank, f"a push that is no code of its gradients: {error}") from None
 
     def _check(self, rank: int, message: Push) -> None:
         terms, held = self._state.terms, self._state.held
@@ -177,6 +217,8 @@ class Intake(ABC):
             raise self.wrong(rank, f"push of clock {message.clock} at version {self._state.version}")
         if len(message.present) != len(held) or message.present.strip(b"\x00\x01"):
             raise self.wrong(rank, f"push for {len(message.present)} pieces where {len(held)} are")
+        if (message.size >= 0) != (self._coder is not None) or message.size > self._limit:
+            raise self.wrong(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise self.wrong(rank, f"push with weight {message.weight}")
 
@@ -187,12 +229,26 @@ class Intake(ABC):
             self._give(staged)
 
     def _give(self, staged: Staged) -> None:
-        if not staged.lent:
+        if staged.lent:
+            return
+        if self._coder is None:
             self._state.give(staged.buffer)
+        else:
+            self._spare.append(staged.buffer)
 
     def own(self, staged: Staged) -> torch.Tensor:
-        """Return a staged push's bytes where they may be changed."""
-        return self._state.take().copy_(staged.buffer) if staged.lent else staged.buffer
+        """Return a staged push's gradients where they may be changed; the push is given up."""
+        if self._coder is None:
+            return self._state.take().copy_(staged.buffer) if staged.lent else staged.buffer
+        total = self._state.take().zero_()
+        self.add(staged, total, 1.0)
+        return total
+
+    def add(self, staged: Staged, total: torch.Tensor, weight: float) -> None:
+        """Add a staged push that is a code, times `weight`, to a sum; the push is given up."""
+        assert self._coder is not None, "others are added piece by piece"
+        self._coder.add(staged.buffer[: staged.expected], self._state.held, staged.present, total, weight)
+        self._give(staged)
 
     def drop_partial(self, rank: int) -> None:
         """Forget what a rank had pushed in part."""
@@ -247,10 +303,10 @@ class Intake(ABC):
     def staged(self) -> tuple[bytes, list[memoryview]]:
         """Return all that is taken and not applied: a head, and bytes that stay as they are."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
-        pushes = [_Push(clock, rank, one.weight, one.present) for (clock, rank), one in whole.items()]
+        pushes = [_Push(clock, rank, one.weight, one.present, one.expected) for (clock, rank), one in whole.items()]
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
         head = self._with_sum(Handed(dict(self.taken), orders, pushes, sorted(self.saves)))
-        data = [one.bytes for one in whole.values() if one.expected]
+        data = [one.bytes[: one.expected] for one in whole.values() if one.expected]
         return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
 
     def restage(self, head: bytes, data: memoryview) -> None:
@@ -263,15 +319,15 @@ class Intake(ABC):
             handed = _HANDED.decode(head)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"shard {self._state.shard.index}: no hand-over: {error}") from error
-        sizes = [self._state.nbytes if any(push.present) else 0 for push in handed.pushes]
+        sizes = [push.size for push in handed.pushes]
         first = self._state.nbytes if handed.summed >= 0 else 0
-        if first + sum(sizes) != len(data):
+        if first + sum(sizes) != len(data) or any(not 0 <= size <= self._limit for size in sizes):
             raise ProtocolError(f"shard {self._state.shard.index}: a hand-over of {len(data)} bytes")
         self.clear()
         if handed.summed >= 0:
             self._take_sum(handed, data[:first])
         for push, size in zip(handed.pushes, sizes, strict=True):
-            one = self._staged[push.clock, push.rank] = Staged(push.weight, push.present, size, self._state.take())
+            one = self._staged[push.clock, push.rank] = Staged(push.weight, push.present, size, self._room())
             one.bytes[:size] = data[first : first + size]
             one.filled, first = size, first + size
         for clock, order in handed.orders:

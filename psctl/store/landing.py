@@ -8,6 +8,8 @@ front            what the user reads. It changes only while the user waits for t
                  never waited for comes to the front before the next pull, which needs its place in the back.
 taken            who has the values elsewhere in the end (a model's parameters) takes them out of the back, or out of
                  the server's memory, in the place of the front: one copy. A shard may be taken piece by piece.
+
+Sums of gradients may travel in half as many bits (compressing.py): those always land in the back.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Protocol
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.store.compressing import narrow
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import Values, ValuesPart
 from psctl.store.pieces import Piece, bytes_view, torch_dtype
@@ -34,16 +37,19 @@ class Take(Protocol):
 
         Args:
             shard: its index.
-            values: of the shard; not to be written, and not to be kept.
+            values: of the shard, in whatever type they travelled; not to be written, and not to be kept.
             present: for each of its pieces whether somebody had a gradient.
             clocks: everyone's clocks before this one are in the values.
         """
 
 
-def flat_buffers(terms: Terms, lending: Lending | None = None) -> dict[str, torch.Tensor]:
-    """Return a buffer for each dtype's flat space."""
+def flat_buffers(
+    terms: Terms, lending: Lending | None = None, only: Sequence[str] | None = None
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return a buffer for each dtype's flat space (`only`: for these)."""
     new = (lending or Lending()).zeros
-    return {dtype: new(size, torch_dtype(dtype)) for dtype, size in spaces(terms.layout).items()}
+    wanted = spaces(terms.layout).items()
+    return {dtype: new(size, torch_dtype(dtype)) for dtype, size in wanted if only is None or dtype in only}
 
 
 class Landing:
@@ -134,7 +140,7 @@ class Landings:
                 return None  # of an answer that was given twice
             if offset != landing.filled:
                 raise wrong(server, message.shard, f"part of version {message.version}, out of order")
-        whole = self._bytes(self.front if landing.direct else self._back, self._shards[message.shard])
+        whole = bytes_view(self._target(landing, self._shards[message.shard], message.version))
         if offset + size > len(whole):
             raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
         return whole[offset : offset + size]
@@ -149,7 +155,8 @@ class Landings:
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # asked twice around a broken connection, answered twice
         landing.incoming, landing.coming_clocks = message.version, message.clocks
-        landing.filled, landing.direct = 0, landing.open and self.take is None
+        narrower = self._narrow(self._shards[message.shard], message.version)
+        landing.filled, landing.direct = 0, landing.open and self.take is None and narrower is None
         return True
 
     def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
@@ -169,7 +176,8 @@ class Landings:
         if isinstance(message, Values):
             self._presence(landing, message)
         landing.filled += size
-        if landing.filled < len(shard.range) * self.front[shard.dtype].element_size():
+        target = self._target(landing, shard, message.version)
+        if landing.filled < target.numel() * target.element_size():
             return False
         landing.lent = None
         self._whole(landing, message.version)
@@ -226,7 +234,7 @@ class Landings:
             landing, where = self.each[shard], self._shards[shard]
             if landing.shown < landing.version:
                 part = 0, where.range.start, len(where.range)
-                version, source = landing.lent or (landing.version, self._back[where.dtype].narrow(*part))
+                version, source = landing.lent or (landing.version, self._back_of(where, landing.version))
                 if self.take is None:
                     self.front[where.dtype].narrow(*part).copy_(source)
                 elif not self.take(shard, source, landing.present[version], landing.clocks):
@@ -243,8 +251,21 @@ class Landings:
                 seen[piece.parameter] = seen.get(piece.parameter, False) or bool(there)
         return [seen[index] for index in sorted(seen)]
 
-    def _bytes(self, flat: dict[str, torch.Tensor], shard: Shard) -> memoryview:
-        return bytes_view(flat[shard.dtype].narrow(0, shard.range.start, len(shard.range)))
+    def _narrow(self, shard: Shard, version: int) -> torch.dtype | None:
+        """Return the type in which a version travels, where it is not the shard's own; start values do as they are."""
+        terms = self._terms
+        return narrow(terms.compression, terms.update, torch_dtype(shard.dtype)) if version > terms.base else None
+
+    def _target(self, landing: Landing, shard: Shard, version: int) -> torch.Tensor:
+        """Return where the bytes of a version go."""
+        if landing.direct:
+            return self.front[shard.dtype].narrow(0, shard.range.start, len(shard.range))
+        return self._back_of(shard, version)
+
+    def _back_of(self, shard: Shard, version: int) -> torch.Tensor:
+        whole = self._back[shard.dtype].narrow(0, shard.range.start, len(shard.range))
+        dtype = self._narrow(shard, version)
+        return whole if dtype is None else whole.view(dtype)[: len(shard.range)]
 
 
 def wrong(server: int, shard: int, what: str) -> ProtocolError:

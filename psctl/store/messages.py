@@ -48,7 +48,8 @@ class Push(Message, frozen=True):
 
     `present` has one byte a piece, 1 where this worker had a gradient; no bytes follow when all are 0.
     `landed` is the newest version of the shard that this worker holds whole: older ones may be overwritten.
-    `at`: no payload and no parts; all of the bytes lie there.
+    `at`: no payload and no parts; all of the bytes lie there. `size`: bytes in all, where they are a code
+    (compressing.py); -1: the gradients as they are.
     """
 
     shard: int
@@ -57,6 +58,7 @@ class Push(Message, frozen=True):
     present: bytes
     landed: int
     at: Place | None = None
+    size: int = -1
 
 
 class PushPart(Message, frozen=True):

@@ -373,12 +373,13 @@ class ShardMind:
         version = self.version
         assert version is not None, "it is settled"
         self._sent[rank] = version
-        view, index = bytes_view(self.state.values), self.shard.index
+        index = self.shard.index
         if at := self._lending.place(rank, self.state.values):
             return [Send(rank, Values(index, version, self.state.present, clock, self._intake.clocks, at))]
         head = Values(index, version, self.state.present, clock, self._intake.clocks)
+        view = bytes_view(self.state.travelling())
         outputs = [Send(rank, head, view[:PART] or None)]
-        for offset in range(PART, self.state.nbytes, PART):
+        for offset in range(PART, len(view), PART):
             outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + PART]))
         return outputs
 

@@ -17,12 +17,13 @@ import msgspec
 import torch
 
 from psctl.errors import ProtocolError
+from psctl.store.compressing import narrow, rounded
 from psctl.store.fit import SCALARS, PieceOptimizer
 from psctl.store.ledger import Order, Refusal
 from psctl.store.lending import Lending
 from psctl.store.pieces import Piece, bytes_view, torch_dtype
 from psctl.store.snapshot import Copied, Loading, copy_shard, dtype_name
-from psctl.words import Layout, Shard
+from psctl.words import PLAIN, Compression, Layout, Shard
 
 STATES = 8
 """More tensors of a shard's size than any fit optimizer keeps, twice as wide at most: what a copy may take."""
@@ -36,6 +37,7 @@ class Terms(msgspec.Struct, frozen=True):
     update: str  # "server" | "worker"
     base: int = 0  # version of the start values: clocks already in them
     staleness: int | None = 0  # clocks; 0: bsp; None: asp
+    compression: Compression = PLAIN
 
     @property
     def buffers(self) -> int:
@@ -89,12 +91,15 @@ class ShardState:
         self.version: int | None = None  # None: start values are not all here
         self._made: dict[int, torch.Tensor] = {}  # all buffers, by where they lie
         self.values = self._new()
+        self.narrow = narrow(terms.compression, terms.update, self.values.dtype)
+        """The type in which sums travel, and to which they are rounded; None: theirs."""
         self.nbytes = self.values.numel() * self.values.element_size()
         self.present = bytes(len(held))  # which pieces had a gradient at the clock that made this version
         self.applied: dict[int, int] = {}  # the vector clock: last clock of each rank that is in the values
         self._optimizer = PieceOptimizer(terms.layout, held, self.values) if terms.update == "server" else None
         self._read = read
         self._free: list[torch.Tensor] = []
+        self._narrowed: tuple[int | None, torch.Tensor] = (None, self.values)
         self._left: list[tuple[int, torch.Tensor]] = []  # old versions that someone may be reading
 
     # ---- buffers ------------------------------------------------------------------------------------------------
@@ -120,6 +125,14 @@ class ShardState:
     def give(self, buffer: torch.Tensor) -> None:
         """Take a buffer back that nobody reads any more."""
         self._free.append(buffer)
+
+    def travelling(self) -> torch.Tensor:
+        """Return the values as they travel: narrower ones are made once a version, and live until they have left."""
+        if self.narrow is None or self.version == self.terms.base:
+            return self.values
+        if self._narrowed[0] != self.version:
+            self._narrowed = self.version, self.values.to(self.narrow)
+        return self._narrowed[1]
 
     # ---- the state machine ----------------------------------------------------------------------------------------
 
@@ -169,7 +182,7 @@ class ShardState:
             gradient = self.take().zero_()
         if self._optimizer is None:
             self._leave(self.version)
-            self.values = gradient
+            self.values = gradient if self.narrow is None else rounded(gradient, self.narrow)
         else:
             self._step(self._optimizer, gradient, entry)
             self.give(gradient)

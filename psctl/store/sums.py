@@ -76,6 +76,11 @@ class Joint(Intake):
         """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
         held, whole = self._state.held, all(staged.present)
         self._weight += staged.weight
+        if self._coder is not None:  # read and summed in one pass
+            self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+            self._sum = self._state.take().zero_() if self._sum is None else self._sum
+            self.add(staged, self._sum, staged.weight)
+            return
         if staged.weight != 1.0:
             staged = Staged(1.0, staged.present, staged.expected, self.own(staged).mul_(staged.weight))
         if self._sum is None and self._first is None:

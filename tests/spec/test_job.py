@@ -6,7 +6,7 @@ import pytest
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
 from psctl.spec.job import Every, JobSpec, KeepBest, PerHost, load_job
-from psctl.words import STRATEGIES
+from psctl.words import PLAIN, STRATEGIES, Compression
 
 FULL = """\
 version: 1
@@ -153,6 +153,25 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ("sync: {period: 4, consistency: {ssp: 2}}", "3:16", "sync.period: 4 does not go with consistency: {ssp: 2}"),
         ("sync: {update: server, strategy: native}", "3:16", "sync.update: server does not go with strategy: native"),
         ("sync: {compression: onebit, strategy: tree}", "3:21", "sync.compression: onebit does not go with"),
+        ("sync: {compression: {topk: 0.1}, strategy: native}", "3:21", "sync.compression: topk does not go with"),
+        ("sync: {filters: [{random_skip: 0.5}], strategy: ring}", "3:17", "sync.filters: filters do not go with"),
+        ("sync: {compression: int8}\nservers: 0", "3:21", "sync.compression: needs servers (int8)"),
+        ("sync: {filters: [{}]}", "3:18", "sync.filters[0]: 0 filters in one place"),
+        (
+            "sync: {filters: [{random_skip: 0.5, significance: 0.1}]}",
+            "3:18",
+            "sync.filters[0]: 2 filters in one place",
+        ),
+        (
+            "sync: {filters: [{random_skip: 0.5}, {random_skip: 0.1}]}",
+            "3:52",
+            "sync.filters[1].random_skip: stands there twice",
+        ),
+        (
+            "sync: {filters: [{significance: 1}]}",
+            "3:33",
+            "sync.filters[0].significance: 1 may let nothing through",
+        ),
         ("sync: {strategy: native}\nreplicas: 1", "4:11", "replicas: 1 does not go with strategy: native"),
         ("sync: {strategy: ps}\nservers: 0", "4:10", "servers: 0, and strategy: ps needs one at least"),
         ("module: pkg.train", "3:9", "module: script: t.py is given too"),
@@ -184,9 +203,6 @@ def test_the_script_is_inside_workdir(script: str) -> None:
 @pytest.mark.parametrize(
     ("more", "where"),
     [
-        ("sync: {compression: bf16}", "3:21"),
-        ("sync: {compression: {topk: 0.01}}", "3:21"),
-        ("sync: {filters: [a]}", "3:8"),
         ("sync: {batchnorm: sync}", "3:19"),
         ("metrics: {tensorboard: true}", "3:24"),
     ],
@@ -196,6 +212,23 @@ def test_what_is_promised_and_not_built_is_refused_with_its_place(more: str, whe
         short(more)
     assert (caught.value.where, caught.value.exit, caught.value.code) == (f"j.yaml:{where}", 2, "invalid-file")
     assert "not in this version" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("more", "compression"),
+    [
+        ("sync: {compression: int8}", Compression("int8")),
+        ("sync: {compression: {topk: 0.01}}", Compression("topk", share=0.01)),
+        ("sync: {compression: bf16, strategy: ring}", Compression("bf16")),
+        (
+            "sync: {compression: onebit, filters: [{significance: 0.5}, {random_skip: 0.25}], strategy: ps}",
+            Compression("onebit", skip=0.25, significance=0.5),
+        ),
+        ("sync: {filters: []}", PLAIN),
+    ],
+)
+def test_compression_and_filters_are_one_value(more: str, compression: Compression) -> None:
+    assert short(more).sync.compressed == compression
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -216,7 +249,7 @@ def test_overrides_come_before_the_check() -> None:
         ("sync.strategy=rign", 'did you mean "ring"?'),
         ("sync.stratgy=ps", "sync.stratgy: unknown key"),
         ("workers=0", "workers: expected auto or"),
-        ("sync.compression=bf16", "not in this version"),
+        ("sync.compression=bf61", 'did you mean "bf16"?'),
         ("args=[a", "not YAML"),
     ],
 )

@@ -17,7 +17,8 @@ JOB = {
     "exclude": "[data]", "cluster": "lab", "workers": "3", "servers": "4", "seed": "5", "replicas": "0",
     "sync.strategy": "native", "sync.consistency": "{ssp: 3}", "sync.consistency.ssp": "4",
     "sync.update": "worker", "sync.period": "8",
-    "sync.compression": "none", "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
+    "sync.compression": "int8", "sync.compression.topk": "0.01", "sync.filters": "[{random_skip: 0.5}]",
+    "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
     "restart.on_worker_loss": "wait", "timeouts.start": "9s",
@@ -37,7 +38,7 @@ HOST = {
     "roles": "[server]", "labels": "{a: b}",
 }  # fmt: skip
 ONE_VALUE = {
-    "version", "sync.compression", "sync.batchnorm", "restart.on_worker_loss",
+    "version", "sync.batchnorm", "restart.on_worker_loss",
     "metrics.tensorboard",
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
