@@ -93,6 +93,14 @@ class Chunks:
         if len(order) == 1:
             place.copy_(operands[order[0]])
             return
+        if len(order) > 2 and place.dtype in (torch.bfloat16, torch.float16):
+            for start in range(0, place.numel(), BLOCK):
+                first, *others = (operands[each][start : start + BLOCK] for each in order)
+                wide = first.float()
+                for part in others:
+                    wide.add_(part)
+                place[start : start + BLOCK].copy_(wide)  # rounded once
+            return
         free = order.index(rank) if write.own and into is None else 0
         for start in range(0, place.numel(), BLOCK):
             parts = [operands[each][start : start + BLOCK] for each in order]

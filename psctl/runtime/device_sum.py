@@ -43,8 +43,9 @@ class DeviceSum:
         self._staging.then(on_its_way.begin)
         return on_its_way
 
-    def moved(self, size: int) -> int:
-        return self._summing.moved(size)
+    @property
+    def bytes_moved(self) -> int:
+        return self._summing.bytes_moved
 
     def close(self) -> None:
         self._hand.end()

@@ -145,18 +145,28 @@ class AllReduce:
         group: who takes part.
         summing: sums a bucket.
         parameters: the trainable ones, in the model's order.
+        halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
     """
 
     doing = "compute"
 
-    def __init__(self, group: Group, summing: Summing, parameters: Sequence[nn.Parameter]) -> None:
-        self._group, self._summing, self._parameters = group, summing, parameters
+    def __init__(
+        self,
+        group: Group,
+        summing: Summing,
+        parameters: Sequence[nn.Parameter],
+        halves: torch.dtype | None = None,
+    ) -> None:
+        self._group, self._summing, self._parameters, self._halves = group, summing, parameters, halves
         self.buckets: list[list[int]] = buckets(parameters)
-        self.bytes_moved = 0
         self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
         self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
         self._next = 0
         self._works: list[Waited] = []
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._summing.bytes_moved
 
     def send(self, bucket: int, weight: float) -> None:
         self._waiting[bucket] = weight
@@ -185,7 +195,9 @@ class AllReduce:
         first = self._parameters[self.buckets[index][0]]
         size = sum(self._parameters[place].numel() for place in self.buckets[index])
         more = len(self._parameters) if index == len(self.buckets) - 1 else 0
-        return self._summing.buffer(size + more, first.dtype, first.device)
+        narrow = self._halves is not None and self._halves.itemsize < first.dtype.itemsize
+        dtype = self._halves if narrow and self._halves is not None else first.dtype
+        return self._summing.buffer(size + more, dtype, first.device)
 
     def _somebody(self) -> list[bool]:
         """Return for each parameter whether any rank had a gradient."""
@@ -211,20 +223,23 @@ class AllReduce:
                 gradient = self._parameters[place].grad
                 if gradient is None:
                     part.zero_()
-                else:
+                elif part.dtype == gradient.dtype:
                     part.copy_(gradient.reshape(-1))
-            if weight != 1.0:
+                else:  # the mean is summed, for a sum might be too large for float16
+                    torch.mul(gradient.reshape(-1), weight / self._group.world, out=part)
+            if weight != 1.0 and flat.dtype == self._parameters[self.buckets[index][0]].dtype:
                 flat.mul_(weight)
             if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
                 self._there().copy_(torch.tensor(marks))
-        self.bytes_moved += self._summing.moved(flat.numel() * flat.element_size())
         self._works.append(self._summing.put(flat))
 
     def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(total.view(parameter.shape)).div_(self._group.world)
+        parameter.grad.copy_(total.view(parameter.shape))
+        if total.dtype == parameter.dtype:
+            parameter.grad.div_(self._group.world)
 
 
 def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:

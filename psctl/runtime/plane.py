@@ -198,9 +198,10 @@ class Plane:
         os.close(self._wake)
 
     @property
-    def bytes_sent(self) -> int:
-        """Bytes that went over lines and streams."""
-        return sum(line.bytes_sent for line in self._lines.values())
+    def bytes_moved(self) -> int:
+        """Bytes that were sent and received over streams, and sent over lines; what is lent does not move."""
+        streams = self._sealed.bytes_moved if self._sealed is not None else 0
+        return streams + sum(line.bytes_sent for line in self._lines.values())
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,11 @@ class Sealed:
         """Return why nothing more comes from a peer; "" while something may."""
         return self._ended.get(peer, "")
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that were sent and received."""
+        return sum(peer.bytes_sent + peer.bytes_received for peer in list(self._peers.values()))
+
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
     def joined(self, peer: Any) -> None:

@@ -28,6 +28,7 @@ from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
 from psctl.schedule import catalog
 from psctl.schedule.transfer import Schedule
+from psctl.store.pieces import torch_dtype
 from psctl.words import Layout, Member, TensorSlice, consistency
 
 
@@ -129,7 +130,8 @@ def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
     if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
         group.same_everywhere(decision.layout)
     group.spread([*parts.parameters().values(), *parts.buffers().values()])
-    reducer = AllReduce(group, _summing(decision, group, parameters[0].device, tools), parameters)
+    halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
+    reducer = AllReduce(group, _summing(decision, group, parameters[0].device, tools), parameters, halves)
     return _stepping(parts, reducer, decision, tools)
 
 

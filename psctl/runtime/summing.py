@@ -40,8 +40,9 @@ class Summing(Protocol):
     def put(self, vector: torch.Tensor) -> Waited:
         """Begin to sum a vector."""
 
-    def moved(self, size: int) -> int:
-        """Return the bytes that this rank sends for a vector of `size` bytes."""
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that this rank sent and received: counted where they are psctl's own, else those of the schedule."""
 
     def close(self) -> None:
         """End threads; nothing is on its way."""
@@ -57,16 +58,15 @@ class EngineSum:
     def __init__(self, group: Any) -> None:
         self._group = group
         self.world = dist.get_world_size(group)
+        self.bytes_moved = 0
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(length, dtype=dtype, device=device)
 
     def put(self, vector: torch.Tensor) -> Waited:
         work: Waited = dist.all_reduce(vector, group=self._group, async_op=True)
+        self.bytes_moved += 2 * (2 * vector.nbytes * (self.world - 1) // self.world)  # the engine's ring
         return work
-
-    def moved(self, size: int) -> int:
-        return 2 * size * (self.world - 1) // self.world
 
     def close(self) -> None:
         return
@@ -91,6 +91,7 @@ class PlayedSum:
     ) -> None:  # fmt: skip
         self._schedule, self._plane, self._shared = schedule, plane, shared
         self._buffers: list[torch.Tensor] = []
+        self._moved = 0
         on_host = device.type == "cpu"
         self._spare: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         if plane is None:
@@ -112,10 +113,13 @@ class PlayedSum:
         return torch.zeros(length, dtype=dtype, device=device)
 
     def put(self, vector: torch.Tensor) -> Waited:
+        if self._plane is None:
+            self._moved += 2 * int(self._schedule.sent(vector.nbytes)[self._rank])
         return self._own.put(vector, SHORT) if isinstance(self._own, Queue) else self._own.put(vector)
 
-    def moved(self, size: int) -> int:
-        return int(self._schedule.sent(size)[self._rank])
+    @property
+    def bytes_moved(self) -> int:
+        return self._moved if self._plane is None else self._plane.bytes_moved
 
     def close(self) -> None:
         for each in (self._own, *self._helping):
