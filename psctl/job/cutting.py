@@ -40,6 +40,9 @@ from psctl.job.messages import Failure, Go, Prepare, Resume, Welcome
 from psctl.job.table import Death, Job, Rank
 from psctl.words import Member
 
+RESIDUAL = "what its compressed pushes had left out until now"
+"""The error-feedback residual: only its worker has it, between two checkpoints."""
+
 PATIENCE = 10.0
 """Seconds in which servers must answer what they hold of a dead worker."""
 
@@ -57,7 +60,9 @@ def place_for(job: Job, rank: Rank) -> int | None:
 
 def lost(job: Job, rank: Rank, reason: str) -> None:
     """A worker died and the job goes on: find the cut, and start its replacement where there is to be one."""
-    job.append(events.WorkerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
+    left_out = RESIDUAL if job.order.compression.feedback else ""
+    where = job.host(rank)
+    job.append(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=left_out))
     job.saves.sources.discard(rank.member)
     sharding.abandon(job, f"{rank.member} died")
     job.deaths[rank.member] = Death(rank, job.now)
@@ -86,7 +91,7 @@ def _order(job: Job, before: Rank, host: int) -> None:
     if host != before.host:
         job.tell(Member("agent", host), HoldSlots(local + 1))
     rank.step = before.step
-    if before.member.rank == 0:
+    if before.member.rank == 0 or sharding.leaves_out(job):
         job.saves.sources.add(rank.member)
     job.tell_state(rank)
     environment = worker_environment(job.order, job.seats(), before.member.rank, job.master, job.losses + job.scalings)

@@ -83,11 +83,12 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint"):
 
 
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
-    """A worker died."""
+    """A worker died. `lost`: what is lost with it and not replayed; "": nothing."""
 
     rank: int
     host: str
     reason: str
+    lost: str = ""
 
 
 class WorkerJoined(Event, frozen=True, tag="worker-joined"):

@@ -32,6 +32,11 @@ def begin(job: Job, made: ShardsMade) -> Assignment:
     return job.holdings.assignment
 
 
+def leaves_out(job: Job) -> bool:
+    """Whether workers keep what their pushes leave out, which belongs into checkpoints."""
+    return job.plan is not None and job.plan.chosen == "ps" and job.order.compression.feedback
+
+
 def place_of(rank: Rank) -> Place:
     """Return where a server that listens is."""
     assert rank.address is not None, "it has said where it listens"

@@ -216,7 +216,7 @@ def _decide(job: Job, made: ShardsMade) -> None:
     holding = job.of("server") if job.plan.servers else []  # else there may be some that hold tables alone
     assignment = sharding.begin(job, made) if holding else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)
-    if job.order.period > 1 or zero.outer:  # ranks step apart: each has an optimizer's state of its own
+    if job.order.period > 1 or zero.outer or sharding.leaves_out(job):  # each rank has something of its own
         job.saves.sources |= {rank.member for rank in job.of("worker")}
     job.first["decided"] = job.now
     for rank in [*holding, *job.of("worker")]:

@@ -55,10 +55,22 @@ class Serving(msgspec.Struct, frozen=True):
         copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
         return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
 
-    def part(self, *, apart: bool) -> float:
-        """Return what part of the gradients' bytes a push and a pull count as. Where servers have hosts of their own
-        and both go on at once (`apart`), the larger direction decides."""
-        return max(self.coding.push, self.coding.pull) if apart and self.pipelined else self.coding.both
+    def part(self, workers: Sequence[str], servers: Sequence[str]) -> float:
+        """Return what part of the gradients' bytes a push and a pull count as, with workers and servers on these hosts.
+
+        One behind the other they count evenly. At once, the port decides that is busiest in one direction.
+        """
+        push, pull = self.coding.push, self.coding.pull
+        if not self.pipelined or push == pull:
+            return self.coding.both
+        here, held = Counter(workers), Counter(servers)
+        coded, plain = 0.0, 0.0
+        for host in {*here, *held}:
+            share = held[host] / len(servers)
+            own, others = here[host] * (1 - share), share * (len(workers) - here[host])
+            coded = max(coded, own * push + others * pull, own * pull + others * push)
+            plain = max(plain, own + others)
+        return coded / plain if plain else self.coding.both
 
     def processors(self, size: float, workers: int, servers: int, crowd: float) -> float:
         """Return the seconds in which codes of `size` bytes of gradients are made, and read by the servers."""
@@ -84,7 +96,7 @@ def serve(
     pace = Pace(pace.flowing * longer, pace.waiting)
     codes = how.processors(size, ground.world, len(servers), ground.crowd)
     sent, shards = size * how.coding.push, _pieces(len(servers), size, ground.world) if how.pipelined else 1
-    size *= how.part(apart=not set(servers) & set(ground.hosts))
+    size *= how.part(ground.hosts, servers)
     if ground.world > LARGE:
         turns = Pace(1.0 if how.pipelined else 2.0)
         return coded(paced(paced(_by_ports(ground, servers, size), turns), pace), codes), 2, sent

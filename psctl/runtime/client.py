@@ -90,6 +90,7 @@ class ParameterClient:
         self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
+        self.residual = self._mind.pushes.residual  # what pushes left out so far, flat by dtype (store/sending.py)
         self.seconds_waiting = 0.0
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._sharing = sharing or alone(me)

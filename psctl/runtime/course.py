@@ -299,17 +299,19 @@ class Course:
     def _save(self, position: Position) -> None:
         """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count.
 
-        Where ranks step apart, the others send their optimizers' state.
+        Where ranks step apart, the others send their optimizers' state; what pushes left out is each rank's own.
         """
         self._saved = self.step
         if self._seat.keeps:
             self.on_save(self.step)
         assert self._parts is not None, "steps were made"
         assert self._way is not None, "steps were made"
-        if not self._seat.keeps or (self.rank != 0 and not self._way.apart):
+        own = self._way.residuals.tensors() if self._way.residuals is not None else {}
+        if not self._seat.keeps or (self.rank != 0 and not self._way.apart and not own):
             return
         if self.rank != 0:
-            self._send(None, self._parts.optimizer_state(local(self.rank))[1])
+            apart = self._parts.optimizer_state(local(self.rank))[1] if self._way.apart else {}
+            self._send(None, apart | own)
             return
         parts, on_servers = self._parts, self._way.update == "server"
         plain, tensors = ({}, {}) if on_servers else parts.optimizer_state()
@@ -321,7 +323,7 @@ class Course:
             "groups": parts.groups(), "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
             "outer": outer,
         }  # fmt: skip
-        self._send(state, parts.values(on_servers) | tensors | more | kept)
+        self._send(state, parts.values(on_servers) | tensors | more | kept | own)
         self._sent = self.step
 
     def _send(self, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ class Client(Protocol):
 
     base: int
     landing: dict[str, torch.Tensor]
+    residual: dict[str, torch.Tensor]
 
     @property
     def seconds_waiting(self) -> float: ...

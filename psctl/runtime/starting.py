@@ -21,6 +21,7 @@ from psctl.runtime.native import AllReduce, Group
 from psctl.runtime.period import PLACE, Factory, Own, Periodic
 from psctl.runtime.plane import Plane
 from psctl.runtime.pushing import Client, Flat, ServerSum
+from psctl.runtime.residuals import Residuals
 from psctl.runtime.served import Served
 from psctl.runtime.staging import staged
 from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
@@ -140,7 +141,7 @@ def _apart(decision: Decision, tools: Tools) -> bool:
     return decision.period > 1 or tools.outer is not None
 
 
-def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) -> Way:
+def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) -> Joint | Periodic:
     """Return the way of workers that step: jointly, or apart and joined at the ends of periods."""
     trainable = parts.trainable()
     if not _apart(decision, tools):
@@ -204,10 +205,24 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     tools.seat.listen(client.told)
     _start_values(parts, decision, tools, client, flat)
     if not served:
-        return _stepping(parts, ServerSum(client, flat), decision, tools)
-    assert parts.optimizer is not None, "checked above"
-    asp = decision.staleness is None
-    return Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp)
+        way: Served | Joint | Periodic = _stepping(parts, ServerSum(client, flat), decision, tools)
+    else:
+        assert parts.optimizer is not None, "checked above"
+        asp = decision.staleness is None
+        way = Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp)
+    way.residuals = _residuals(decision, tools, client)
+    return way
+
+
+def _residuals(decision: Decision, tools: Tools, client: Client) -> Residuals | None:
+    """Return what this rank's pushes left out, with what a checkpoint has of it; None: they leave nothing out."""
+    if not client.residual:
+        return None
+    found = Residuals(client.residual, decision.layout, tools.seat.me.rank)
+    if decision.resume is not None:
+        slices = found.saved(decision.resume.tensors)
+        found.load(slices, tools.seat.load(slices))
+    return found
 
 
 def _start_values(parts: Parts, decision: Decision, tools: Tools, client: Client, flat: Flat) -> None:

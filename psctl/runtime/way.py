@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from psctl.runtime.residuals import Residuals
+
 
 class Share:
     """How much of the examples behind the gradients is this rank's: the weight of what it sends.
@@ -122,6 +124,10 @@ class Way(Protocol):
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return what this way keeps that belongs into rank 0's checkpoint: JSON values, and tensors by name."""
 
+    @property
+    def residuals(self) -> Residuals | None:
+        """What this rank's pushes left out, which belongs into checkpoints; None: nothing is ever left out."""
+
     def finish(self) -> None:
         """The script has ended: let all ranks have the same values."""
 
@@ -139,7 +145,13 @@ class Way(Protocol):
         """Let go of everything; `failed`: without waiting for others, who may be gone."""
 
 
-class AtWorkers:
+class Exact:
+    """What ways share that leave nothing out, until they are given what they do."""
+
+    residuals: Residuals | None = None
+
+
+class AtWorkers(Exact):
     """What ways share where the workers hold the values: none is waited for, none lands, nobody joins in mid-run."""
 
     def wait(self) -> None:
@@ -161,7 +173,7 @@ class AtWorkers:
         raise AssertionError("where workers hold the values nobody joins in mid-run")
 
 
-class InStep:
+class InStep(Exact):
     """What ways share whose ranks have the same values after every step."""
 
     period = 1

@@ -114,6 +114,7 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"checkpoint step={event.step} size={size} seconds={event.seconds:.3g} path={event.path}"
         case kinds.WorkerLost():
             text = f"worker-lost worker/{event.rank} {event.host}: {event.reason}"
+            text += f" (lost: {event.lost})" if event.lost else ""
         case kinds.ServerLost():
             text = f"server-lost server/{event.rank} {event.host}: {event.reason}"
         case kinds.WorkerJoined():

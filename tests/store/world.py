@@ -17,7 +17,7 @@ from psctl.store.outputs import CaughtUp, HandedOver, Held, Save, Send, ToServer
 from psctl.store.server import ServerMind
 from psctl.store.shards import cut, spaces
 from psctl.store.state import Terms
-from psctl.words import Layout, ParameterInfo
+from psctl.words import PLAIN, Layout, ParameterInfo
 
 SIZES = (7, 130, 40)
 GROUPS = [{"lr": 0.05, "betas": [0.9, 0.999], "weight_decay": 0.01}]
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
         self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
-        terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness)
+        terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness, world.compression)
         self.mind = ClientMind(terms, SHARDS, world.owners(), rank, sorted(world.servers))
         self.phase = "pull"
         self.ahead = 0
@@ -67,6 +67,7 @@ class Worker:
             noise = torch.randn(len(to), generator=torch.Generator().manual_seed(100 * clock + self.rank))
             to.copy_(values * 0.1 + noise)
             for shard in range(len(SHARDS)):
+                mind.pushes.encode(clock, shard, [True] * len(mind.held[shard]))
                 self.world.out(self, mind.push(clock, shard, [True] * len(mind.held[shard]), 1.0))
             save = clock + 1 in self.world.saves
             self.world.out(self, mind.step(clock, GROUPS, None, save))
@@ -77,8 +78,10 @@ class Worker:
 
 class World:
     def __init__(
-        self, seed: int, servers: int, workers: int, clocks: int, *, replicas=0, staleness=0, saves=()
-    ) -> None:
+        self, seed: int, servers: int, workers: int, clocks: int, *, replicas=0, staleness=0, saves=(),
+        compression=PLAIN,
+    ) -> None:  # fmt: skip
+        self.compression = compression
         self.random, self.staleness, self.workers_, self.saves = random.Random(seed), staleness, workers, saves
         self.clocks, self.epoch = clocks, 0
         self.servers = {rank: self._server(rank) for rank in range(servers)}
@@ -99,7 +102,8 @@ class World:
             self.workers[rank].begin()
 
     def _server(self, rank: int) -> ServerMind:
-        return ServerMind(Terms(LAYOUT, self.workers_, "server", 0, self.staleness), SHARDS, rank)
+        terms = Terms(LAYOUT, self.workers_, "server", 0, self.staleness, self.compression)
+        return ServerMind(terms, SHARDS, rank)
 
     def owners(self) -> list[int]:
         return [chain[0] for chain in self.chains]
