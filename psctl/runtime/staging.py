@@ -177,7 +177,7 @@ class Staged:
 
     def __init__(self, client: Client, staging: Staging, end: Callable[[], object] = lambda: None) -> None:
         self._client, self._staging, self._end = client, staging, end
-        self.base, self.landing = client.base, client.landing
+        self.base, self.landing, self.residual = client.base, client.landing, client.residual
         for buffer in self.landing.values():
             staging.lock(buffer)
 
