@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self, layout: Layout, shards, update: str, chance: random.Random) -> None:
         self._layout, self.shards, self._update, self._random = layout, shards, update, chance
-        self.landing = self._new()
+        self.landing, self.residual = self._new(), {}
         self._values = self._new()
         self._send = [self._new(), self._new()]
         self._held = pieces(layout, shards)
