@@ -37,6 +37,9 @@ SKEW = 2.0
 LITTLE = 2_000_000_000
 """Bytes below which a disk is called full: checkpoints and logs grow."""
 
+DRIVERS = {"11": 450, "12": 525, "13": 580}
+"""The first branch of the driver for each major version of CUDA, as NVIDIA's notes on compatibility list them."""
+
 REACH = 8.0
 """Seconds for the reach test."""
 
@@ -196,8 +199,22 @@ def _gpus(report: Report, site: Site) -> None:
     if site.modules.get("torch") and site.cuda is None:
         cure = "install a CUDA build of torch, or runtime: {environment: managed}"
         report.bad("cuda", errors.VersionMismatch(f"torch {site.modules['torch']} is a CPU build, the GPUs idle", cure))
+    elif needed := newer_driver(gpus[0].driver, site.cuda):
+        what = f"torch is built for CUDA {site.cuda}, which needs driver {needed} or newer: it sees no GPU"
+        cure = f"update the driver, or set runtime: {{torch: ...}} to a build for the CUDA of driver {gpus[0].driver}"
+        report.bad("cuda", errors.VersionMismatch(what, cure))
     else:
         report.good("cuda", f"torch is built for {site.cuda}" if site.cuda else "torch comes with `psctl up`")
+
+
+def newer_driver(driver: str, cuda: str | None) -> int | None:
+    """Return the first branch of NVIDIA's driver that runs a CUDA version, when this driver is of an older one.
+
+    Within a major version of CUDA every driver that runs its first minor version runs all.
+    """
+    needed = DRIVERS.get((cuda or "").partition(".")[0])
+    branch = driver.partition(".")[0]
+    return needed if needed is not None and branch.isdigit() and int(branch) < needed else None
 
 
 def _versions(reports: Mapping[str, Report], state: Converging) -> None:

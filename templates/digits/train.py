@@ -44,9 +44,9 @@ class Net(nn.Module):
         return self.head(self.eyes(pixels))
 
 
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """Return the share of `data` that the model reads right."""
-    pixels, labels = data.tensors
+def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
+    """Return the share of `data` that the model, on `device`, reads right."""
+    pixels, labels = (one.to(device) for one in data.tensors)
     model.eval()
     with torch.no_grad():
         right = (model(pixels).argmax(dim=1) == labels).float().mean().item()
@@ -63,7 +63,7 @@ def main() -> None:
 
     run = psctl.init()
     train, held_out = digits()
-    net = Net()
+    net = Net().to(run.device)  # this process's GPU, or the CPU
     optimizer = torch.optim.AdamW(net.parameters(), lr=options.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs)
     model, optimizer, scheduler = run.prepare(net, optimizer, scheduler)
@@ -71,6 +71,7 @@ def main() -> None:
 
     for _ in run.epochs(options.epochs):
         for pixels, labels in loader:
+            pixels, labels = pixels.to(run.device), labels.to(run.device)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(pixels), labels)
             loss.backward()
@@ -78,7 +79,7 @@ def main() -> None:
             run.report(loss=loss)
         scheduler.step()
 
-    right = accuracy(model, held_out)
+    right = accuracy(model, held_out, run.device)
     run.report(accuracy=right)
     if os.environ.get("RANK", "0") == "0":
         print(f"accuracy {right:.4f} on {HELD_OUT} digits that were held out", flush=True)

@@ -16,13 +16,13 @@ def main() -> None:
     y = 3.0 * x - 1.0 + 0.05 * torch.randn(1000, 1, generator=points)
 
     run = psctl.init()
-    net = nn.Linear(1, 1)
+    net = nn.Linear(1, 1).to(run.device)  # this process's GPU, or the CPU
     model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.3))
     loader = run.loader(TensorDataset(x, y), batch_size=100)
     for _ in run.epochs(20):
         for inputs, targets in loader:
             optimizer.zero_grad()
-            loss = F.mse_loss(model(inputs), targets)
+            loss = F.mse_loss(model(inputs.to(run.device)), targets.to(run.device))
             loss.backward()
             optimizer.step()
             run.report(loss=loss)
