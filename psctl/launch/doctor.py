@@ -201,7 +201,7 @@ def _gpus(report: Report, site: Site) -> None:
         report.bad("cuda", errors.VersionMismatch(f"torch {site.modules['torch']} is a CPU build, the GPUs idle", cure))
     elif needed := newer_driver(gpus[0].driver, site.cuda):
         what = f"torch is built for CUDA {site.cuda}, which needs driver {needed} or newer: it sees no GPU"
-        cure = f"update the driver, or set runtime: {{torch: ...}} to a build for the CUDA of driver {gpus[0].driver}"
+        cure = f"install driver {needed}, or set runtime: {{torch: ...}} to a build for what {gpus[0].driver} can do"
         report.bad("cuda", errors.VersionMismatch(what, cure))
     else:
         report.good("cuda", f"torch is built for {site.cuda}" if site.cuda else "torch comes with `psctl up`")
