@@ -147,7 +147,7 @@ class Device(TorchDispatchMode):
 
     def until(self, token) -> None:
         while not token.done:
-            if not self.step():
+            if not self.step() and not token.done:  # another thread may have done it meanwhile
                 raise Never
 
     def finish(self) -> None:
