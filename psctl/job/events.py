@@ -71,6 +71,8 @@ class Progress(Event, frozen=True, tag="progress"):
     sync_seconds: float
     compute_seconds: float
     staleness: int
+    hidden_seconds: float = 0.0
+    """Of compute_seconds, those in which gradients or values were under way: synchronising that nobody waited for."""
 
 
 class CheckpointWritten(Event, frozen=True, tag="checkpoint"):

@@ -216,6 +216,7 @@ class Report(Message, frozen=True):
     sync_seconds: float
     bytes_moved: int
     staleness: int = 0  # clocks that the values lacked which the last step was computed from
+    hidden_seconds: float = 0.0  # of these compute_seconds gradients or values were under way, and nobody waited
 
 
 class Beat(Message, frozen=True):

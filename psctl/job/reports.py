@@ -23,13 +23,14 @@ class Rates(msgspec.Struct, frozen=True):
     bytes_per_second: float
     sync_seconds: float
     compute_seconds: float
+    hidden_seconds: float  # of these, synchronising that nobody waited for
 
 
 class _Tally:
     """One rank's sums since the last interval's end."""
 
     def __init__(self) -> None:
-        self.examples = self.compute = self.sync = self.bytes = 0.0
+        self.examples = self.compute = self.sync = self.hidden = self.bytes = 0.0
         self.from_step: int | None = None
         self.to_step = 0
 
@@ -64,6 +65,7 @@ class Reports:
         tally.examples += report.examples
         tally.compute += report.compute_seconds
         tally.sync += report.sync_seconds
+        tally.hidden += report.hidden_seconds
         tally.bytes += report.bytes_moved
 
     def rewind(self, step: int, now: float) -> None:
@@ -121,6 +123,7 @@ class Reports:
             bytes_per_second=sum(each.bytes for each in tallies) / seconds,
             sync_seconds=sum(each.sync for each in tallies) / max(steps, 1),
             compute_seconds=sum(each.compute for each in tallies) / max(steps, 1),
+            hidden_seconds=sum(each.hidden for each in tallies) / max(steps, 1),
         )
         self._since, self._tallies = now, {}
         return found

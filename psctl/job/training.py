@@ -84,6 +84,7 @@ def progress(job: Job) -> None:
             examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
             sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
             staleness=max((each.staleness for each in job.live("worker")), default=0),
+            hidden_seconds=rates.hidden_seconds,
         )
     )  # fmt: skip
 

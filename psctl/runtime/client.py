@@ -43,6 +43,7 @@ from psctl.job.messages import Decision
 from psctl.runtime.heard import Heard
 from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
+from psctl.runtime.overlap import UnderWay
 from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind, Out
 from psctl.store.landing import Take
@@ -92,6 +93,8 @@ class ParameterClient:
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.residual = self._mind.pushes.residual  # what pushes left out so far, flat by dtype (store/sending.py)
         self.seconds_waiting = 0.0
+        self._under_way = UnderWay(clock)
+        self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._sharing = sharing or alone(me)
         self._changed = threading.Condition()
@@ -130,12 +133,13 @@ class ParameterClient:
 
         Args:
             clock: clocks of a shard follow one another without a gap.
-            shard: index of the shard.
             present: for each piece of the shard, whether this worker has a gradient; the bytes of others do not count.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
         self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, [shard]))
         self._mind.pushes.encode(clock, shard, present)
+        self._newest = clock, self._newest[1]  # with this no answer ends what begins now
+        self._under_way.begin()
         self._say(lambda: self._mind.push(clock, shard, present, weight))
 
     def step(
@@ -147,7 +151,6 @@ class ParameterClient:
         comes back as soon as it is whole.
 
         Args:
-            clock: the clock to apply.
             groups: numbers of each optimizer group, as store.fit.numbers returns them; none under `update: worker`.
             scale: what the joint gradient is multiplied by first; None: nothing.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
@@ -177,7 +180,9 @@ class ParameterClient:
 
         Shards whose values have landed and were never waited for come to `landing` now.
         """
-        self._say(lambda: self._mind.pull(clock))
+        with self._changed:
+            self._send(self._mind.pull(clock))
+            self._newest = self._newest[0], clock
 
     def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None:
         """Block until the values that clock `clock` reads are in `landing`, for these shards (None: for all).
@@ -238,6 +243,11 @@ class ParameterClient:
         return found[0]
 
     # ---- about itself ------------------------------------------------------------------------------------------
+
+    @property
+    def seconds_under_way(self) -> float:
+        """Seconds from a clock's first push until the values pulled after it had come."""
+        return self._under_way.seconds
 
     @property
     def bytes_moved(self) -> int:
@@ -372,6 +382,8 @@ class ParameterClient:
                 return
             self._heard[at.rank] = self._clock.now()
             self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload), lent))
+            if not self._mind.unanswered and self._newest[1] > self._newest[0]:
+                self._under_way.end()
             if self._mind.refused is not None or (self._until is not None and not self._until()):
                 self._changed.notify_all()  # only then: a wake-up costs more than a message
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from psctl.clock import Clock
 from psctl.runtime.gradients import Watch
+from psctl.runtime.overlap import UnderWay
 from psctl.runtime.trace import Trace
 from psctl.runtime.way import AtWorkers, InStep, Share
 
@@ -76,12 +77,17 @@ class Joint(AtWorkers, InStep):
         self.sync_seconds = 0.0
         self._names, self._parameters = names, parameters
         self._reducer, self._share, self._clock, self._trace = reducer, share, clock, trace
+        self._under_way = UnderWay(clock)
         self._sent: set[int] = set()
         self._rounds = 0
         self._watch = Watch(
             names, parameters, reducer.buckets,
             ready=self._send, fired=self._fired, ended=self._join, per_backward=True,
         )  # fmt: skip
+
+    @property
+    def under_way_seconds(self) -> float:
+        return self._under_way.seconds
 
     @property
     def bytes_moved(self) -> int:
@@ -117,6 +123,7 @@ class Joint(AtWorkers, InStep):
 
     def _send(self, bucket: int) -> None:
         self._sent.add(bucket)
+        self._under_way.begin()
         self._reducer.send(bucket, self._share.weight())
 
     def _join(self) -> None:
@@ -128,6 +135,7 @@ class Joint(AtWorkers, InStep):
                 self._send(bucket)
         with torch.no_grad():
             self._reducer.finish()
+        self._under_way.end()
         self._sent.clear()
         self._watch.next_round()
         self._watch.outstanding = False

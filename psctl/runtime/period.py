@@ -92,7 +92,7 @@ class Periodic(AtWorkers):
         trace: Trace | None = None,
     ) -> None:
         self.name, self.period = name, period
-        self.sync_seconds = 0.0
+        self.sync_seconds = self.under_way_seconds = 0.0  # nothing leaves beside a backward
         self._parameters = list(trainable.values())
         self._reducer, self._share, self._clock, self._trace = reducer, share, clock, trace
         self._step, self._world = step, world

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from psctl.clock import Clock
 from psctl.errors import UsageError
-from psctl.job.messages import StepReport
+from psctl.job.messages import Report, StepReport
+from psctl.runtime.way import Way
 
 
 class Reports:
@@ -47,6 +49,41 @@ class Reports:
         with self._lock:
             last = dict(self.last)
         return " · ".join(f"{name} {float(value):.4g}" for name, value in last.items())
+
+
+class Since:
+    """What a rank did since its last report.
+
+    Args:
+        way: how it synchronises.
+        clock: the machine's time.
+    """
+
+    def __init__(self, way: Way, clock: Clock) -> None:
+        self._way, self._clock = way, clock
+        self._told = self._now(0.0)
+
+    def _now(self, examples: float) -> tuple[float, float, float, float, int]:
+        way = self._way
+        return self._clock.now(), examples, way.sync_seconds, way.under_way_seconds, way.bytes_moved
+
+    def report(self, step: int, epoch: int, steps: list[StepReport], examples: float) -> Report:
+        """Return the report of this interval, and begin the next.
+
+        Args:
+            step: the last that is finished.
+            epoch: that goes on.
+            steps: numbers of steps.
+            examples: of this rank since the start.
+        """
+        before, self._told = self._told, self._now(examples)
+        seconds, done, waited, under_way, moved = (
+            now - then for now, then in zip(self._told, before, strict=True)
+        )  # fmt: skip
+        return Report(
+            step, epoch, steps, done, max(0.0, seconds - waited), waited, int(moved), self._way.staleness,
+            max(0.0, under_way - waited),
+        )  # fmt: skip
 
 
 def _hold(name: str, value: Any) -> Any:

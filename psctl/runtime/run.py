@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from psctl.clock import Clock
 from psctl.errors import UsageError
-from psctl.job.messages import Beat, Decision, Report, Resume
+from psctl.job.messages import Beat, Decision, Resume
 from psctl.runtime.checkpoints import Parts, wanted
 from psctl.runtime.course import Course
 from psctl.runtime.gradients import Watch
@@ -24,7 +24,7 @@ from psctl.runtime.optimizing import replace_step
 from psctl.runtime.period import Factory
 from psctl.runtime.pulse import Pulse
 from psctl.runtime.pushing import Client
-from psctl.runtime.reports import Reports
+from psctl.runtime.reports import Reports, Since
 from psctl.runtime.reseed import reseed
 from psctl.runtime.starting import Seat, Tools, start
 from psctl.runtime.store import Store
@@ -79,7 +79,7 @@ class Run:
         self._stepless: Watch | None = None
         self._strategy = ""
         self._resumed: str | None = None
-        self._told = (clock.now(), 0.0, 0.0, 0)  # when, examples, sync seconds, bytes: as of the last report
+        self._since: Since | None = None  # the last report
         self._over = False
         reseed(welcome.seed, "init")
         if welcome.resume is not None and welcome.resume.checkpoint:
@@ -181,7 +181,7 @@ class Run:
             self._step_by_backward(parts)
         self._way = way
         self._seat.begin(self.step)
-        self._told = (self._clock.now(), 0.0, way.sync_seconds, way.bytes_moved)
+        self._since = Since(way, self._clock)
         self._course.begin(parts, way)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -386,15 +386,6 @@ class Run:
 
     def _tell(self) -> None:
         """Send what happened since the last report."""
-        if self._way is None or not self._seat.keeps:
-            return
-        when, examples, synced, moved = self._told
-        now = (self._clock.now(), self._course.examples, self._way.sync_seconds, self._way.bytes_moved)
-        self._told = now
-        waited = now[2] - synced
-        self._seat.send(
-            Report(
-                self.step, self.epoch, self._reports.take(), now[1] - examples,
-                max(0.0, now[0] - when - waited), waited, now[3] - moved, self._way.staleness,
-            )
-        )  # fmt: skip
+        if self._since is not None and self._seat.keeps:
+            took = self._since.report(self.step, self.epoch, self._reports.take(), self._course.examples)
+            self._seat.send(took)

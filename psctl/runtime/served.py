@@ -78,6 +78,10 @@ class Served(InStep):
         return self._client.seconds_waiting
 
     @property
+    def under_way_seconds(self) -> float:
+        return self._client.seconds_under_way
+
+    @property
     def bytes_moved(self) -> int:
         return self._client.bytes_moved
 

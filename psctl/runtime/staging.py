@@ -186,6 +186,10 @@ class Staged:
         return self._client.seconds_waiting
 
     @property
+    def seconds_under_way(self) -> float:
+        return self._client.seconds_under_way
+
+    @property
     def bytes_moved(self) -> int:
         return self._client.bytes_moved
 

@@ -77,6 +77,10 @@ class Way(Protocol):
         """Seconds waited for others so far."""
 
     @property
+    def under_way_seconds(self) -> float:
+        """Seconds from when a step's first gradients left until all that comes back was here, whoever waited."""
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
 
@@ -197,7 +201,7 @@ class Alone(AtWorkers, InStep):
 
     update = "worker"
     frozen = ""
-    sync_seconds = 0.0
+    sync_seconds = under_way_seconds = 0.0
     bytes_moved = 0
     staleness = 0
     doing = "compute"

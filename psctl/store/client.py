@@ -355,6 +355,11 @@ class ClientMind:
         """Bring landed values to where they are read (landing.py says what this may overlap with)."""
         self._landings.show(shards)
 
+    @property
+    def unanswered(self) -> int:
+        """How many shards were pulled and have not come."""
+        return self._landings.unanswered
+
     def clocks(self, shards: Sequence[int]) -> int:
         """Return the clock before which everyone's clocks are in the front, for all of these shards."""
         return min((self._landings.each[shard].shown_clocks for shard in shards), default=self.terms.base)

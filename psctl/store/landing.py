@@ -86,6 +86,8 @@ class Landings:
         self.each = [Landing(terms.base) for _ in shards]
         self._back = flat_buffers(terms)
         self._terms, self._shards, self._held = terms, shards, held
+        self.unanswered = 0
+        """Shards whose pull waits for an answer."""
         self.take: Take | None = None
         """Takes what has landed, in the place of the front; set when nothing is on its way to the front."""
 
@@ -108,6 +110,7 @@ class Landings:
         if landing.pending or not (anyway or landing.clocks < landing.wanted):
             return False
         landing.asked, landing.pending = clock, True
+        self.unanswered += 1
         return True
 
     def again(self, shard: int) -> bool:
@@ -206,7 +209,8 @@ class Landings:
     def _whole(self, landing: Landing, version: int) -> None:
         landing.version, landing.clocks, landing.incoming = version, landing.coming_clocks, None
         landing.answered = landing.asked
-        landing.pending = landing.clocks < landing.wanted  # pulled again
+        before, landing.pending = landing.pending, landing.clocks < landing.wanted  # pulled again
+        self.unanswered += landing.pending - before
 
     def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""

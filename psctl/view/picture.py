@@ -122,6 +122,8 @@ def _times(state: LiveState, width: int, glyphs: Glyphs) -> Text:
     body.append(glyphs.light * right, style="yellow")
     body.append("  compute ").append(format_seconds(compute), style="blue")
     body.append(", sync ").append(format_seconds(sync), style="yellow")
+    if progress.hidden_seconds > 0:
+        body.append(f" and {format_seconds(progress.hidden_seconds)} hidden behind compute")
     return _line("a step", body)
 
 

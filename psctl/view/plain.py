@@ -108,6 +108,7 @@ def describe(event: kinds.AnyEvent) -> str:
                 f"progress step={event.step} epoch={event.epoch} {metrics}"
                 f" examples_per_second={event.examples_per_second:.0f}"
                 f" compute={_joined(event.compute_seconds)} sync={_joined(event.sync_seconds)}"
+                f" hidden={_joined(event.hidden_seconds)}"
             )
         case kinds.CheckpointWritten():
             size = format_bytes(event.bytes).replace(" ", "")

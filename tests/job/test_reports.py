@@ -11,7 +11,7 @@ from psctl.job.reports import Reports
 
 
 def report(step: int, *steps: StepReport) -> Report:
-    return Report(step, 0, list(steps), 10.0, 0.2, 0.1, 1000)
+    return Report(step, 0, list(steps), 10.0, 0.2, 0.1, 1000, hidden_seconds=0.04)
 
 
 def test_a_value_is_the_mean_weighted_by_examples_over_those_who_reported_it() -> None:
@@ -57,6 +57,7 @@ def test_rates_are_over_the_interval_and_seconds_are_per_step() -> None:
     rates = reports.rates(102.0)
     assert (rates.examples_per_second, rates.bytes_per_second) == (10.0, 1000.0)
     assert (rates.compute_seconds, rates.sync_seconds) == (pytest.approx(0.1), pytest.approx(0.05))
+    assert rates.hidden_seconds == pytest.approx(0.02)
     assert reports.rates(104.0).examples_per_second == 0.0
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from psctl.clock import ManualClock
+from psctl.runtime.overlap import UnderWay
 from psctl.runtime.trace import Trace, from_environment
 
 Job = runpy.run_path(str(Path(__file__).with_name("job_world.py")))["Job"]
@@ -37,6 +38,32 @@ def test_the_first_push_has_left_before_the_last_gradient_is_computed(update, tm
         assert len(computed) == 12
         assert left, f"nothing left in clock {clock}"
         assert min(left) < max(computed), f"clock {clock}: the first push left after backward"
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_what_was_under_way_while_backward_ran_is_reported_as_hidden(update) -> None:
+    job = Job(2, 2, update=update, target=1 << 18)
+    job.run(script)
+    reports = [report for _, report in job.reports]
+    hidden = sum(report.hidden_seconds for report in reports)
+    assert 0 < hidden <= sum(report.compute_seconds for report in reports)
+
+
+def test_time_under_way_is_from_the_first_beginning_to_the_end() -> None:
+    clock = ManualClock(0.0)
+    under_way = UnderWay(clock)
+    under_way.end()
+    under_way.begin()
+    clock.advance(2)
+    under_way.begin()
+    clock.advance(1)
+    assert under_way.seconds == 0
+    under_way.end()
+    clock.advance(5)
+    under_way.begin()
+    clock.advance(1)
+    under_way.end()
+    assert under_way.seconds == 4
 
 
 def test_a_trace_is_lines_of_json_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

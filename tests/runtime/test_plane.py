@@ -46,6 +46,7 @@ def test_hosts_sum_over_sealed_streams_and_within_a_host_in_memory(name: str) ->
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)  # 21 worlds of up to 8 threads each, which hand the interpreter on at every message
 @pytest.mark.parametrize("name", NAMES)
 def test_every_world_and_every_way_to_sit_on_hosts(name: str) -> None:
     for world in range(2, 9):

@@ -185,7 +185,7 @@ def test_plain_lines_are_one_an_event_and_progress_only_every_few_seconds():
     steps = [line.split()[1] for line in lines if line.startswith("progress")]
     assert steps == ["step=100", "step=600", "step=1100"]
     assert lines[3] == (
-        "progress step=100 epoch=3 accuracy=0.5 loss=1.9 examples_per_second=12345 compute=14.1ms sync=4.1ms"
+        "progress step=100 epoch=3 accuracy=0.5 loss=1.9 examples_per_second=12345 compute=14.1ms sync=4.1ms hidden=0s"
     )
     assert "checkpoint step=1000 size=12.1MB seconds=0.31 path=/ck/digits-3/0000001000" in lines
     assert lines[-2:] == ["worker/1 node-b │ done", "worker/1 node-b │ next"]
