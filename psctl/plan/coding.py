@@ -20,7 +20,7 @@ from psctl.words import Compression
 WIDTHS = {"none": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 1024, "onebit": 1 / 8 + 4 / 1024, "topk": 4.0}
 """Bytes of a value that leaves."""
 
-ENCODING = {"none": 0.0, "bf16": 6e-11, "fp16": 6e-11, "int8": 1.1e-9, "onebit": 0.7e-9, "topk": 3.4e-9}
+ENCODING = {"none": 0.0, "bf16": 6e-11, "fp16": 6e-11, "int8": 1.1e-9, "onebit": 0.7e-9, "topk": 1.8e-9}
 """Seconds a byte on a worker."""
 
 READING = {"none": 0.0, "bf16": 1.5e-10, "fp16": 1.5e-10, "int8": 2.8e-10, "onebit": 4.4e-10, "topk": 7e-11}

@@ -25,6 +25,9 @@ from psctl.words import Compression
 
 _NUMBER = 4  # bytes
 
+_MANY, _SAMPLE = 16, 1024
+"""Elements for each of those that topk wants, from which on a sample of so many times so many is looked at first."""
+
 
 def places_size(count: int, total: int) -> int:
     """Return the bytes that tell where `count` of `total` elements lie; all of them need none."""
@@ -98,5 +101,17 @@ def chosen(how: Compression, values: torch.Tensor, kept: torch.Tensor | None) ->
         return kept.nonzero().view(-1)
     if kept is not None:
         size = torch.where(kept, size, -1.0)
-    found, places = torch.topk(size, top(how.share, values.numel()), sorted=False)
+    return _largest(size, top(how.share, values.numel()))
+
+
+def _largest(size: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ascending places of the `count` largest elements; those below zero are none."""
+    among = None
+    if size.numel() > _MANY * max(count, 4 * _SAMPLE):  # a sample tells below which size none of them is, or nearly so
+        sample = size[:: size.numel() // (_MANY * _SAMPLE) + 1]
+        rank = max(1, min(sample.numel(), 2 * count * sample.numel() // size.numel() + 3))
+        among = (size >= torch.topk(sample, rank).values[-1]).nonzero().view(-1)
+        among = among if among.numel() >= count else None
+    found, places = torch.topk(size if among is None else size[among], count, sorted=False)
+    places = places if among is None else among[places]
     return places[found >= 0].sort().values

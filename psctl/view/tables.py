@@ -217,6 +217,9 @@ def draw_plan(console: Console, document: Document) -> None:
     heads = ("strategy", "predicted", "steps", "bytes/rank", "bottleneck, or why not")
     draw_table(console, heads, rows, right=("predicted", "steps", "bytes/rank"))
     size = f"{format_bytes(document['size'])} of gradients" if document.get("size") else "gradients of unknown size"
+    feasible = [entry for entry in document["candidates"] if entry["feasible"]]
+    coded = {entry.get("params", {}).get("compression", "") for entry in feasible} - {""}
+    size += "".join(f", {one_line(str(each))}" for each in sorted(coded))
     decided = "decided" if document.get("decided") else "before the run"
     winners = [
         [format_bytes(each["size"]), each["chosen"], format_seconds(each["seconds"]) if each["seconds"] else "-"]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psctl.store.choosing import chosen, top
 from psctl.store.codecs import BLOCK, Int8, OneBit, Raw
 from psctl.store.compressing import Coder, coder, residual_dtype
 from psctl.store.pieces import Piece
@@ -154,6 +155,18 @@ def test_topk_sends_the_largest() -> None:
     values = torch.tensor([1.0, -9, 2, 3, 8, -4, 5, 0])
     came = read(one, sent(one, values, pieces, [True], torch.zeros(8)), pieces, [True])
     assert came.tolist() == [0, -9, 0, 0, 8, 0, 0, 0]
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.06])
+def test_topk_of_many_looks_at_a_sample_first_and_sends_the_largest_all_the_same(share: float) -> None:
+    one, size = Compression("topk", share=share), 100_000
+    values, count = drawn(7, size), top(share, size)
+    clustered = torch.cat([torch.zeros(size - 2 * count), drawn(8, 2 * count)])
+    for each in (values, clustered, torch.ones(size)):
+        places = chosen(one, each, None)
+        assert places is not None
+        assert places.numel() == count == places.unique().numel()
+        assert float(each[places].abs().min()) >= float(each.abs().topk(count + 1).values[-1])
 
 
 def test_significance_sends_what_stands_out() -> None:

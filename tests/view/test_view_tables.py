@@ -170,6 +170,13 @@ def test_plan_in_a_pipe_ends_with_the_choice():
     assert rows[-1] == ["160 MB of gradients, 4 ranks, before the run: ps, fastest of 2"]
 
 
+def test_a_plan_says_how_gradients_are_compressed():
+    first, *rest = PLAN["candidates"]
+    coded = [first | {"params": {"compression": "int8"}}, *rest]
+    rows = piped(tables.draw_plan, PLAN | {"candidates": coded})
+    assert rows[-1] == ["160 MB of gradients, int8, 4 ranks, before the run: ps, fastest of 2"]
+
+
 def test_where_the_winner_changes_is_one_line():
     spans = [{"from": 0, "chosen": "one-shot"}, {"from": 42_000, "chosen": "ring"}, {"from": 3_000_000, "chosen": "ps"}]
     rows = piped(tables.draw_plan, PLAN | {"by_size": spans})

@@ -1,0 +1,129 @@
+"""Training steps of a 25 M-parameter model on test hosts with shaped links, beside DistributedDataParallel over Gloo.
+
+    python bench/training.py [--hosts 4] [--rate 500] [--compute 1.0,0.6] [--cases ps,auto,bf16] [--rounds 3]
+
+Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B in the same run. One worker a host.
+In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults and psctl
+through `prepare`. Compute is time on a device (training_job/train.py): so many times what a ring takes for the
+gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/performance.md.
+
+The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
+move: nothing is faster that has to compute and to send. With values on servers that is 2 (n-1)/n S/B as for a ring,
+half of it where both ways travel in 16 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole"), str(Path(__file__).resolve().parent)]
+
+from hosts import Hosts  # noqa: E402
+from links import iperf  # noqa: E402
+
+SIZE = 4 * 24 * (1020 * 1020 + 1020)
+"""Bytes of gradients."""
+
+CASES: dict[str, tuple[list[str], float]] = {
+    "auto": ([], 1.0),
+    "ps": (["sync.strategy=ps", "sync.update=server", "servers=4"], 1.0),
+    "ps-worker": (["sync.strategy=ps", "sync.update=worker", "servers=4"], 1.0),
+    "bf16": (["sync.compression=bf16"], 0.5),
+    "bf16-ring": (["sync.compression=bf16", "sync.strategy=ring"], 0.5),
+    "bf16-ps": (["sync.compression=bf16", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.75),
+    "bf16-ps-worker": (["sync.compression=bf16", "sync.strategy=ps", "sync.update=worker", "servers=4"], 0.5),
+    "int8-ps": (["sync.compression=int8", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.625),
+    "onebit-ps": (["sync.compression=onebit", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.52),
+    "topk-ps": (["sync.compression.topk=0.01", "sync.strategy=ps", "sync.update=server", "servers=4"], 0.51),
+}
+"""What is set in the job file, and the part of a ring's bytes that travels."""
+
+
+def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
+    """Run one job; returns the strategy and what was measured."""
+    words = [word for each in CASES[case][0] for word in ("--set", each)]
+    args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"]'
+    done = subprocess.run(
+        [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "training_job" / "job.yaml"), "-o", "jsonl",
+         "--set", args, *words],
+        env={**home, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=3600, check=False,
+        cwd=home["HOME"],
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    plan = [event for event in events if event["event"] == "plan"][-1]
+    texts = [event["text"] for event in events if event["event"] == "log"]
+    return plan["chosen"], [json.loads(text.removeprefix("measured ")) for text in texts if text[:9] == "measured "]
+
+
+def line(case: str, chosen: str, found: list[dict[str, Any]], compute: float, ring: float) -> str:
+    """Return a row of the table."""
+
+    def of(name: str, key: str) -> list[float]:
+        return [row[key] for row in found if row["name"] == name]
+
+    peer, ours = statistics.median(of("ddp", "seconds")), statistics.median(of("psctl", "seconds"))
+    turns = sorted({row["turn"] for row in found})
+    ratios = [
+        max(row["seconds"] for row in found if (row["turn"], row["name"]) == (turn, "ddp"))
+        / max(row["seconds"] for row in found if (row["turn"], row["name"]) == (turn, "psctl"))
+        for turn in turns
+    ]
+    bound = peer / max(compute, CASES[case][1] * ring)
+    megabytes = [f"{statistics.mean(of(name, 'sent')) / 1e6:.1f}" for name in ("ddp", "psctl")]
+    return (
+        f"| {case} ({chosen}) | {peer:.3f} | {ours:.3f} | {statistics.median(ratios):.2f} | {bound:.2f} "
+        f"| {megabytes[0]} | {megabytes[1]} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", type=int, default=500, help="Mbit/s")
+    parser.add_argument("--compute", default="1.0,0.6", help="of what a ring takes for the gradients")
+    parser.add_argument("--cases", default="ps,auto,bf16,bf16-ps-worker")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    given = parser.parse_args()
+    if shutil.which("iperf3") is None or os.getuid() != 0:
+        print("needs root and iperf3")
+        return 1
+    with Hosts(2, rate=f"{given.rate}mbit") as pair:
+        rate = iperf(pair, "auto")
+    ring = 2 * (given.hosts - 1) / given.hosts * SIZE / rate
+    print(f"{given.hosts} hosts, payload rate {rate * 8e-6:.1f} Mbit/s (iperf3); a ring of {SIZE / 1e6:.0f} MB takes "
+          f"{ring:.3f} s at best\n")  # fmt: skip
+    with Hosts(given.hosts, rate=f"{given.rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
+        home = hosts.make_home(Path(folder) / "home")
+        file = Path(folder) / "lab.yaml"
+        file.write_text(hosts.cluster_text())
+        subprocess.run(
+            [sys.executable, "-m", "psctl", "up", str(file)], env={**home.env, "PYTHONPATH": str(ROOT)}, check=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=home.env["HOME"],
+        )  # fmt: skip
+        for part in map(float, given.compute.split(",")):
+            compute = part * ring
+            print(f"Compute {compute:.3f} s a step, {part:g} of the ring's time:\n")
+            print("| case | DDP s | psctl s | faster by | bound | DDP MB sent | psctl MB sent |")
+            print("|---|---|---|---|---|---|---|", flush=True)
+            for case in given.cases.split(","):
+                chosen, found = train(home.env, case, compute, given.rounds, given.steps)
+                print(line(case, chosen, found, compute, ring), flush=True)
+            print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Digits under each compression: as right as without, in fewer bytes; a checkpoint holds what pushes left out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from running import ROOT, Ended, Psctl, set_args
+
+pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(900)]
+
+DIGITS = str(ROOT / "templates" / "digits" / "job.yaml")
+QUIET = ("--set", "checkpoint.every=null", "--set", "checkpoint.on_stop=false")
+CASES = {
+    "bf16": ("sync.compression=bf16",),
+    "fp16": ("sync.compression=fp16",),
+    "int8": ("sync.compression=int8",),
+    "onebit": ("sync.compression=onebit",),
+    "topk": ("sync.compression.topk=0.01",),
+    "random skip": ("sync.filters=[{random_skip: 0.5}]",),
+    "significance": ("sync.filters=[{significance: 0.9}]",),
+    "all": ("sync.compression=onebit", "sync.filters=[{random_skip: 0.25}, {significance: 0.5}]"),
+    "bf16, workers step": ("sync.compression=bf16", "sync.update=worker"),
+    "int8, workers step": ("sync.compression=int8", "sync.update=worker"),
+    "int8, ssp": ("sync.compression=int8", "sync.consistency.ssp=2"),
+    "bf16, ring": ("sync.compression=bf16", "sync.strategy=ring", "servers=auto"),
+    "fp16, engine": ("sync.compression=fp16", "sync.strategy=native", "servers=auto"),
+}
+ONCE = 306_000  # bytes that both workers pull, or push, a step: 38,314 parameters
+
+
+def sets(words: tuple[str, ...]) -> list[str]:
+    return [each for word in words for each in ("--set", word)]
+
+
+def bytes_a_step(run: Ended) -> float:
+    """Return what the workers sent and received a step, by what progress said."""
+    told = run.of("progress")
+    pairs = itertools.pairwise(told)
+    moved = sum((after["time"] - before["time"]) * after["bytes_per_second"] for before, after in pairs)
+    return float(moved / (told[-1]["step"] - told[0]["step"]))
+
+
+def test_digits_are_read_as_well_under_each_compression(tmp_path: Path) -> None:
+    psctl = Psctl(tmp_path, environment={"PSCTL_SHARED_MEMORY": "off"})
+    found = {}
+    for name, words in {"none": (), **CASES}.items():
+        run = psctl.run("train", DIGITS, "-o", "jsonl", *QUIET, *sets(words), timeout=300)
+        assert run.code == 0, f"{name}: {run}"
+        found[name] = run.events[-1]["metrics"]["accuracy"], bytes_a_step(run)
+    print(json.dumps(found))
+    right, plain = found["none"]
+    assert plain == pytest.approx(2 * ONCE, rel=0.05)
+    assert {name: each for name, (each, _) in found.items() if each < right - 0.01} == {}
+    parts = {
+        "bf16": 1.5, "fp16": 1.5, "int8": 1.26, "onebit": 1.04, "topk": 1.03, "random skip": 1.54,
+        "bf16, workers step": 1.0, "int8, workers step": 1.26,
+    }  # fmt: skip
+    for name, part in parts.items():
+        assert found[name][1] == pytest.approx(part * ONCE, rel=0.05), name
+
+
+@pytest.mark.parametrize("words", [CASES["onebit"], CASES["int8, workers step"]], ids=["servers step", "workers step"])
+def test_a_checkpoint_holds_what_pushes_left_out(tmp_path: Path, words: tuple[str, ...]) -> None:
+    psctl = Psctl(tmp_path)
+    short = [*set_args("--epochs", "4"), "--set", "checkpoint.every=30 steps", *sets(words)]
+    whole = psctl.run("train", DIGITS, "-o", "jsonl", *short, timeout=200)
+    assert whole.code == 0, whole
+    again = psctl.run("checkpoint", "restore", "digits-1@60", "-o", "jsonl", timeout=200)
+    assert again.code == 0, again
+    assert again.events[-1]["metrics"] == whole.events[-1]["metrics"], "to the bit"
+    fewer = psctl.run("checkpoint", "restore", "digits-1@60", "--workers", "1", "-o", "jsonl", timeout=200)
+    assert fewer.code == 0, fewer
+
+
+def test_a_worker_that_is_killed_says_what_is_lost_with_it(tmp_path: Path) -> None:
+    psctl = Psctl(tmp_path)
+    (tmp_path / "job").mkdir()
+    text = (ROOT / "templates" / "digits" / "train.py").read_text()
+    killed = "    for _ in run.epochs(options.epochs):\n"
+    assert killed in text
+    lines = """
+    import signal
+    once = Path(os.environ["HOME"]) / "killed"
+"""
+    text = text.replace(killed, lines + killed, 1)
+    step = "            optimizer.step()\n"
+    die = """            if os.environ["RANK"] == "1" and run.step == 40 and not once.exists():
+                once.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert step in text
+    (tmp_path / "job" / "train.py").write_text(text.replace(step, die + step, 1))
+    (tmp_path / "job" / "digits.csv.gz").write_bytes((ROOT / "templates" / "digits" / "digits.csv.gz").read_bytes())
+    (tmp_path / "job" / "job.yaml").write_text(Path(DIGITS).read_text())
+    run = psctl.run(
+        "train", str(tmp_path / "job" / "job.yaml"), "-o", "jsonl", *set_args("--epochs", "6"), *QUIET,
+        *sets(CASES["topk"]), timeout=200,
+    )  # fmt: skip
+    assert run.code == 0, run
+    (lost,) = run.of("worker-lost")
+    assert re.search("left out", lost["lost"])
+    assert run.events[-1]["steps"] == 138
