@@ -29,6 +29,7 @@ FROM ?= 0
 simulate: $(VENV)/installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what chain --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.simulation --what tables --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --mutants
 
 soak: system $(VENV)/installed-dev

@@ -4,8 +4,8 @@
     python -m tests.simulation --replay 4711                        prints the trace of that seed
     python -m tests.simulation --mutants                            how soon each planted bug is caught
 
-`--what chain` runs the chain of replicas alone (chained.py); else it is the whole store under the job's own mind, or
-under the director that moves everything at random.
+`--what chain` runs the chain of replicas alone (chained.py), `--what tables` what `run.store()` stands on (tables.py);
+else it is the whole store under the job's own mind, or under the director that moves everything at random.
 """
 
 from __future__ import annotations

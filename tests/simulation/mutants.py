@@ -24,8 +24,12 @@ from psctl.store.outputs import Snapshot
 from psctl.store.server import ServerMind
 from psctl.store.shard import ShardMind
 from psctl.store.sums import Joint
+from psctl.store.table import TableMind
+from psctl.store.table_machine import TablesMachine
+from psctl.store.table_state import Entry, TableShard
 
-from .play import Outcome, play
+from .play import Outcome
+from .plays import PLAYS
 
 Patch = tuple[type, str, Callable[[Any], Any]]
 """A class, the name of its method, and what makes the method's mutant out of the method."""
@@ -39,6 +43,7 @@ class Mutant:
     patches: tuple[Patch, ...]
     known: int  # a seed that caught it when this was written: the tests begin there
     within: int = 600
+    what: str = "store"  # what is simulated
 
 
 def _as_next(method: Any) -> Any:
@@ -139,6 +144,50 @@ def _for_ever(method: Any) -> Any:
     return lambda self, clock: None
 
 
+def _counted_again(method: Any) -> Any:
+    """An update that was taken in before counts as the next one."""
+
+    def mutant(self: TableShard, entry: Entry) -> bool:
+        last = self.sequences.get(entry.worker, -1)
+        if entry.what == "update" and entry.sequence <= last:
+            entry = replace(entry, sequence=last + 1)
+        return bool(method(self, entry))
+
+    return mutant
+
+
+def _what_leads(method: Any) -> Any:
+    """What the server that leads has done is told as done."""
+    return lambda self, shard: self.slots[shard].machine.version if shard in self.slots else -1
+
+
+def _any_term(method: Any) -> Any:
+    """What was sent before a worker knew who leads counts too."""
+    return lambda self, shard, term: shard in self.slots and self.slots[shard].leads
+
+
+def _any_session(method: Any) -> Any:
+    """A session in which something was not understood goes on."""
+
+    def mutant(self: TableMind, worker: int, message: Any, payload: memoryview) -> Any:
+        for opened in self.stores.values():
+            if worker in opened.sessions:
+                opened.sessions[worker].broken = -1
+        return method(self, worker, message, payload)
+
+    return mutant
+
+
+def _as_first_copied(method: Any) -> Any:
+    """What came since a shard was first copied is in no copy of it."""
+    copies: dict[int, tuple[Any, Any]] = {}
+
+    def mutant(self: TablesMachine) -> Any:
+        return copies.setdefault(id(self), (self, method(self)))[1]
+
+    return mutant
+
+
 MUTANTS = (
     Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 16),
     Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 91),
@@ -151,6 +200,12 @@ MUTANTS = (
     Mutant("values stepped while they are read", ((ShardMind, "_being_read", _unread),), 2),
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
+    Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
+    Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 2, what="tables"),
+    Mutant("tables: stale promotion", ((Holdings, "lost", _anyone_promoted),), 1, what="tables"),
+    Mutant("tables: lost hand-over delta", ((TablesMachine, "snapshot", _as_first_copied),), 0, what="tables"),
+    Mutant("tables: term ignored", ((TableMind, "_is_led", _any_term),), 20, what="tables"),
+    Mutant("tables: session ignored", ((TableMind, "received", _any_session),), 0, what="tables"),
 )
 
 
@@ -177,7 +232,7 @@ def hunt(mutant: Mutant, first: int = 0) -> tuple[int, Outcome] | None:
     """
     for seed in range(first, first + mutant.within):
         with planted(mutant):
-            outcome = play(seed)
-        if outcome.broken and not play(seed).broken:
+            outcome = PLAYS[mutant.what](seed)
+        if outcome.broken and not PLAYS[mutant.what](seed).broken:
             return seed - first + 1, outcome
     return None

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from .chained import play_chain
 from .play import Outcome, play
+from .tables import play_tables
 
-PLAYS = {"store": play, "chain": play_chain}
+PLAYS = {"store": play, "chain": play_chain, "tables": play_tables}
 
 BETWEEN = 20
 """Runs between two collections."""

@@ -11,7 +11,7 @@ from .mutants import MUTANTS, Mutant, hunt
 from .play import play
 from .plays import PLAYS
 
-SEEDS = {"store": 160, "chain": 300}
+SEEDS = {"store": 160, "chain": 300, "tables": 40}
 """What fits into a few seconds each."""
 
 GROUPS = 4

@@ -62,6 +62,7 @@ class World:
         self.steps: dict[int, int] = {}  # newest step that a worker has marked
         self.tickets = 0
         self.told: list = []  # what the coordinator would hear
+        self.trace: list[str] | None = None  # every message, when it is there
         for rank in range(servers):
             self.start(rank)
         chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(shards)]
@@ -161,6 +162,8 @@ class World:
         (role, rank), (to, whom) = link
         encoded, data = self.links[link].popleft()
         message = DECODER.decode(encoded)
+        if self.trace is not None:
+            self.trace.append(f"{role}/{rank} -> {to}/{whom}: {message}")
         if role == to == "server":
             self._between(rank, whom, message, data)
             return True
