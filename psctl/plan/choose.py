@@ -23,7 +23,7 @@ from psctl.plan.coding import Coding, coding
 from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import Serving, choices, floors, place_servers, serve
-from psctl.plan.reasons import bottleneck, reason
+from psctl.plan.reasons import bottleneck, channel, reason
 from psctl.plan.timing import Timing
 from psctl.words import PLAIN, STRATEGIES, Compression, Layout, consistency
 
@@ -223,7 +223,7 @@ class Planner:
         return Plan(
             size=size, world=self._ground.world, chosen=chosen, update=served.update if chosen == "ps" else "worker",
             servers=served.servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            reason=self._reason(chosen, rows), options=plain(own.options) if own is not None else {},
+            reason=self._reason(chosen, rows, served.servers), options=plain(own.options) if own is not None else {},
         )  # fmt: skip
 
     def winner(self, size: int) -> Winner:
@@ -378,12 +378,13 @@ class Planner:
             return "native"
         return _simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
 
-    def _reason(self, chosen: str, rows: Sequence[Candidate]) -> str:
+    def _reason(self, chosen: str, rows: Sequence[Candidate], servers: Sequence[int]) -> str:
         if self._asked.strategy != "auto" and self._asked.strategy == chosen:
             return f"strategy: {chosen} was asked for"
         if self._ground.world == 1 and chosen == "native":
             return ALONE
-        return reason(chosen, rows)
+        hosts = [*self._ground.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
+        return reason(chosen, rows) + channel(chosen, hosts, gpus=self._ground.gpus)
 
 
 def _simplest(timed: Sequence[tuple[str, float]]) -> str:

@@ -71,6 +71,22 @@ def reason(chosen: str, rows: Sequence[Candidate]) -> str:
     )
 
 
+def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
+    """Return what carries the bytes of a strategy, as the end of a sentence; "" where the engine does.
+
+    Args:
+        chosen: the name.
+        hosts: of each rank, and of each server.
+        gpus: gradients lie on GPUs.
+    """
+    if chosen == "native" or (gpus and chosen not in ("ps", "cpu")):
+        return ""
+    if len(set(hosts)) == 1:
+        return "; bytes stay in memory that the host's processes share"
+    beside = "; over psctl's own sealed connections"
+    return f"{beside}, within a host in shared memory" if len(set(hosts)) < len(hosts) else beside
+
+
 def _no_servers(by_name: Mapping[str, Candidate]) -> str:
     ps = by_name["ps"]
     return "" if ps.feasible else f" (ps is out: {ps.why_not})"
