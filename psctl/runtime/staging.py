@@ -14,18 +14,18 @@ and against the host. Five things must hold, and each is one line here:
    all that is given later. A stream of their own would gain nothing: the host has waited for the values until then,
    and what was launched before may read the old ones.
 5. The host's memory that values come from is not written anew before they are copied: whoever lets new ones land waits
-   for the event behind the last copies.
+   for the event behind the last copies, and so does a push, which tells a server that its values were read.
 
-Memory is page-locked once, where it lies: in the segment that servers of this host read (net/segments.py), so that a
-gradient goes from the GPU to where its sum is made without another copy. What cannot be locked is copied all the same,
-through the driver's own buffer, and slower.
+Memory is page-locked once, where it lies: in the segments that processes of this host share (net/segments.py), so that
+a gradient goes from the GPU to where its sum is made, and a value to the GPU from where its server made it, without
+another copy. What cannot be locked is copied all the same, through the driver's own buffer, and slower.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,11 @@ import torch
 from psctl.runtime.copies import Copies, Mark, Span
 from psctl.runtime.pushing import Client, Flat
 from psctl.store.landing import Take
+from psctl.store.pieces import Piece
 from psctl.words import Number
+
+LITTLE = 64 << 10
+"""Bytes of memory that is not worth locking: CUDA takes what is as short aside at once."""
 
 
 class Staging:
@@ -55,10 +59,11 @@ class Staging:
         self._error: BaseException | None = None
 
     def lock(self, host: torch.Tensor) -> torch.Tensor:
-        """Page-lock this memory, unless that was done; returns it."""
-        if host.numel() and host.data_ptr() not in self._locked:
-            self._locked.add(host.data_ptr())
-            self._copies.lock(host)
+        """Page-lock all of the memory that this is a part of, unless that was done or it is little; returns `host`."""
+        storage = host.untyped_storage()
+        if storage.nbytes() >= LITTLE and storage.data_ptr() not in self._locked:
+            self._locked.add(storage.data_ptr())
+            self._copies.lock(torch.empty(0, dtype=torch.uint8).set_(storage))
         return host
 
     def down(self, spans: Sequence[Span]) -> None:
@@ -71,8 +76,8 @@ class Staging:
             self._begun.append((self._copies.down(away), away))
 
     def then(self, action: Callable[[], object]) -> None:
-        """Have `action` called when all that was begun is on the host, and what came before was handed on."""
-        begun, self._begun = self._begun, []
+        """Have `action` called when all that was begun is copied, and what came before was handed on."""
+        begun, self._begun = self._begun + [(mark, ()) for mark in self._written], []
         self._queue.append((begun, action))
         self._wake()
 
@@ -127,16 +132,16 @@ class DeviceFlat(Flat):
 
     Args:
         staging: copies.
+        apart: workers may be apart, so that a push of an earlier clock, sent again, may say that the newest values were
+            read: `read` then waits for its copies.
         rest: what `Flat` is made of.
     """
 
-    def __init__(self, staging: Staging, *rest: Any) -> None:
-        super().__init__(*rest)
-        self._staging = staging
+    direct = True
 
-    @property
-    def direct(self) -> bool:
-        return False  # a copy to a device is under way when `deliver` would say that it is done
+    def __init__(self, staging: Staging, apart: bool, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._staging, self._apart = staging, apart
 
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
@@ -149,15 +154,29 @@ class DeviceFlat(Flat):
         )
         return [gradient is not None for gradient, _ in held]
 
-    def write(self, flat: Mapping[str, torch.Tensor], places: Iterable[int], *, gradients: bool = False) -> None:
-        wanted = set(places)
-        spans = []
-        for shard in sorted({shard for at in wanted for shard in self.shards_of[at]}):
-            for at, piece in self._pieces[shard]:
-                if at in wanted:
-                    target = _gradient(self.parameters[at]) if gradients else self.parameters[at]
-                    spans.append(Span(target.detach(), piece.within.start, self._at(flat, shard, piece)))
-        self._staging.up(spans)
+    def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
+        held = [(self.parameters[at], piece) for at, piece in self._pieces[shard] if wanted is None or at in wanted]
+        self._up(values, held)
+
+    def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        held = [
+            (_gradient(self.parameters[at]), piece)
+            for (at, piece), there in zip(self._pieces[shard], present, strict=True)
+            if there
+        ]
+        self._up(values, held)
+        return True
+
+    def _up(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
+        self._staging.lock(values)
+        self._staging.up(
+            [
+                Span(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
+                for target, piece in held
+            ]
+        )
+        if self._apart:
+            self._staging.read()
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
@@ -178,8 +197,6 @@ class Staged:
     def __init__(self, client: Client, staging: Staging, end: Callable[[], object] = lambda: None) -> None:
         self._client, self._staging, self._end = client, staging, end
         self.base, self.landing, self.residual = client.base, client.landing, client.residual
-        for buffer in self.landing.values():
-            staging.lock(buffer)
 
     @property
     def seconds_waiting(self) -> float:
@@ -290,15 +307,16 @@ class Hand:
             self._thread.join(10.0)
 
 
-def staged(client: Client, copies: Copies, *rest: Any) -> tuple[Client, Flat]:
+def staged(client: Client, copies: Copies, apart: bool, *rest: Any) -> tuple[Client, Flat]:
     """Return a client and a Flat for parameters on GPUs.
 
     Args:
         client: the real one.
         copies: makes copies.
+        apart: workers may be apart (DeviceFlat).
         rest: what `Flat` is made of.
     """
     hand = Hand()
     staging = Staging(copies, hand.wake)
     hand.begin(staging.next)
-    return Staged(client, staging, hand.end), DeviceFlat(staging, *rest)
+    return Staged(client, staging, hand.end), DeviceFlat(staging, apart, *rest)

@@ -201,7 +201,8 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
         )
     client, flat = tools.connect(decision), Flat(decision.layout, decision.shards, parameters)
     if any(one.is_cuda for one in parameters):
-        client, flat = staged(client, CudaCopies(), decision.layout, decision.shards, parameters)
+        apart = decision.staleness != 0
+        client, flat = staged(client, CudaCopies(), apart, decision.layout, decision.shards, parameters)
     tools.seat.listen(client.told)
     _start_values(parts, decision, tools, client, flat)
     if not served:

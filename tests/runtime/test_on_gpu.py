@@ -86,7 +86,7 @@ def train(update: str, device: str) -> list[torch.Tensor]:
         rest = layout, world.decision.shards, parameters
         client, flat = world.clients[0], Flat(*rest)
         if device == "cuda":
-            client, flat = staged(client, CudaCopies(), *rest)
+            client, flat = staged(client, CudaCopies(), False, *rest)
         client.start(flat.values())
         if update == "server":
             way = Served(net, names, optimizer, client, flat, share, SystemClock())

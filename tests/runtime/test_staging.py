@@ -61,6 +61,9 @@ class Client:
         self._sums = self._new()
         self._present: dict[int, dict[int, bool]] = {}
         self._pushed: dict[int, set[int]] = {}
+        self._clock = self._stepped = 0
+        self._lent: dict[int, torch.Tensor | None] = {}  # the newest values; None: they were taken
+        self._read: dict[int, list[torch.Tensor]] = {}
 
     def _new(self):
         return {dtype: torch.zeros(size, dtype=getattr(torch, dtype)) for dtype, size in spaces(self._layout).items()}
@@ -80,6 +83,8 @@ class Client:
     def push(self, clock, shard, present, weight=1.0) -> None:
         assert shard not in self._pushed.setdefault(clock, set()), "pushed once"
         self._pushed[clock].add(shard)
+        for values in self._read.pop(shard, ()):  # the push says that they were read: they may be written anew
+            values.fill_(float("nan"))
         self._network.append((clock, shard, present))
         if self._random.random() < 0.5:
             self._sum()
@@ -101,17 +106,34 @@ class Client:
             assert self._pushed.get(clock) == set(range(len(self.shards))), "a step comes after all of its pushes"
 
     def pull(self, clock) -> None:
-        if self._update == "server":
-            self.landing_now = False
-            self._sum()
-            for shard in range(len(self.shards)):
-                self._part(self._values, shard).sub_(RATE * self._part(self._sums, shard))
+        self._take_in(range(len(self.shards)))
+        self._clock = clock
+        self._lent.clear()
+
+    def deliver(self, take) -> None:
+        self._take = take
 
     def wait(self, clock, shards=None, *, exact=False) -> None:
         self._sum()
+        if self._update == "server" and self._stepped < clock:
+            self._stepped = clock
+            for shard in range(len(self.shards)):
+                self._part(self._values, shard).sub_(RATE * self._part(self._sums, shard))
+        self._take_in(range(len(self.shards)) if shards is None else shards)
+
+    def _take_in(self, shards) -> None:
+        """Have values taken from where the servers have them."""
         source = self._values if self._update == "server" else self._sums
-        for shard in range(len(self.shards)) if shards is None else shards:
-            self._part(self.landing, shard).copy_(self._part(source, shard))
+        for shard in shards if self._clock else ():
+            if shard not in self._lent:
+                self._lent[shard] = self._part(source, shard).clone()
+            elif self._lent[shard] is None:
+                continue
+            seen = self._present.get(self._clock - 1, {})
+            present = bytes(seen.get(piece.parameter, False) for piece in self._held[shard])
+            if self._take(shard, self._lent[shard], present, self._clock):
+                self._read.setdefault(shard, []).append(self._lent[shard])
+                self._lent[shard] = None
 
     def presence(self, clock):
         return [self._present[clock][place] for place in sorted(self._present[clock])]
@@ -124,12 +146,6 @@ class Client:
 
     def close(self, reason="") -> None:
         return
-
-
-class Indirect(Flat):
-    """For `Client`, which delivers nothing."""
-
-    direct = False
 
 
 class Net(nn.Module):
@@ -166,13 +182,13 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
             device.own(one)
     client = connect(layout) if connect else Client(layout, cut(layout, 2, 256), update, late)
     rest = (layout, cut(layout, 2, 256), parameters)  # parameters are cut, and parameters share a shard
-    flat = (Flat if connect else Indirect)(*rest)
+    flat = Flat(*rest)
     if device is not None and connect:
-        client, flat = staged(client, OnDevice(device), *rest)
+        client, flat = staged(client, OnDevice(device), False, *rest)
     elif device is not None:
         copies = OnDevice(device)
         staging = Staging(copies)
-        client, flat = Staged(client, staging), DeviceFlat(staging, *rest)
+        client, flat = Staged(client, staging), DeviceFlat(staging, False, *rest)
         change(copies, staging, flat)
     client.start(flat.values())
     names, share = list(dict(net.named_parameters())), Share(1)
@@ -286,8 +302,9 @@ def not_in_order(copies, staging, flat) -> None:
 
 
 def not_read(copies, staging, flat) -> None:
-    """Values land where the last ones have not been copied from yet."""
-    staging.read = lambda: None
+    """Servers are told that values were read which are not copied yet."""
+    up = copies.up
+    copies.up = lambda spans: Events([]) if up(spans) else None
 
 
 @pytest.mark.parametrize("bug", [not_computed, not_arrived, not_pushed, not_in_order])
@@ -303,17 +320,17 @@ def two_versions(seed: int, change=lambda copies, staging, flat: None) -> list[f
         client = Client(layout, cut(layout, 1, 256), "server", random.Random(seed))
         copies = OnDevice(device)
         staging = Staging(copies)
-        flat = DeviceFlat(staging, layout, client.shards, parameters)
+        flat = DeviceFlat(staging, False, layout, client.shards, parameters)
         staged = Staged(client, staging)
         change(copies, staging, flat)
         staged.start({"float32": torch.zeros(4)})
+        staged.deliver(lambda shard, values, present, clocks: flat.read(shard, values, None) or True)
         read = []
         for clock in range(4):
             staged.push(clock, 0, [False])
             staged.step(clock, [])
             staged.pull(clock + 1)
             staged.wait(clock + 1)
-            flat.write(staged.landing, [0])
             read.append(net.weight.detach().sum())
         device.finish()
         return [float(one) for one in read]
@@ -367,6 +384,16 @@ def test_what_goes_wrong_where_it_is_handed_on_is_raised_where_the_step_ends() -
     with pytest.raises(ValueError, match="refused"):
         staging.settle()
     assert done == [1], "nothing leaves after what went wrong"
+
+
+def test_memory_is_locked_once_and_whole_and_little_is_not() -> None:
+    with Device(random.Random(1)) as device:
+        staging, much, little = Staging(OnDevice(device)), torch.zeros(1 << 16), torch.zeros(1 << 10)
+        for part in (much[5:9], much, much[100:], little):
+            assert staging.lock(part) is part
+        assert device.locked == {much.data_ptr(): much.nbytes}
+        staging.close()
+        assert not device.locked
 
 
 def test_memory_that_cannot_be_locked_is_said_once_and_used_all_the_same(capfd) -> None:
