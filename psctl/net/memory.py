@@ -146,7 +146,7 @@ class MemoryStream:
     def in_flight(self) -> int:
         return 0
 
-    def receive_into(self, buffer: memoryview) -> int:
+    def receive_into(self, buffer: memoryview, least: int = 1) -> int:
         return self._incoming.read(buffer, self._limit)
 
     def limit(self, seconds: float | None) -> None:

@@ -29,8 +29,11 @@ class Stream(Protocol):
     def in_flight(self) -> int:
         """Return the bytes that were sent and that the other end's system does not hold yet."""
 
-    def receive_into(self, buffer: memoryview) -> int:
-        """Wait for bytes, put what there is into `buffer`, return how many; 0: the other end has ended its stream."""
+    def receive_into(self, buffer: memoryview, least: int = 1) -> int:
+        """Wait for bytes, put what there is into `buffer`, return how many; 0: the other end has ended its stream.
+
+        `least`: fewer are of no use, so waking for them may be spared; some streams do.
+        """
 
     def limit(self, seconds: float | None) -> None:
         """Let every later wait end with TimeoutError after `seconds`; None: no limit."""

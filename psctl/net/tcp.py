@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import select
 import socket
 import sys
 import termios
@@ -13,7 +14,7 @@ from pathlib import Path
 from psctl.errors import ConnectionFailed, PortTaken, UsageError
 from psctl.words import Address
 
-BUFFER = 4 << 20
+BUFFER = 8 << 20
 """Bytes of receive buffer to ask for; the kernel doubles the number for its bookkeeping and reports the double."""
 SHARE = 4
 """The window is this part of what the kernel reports: half of that is bookkeeping, half of the rest is safety."""
@@ -28,6 +29,8 @@ NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT, not in the socket module
 UNSENT = 128 << 10
 """Bytes that may wait in the kernel for their turn on the wire: what is urgent, and credit, overtakes the rest before.
 Left alone it is megabytes, and where both directions are busy each waits for credit behind the other's bytes."""
+LUMP = 128 << 10
+"""Bytes that are missing of a frame from which on a reader sleeps until they are all there: one wake-up, not eight."""
 THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
 TCP_INFO_RTT = 68  # where tcpi_rtt, 4 bytes, stands in what TCP_INFO gives
 RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
@@ -48,6 +51,9 @@ class TcpStream:
         self._socket = connected
         self.name = _text(connected.getpeername())
         self.window = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SHARE
+        self._least = 1
+        self._arrives = select.poll()
+        self._arrives.register(connected, select.POLLIN)
 
     def send(self, data: memoryview) -> None:
         self._socket.sendall(data)
@@ -64,8 +70,20 @@ class TcpStream:
         except (OSError, ValueError):  # closed
             return 0
 
-    def receive_into(self, buffer: memoryview) -> int:
+    def receive_into(self, buffer: memoryview, least: int = 1) -> int:
+        while least >= LUMP:  # asleep in poll, for a recv that has taken a part would not be woken for the rest alone
+            self._wake_at(least)
+            self._arrives.poll()
+            with contextlib.suppress(BlockingIOError):
+                return self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+        self._wake_at(1)
         return self._socket.recv_into(buffer)
+
+    def _wake_at(self, least: int) -> None:
+        """Have the kernel wake who waits only when so many bytes are there, or the end."""
+        if least != self._least:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
 
     def limit(self, seconds: float | None) -> None:
         self._socket.settimeout(seconds)

@@ -26,6 +26,7 @@ from psctl.store.asides import Fetching
 from psctl.store.landing import Landings, Take, wrong
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
+    LARGE,
     PART,
     Aside,
     AsideIs,
@@ -173,8 +174,8 @@ class ClientMind:
             return []
         one = self.shards[shard]
         view = bytes_view(self._start[one.dtype].narrow(0, one.range.start, len(one.range)))
-        offsets = range(0, max(1, len(view)), PART)
-        return [Out(self.owners[shard], Begin(shard, at), view[at : at + PART] or None) for at in offsets]
+        offsets = range(0, max(1, len(view)), LARGE)
+        return [Out(self.owners[shard], Begin(shard, at), view[at : at + LARGE] or None) for at in offsets]
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, once `unacknowledged(clock - buffers)` is empty."""
@@ -208,9 +209,9 @@ class ClientMind:
         if any(head.present) and (lent := self._lending.place(owner, flat)):
             return [Out(owner, msgspec.structs.replace(head, at=lent))]
         view = bytes_view(flat) if any(head.present) else memoryview(b"")
-        offsets = range(PART, len(view), PART)
-        parts = [Out(owner, PushPart(head.shard, head.clock, at), view[at : at + PART]) for at in offsets]
-        return [Out(owner, head, view[:PART] or None), *parts]
+        offsets = range(LARGE, len(view), LARGE)
+        parts = [Out(owner, PushPart(head.shard, head.clock, at), view[at : at + LARGE]) for at in offsets]
+        return [Out(owner, head, view[:LARGE] or None), *parts]
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psctl.store.machine import Replicated
-from psctl.store.messages import PART, CopyEnd, CopyPart, Forward, ForwardPart
+from psctl.store.messages import LARGE, PART, CopyEnd, CopyPart, Forward, ForwardPart
 from psctl.store.outputs import ChainOutput, ToServer
 
 
@@ -47,9 +47,9 @@ class Entries:
         """Return what brings an entry to a server."""
         head, payload = self._log[number]
         begin = Forward(self._shard, number, epoch, len(payload), head)
-        outputs: list[ChainOutput] = [ToServer(server, begin, payload[:PART] or None)]
-        for offset in range(PART, len(payload), PART):
-            outputs.append(ToServer(server, ForwardPart(self._shard, number, offset), payload[offset : offset + PART]))
+        outputs: list[ChainOutput] = [ToServer(server, begin, payload[:LARGE] or None)]
+        for offset in range(LARGE, len(payload), LARGE):
+            outputs.append(ToServer(server, ForwardPart(self._shard, number, offset), payload[offset : offset + LARGE]))
         return outputs
 
 

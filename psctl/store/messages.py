@@ -18,7 +18,10 @@ import msgspec
 from psctl.words import Number
 
 PART = 512 * 1024
-"""Bytes of one part: large enough that the cost of a message vanishes, small enough to sum from the cache."""
+"""Bytes of one part of what is kept aside, or copied from server to server."""
+
+LARGE = 4 << 20
+"""Bytes of one part of a push, of values, of a chain's entry: a message is taken in place, and wire/ cuts it."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -27,7 +27,7 @@ from psctl.store.ledger import Membership, Order
 from psctl.store.lending import Lending, Lent
 from psctl.store.machine import ShardMachine
 from psctl.store.messages import (
-    PART,
+    LARGE,
     Between,
     Leads,
     NormsOf,
@@ -378,9 +378,9 @@ class ShardMind:
             return [Send(rank, Values(index, version, self.state.present, clock, self._intake.clocks, at))]
         head = Values(index, version, self.state.present, clock, self._intake.clocks)
         view = bytes_view(self.state.travelling())
-        outputs = [Send(rank, head, view[:PART] or None)]
-        for offset in range(PART, len(view), PART):
-            outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + PART]))
+        outputs = [Send(rank, head, view[:LARGE] or None)]
+        for offset in range(LARGE, len(view), LARGE):
+            outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + LARGE]))
         return outputs
 
     def _answer_norms(self) -> list[Output]:

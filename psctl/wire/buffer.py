@@ -21,6 +21,10 @@ class ReceiveBuffer:
         """The unread bytes; valid until the next call of `room`."""
         return self._store[self._start : self._end]
 
+    def first(self, count: int) -> memoryview:
+        """Return the first unread bytes; valid as `data` is."""
+        return self._store[self._start : self._start + count]
+
     def room(self, needed: int) -> memoryview:
         """Return free space to receive into, so placed that `needed` unread bytes will lie in one piece."""
         unread = self._end - self._start

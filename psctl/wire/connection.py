@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ProtocolError
+from psctl.wire.assembly import Assembler, Place, Received
 from psctl.wire.authority import read_identity
 from psctl.wire.buffer import ReceiveBuffer
 from psctl.wire.frames import (
     CONTROL,
     COST,
-    MAX_HEADER,
-    MAX_PAYLOAD,
+    FIRST,
     PIECE,
     PREFIX,
     Opened,
@@ -74,14 +74,6 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message of the application; a payload that was not placed is lent until the next call."""
-
-    message: Any
-    payload: memoryview | None
-
-
-@dataclass(frozen=True, slots=True)
 class Credited:
     """The peer has read so many bytes."""
 
@@ -107,19 +99,6 @@ def _nowhere(message: Any, size: int) -> None:
 
 
 Event = Named | Joined | Received | Credited | Left | Ended
-Place = Callable[[Any, int], memoryview | None]
-
-
-@dataclass(slots=True)
-class Assembly:
-    """A long message that is arriving in pieces."""
-
-    header: int
-    payload: int
-    head: bytearray
-    message: Any = None
-    into: memoryview | None = None
-    filled: int = 0
 
 
 class Connection:
@@ -153,21 +132,27 @@ class Connection:
     ) -> None:
         self.state = State.HANDSHAKE
         self._tls = Records(context, accepting=accepting)
-        self._job, self._me, self._codec, self._window, self._place, self._rekey = job, me, codec, window, place, rekey
+        self._job, self._me, self._codec, self._window, self._rekey = job, me, codec, window, rekey
         self._random, self._accepting = random, accepting
         self._peer: Member | None = None
         self._buffer = ReceiveBuffer()
         self._strange = 0
         self._needed = MAX_RECORD
         self._finished = False
-        self._read_bytes = 0
-        self._long: Assembly | None = None
+        self.read = 0
+        """What was read of the window and not given back as credit."""
+        self._assembler = Assembler(codec.decode, place)
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
     def room(self) -> memoryview:
         """Return where to receive the next bytes; to be called when `next_event` returned None."""
         return self._buffer.room(max(self._needed, len(self._buffer) + 1))
+
+    @property
+    def least(self) -> int:
+        """How many bytes more must come before `next_event` has something to say, as far as is known; 1 at least."""
+        return max(1, self._needed - len(self._buffer))
 
     def received(self, count: int) -> None:
         """Note that `count` bytes were received into `room()`; 0: the stream has ended."""
@@ -213,7 +198,7 @@ class Connection:
 
     def release(self) -> None:
         """Give memory back; the connection is over, and is not asked again. Whoever holds it may do so for long."""
-        self._buffer, self._place, self._long = ReceiveBuffer(0), _nowhere, None
+        self._buffer, self._assembler = ReceiveBuffer(0), Assembler(self._codec.decode, _nowhere)
         self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
@@ -290,54 +275,41 @@ class Connection:
 
     # ---- frames in -----------------------------------------------------------------------------------------------
 
-    def owed(self, least: int) -> int:
-        """Return how much credit the peer is to be given for what was read; 0 below `least`, and then it adds up."""
-        if self._read_bytes < least:
-            return 0
-        owed, self._read_bytes = self._read_bytes, 0
+    def owed(self) -> int:
+        """Return how much credit the peer is to be given for what was read, and count anew."""
+        owed, self.read = self.read, 0
         return owed
 
     def _frame(self) -> Event | None:
         """Read the next frame, or a message that it completes; None when more bytes are needed."""
         buffer = self._buffer
         while True:
-            data = buffer.data
-            if len(data) < PREFIX.size:
+            there = len(buffer)
+            if there < PREFIX.size:
                 self._needed = PREFIX.size
                 return None
-            prefix = read_prefix(data)
-            self._needed = prefix.size
-            if len(data) < prefix.size:
+            prefix = read_prefix(buffer.first(PREFIX.size))
+            kind, _, payload, size = prefix
+            self._needed = size
+            if there < size:
                 return None
             self._needed = PREFIX.size
-            header = self._opened.header(prefix, data)
-            buffer.skip(prefix.size)  # the bytes stay where they are until the next `room`
-            if (event := self._read(prefix, header, data)) is not None:  # None: a piece of something longer
+            frame = buffer.first(size)
+            buffer.skip(size)  # the bytes stay where they are until the next `room`
+            if kind != CONTROL:
+                self.read += size + COST
+            event = self._assembler.piece(self._opened, frame, payload) if kind == PIECE else self._read(prefix, frame)
+            if event is not None:  # None: a part of something longer
                 return event
 
-    def _read(self, prefix: Prefix, header: memoryview, data: memoryview) -> Event | None:
-        if prefix.kind == CONTROL:
+    def _read(self, prefix: Prefix, frame: memoryview) -> Event | None:
+        header = self._opened.header(prefix, frame)
+        if prefix[0] == CONTROL:
             return self._control(header)
-        self._read_bytes += prefix.size + COST
-        if prefix.kind == PIECE:
-            return self._piece(prefix.payload, lambda into: self._opened.payload(prefix, data, into))
-        message = self._decode(header)
-        if not prefix.payload:
-            return Received(message, None)
-        return Received(message, self._opened.payload(prefix, data, self._placed(message, prefix.payload)))
-
-    def _decode(self, header: Bytes) -> Any:
-        try:
-            return self._codec.decode(header)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ProtocolError(f"it sent a message of no kind known here: {error}") from error
-
-    def _placed(self, message: Any, size: int) -> memoryview | None:
-        view = self._place(message, size)
-        if view is not None:
-            view = view.cast("B")
-            assert view.nbytes == size, f"place() gave {view.nbytes} bytes for a payload of {size}"
-        return view
+        if prefix[0] == FIRST:
+            self._assembler.begin(self._opened, prefix, frame, header)
+            return None
+        return self._assembler.message(self._opened, prefix, frame, header)
 
     def _control(self, header: Bytes) -> Event | None:
         try:
@@ -349,40 +321,8 @@ class Connection:
         if isinstance(said, Bye):
             self._go(Theirs.BYE)
             return Left(said.reason)
-        if self._long is not None:
-            raise ProtocolError("it began a long message inside another")
-        if not (0 < said.header <= MAX_HEADER and 0 <= said.payload <= MAX_PAYLOAD):
-            raise ProtocolError(f"it announced {said.header} bytes of header and {said.payload} of payload")
-        self._long = Assembly(said.header, said.payload, bytearray())
+        self._assembler.announced(said)
         return None
-
-    def _piece(self, size: int, open_into: Callable[[memoryview], memoryview]) -> Received | None:
-        """Add a piece to the long message; memory grows with what has really arrived."""
-        long = self._long
-        if long is None:
-            raise ProtocolError("it sent a piece of no message")
-        if (missing := long.header - len(long.head)) > 0:
-            if size > missing:
-                raise ProtocolError("it sent a piece that is longer than what is missing")
-            piece = bytearray(size)
-            open_into(memoryview(piece))
-            long.head += piece
-            if size < missing:
-                return None
-            long.message = self._decode(long.head)
-            if long.payload:
-                long.into = self._placed(long.message, long.payload) or memoryview(bytearray(long.payload))
-                return None
-        else:
-            assert long.into is not None
-            if size > long.payload - long.filled:
-                raise ProtocolError("it sent a piece that is longer than what is missing")
-            open_into(long.into[long.filled : long.filled + size])
-            long.filled += size
-            if long.filled < long.payload:
-                return None
-        self._long = None
-        return Received(long.message, long.into)
 
     # ---- frames out ----------------------------------------------------------------------------------------------
 

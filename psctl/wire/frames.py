@@ -5,24 +5,26 @@
 
 The prefix is associated data of every seal. Lengths are checked against the limits before anything is done with them.
 What is short is sealed at once: a seal costs a microsecond and gives the interpreter's lock away, a copy costs less.
-An empty part of something longer has no seal. Kinds: MESSAGE holds a message of the application and its payload;
-CONTROL one of the connection, never with a payload; PIECE only a payload, the next bytes of the message that a Long
-announced.
+An empty part of something longer has no seal. Kinds: MESSAGE holds a message of the application and its payload; FIRST
+one whose payload goes on in PIECEs, its header behind the 4 bytes of the whole payload's size; PIECE only payload, the
+next bytes of the message that a FIRST began or a Long announced; CONTROL a message of the connection, never a payload.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 from psctl.errors import ProtocolError
 from psctl.wire.sealing import TAG, Bytes, Cipher
 
-MESSAGE, CONTROL, PIECE = 1, 2, 3
+MESSAGE, CONTROL, PIECE, FIRST = 1, 2, 3, 4
 PREFIX = struct.Struct(">BII")
+WHOLE = struct.Struct(">I")
 
-MAX_PAYLOAD = 1 << 20
-"""Bytes of payload that a message may have; senders cut at 512 KiB."""
+MAX_PAYLOAD = 4 << 20
+"""Bytes of payload that a message may have, in pieces."""
+MAX_PIECE = 1 << 20
+"""Bytes of payload that one frame may have."""
 MAX_HEADER = 16 << 20
 """Bytes of header that a message may have, in pieces."""
 FRAME_HEADER = 64 << 10
@@ -32,17 +34,10 @@ COST = 512
 JOINT = 16 << 10
 """Bytes of header and payload up to which a frame is one seal."""
 
-_KINDS = (MESSAGE, CONTROL, PIECE)
+_KINDS = (MESSAGE, CONTROL, PIECE, FIRST)
 
-
-class Prefix(NamedTuple):
-    """What the first bytes of a frame say."""
-
-    kind: int
-    header: int
-    payload: int
-    size: int
-    """Bytes of the whole frame on the wire."""
+Prefix = tuple[int, int, int, int]
+"""What the first bytes of a frame say: its kind, bytes of header, bytes of payload, bytes of the frame on the wire."""
 
 
 def frame_size(header: int, payload: int) -> int:
@@ -53,20 +48,24 @@ def frame_size(header: int, payload: int) -> int:
     return PREFIX.size + both + 2 * TAG
 
 
-def read_prefix(data: Bytes) -> Prefix:
-    """Return the prefix at the start of `data`, its lengths checked.
+def read_prefix(data: Bytes, start: int = 0) -> Prefix:
+    """Return the prefix that stands at `start`, its lengths checked.
 
     Raises:
         ProtocolError: unknown kind, or a length that its kind may not have.
     """
-    kind, header, payload = PREFIX.unpack_from(data)
+    kind, header, payload = PREFIX.unpack_from(data, start)
     if kind not in _KINDS:
         raise ProtocolError(f"it sent a frame of unknown kind {kind}")
-    if header > FRAME_HEADER or payload > MAX_PAYLOAD:
+    if header > FRAME_HEADER or payload > MAX_PIECE:
         raise ProtocolError(f"it sent an oversized frame: {header} bytes of header, {payload} of payload")
-    if (header == 0) != (kind == PIECE) or (payload == 0 and kind == PIECE) or (payload and kind == CONTROL):
+    if kind == PIECE:
+        wrong = header or not payload
+    else:
+        wrong = not header or (kind == CONTROL and payload) or (kind == FIRST and (not payload or header <= WHOLE.size))
+    if wrong:
         raise ProtocolError(f"it sent a frame of kind {kind} with {header} bytes of header, {payload} of payload")
-    return Prefix(kind, header, payload, frame_size(header, payload))
+    return kind, header, payload, frame_size(header, payload)
 
 
 def write_frame(cipher: Cipher, kind: int, header: Bytes, payload: Bytes, out: memoryview) -> int:
@@ -107,11 +106,10 @@ class Opened:
         _, header, payload, size = prefix
         start = PREFIX.size
         if header + payload <= JOINT:
-            self._cipher.open(frame[start:size], bytes(frame[:start]), self._short[: header + payload])
+            self._cipher.open(frame[start:size], frame[:start], self._short[: header + payload])
             return self._short[:header]
-        into = memoryview(bytearray(header))
-        if header:
-            self._cipher.open(frame[start : start + header + TAG], bytes(frame[:start]), into)
+        into = self._short[:header] if header <= JOINT else memoryview(bytearray(header))
+        self._cipher.open(frame[start : start + header + TAG], frame[:start], into)
         return into
 
     def payload(self, prefix: Prefix, frame: memoryview, into: memoryview | None) -> memoryview:
@@ -129,8 +127,16 @@ class Opened:
             return into
         if into is None:
             into = self._lent(payload)
-        self._cipher.open(frame[size - payload - TAG : size], bytes(frame[: PREFIX.size]), into)
+        self._cipher.open(frame[size - payload - TAG : size], frame[: PREFIX.size], into)
         return into
+
+    def piece(self, frame: memoryview, into: memoryview) -> None:
+        """Bring the payload of a PIECE, which is all that is sealed in it, to `into`.
+
+        Raises:
+            ProtocolError: the seal does not hold.
+        """
+        self._cipher.open(frame[PREFIX.size :], frame[: PREFIX.size], into)
 
     def _lent(self, size: int) -> memoryview:
         if len(self._large) < size:

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.words import Member
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of this protocol; ends that differ refuse each other."""
 
 
@@ -47,7 +47,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Long(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A message too long for one frame follows in pieces: first the bytes of its header, then those of its payload."""
+    """A message with a header too long for one frame follows in pieces: first of its header, then of its payload."""
 
     header: int
     payload: int

@@ -28,11 +28,11 @@ def test_messages_and_payloads_arrive_in_order_both_ways(pair: Any, note: Any) -
 
 def test_a_payload_lands_where_place_says_and_of_any_buffer(pair: Any, note: Any) -> None:
     mine, _ = pair.join()
-    landing = bytearray(1 << 20)
+    landing = bytearray(4 << 20)
     pair.server.landing = memoryview(landing)
-    data = os.urandom(1 << 20)
+    data = os.urandom(4 << 20)
     for payload in (data, bytearray(data), memoryview(data), memoryview(data).cast("f")):
-        landing[:] = bytes(1 << 20)
+        landing[:] = bytes(4 << 20)
         mine.send(note("a payload"), payload)
         pair.server.next("received")
         assert landing == data
@@ -41,7 +41,7 @@ def test_a_payload_lands_where_place_says_and_of_any_buffer(pair: Any, note: Any
 def test_a_payload_over_the_limit_is_the_callers_mistake(pair: Any, note: Any) -> None:
     mine, _ = pair.join()
     with pytest.raises(ValueError, match="too many for one message: cut it"):
-        mine.send(note("large"), bytes((1 << 20) + 1))
+        mine.send(note("large"), bytes((4 << 20) + 1))
     with pytest.raises(ValueError, match="too many for one message"):
         mine.send(note("x" * (17 << 20)))
     mine.send(note("the connection lives"))

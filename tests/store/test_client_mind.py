@@ -7,7 +7,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.client import ClientMind, Out
-from psctl.store.messages import PART, Leads, NormsOf, Pull, Push, Pushed, PushPart, Values, ValuesPart
+from psctl.store.messages import LARGE, Leads, NormsOf, Pull, Push, Pushed, PushPart, Values, ValuesPart
 from psctl.store.pieces import bytes_view
 from psctl.store.state import Terms
 from psctl.words import Layout, ParameterInfo, Range, Shard
@@ -87,17 +87,17 @@ def test_a_wait_that_begins_in_the_middle_of_a_landing_does_not_tear_it():
 
 
 def test_a_push_leaves_out_of_the_send_buffer_in_parts_and_says_what_has_landed():
-    size = PART // 4 + 3
+    size = LARGE // 4 + 3
     layout = Layout((ParameterInfo("a", (size,), "float32", 0),), "SGD", ({"lr": 0.1},))
     mind = ClientMind(Terms(layout, 1, "server"), [Shard(0, "float32", Range(0, size))], [0], 0)
     mind.received(0, Leads(0, [0]))
     mind.pull(0)
-    for head, count in ((Values(0, 0, b"\1", 0, 0), PART), (ValuesPart(0, 0, PART), 12)):
+    for head, count in ((Values(0, 0, b"\1", 0, 0), LARGE), (ValuesPart(0, 0, LARGE), 12)):
         mind.place(0, head, count)
         mind.received(0, head, count)
     first, second = mind.push(0, 0, [True], 1.0)
-    assert (first.message, len(first.payload)) == (Push(0, 0, 1.0, b"\1", 0), PART)
-    assert (second.message, len(second.payload)) == (PushPart(0, 0, PART), 12)
+    assert (first.message, len(first.payload)) == (Push(0, 0, 1.0, b"\1", 0), LARGE)
+    assert (second.message, len(second.payload)) == (PushPart(0, 0, LARGE), 12)
     mind.sending(0)["float32"].fill_(7.0)
     assert torch.frombuffer(second.payload, dtype=torch.float32).eq(7).all()  # its own memory, no copy
 

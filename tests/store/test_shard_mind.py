@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
 from psctl.store.ledger import Order
-from psctl.store.messages import PART, NormsOf, Pull, Push, Pushed, PushPart, Taken, Values, ValuesPart
+from psctl.store.messages import LARGE, NormsOf, Pull, Push, Pushed, PushPart, Taken, Values, ValuesPart
 from psctl.store.outputs import Send, Snapshot
 from psctl.store.pieces import bytes_view, pieces
 from psctl.store.shard import ShardMind
@@ -43,8 +43,8 @@ def push(mind, rank, clock, present=b"\1\1", landed=None, weight=1.0, size=70, d
     message = Push(0, clock, weight, present, clock if landed is None else landed)
     view = bytes_view(gradient(rank, clock, size) if data is None else data) if any(present) else memoryview(b"")
     found = []
-    for offset in range(0, max(1, len(view)), PART):
-        part = view[offset : offset + PART]
+    for offset in range(0, max(1, len(view)), LARGE):
+        part = view[offset : offset + LARGE]
         head = message if offset == 0 else PushPart(0, clock, offset)
         if len(part):
             place = mind.place(rank, head, len(part))
@@ -226,7 +226,7 @@ def test_under_update_worker_buffers_go_round_without_a_copy():
 
 
 def test_a_shard_in_many_parts_is_pushed_and_answered_whole():
-    size = PART // 4 * 2 + 33
+    size = LARGE // 4 * 2 + 33
     mind = make(world=1, size=size, update="worker")
     ask(mind, 0, 0)
     push(mind, 0, 0, size=size)
@@ -237,12 +237,12 @@ def test_a_shard_in_many_parts_is_pushed_and_answered_whole():
 
 
 def test_a_push_that_broke_off_is_begun_anew():
-    size = PART // 4 + 10
+    size = LARGE // 4 + 10
     mind = make(world=1, size=size, update="worker")
     ask(mind, 0, 0)
     head = Push(0, 0, 1.0, b"\1\1", 0)
-    mind.place(0, head, PART)[:] = bytes(PART)
-    mind.pushed(0, head, PART)
+    mind.place(0, head, LARGE)[:] = bytes(LARGE)
+    mind.pushed(0, head, LARGE)
     mind.lost(0)
     ask(mind, 0, 0)
     push(mind, 0, 0, size=size)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
+from psctl.wire.assembly import Received
 from psctl.wire.authority import make_authority
-from psctl.wire.connection import Credited, Ended, Joined, Left, Named, Received
-from psctl.wire.frames import MESSAGE, PIECE, PREFIX
+from psctl.wire.connection import Credited, Ended, Joined, Left, Named
+from psctl.wire.frames import FIRST, MAX_PAYLOAD, MAX_PIECE, MESSAGE, PIECE, PREFIX, WHOLE
 from psctl.wire.messages import Bye, Credit, Long
 from psctl.wire.outbox import NOTHING, Frame, control, framed
 from psctl.wire.states import State
 from psctl.words import Member
 from tests.examples import examples
+
+encode = msgspec.msgpack.Encoder().encode
+GREETING = encode({"type": "Note", "text": "hello"})
 
 
 @pytest.mark.parametrize("size", [1 << 30, 1, 7], ids=["whole", "byte by byte", "in sevens"])
@@ -118,7 +123,7 @@ def test_long_messages_travel_in_pieces(wire: Any, size: int) -> None:
     assert sum(map(len, frames)) < 64 << 10, "no more than the window before there is credit"
     for _ in range(100):
         server.feed(b"".join(frames), size)
-        if not (owed := server.connection.owed(1)):
+        if not (owed := server.connection.owed()):
             break
         worker.outbox.credit(owed)
         frames = worker.frames()
@@ -185,7 +190,9 @@ def test_a_frame_of_another_connection_or_sent_back_ends_it(wire: Any) -> None:
         (PREFIX.pack(0, 1, 1), "unknown kind 0"),
         (PREFIX.pack(9, 1, 1), "unknown kind 9"),
         (PREFIX.pack(MESSAGE, 65_537, 0), "oversized frame"),
-        (PREFIX.pack(MESSAGE, 1, (1 << 20) + 1), "oversized frame"),
+        (PREFIX.pack(MESSAGE, 1, MAX_PIECE + 1), "oversized frame"),
+        (PREFIX.pack(FIRST, 4, 10), "frame of kind 4 with 4 bytes of header"),
+        (PREFIX.pack(FIRST, 10, 0), "frame of kind 4 with 10 bytes of header, 0 of payload"),
         (PREFIX.pack(MESSAGE, 0xFFFFFFFF, 0xFFFFFFFF), "oversized frame"),
         (PREFIX.pack(MESSAGE, 0, 10), "frame of kind 1 with 0 bytes of header"),
         (PREFIX.pack(PIECE, 0, 0), "frame of kind 3 with 0 bytes of header, 0 of payload"),
@@ -208,7 +215,10 @@ def test_a_bad_prefix_ends_the_connection_before_any_memory_is_taken(wire: Any, 
         (framed(PIECE, b"", memoryview(b"x")), "a piece of no message"),
         (control(Long((16 << 20) + 1, 0)), "announced 16777217 bytes of header"),
         (control(Long(0, 10)), "announced 0 bytes"),
-        (control(Long(1, (1 << 20) + 1)), "of payload"),
+        (control(Long(1, MAX_PAYLOAD + 1)), "of payload"),
+        (framed(FIRST, WHOLE.pack(5) + GREETING, memoryview(b"12345")), "announced 5 bytes of payload and sent 5"),
+        (framed(FIRST, WHOLE.pack(MAX_PAYLOAD + 1) + GREETING, memoryview(b"1")), f"announced {MAX_PAYLOAD + 1} bytes"),
+        (framed(FIRST, WHOLE.pack(9) + b"\xc1", memoryview(b"1")), "a message of no kind known here"),
         (control(Long(-1, 0)), "announced -1"),
     ],
 )
@@ -223,6 +233,26 @@ def test_pieces_must_fit_what_was_announced(wire: Any) -> None:
     check_ends(server, worker.seal(control(Long(10, 0))) + worker.seal(piece), "longer than what is missing")
     worker, server = wire.joined()
     check_ends(server, worker.seal(control(Long(20, 0))) + worker.seal(control(Long(20, 0))), "inside another")
+    first = framed(FIRST, WHOLE.pack(20) + GREETING, memoryview(bytes(10)))
+    worker, server = wire.joined()
+    check_ends(server, worker.seal(first) + worker.seal(piece), "longer than what is missing")
+    worker, server = wire.joined()
+    check_ends(server, worker.seal(first) + worker.seal(first), "inside another")
+    assert server.events == []
+
+
+def test_what_is_urgent_and_short_passes_between_the_pieces_of_something_long(wire: Any) -> None:
+    worker, server = wire.joined(window=64 << 10)
+    data = bytes(range(256)) * 1000
+    worker.outbox.add("long", encode(wire.Note("long")), memoryview(data), urgent=False)
+    server.feed(b"".join(worker.seal(frame) for frame in worker.outbox.take()))
+    worker.outbox.add("now", encode(wire.Note("now")), NOTHING, urgent=True)
+    worker.outbox.add("longer", encode(wire.Note("longer")), memoryview(data), urgent=True)
+    while worker.outbox.pending:
+        worker.outbox.credit(server.connection.owed())
+        server.feed(b"".join(worker.seal(frame) for frame in worker.outbox.take()))
+    found = [(event.message.text, event.payload) for event in server.events]
+    assert found == [("now", None), ("long", data), ("longer", data)]
 
 
 @settings(max_examples=examples(60))

@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.wire.connection import Joined, Named, Received
-from psctl.wire.frames import FRAME_HEADER, MAX_HEADER, MAX_PAYLOAD, PREFIX
+from psctl.wire.assembly import Received
+from psctl.wire.connection import Joined, Named
+from psctl.wire.frames import FRAME_HEADER, MAX_HEADER, MAX_PAYLOAD, MAX_PIECE, PREFIX
 from psctl.wire.messages import Long
 from psctl.wire.outbox import control
 from psctl.wire.states import State
 from psctl.words import Member
 
-ONE_FRAME = FRAME_HEADER + MAX_PAYLOAD + (64 << 10) + (64 << 10)
+ONE_FRAME = FRAME_HEADER + MAX_PIECE + (64 << 10) + (64 << 10)
 """Bytes of the receive buffer when it holds the largest frame."""
 
 some = settings(deadline=None, max_examples=500 if os.environ.get("HYPOTHESIS_PROFILE") == "search" else 12)
@@ -93,6 +94,7 @@ def test_a_changed_handshake_is_refused_or_waited_for(wire: Any, stage: str, cha
 def test_changed_frames_deliver_no_more_than_what_was_said(wire: Any, changes: Any, size: int, rekey: int) -> None:
     worker, server = wire.joined(rekey=rekey)
     said = [(wire.Note("one"), b"payload"), (wire.Note("two"), None), (wire.Note("three"), bytes(20_000))]
+    said.append((wire.Note("in pieces"), bytes(600_000)))
     frames = b"".join(worker.frames(*said))
     data = changed(frames, changes)
     feed(server, data, size)

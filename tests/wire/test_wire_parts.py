@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psctl.errors import ProtocolError
 from psctl.wire.authority import issue, make_authority, read_identity
 from psctl.wire.buffer import ReceiveBuffer
-from psctl.wire.frames import CONTROL, MAX_PAYLOAD, MESSAGE, PIECE
+from psctl.wire.frames import CONTROL, FIRST, MAX_PAYLOAD, MESSAGE, PIECE
 from psctl.wire.outbox import NOTHING, Outbox
 from psctl.wire.sealing import TAG, Cipher, derive
 from psctl.wire.states import TABLE, Ours, State, Theirs, after
@@ -131,14 +131,14 @@ def test_small_messages_are_written_together_and_large_ones_alone() -> None:
 
 
 def test_no_more_is_taken_than_the_credit_allows() -> None:
-    outbox = filled(32 << 10, *[10_000] * 5)
+    outbox = filled(32 << 10, *[8_000] * 5)
     taken = outbox.take()
     assert [frame.message for frame in taken] == ["0", "1", "2"]
     assert not outbox.take()
     assert not outbox.ready()
     outbox.credit(taken[0].cost)
     assert [frame.message for frame in outbox.take()] == ["3"]
-    assert outbox.pending == 10_000 + 4 + 9 + TAG
+    assert outbox.pending == 8_000 + 4 + 9 + TAG
 
 
 def test_credit_for_what_was_never_sent_is_a_fault() -> None:
@@ -165,14 +165,32 @@ def test_our_own_debt_goes_first_and_costs_nothing() -> None:
 def test_pieces_of_one_message_stay_together() -> None:
     outbox = filled(32 << 10, 45_000, 10)
     first = outbox.take()
-    assert [frame.kind for frame in first] == [CONTROL, PIECE, PIECE], "the head, then as much as the window takes"
-    outbox.add("urgent", b"head", NOTHING, urgent=True)
+    assert [frame.kind for frame in first] == [FIRST, PIECE, PIECE], "as much as the window takes"
+    outbox.add("urgent", b"head", memoryview(bytes(9000)), urgent=True)
+    outbox.add("short", b"head", NOTHING, urgent=True)
     outbox.credit(sum(frame.cost for frame in first))
     rest = outbox.take()
     outbox.credit(sum(frame.cost for frame in rest))
     rest += outbox.take()
     found = [(frame.kind, frame.message) for frame in rest]
-    assert found == [(PIECE, None), (PIECE, "0"), (MESSAGE, "urgent"), (MESSAGE, "1")]
+    assert found[:3] == [(PIECE, None), (PIECE, None), (PIECE, "0")], "something urgent that is long itself waits"
+    assert found[3:] == [(FIRST, None), (PIECE, "urgent"), (MESSAGE, "short"), (MESSAGE, "1")]
+
+
+def test_what_is_urgent_and_whole_goes_between_pieces() -> None:
+    outbox = filled(32 << 10, 45_000)
+    first = outbox.take()
+    outbox.add("urgent", b"head", NOTHING, urgent=True)
+    outbox.credit(sum(frame.cost for frame in first))
+    assert [(frame.kind, frame.message) for frame in outbox.take()][:2] == [(MESSAGE, "urgent"), (PIECE, None)]
+
+
+def test_a_header_of_more_than_one_frame_is_announced() -> None:
+    outbox = Outbox(1 << 20)
+    outbox.add("0", bytes(300_000), memoryview(b"payload"), urgent=False)
+    frames = [frame for _ in range(4) for frame in outbox.take()]
+    assert [frame.kind for frame in frames] == [CONTROL, PIECE, PIECE, PIECE]
+    assert (frames[-1].message, bytes(frames[-1].payload)) == ("0", b"payload")
 
 
 @given(
