@@ -27,7 +27,6 @@ from psctl.store.landing import Landings, Take, wrong
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
     LARGE,
-    PART,
     Aside,
     AsideIs,
     AsideOf,
@@ -268,9 +267,9 @@ class ClientMind:
 
     def _aside_parts(self, clock: int) -> list[Out]:
         data, size = self._asides[clock], len(self._asides[clock])
-        offsets = range(0, max(1, size), PART)
+        offsets = range(0, max(1, size), LARGE)
         head = partial(Aside, clock, size, rank=self.rank)
-        return [Out(self.owners[0], head(at), data[at : at + PART] or None) for at in offsets]
+        return [Out(self.owners[0], head(at), data[at : at + LARGE] or None) for at in offsets]
 
     def ask_aside(self, clock: int) -> list[Out]:
         """Ask for what rank 0 sent with `aside`; under asp, what this rank's start before sent."""
