@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from psctl.errors import UsageError
+from psctl.runtime.freed import keep_freed_memory
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store import Store
 from psctl.runtime.store_end import Where
@@ -62,6 +63,7 @@ class Stores:
         if not ranks or ranks[0] < 0 or ranks[-1] >= self._world:
             raise UsageError(f"group={list(ranks)} of a store", f"ranks from 0 to {self._world - 1}, one at least")
         if self._links is None:
+            keep_freed_memory()
             self._links = self._make_links()
         spec = StoreSpec(name, staleness, reads == "eager", ranks, self._links.shards)
         after = -1

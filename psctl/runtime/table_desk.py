@@ -20,6 +20,7 @@ import torch
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.stores import TablesAssigned
 from psctl.net.peer import Peer
+from psctl.runtime.freed import keep_freed_memory
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.links import Links, named
 from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
@@ -96,6 +97,7 @@ class TableDesk:
         _dismiss(dead)
         with self._lock:
             if self._mind is None:
+                keep_freed_memory()
                 self._mind = TableMind(self._rank, JobFunctions(), len(found.chains))
             alive = [at.rank for at in found.servers]
             self._follow(self._mind.assigned(found.epoch, found.chains, found.copies, alive))

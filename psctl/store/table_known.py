@@ -77,7 +77,7 @@ class Known:
 
     def _want(self, read: Read, kind: Kind, route: Route) -> Want:
         count = len(route.unique)
-        want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.rows().empty(count), None)
+        want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.room(count), None)
         want.inverse = None if route.plain else route.inverse
         missing = np.ones(count, dtype=bool)
         if read.clock != ANY:

@@ -14,6 +14,9 @@ from psctl.store.table_packing import digest_of
 ROUTES = 64
 """Key lists whose routes are remembered."""
 
+FIRST: Keys = np.zeros(1, dtype=np.int64)
+"""The place of the only key of a list."""
+
 
 class Stop(msgspec.Struct, frozen=True):
     """The part of a key list that one shard holds: `at` are its places among the list's unique keys."""
@@ -62,6 +65,9 @@ class Routes:
         return self.of(spec.name, np.arange(spec.blocks))
 
     def _make(self, table: str, keys: Keys) -> Route:
+        if len(keys) == 1:  # key by key: no sorting
+            shard = int(shard_of(table, keys, self._shards)[0])
+            return Route(keys.copy(), FIRST, [Stop(shard, keys.copy(), FIRST, digest_of(keys))], True)
         plain = len(keys) < 2 or bool((keys[1:] > keys[:-1]).all())
         if plain:
             unique, inverse = keys.copy(), np.arange(len(keys))

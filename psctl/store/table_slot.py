@@ -56,6 +56,11 @@ class Slot:
         return self.chain.leads and self.machine.version is not None
 
     @property
+    def followed(self) -> bool:
+        """Whether it is led here, and other servers get its entries from here."""
+        return bool(self.chain.followers) and self.leads
+
+    @property
     def version(self) -> int:
         """Of its state, which it has."""
         assert self.machine.version is not None, "it is led here"

@@ -116,7 +116,7 @@ class Table:
         slots = slots[slots >= 0]
         if len(slots):
             at = torch.from_numpy(slots)
-            old = self.rows.lanes.values[at]
+            old = self.rows.lanes.at(at).values
             self.rows.lanes.values[at] = function(torch.from_numpy(self.rows.keys[slots]), old, **arguments).view(
                 old.shape
             )
