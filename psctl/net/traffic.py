@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
@@ -97,6 +97,16 @@ class Peer:
         """
         view = NOTHING if payload is None else memoryview(payload).cast("B")
         return self._outgoing.add(message, self._codec.encode(message), view, urgent=urgent)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Hold back what this thread sends within; it leaves in one go at the end."""
+        out = self._outgoing
+        out.cork(threading.get_ident())
+        try:
+            yield
+        finally:
+            out.cork(None)
 
     @property
     def on_written(self) -> Callable[[Any, int], None] | None:

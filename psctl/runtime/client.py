@@ -103,6 +103,7 @@ class ParameterClient:
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
+        self.together = self._links.together  # what is said within leaves in one go
         self._links.assigned(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------

@@ -203,7 +203,8 @@ class ShardMind:
         """
         if not self.leads:
             return []
-        index, clock = self.shard.index, message.clock
+        clock = message.clock  # Taken is for orders that wait, and where workers hold the values none does
+        taken = [Send(rank, Taken(self.shard.index, clock))] if self._terms.update == "server" else []
         self._check(rank, message)
         if isinstance(message, Push):
             self._landed[rank] = max(self._landed.get(rank, -1), message.landed)
@@ -211,16 +212,16 @@ class ShardMind:
             if not isinstance(message, Push):
                 return []
             if self._intake.applied_of(rank) < clock:
-                return [Send(rank, Taken(index, clock))]
+                return [*taken]
             self._owed.add(rank)
-            return [Send(rank, Taken(index, clock)), *self._advance()]
+            return [*taken, *self._advance()]
         if isinstance(message, Push) and lent is not None:
             whole = self._intake.lend(rank, message, lent)
         else:
             whole = self._intake.filled(rank, message, size)
         if not whole:
             return []
-        return [Send(rank, Taken(index, clock)), *self._advance()]
+        return [*taken, *self._advance()]
 
     def ordered(self, clock: int, order: Order) -> list[Output]:
         """Take in how to apply `clock`."""
