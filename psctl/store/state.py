@@ -283,3 +283,4 @@ class ShardState:
             for index, state in states.items():
                 self._optimizer.restore(index, state)
         self.version, self.present, self.applied = version, found.present, found.applied
+        self._narrowed = (None, self.values)
