@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from psctl.store import asides, chain, client, shard
+from psctl.store import asides, client, entries, shard
 from psctl.store.messages import Push, PushPart
 from psctl.words import Member
 
@@ -175,14 +175,15 @@ class Play:
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
     """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
-    before = shard.PART
-    for room in (asides, chain, client, shard):
-        room.PART = size
+    rooms = [(asides, "PART"), (entries, "PART"), (entries, "LARGE"), (client, "LARGE"), (shard, "LARGE")]
+    before = [getattr(room, name) for room, name in rooms]
+    for room, name in rooms:
+        setattr(room, name, size)
     try:
         yield
     finally:
-        for room in (asides, chain, client, shard):
-            room.PART = before
+        for (room, name), large in zip(rooms, before, strict=True):
+            setattr(room, name, large)
 
 
 def play(seed: int, *, traced: bool = False) -> Outcome:
