@@ -250,7 +250,7 @@ def test_digits_are_read_as_well_with_eight_steps_a_period() -> None:
                 functional.cross_entropy(model(pixels), labels).backward()
                 optimizer.step()
             scheduler.step()
-        return digits["accuracy"](model, held_out), run._way.bytes_moved
+        return digits["accuracy"](model, held_out, run.device), run._way.bytes_moved
 
     jobs = {period: Job(workers=2, servers=1, update="worker", target=1 << 20, period=period) for period in (1, 8)}
     (bsp, all_bytes), (local, few_bytes) = (jobs[period].run(script)[0] for period in (1, 8))

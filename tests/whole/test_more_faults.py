@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -55,8 +56,9 @@ class Followed:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
+        with contextlib.suppress(ValueError):  # closed under our hands when a test has failed
+            for line in self.process.stdout:
+                self.events.append(json.loads(line))
 
     @property
     def step(self) -> int:

@@ -113,7 +113,7 @@ def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path)
 @pytest.mark.soak
 def test_servers_that_come_and_go_take_stores_with_them(tmp_path: Path) -> None:
     psctl, wanted = Psctl(tmp_path), {10: "3", 30: "2"}
-    args = 'args=["--pause", "0.5"]'
+    args = 'args=["--pause", "1"]'  # a server's coming takes some of the 60 steps
     with psctl.start("train", COUNTING, "-o", "jsonl", *TRAINING, "--set", args) as process:
         assert process.stdout is not None
         events = []
