@@ -65,8 +65,8 @@ TRAINING = ("--set", "script=train.py", "--set", "sync.strategy=ps", "--set", "c
 EXACT = "taken 320 examples 6 to 6 times, steps 60"
 
 
-def train(home: Path, step: int, *options: str) -> list[dict[str, Any]]:
-    """Train; kill the first server when a step is reached. Return the events."""
+def train(home: Path, step: int, *options: str, role: str = "server", which: int = 0) -> list[dict[str, Any]]:
+    """Train; kill the first server, or who else is said, when a step is reached. Return the events."""
     home.mkdir(exist_ok=True)
     events, left = [], step
     with Psctl(home).start("train", COUNTING, "-o", "jsonl", *TRAINING, *options) as process:
@@ -76,7 +76,7 @@ def train(home: Path, step: int, *options: str) -> list[dict[str, Any]]:
             events.append(event)
             if left and event["event"] == "progress" and event["step"] >= left:
                 left = 0
-                os.kill(processes(home, "server")[0], signal.SIGKILL)
+                os.kill(processes(home, role)[which], signal.SIGKILL)
         assert process.stderr is not None
         said = process.stderr.read()
     assert process.returncode == 0, said + "\n".join(map(str, events))
@@ -108,6 +108,17 @@ def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path)
     events = train(tmp_path, 25, "--servers", "3")
     assert not [event for event in events if event["event"] == "restored"]
     assert taken(events) == [EXACT] * 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", [11, 17, 25])
+def test_what_a_worker_that_is_gone_for_good_had_not_finished_counts_once(tmp_path: Path, step: int) -> None:
+    options = ("--set", "restart.on_worker_loss=continue", "--set", 'args=["--pause", "0.1", "--consistency", "bsp"]')
+    events = train(tmp_path, step, *options, role="worker", which=1)
+    assert [event["rank"] for event in events if event["event"] == "worker-lost"] == [1]
+    assert not [event for event in events if event["event"] == "restored"]
+    (found,) = taken(events)
+    assert found.startswith("taken 320 examples 6 to 6 times")
 
 
 @pytest.mark.soak
