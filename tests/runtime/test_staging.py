@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import runpy
 from collections import deque
@@ -107,7 +106,7 @@ class Client:
             assert self._pushed.get(clock) == set(range(len(self.shards))), "a step comes after all of its pushes"
 
     def together(self):
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def pull(self, clock) -> None:
         self._take_in(range(len(self.shards)))
