@@ -170,10 +170,11 @@ def test_a_code_is_read_where_its_worker_has_it() -> None:
     deliver(sent, 0, outs)
     size = worker.pushes.size(0, 0)
     head = Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, size), size)
-    assert lent.pushed(0, head, 0, bytes_view(worker.pushes.of(0, 0)))
+    lent.pushed(0, head, 0, bytes_view(worker.pushes.of(0, 0)))
     for mind in (sent, lent):
         mind.ordered(0, Order([], None, False))
     assert torch.equal(sent.state.values, lent.state.values)
+    assert sent.state.values.any()
 
 
 def test_under_asp_a_code_is_a_step() -> None:
@@ -217,4 +218,9 @@ def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(change: dict, 
     head = Push(0, 0, 1.0, b"\1\1", 0, None, change.get("size", len(data)))
     with pytest.raises(ProtocolError, match=reason):
         deliver(mind, 0, [Out(0, head, memoryview(data))])
-    assert deliver(mind, 0, right), "the right one is still taken"
+    undisturbed = server("onebit", 1)
+    for one in (mind, undisturbed):
+        deliver(one, 0, right)  # the right one is still taken
+        one.ordered(0, Order([], None, False))
+    assert torch.equal(mind.state.values, undisturbed.state.values)
+    assert mind.state.values.any()
