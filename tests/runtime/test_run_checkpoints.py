@@ -264,7 +264,7 @@ def test_with_a_loader_of_ones_own_reports_are_the_points_of_rest() -> None:
     assert sorted(job.saved) == [2, 4, 6]
     job = Job(2, 1)
     assert job.run(lambda run: script(run, stop=True)) == ["stopped", "stopped"]
-    assert next(iter(job.saved)) in (4, 5)
+    assert next(iter(job.saved)) in (4, 5, 6)  # who computes ahead learns of it a step later
 
 
 def test_a_scheduler_step_at_the_end_of_an_epoch_is_in_its_checkpoint() -> None:
