@@ -62,6 +62,7 @@ class Link:
     ) -> None:
         self._credentials, self._register, self._congestion = credentials, register, congestion
         self._put, self._copies = put, copies
+        self._lock = threading.Lock()
         self._peer: Peer | None = None
         self._lost = threading.Event()
         self._why = ""
@@ -73,7 +74,8 @@ class Link:
 
     def send(self, message: AnyMessage) -> bool:
         """Send to the coordinator; False when there is no connection now."""
-        peer = self._peer
+        with self._lock:  # the coordinator may order something before `_run` has said whom it reached
+            peer = self._peer
         return peer is not None and peer.send(message, urgent=True)
 
     def finish(self) -> None:
@@ -103,8 +105,9 @@ class Link:
                     return
                 self._lost.wait(0.3)
                 continue
-            peer.send(self._register, urgent=True)
-            self._peer = peer
+            with self._lock:
+                peer.send(self._register, urgent=True)
+                self._peer = peer
             self._put(LinkUp())
             self._lost.wait()
             if self._over.is_set():

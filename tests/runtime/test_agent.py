@@ -481,7 +481,7 @@ for step in range(first + 1, steps + 1):
         if cut.save: save(step)
         if cut.stop: break
 else:
-    save(steps)
+    if not (cut and cut.save and cut.step == steps): save(steps)  # nobody saves a step twice
 peer.send(m.Finished(step))
 peer.flush(5)
 print("end", step, flush=True)
