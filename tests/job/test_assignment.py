@@ -43,15 +43,7 @@ def check(sizes, servers, replicas, chains):
 
 def check_level(sizes, servers, chains):
     assert apart(holdings(sizes, chains, servers)) <= max(sizes)
-    led = apart(primaries(sizes, chains, servers))
-    if led > max(sizes):  # right only where no choice among those who hold the shards is more level
-        assert len(sizes) <= 6
-        assert led == min(apart(primaries(sizes, each, servers)) for each in heads(chains))
-
-
-def heads(chains):
-    """Every choice of primaries among the members of the chains."""
-    return ([[head] for head in chosen] for chosen in itertools.product(*chains))
+    assert apart(primaries(sizes, chains, servers)) <= max(sizes)
 
 
 _sizes = st.lists(st.integers(0, 1000), min_size=1, max_size=60)
@@ -85,7 +77,9 @@ def test_after_any_joins_and_deaths_all_is_level_again(sizes, replicas, ranks, d
         servers = {rank: rank for rank in ranks}
         chains = assign(sizes, servers, replicas, chains)
         check(sizes, servers, replicas, chains)
-        check_level(sizes, servers, chains)
+        assert apart(holdings(sizes, chains, servers)) <= max(sizes)
+        # Its holders stay where they can, and one of them leads: [2, 92, 92, 93] can come apart by 94.
+        assert apart(primaries(sizes, chains, servers)) <= 2 * max(sizes)
 
 
 @given(_sizes, st.lists(_any, min_size=2, max_size=5), st.lists(st.integers(0, 3), min_size=5, max_size=5))
