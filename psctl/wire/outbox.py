@@ -40,8 +40,8 @@ BATCH = 64 << 10
 """Small frames are written together up to about so many bytes."""
 STEP = MAX_PIECE
 """Bytes of payload in one frame, at most, and no more than a quarter of the window, so that some are on their way while
-one is read. Each costs a wake-up at both ends, and the interpreter's own bytes have left the
-cache after so many of others: larger ones cost less."""
+one is read. Each costs a wake-up at both ends, and the interpreter's own bytes have left the cache after so many of
+others: larger ones cost less."""
 SMALLEST_WINDOW = 16 << 10
 NOTHING = memoryview(b"")
 
