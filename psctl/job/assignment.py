@@ -6,8 +6,8 @@ The *chain* of a shard is the servers that hold it, primary first. What is asked
    failure, and must not take two copies.
 2. Holdings (bytes of all copies on a server: memory, and what travels down the chains) differ between any two servers
    by at most the largest shard; so do the bytes that a server is primary of (what workers push to it and pull from it)
-   where chains are new. After joins and deaths few holders may leave too little choice: then by more, by less than two of it in all
-   cases that were tried.
+   where chains are new. After joins and deaths few holders may leave too little choice: then by
+   more, less than two of it in all cases that were tried.
 3. Few copies are made: a new copy of a shard costs its bytes on the wire. Then few primaries change: that costs a
    hand-over, of milliseconds, and no bytes when the new primary is a replica already.
 
