@@ -407,10 +407,16 @@ def test_a_store_that_is_killed_is_there_again_for_who_comes_later(cluster: Call
         "def store():\n"
         "    found = [p for p in psutil.process_iter(['cmdline', 'ppid'])\n"
         "             if 'psctl.runtime.store_host' in (p.info['cmdline'] or []) and p.info['ppid'] == os.getppid()]\n"
-        "    return found[0] if found else None\n"
-        "meet()\nfirst = store()\n"
-        "if os.environ['RANK'] == '0':\n    first.kill()\n"
-        "while first is not None and first.is_running() and first.status() != psutil.STATUS_ZOMBIE: time.sleep(0.05)\n"
+        "    return found[0]\n"
+        "def lives(process):\n"  # it may be gone between any two questions
+        "    try: return process.status() != psutil.STATUS_ZOMBIE\n"
+        "    except psutil.NoSuchProcess: return False\n"
+        "meet()\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    first = store()\n    first.kill()\n"
+        "    while lives(first): time.sleep(0.05)\n"
+        "    open(__file__ + '.killed', 'w').close()\n"
+        "while not os.path.exists(__file__ + '.killed'): time.sleep(0.05)\n"  # else it would meet in the old one
         "meet()\n"
     )
     assert job.finished().status == "done", job.logs()
