@@ -53,6 +53,8 @@ class Push(Message, frozen=True):
     `landed` is the newest version of the shard that this worker holds whole: older ones may be overwritten.
     `at`: no payload and no parts; all of the bytes lie there. `size`: bytes in all, where they are a code
     (compressing.py); -1: the gradients as they are.
+    `covers`: the bytes are a host sum (host_sums.py), of these ranks' gradients, each times its weight; the sender is
+    one of them. `weight` is the sum of theirs, `present` says what any of them has. (): the sender's alone.
     """
 
     shard: int
@@ -62,6 +64,7 @@ class Push(Message, frozen=True):
     landed: int
     at: Place | None = None
     size: int = -1
+    covers: tuple[int, ...] = ()
 
 
 class PushPart(Message, frozen=True):
@@ -74,6 +77,8 @@ class PushPart(Message, frozen=True):
 
 class Step(Message, frozen=True):
     """My pushes of `clock` to other servers are Taken, those to you come first: step with these numbers a group.
+
+    What left in another worker's host sum comes on that one's connection: it must be Taken, whoever leads its shard.
 
     Sent under both update modes (`update: worker`: no groups), to every server. So when all ranks' orders of a clock
     are at any one server, every shard holds every push of it: a death can then be cut consistently.
@@ -144,6 +149,26 @@ class Near(Message, frozen=True):
     """I hold shared memory of this number: if you can have it, we are on one host, and need not send bytes."""
 
     segment: int
+
+
+# ---- a worker to another of its host (host_sums.py) --------------------------------------------------------------
+
+
+class HandIn(Message, frozen=True):
+    """Take my gradients of this shard with you: they lie there, and stay until I hear that they are Pushed."""
+
+    shard: int
+    clock: int
+    weight: float
+    present: bytes
+    at: Place
+
+
+class Alone(Message, frozen=True):
+    """A shard's gradients of a clock do not go together: each pushes his own."""
+
+    shard: int
+    clock: int
 
 
 # ---- a server to a worker ----------------------------------------------------------------------------------------
@@ -322,6 +347,9 @@ FromWorker = Begin | Push | PushPart | Step | SaveNow | Norms | Pull | Why | Asi
 FromServer = Leads | Taken | Pushed | NormsOf | Values | ValuesPart | AsideIs | Because | Refused | IsNear
 Between = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver | Aside
 """What servers say to each other."""
+
+Beside = HandIn | Alone
+"""What workers of one host say to each other."""
 
 Kinds = FromWorker | FromServer | Between | Near
 """All that may travel on a connection of a server."""

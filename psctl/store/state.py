@@ -38,6 +38,7 @@ class Terms(msgspec.Struct, frozen=True):
     base: int = 0  # version of the start values: clocks already in them
     staleness: int | None = 0  # clocks; 0: bsp; None: asp
     compression: Compression = PLAIN
+    hosts: tuple[tuple[int, ...], ...] = ()  # ranks that share a host, two or more, ascending; by their first ranks
 
     @property
     def buffers(self) -> int:
