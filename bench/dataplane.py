@@ -1,10 +1,11 @@
-"""What the data plane carries over sealed TCP on one machine, beside Gloo, torch RPC and open sockets.
+"""What the data plane carries on one machine, by sealed TCP and by shared memory, beside Gloo, torch RPC, Ray, sockets.
 
     python bench/dataplane.py [--rounds 5] [--congestion both|installed|reno] [--work big,call,each,small] [--markdown]
 
 Two workers and two servers (for 4 KB: one and one) of each contestant are started once and then take turns, so that
 what disturbs the machine disturbs all alike. psctl's are a job of `psctl train` on the embedded local cluster which
-works through `prepare` and `run.store()`; a worker waits for its turn in a socket. A time is the slower worker's.
+works through `prepare` and `run.store()`; a worker waits for its turn in a socket. A time is the slower worker's. Ray
+takes part where it is installed beside psctl.
 
     big     64 MiB a worker in 16 parameters: from backward until the mean of all workers stands in .grad
     call    1,000 keys of 4 KB a worker, pushed in one call and pulled in one
@@ -19,8 +20,10 @@ are of all processes of a contestant, system time included. Ratios are medians o
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -28,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ PSCTL = (sys.executable, "-m", "psctl")
 MEGA = 16 << 20
 BYTES = {"big": 4 * MEGA, "call": 4_096_000, "each": 4_096_000, "small": 4096, "named": 4096, "echo": 4096}
 REPEATS = {"big": 4, "call": 20, "each": 1, "small": 300, "named": 300, "echo": 300}
+RAY = importlib.util.find_spec("ray") is not None
 CPUCLOCK = 2  # of a whole process, as clock_getcpuclockid(3) makes it
 
 
@@ -64,11 +68,12 @@ class Contestant:
 
     def go(self, work: str, repeats: int) -> None:
         """Have the work done, and note what it took."""
-        before = sum(map(processor_seconds, self.pids))
+        before = {pid: processor_seconds(pid) for pid in self.pids if psutil.pid_exists(pid)}
         for line in self.lines:
             print(self.doing[work], repeats, file=line, flush=True)
         slowest = max(float(line.readline()) for line in self.lines)
-        spent = sum(map(processor_seconds, self.pids)) - before
+        self.pids = [pid for pid in before if psutil.pid_exists(pid)]  # Ray ends helpers that idle
+        spent = sum(processor_seconds(pid) - before[pid] for pid in self.pids)
         self.seconds.setdefault(work, []).append(slowest)
         moved = 2 * BYTES[work] * len(self.lines) * repeats
         self.processor.setdefault(work, []).append(spent / moved * 1e9)
@@ -101,12 +106,14 @@ class Bench:
         return made
 
     @contextmanager
-    def psctl(self, name: str, doing: dict[str, str], count: int, length: int, each: int) -> Iterator[Contestant]:
-        """Start a job with so many workers and as many servers."""
+    def psctl(
+        self, name: str, doing: dict[str, str], count: int, length: int, each: int, *, shared: bool = False
+    ) -> Iterator[Contestant]:
+        """Start a job with so many workers and as many servers; unless `shared`, all bytes travel over TCP, sealed."""
         home = self._folder / name
         home.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PSCTL_HOME": str(home / "psctl")}
-        environment["PSCTL_SHARED_MEMORY"] = "off"  # all bytes travel over TCP, sealed
+        environment["PSCTL_SHARED_MEMORY"] = "on" if shared else "off"
         words = ["--control", str(self._folder / "control"), "--group", name, "--count", count, "--length", length]
         command = [*PSCTL, "train", str(HERE / "dataplane_job" / "job.yaml"), "-d", "-o", "json"]
         command += [
@@ -142,12 +149,18 @@ class Bench:
         processes = [
             subprocess.Popen([*command, *map(str, (rank, each, each, port, control, name))]) for rank in range(2 * each)
         ]
+        made: Contestant | None = None
         try:
             made = self._meet(Contestant(name, doing), each)
-            made.servers = [process.pid for process in processes[each:]]
+            made.servers = [process.pid for process in processes[each:] if process.poll() is None]
+            for pid in list(made.servers):
+                made.servers += [child.pid for child in psutil.Process(pid).children(recursive=True)]
             made.pids += made.servers
             yield made
         finally:
+            for pid in made.servers[::-1] if made is not None else []:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             for process in processes:
                 process.kill()
                 process.wait()
@@ -166,9 +179,11 @@ def measure(rounds: int, works: list[str]) -> list[Contestant]:
         if set(works) & {"big", "call", "each"}:
             found += [
                 enter(bench.psctl("psctl", same("big", "call", "each"), 16, MEGA // 16, 2)),
+                enter(bench.psctl("psctl shared", same("big", "call", "each"), 16, MEGA // 16, 2, shared=True)),
                 enter(bench.peers("gloo", "gloo", same("big", "call"), 2)),
                 enter(bench.peers("rpc", "torch RPC", same("big", "call", "each"), 2)),
                 enter(bench.peers("socket", "open socket", same("big", "call"), 2)),
+                *([enter(bench.peers("ray", "Ray", same("big", "call", "each"), 2))] if RAY else []),
             ]
         if "small" in works:
             found += [
@@ -183,7 +198,7 @@ def measure(rounds: int, works: list[str]) -> list[Contestant]:
                         each.go(work, REPEATS[work] if turn else 2)
             print(f"round {turn} of {rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
         for each in found:
-            each.memory = max(psutil.Process(pid).memory_info().rss for pid in each.servers)
+            each.memory = max(psutil.Process(pid).memory_info().rss for pid in each.servers if psutil.pid_exists(pid))
             for numbers in (*each.seconds.values(), *each.processor.values()):
                 del numbers[0]
         return found
@@ -194,15 +209,15 @@ def table(found: list[Contestant]) -> list[dict[str, Any]]:
     rows = []
     for each in found:
         for work, seconds in each.seconds.items():
-            first = next((one for one in found if one.name.startswith("psctl") and work in one.seconds), None)
-            ratios = [b / a for a, b in zip(first.seconds[work], seconds, strict=True)] if first else []
+            ours = [one for one in found if one.name.startswith("psctl") and work in one.seconds]
+            ratios = [statistics.median(b / a for a, b in zip(one.seconds[work], seconds, strict=True)) for one in ours]
             middle = statistics.median(seconds)
             rows.append(
                 {
                     "work": work, "contestant": each.name,
                     "gb_per_second": 2 * BYTES[work] * len(each.lines) / middle / 1e9, "microseconds": middle * 1e6,
                     "least": min(seconds) * 1e6, "most": max(seconds) * 1e6,
-                    "psctl_is_faster_by": statistics.median(ratios) if ratios else None,
+                    "psctl_is_faster_by": ratios,
                     "processor_seconds_per_gb": statistics.median(each.processor[work]),
                     "server_megabytes": each.memory / 1e6,
                 }
@@ -211,15 +226,15 @@ def table(found: list[Contestant]) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], congestion: str) -> None:
-    """Print Markdown."""
+    """Print Markdown; psctl is faster by: over sealed TCP, and in shared memory where that was measured."""
     print(f"\nCongestion control: {congestion}\n")
     print("| work | contestant | GB/s | us | least .. most | psctl is faster by | processor s/GB | server MB |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        ratio = row["psctl_is_faster_by"]
+        ratio = ", ".join(format(one, ".2f") for one in row["psctl_is_faster_by"]) or "-"
         print(
             f"| {row['work']} | {row['contestant']} | {row['gb_per_second']:.3g} | {row['microseconds']:.0f} |"
-            f" {row['least']:.0f} .. {row['most']:.0f} | {'-' if ratio is None else format(ratio, '.2f')} |"
+            f" {row['least']:.0f} .. {row['most']:.0f} | {ratio} |"
             f" {row['processor_seconds_per_gb']:.3g} | {row['server_megabytes']:.0f} |"
         )
     sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""The same work by others: Gloo's send and recv, torch RPC over TCP, open sockets. One process of it.
+"""The same work by others: Gloo's send and recv, torch RPC over TCP, Ray, open sockets. One process of it.
 
-    python bench/dataplane_peers.py gloo|rpc|socket RANK WORKERS SERVERS PORT CONTROL NAME
+    python bench/dataplane_peers.py gloo|rpc|ray|socket RANK WORKERS SERVERS PORT CONTROL NAME
 
 Ranks 0 .. WORKERS-1 are workers. A vector lies in equal parts on all servers, which sum what the workers push and give
 the sum back. All memory is taken before; torch has one thread.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -119,6 +120,64 @@ class Rpc:
         rpc.rpc_sync(self._servers[0], rpc_pull, (0,))
 
 
+class RayServer:
+    """An actor. Arrays come in and go out through Ray's shared memory, where large ones are read without a copy."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Any] = {}
+
+    def push(self, key: Any, value: Any) -> None:
+        if key in self._held:
+            self._held[key] += value
+        else:
+            self._held[key] = value.copy()
+
+    def pull(self, key: Any) -> Any:
+        return self._held[key]
+
+
+class Ray:
+    """A driver; worker 0 makes the actors."""
+
+    def __init__(self, rank: int, servers: int, port: int) -> None:
+        import ray
+
+        self.rank, self._get = rank, ray.get
+        wait_for(port)
+        ray.init(f"127.0.0.1:{port}", namespace="bench", log_to_driver=False, logging_level="ERROR")
+        made = ray.remote(num_cpus=1)(RayServer)
+        self._servers = [made.options(name=f"server{k}", get_if_exists=True).remote() for k in range(servers)]
+        self._vectors = {name: [part.numpy() for part in torch.ones(n).chunk(servers)] for name, n in SIZES.items()}
+        self._rows = list(torch.ones(KEYS, WIDTH).numpy())
+
+    def _go(self, name: str) -> None:
+        pairs = list(zip(self._servers, self._vectors[name], strict=True))
+        self._get([server.push.remote(name, part) for server, part in pairs])
+        self._get([server.pull.remote(name) for server, _ in pairs])
+
+    def big(self) -> None:
+        self._go("big")
+
+    def call(self) -> None:
+        self._go("call")
+
+    def each(self) -> None:
+        count = len(self._servers)
+        self._get([self._servers[key % count].push.remote(key, row) for key, row in enumerate(self._rows)])
+        self._get([self._servers[key % count].pull.remote(key) for key in range(KEYS)])
+
+    def small(self) -> None:
+        self._get(self._servers[0].push.remote(0, self._rows[0]))
+        self._get(self._servers[0].pull.remote(0))
+
+
+def ray_head(port: int, cores: int) -> None:
+    """Run Ray's own processes; the actors are among their children."""
+    words = ["--head", "--block", "--port", port, "--num-cpus", cores, "--include-dashboard", "false"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *map(str, words), "--disable-usage-stats"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 HEAD = struct.Struct("<cI")
 
 
@@ -207,6 +266,10 @@ def socket_server(port: int, workers: int) -> None:
         thread.join()
 
 
+def wait_for(port: int) -> None:
+    connected(port).close()
+
+
 def connected(port: int) -> socket.socket:
     line = socket.socket()
     while line.connect_ex(("127.0.0.1", port)):
@@ -227,6 +290,11 @@ def main(kind: str, rank: int, workers: int, servers: int, port: int, control: s
         own = f"worker{rank}" if is_worker else f"server{rank - workers}"
         rpc.init_rpc(own, rank=rank, world_size=world, rpc_backend_options=options)
         serve(control, name, Rpc(rank, workers, servers)) if is_worker else threading.Event().wait()
+    elif kind == "ray":
+        if is_worker:
+            serve(control, name, Ray(rank, servers, port))
+        elif rank == workers:
+            ray_head(port, world)
     elif is_worker:
         serve(control, name, Socket(rank, workers, servers, port))
     else:
