@@ -323,8 +323,8 @@ class Store(StoreEnd):
         parts: list[tuple[Kind, Route, Lanes]] = []
         for key, value, kind in items:
             route = self._route(kind, key)
-            lanes = rows_of(kind, key, value, len(route.inverse))
-            if not route.plain:
+            lanes = rows_of(kind, key, value, len(route.unique if route.inverse is None else route.inverse))
+            if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
         ticket = self._ticket(words, callback)

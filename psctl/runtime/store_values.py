@@ -50,11 +50,11 @@ def integer_keys(keys: Any) -> Keys:
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return a value as a tensor on the CPU that shares nothing that the script may change."""
+    """Return a value as a tensor on the CPU, which may be the script's own memory."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().cpu()
     try:
-        return torch.tensor(value) if not isinstance(value, np.ndarray) else torch.from_numpy(value.copy())
+        return torch.tensor(value) if not isinstance(value, np.ndarray) else torch.from_numpy(np.require(value, requirements=["C", "W"]))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"a value is no tensor: {error}", "give a tensor, an array, numbers or lists of them"
@@ -77,7 +77,7 @@ def inferred(key: Key, value: Value, reduce: str) -> TableSpec:
 
 
 def rows_of(kind: Kind, key: Key, value: Value, count: int) -> Lanes:
-    """Return what a push contributes, a row a key (or block).
+    """Return what a push contributes, a row a key (or block): the script's own memory, where it lies as it should.
 
     Args:
         count: how many keys.

@@ -21,8 +21,9 @@ from psctl.store.table_state import Table
 
 
 class Own(msgspec.Struct, eq=False):
-    """A push of this worker's: keys ascending, and their rows. `sequence` is None while it waits to be sent."""
+    """A push of this worker's in one shard: keys ascending, and their rows. `sequence`: None while it waits to be sent."""
 
+    shard: int
     table: str
     keys: Keys
     lanes: Lanes

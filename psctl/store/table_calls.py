@@ -19,7 +19,7 @@ from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Own, overlay
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
-from psctl.store.table_packing import LIMIT, Array, lanes_arrays, pack
+from psctl.store.table_packing import LIMIT, Array, Writer, lanes_size, pack
 from psctl.store.table_routes import Route, Routes
 
 
@@ -32,12 +32,12 @@ class Out(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False):
-    """What a change does in one shard: the section without its digest, and what its payload holds."""
+    """What a change does in one shard: the section without its digest, and what its payload holds: keys, rows."""
 
     section: Section
     keys: Keys | None
     digest: bytes
-    lanes: Lanes | None
+    rows: Array | None = None
 
 
 class Change(msgspec.Struct, eq=False):
@@ -117,7 +117,7 @@ class Voice:
 
     def update(self, change: Change, kinds: dict[str, Kind], shards: set[int]) -> list[Out]:
         """Return a change's message about these shards; none when it has nothing for them."""
-        to = sorted(shards & change.shards.keys())
+        to = [shard for shard in change.shards if shard in shards]
         if not to:
             return []
         store, session, term = self._spec.name, self.session, self.term
@@ -133,8 +133,8 @@ class Voice:
             self._told.add(told)
             digest = self._keys(piece.keys, piece.digest, arrays)
             sections.append(replace(piece.section, spec=spec, digest=digest))
-            if piece.lanes is not None:
-                arrays += lanes_arrays(piece.lanes)
+            if piece.rows is not None:
+                arrays.append(piece.rows)
         payload = pack(arrays)
         message = Update(store, session, term, change.sequence, change.clock, sections, len(payload))
         return [Out(self.server, message, payload)]
@@ -143,7 +143,7 @@ class Voice:
         """Return a read's message about these shards."""
         sections: list[Asked] = []
         arrays: list[Array] = []
-        for place in [place for shard in sorted(shards & read.shards.keys()) for place in read.shards[shard]]:
+        for place in [place for shard, each in read.shards.items() if shard in shards for place in each]:
             known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
             sections.append(replace(place.asked, digest=known))
         if not sections:
@@ -173,16 +173,24 @@ class Voice:
         return b""
 
 
-def pieces(parts: Iterable[tuple[Kind, Route, Lanes]], what: Any) -> dict[int, list[Piece]]:
-    """Return by shard what a push puts into it."""
+def pieces(
+    parts: Sequence[tuple[Kind, Route, Lanes]], what: Any, clock: int
+) -> tuple[dict[int, list[Piece]], list[Own]]:
+    """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
     shards: dict[int, list[Piece]] = {}
+    owns: list[Own] = []
+    writer = Writer(sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops))
     for kind, route, lanes in parts:
+        done = 0
         for stop in route.stops:
-            whole = len(stop.at) == len(route.unique)
-            held = lanes if whole else lanes.at(torch.from_numpy(stop.at))
-            section = Section(stop.shard, kind.spec.name, len(stop.keys), what)
-            shards.setdefault(stop.shard, []).append(Piece(section, stop.keys, stop.digest, held))
-    return shards
+            count, start = len(stop.keys), writer.at
+            held = writer.rows(lanes, route.order[done : done + count])
+            section = Section(stop.shard, kind.spec.name, count, what)
+            piece = Piece(section, stop.keys, stop.digest, writer.whole[start : writer.at])
+            shards.setdefault(stop.shard, []).append(piece)
+            owns.append(Own(stop.shard, kind.spec.name, stop.keys, held, clock))
+            done += count
+    return shards, owns
 
 
 def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:

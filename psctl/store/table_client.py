@@ -16,11 +16,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
-from psctl.store.rows import Keys, shard_of
+from psctl.store.rows import Keys
 from psctl.store.table_cache import Own
 from psctl.store.table_calls import Change, Out, Piece, Place, Read, Voice, chunks, pieces
 from psctl.store.table_kinds import Functions, Kind
@@ -128,26 +127,19 @@ class TableClient:
         """
         changes = []
         for chunk in chunks(parts, self.routes):
-            owns = []
-            for kind, route, lanes in chunk:
-                if what == "push":
-                    own = self._new(Own(kind.spec.name, route.unique, lanes, self.clock), place)
-                    owns.append(own)
+            shards, owns = pieces(chunk, what, self.clock)
+            owns = self._new(owns, place) if what == "push" else []
             self._known.pushed(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
-            changes.append(Change(ticket, self.clock, pieces(chunk, what), owns, size))
+            changes.append(Change(ticket, self.clock, shards, owns, size))
         self._outstanding[ticket] = len(changes)
         self._unsent += len(changes)
         return changes
 
-    def _new(self, own: Own, place: int) -> Own:
+    def _new(self, owns: list[Own], place: int) -> list[Own]:
         """Return what of a push an earlier incarnation has not done: the rest is in what servers send."""
         sequence = max(first_of(place), self._sequence + self._unsent + 1)
-        done = [shard for shard, last in self._before.items() if sequence <= last]
-        if done:
-            new = ~np.isin(shard_of(own.table, own.keys, self.spec.shards), done)
-            own.keys, own.lanes = own.keys[new], own.lanes.at(torch.from_numpy(new))
-        return own
+        return [own for own in owns if sequence > self._before.get(own.shard, -1)]
 
     def call(
         self, kind: Kind, route: Route | None, function: str, arguments: dict[str, Any], ticket: int
@@ -157,11 +149,11 @@ class TableClient:
         if route is None:
             for shard in range(self.spec.shards):
                 section = Section(shard, kind.spec.name, -1, "call", None, b"", function, arguments)
-                shards[shard] = [Piece(section, None, b"", None)]
+                shards[shard] = [Piece(section, None, b"")]
         else:
             for stop in route.stops:
                 section = Section(stop.shard, kind.spec.name, len(stop.keys), "call", None, b"", function, arguments)
-                shards[stop.shard] = [Piece(section, stop.keys, stop.digest, None)]
+                shards[stop.shard] = [Piece(section, stop.keys, stop.digest)]
         self._known.forget(kind.spec.name)
         self._outstanding[ticket] = 1
         self._unsent += 1
@@ -297,6 +289,7 @@ class TableClient:
             new.add(at.shard)
             self._know(at)
             self._known.unwatch(at.shard)
+        self.routes.arrange([self._leader.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
         outs = [out for change in self._changes.values() for out in voice.update(change, self.kinds, new)]
         outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
         for ticket, (table, waiting) in self._describes.items():
@@ -335,6 +328,7 @@ class TableClient:
         for shard in message.shards:
             change.shards.pop(shard, None)
             self._own[shard] = max(self._own.get(shard, -1), message.own)
+            self._known.done(shard, message.sequence)
         if not change.shards:
             del self._changes[message.sequence]
             self.kept -= change.bytes
@@ -343,8 +337,6 @@ class TableClient:
             self._done(change)
 
     def _done(self, change: Change) -> None:
-        if self.spec.staleness != 0 and change.owns:
-            self._known.done(change.owns)
         if change.ticket == NOBODY:
             return
         self._outstanding[change.ticket] -= 1

@@ -38,18 +38,19 @@ class Known:
         """By shard: clocks of all that it has finished."""
         self._spec, self._kinds = spec, kinds
         self._caches: dict[str, Cache] = {}
-        self._owns: list[Own] = []
+        self._owns: dict[int, list[Own]] = {shard: [] for shard in range(spec.shards)}
 
     def pushed(self, owns: Sequence[Own]) -> None:
         """Lay own pushes over what is read from now on."""
         for own in owns:
             if own.table in self._caches:
                 self._caches[own.table].push(own)
-        self._owns += owns
+            self._owns[own.shard].append(own)
 
-    def done(self, owns: Sequence[Own]) -> None:
-        """All shards have applied these."""
-        self._owns = [own for own in self._owns if own not in owns]
+    def done(self, shard: int, sequence: int) -> None:
+        """A shard has all own pushes up to this one; under bsp they are seen when their clock is over."""
+        if self._spec.staleness != 0 and self._owns[shard]:
+            self._owns[shard] = [own for own in self._owns[shard] if own.sequence is None or own.sequence > sequence]
 
     def forget(self, table: str) -> None:
         """What was read of a table is not so any more."""
@@ -65,8 +66,7 @@ class Known:
         """A shard has finished so many clocks of all."""
         self.heard[shard] = max(self.heard[shard], clock)
         if self._spec.staleness == 0:
-            least = min(self.heard)
-            self._owns = [own for own in self._owns if own.clock >= least]
+            self._owns[shard] = [own for own in self._owns[shard] if own.clock >= self.heard[shard]]
 
     def read(self, parts: Iterable[tuple[Kind, Route | range]], ticket: int, clock: int) -> Read:
         """Return a read with what is known already; what it lacks stands in its shards."""
@@ -78,7 +78,7 @@ class Known:
     def _want(self, read: Read, kind: Kind, route: Route) -> Want:
         count = len(route.unique)
         want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.room(count), None)
-        want.inverse = None if route.plain else route.inverse
+        want.inverse = route.inverse
         missing = np.ones(count, dtype=bool)
         if read.clock != ANY:
             cache = self._caches.setdefault(kind.spec.name, Cache(kind))
@@ -116,7 +116,8 @@ class Known:
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
         if not wanted:
             return
-        owns = [own for own in self._owns if own.table == given.table and not self._included(own, given)]
+        of_shard = self._owns[given.shard]
+        owns = [own for own in of_shard if own.table == given.table and not self._included(own, given)]
         want = place.want if place is not None else None
         if isinstance(want, Scan):
             want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))

@@ -122,7 +122,7 @@ class Readers:
                 if size > PART:
                     return msgspec.structs.replace(seen, problem="large", rows=[]), []
                 if len(own):
-                    there, lanes, _ = slot.machine.stores[look.store].tables[name].read(own)
+                    there, lanes = slot.machine.stores[look.store].tables[name].read(own)
                     values = kind.finished(lanes, there, own).values
                     rows.append(Row(name, own.tolist(), kind.spec.width, str(plain).removeprefix("torch.")))
                     arrays.append(bytes_of(values.to(plain)))

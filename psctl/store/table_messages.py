@@ -4,7 +4,7 @@ A *store* is a namespace. It has tables: one a named key ("w", whose tensor is c
 one for all integer keys, whose name is "". A *shard* of a store is an equal range of hash values over all its tables.
 An Update carries everything that one call pushes to one server, whatever the number of keys.
 
-Long payloads travel in parts of at most PART bytes: the first behind the message that tells the whole `size`, the
+Long payloads travel in parts of at most LARGE bytes: the first behind the message that tells the whole `size`, the
 others behind More. What is packed in a payload stands in table_packing.py.
 
 *Session* counts how often a worker began anew with a server: after a broken connection, and when the server did not

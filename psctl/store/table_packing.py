@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.store.messages import PART
+from psctl.store.messages import LARGE
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys
 from psctl.store.table_messages import More
@@ -38,16 +38,75 @@ def digest_of(keys: Keys) -> bytes:
     return blake2b(keys.tobytes(), digest_size=16).digest() if len(keys) >= HASHED else b""
 
 
+def padded(size: int) -> int:
+    """Return the bytes that an array of so many takes."""
+    return -(-size // 8) * 8
+
+
 def pack(arrays: Sequence[Array]) -> memoryview:
-    """Return the arrays' bytes in one buffer."""
-    sizes = [-(-array.nbytes // 8) * 8 for array in arrays]
-    whole = np.empty(sum(sizes), dtype=np.uint8)
-    at = 0
-    for array, size in zip(arrays, sizes, strict=True):
-        whole[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-        whole[at + array.nbytes : at + size] = 0
-        at += size
-    return whole.data
+    """Return the arrays' bytes in one buffer: that in which a Writer has put them, where they lie there in a row."""
+    where = _together(arrays)
+    if where is not None:
+        return where
+    writer = Writer(sum(padded(array.nbytes) for array in arrays))
+    for array in arrays:
+        writer.array(array)
+    return writer.whole.data
+
+
+def _together(arrays: Sequence[Array]) -> memoryview | None:
+    """Return the span of one buffer in which these arrays lie one behind the other; None: they do not."""
+    base = arrays[0].base if arrays else None
+    if not isinstance(base, np.ndarray) or base.dtype != np.uint8 or base.ndim != 1:
+        return None
+    start = at = arrays[0].ctypes.data
+    for array in arrays:
+        if array.base is not base or array.ctypes.data != at:
+            return None
+        at += padded(array.nbytes)
+    first = start - base.ctypes.data
+    return base.data[first : first + at - start]
+
+
+def lanes_size(lanes: Lanes, count: int) -> int:
+    """Return the bytes that so many rows like these take in a payload."""
+    beside = 0 if lanes.beside is None else 8 * count * lanes.beside.shape[1]
+    return beside + padded(count * lanes.values.shape[1] * lanes.values.dtype.itemsize)
+
+
+class Writer:
+    """Puts arrays and rows into a new payload, one behind the other.
+
+    Args:
+        size: bytes of all of it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.whole = np.empty(size, dtype=np.uint8)
+        self.at = 0
+        """Bytes that are filled."""
+
+    def room(self, size: int) -> Array:
+        """Return the next so many bytes."""
+        start, self.at = self.at, self.at + padded(size)
+        self.whole[start + size : self.at] = 0
+        return self.whole[start : start + size]
+
+    def array(self, array: Array) -> None:
+        """Copy an array."""
+        self.room(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+
+    def rows(self, lanes: Lanes, rows: torch.Tensor) -> Lanes:
+        """Copy these rows; return them where they lie now."""
+        beside = None if lanes.beside is None else self._gathered(lanes.beside, rows)
+        return Lanes(self._gathered(lanes.values, rows), beside)
+
+    def _gathered(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        count, width, dtype = len(rows), values.shape[1], values.dtype
+        if not count * width:
+            return torch.empty(count, width, dtype=dtype)
+        room = torch.from_numpy(self.room(count * width * dtype.itemsize)).view(dtype).view(count, width)
+        return torch.index_select(values, 0, rows, out=room)
 
 
 class Reader:
@@ -68,7 +127,7 @@ class Reader:
         if count < 0 or self._at + size > len(self._bytes):
             raise ProtocolError("a payload is shorter than its message says")
         found: Array = self._bytes[self._at : self._at + size].view(dtype)
-        self._at += -(-size // 8) * 8
+        self._at += padded(size)
         return found
 
     def keys(self, count: int) -> Keys:
@@ -101,9 +160,9 @@ def in_parts(message: Any, payload: memoryview | None) -> Iterator[tuple[Any, me
     if payload is None or not len(payload):
         yield message, None
         return
-    yield message, payload[:PART]
-    for offset in range(PART, len(payload), PART):
-        yield More(offset), payload[offset : offset + PART]
+    yield message, payload[:LARGE]
+    for offset in range(LARGE, len(payload), LARGE):
+        yield More(offset), payload[offset : offset + LARGE]
 
 
 class Assembly:

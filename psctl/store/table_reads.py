@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from psctl.store.rows import Keys
 from psctl.store.table_messages import Advanced, Asked, Fetched, Given
 from psctl.store.table_outbox import Outbox, Send
-from psctl.store.table_packing import Array, lanes_arrays, pack
+from psctl.store.table_packing import Writer, lanes_size, padded
 from psctl.store.table_sessions import Opened, Session, Waiting
 from psctl.store.table_slot import Slot
 from psctl.store.table_state import Table
@@ -27,7 +29,7 @@ def answer(
     """Return what was asked, as it is now."""
     name, session = opened.spec.name, opened.sessions[worker]
     given: list[Given] = []
-    arrays: list[Array] = []
+    found: list[Found] = []
     for asked, keys in wanted:
         slot = slots[asked.shard]
         store = slot.machine.stores.get(name)
@@ -35,17 +37,41 @@ def answer(
         clock, last = slot.clock(name), slot.last(name, worker)
         if asked.count < 0:
             keys = in_range(table, asked.start, asked.stop)
-            arrays.append(keys)
         if table is None:
             given.append(Given(asked.shard, asked.table, -1, clock, last))
             continue
-        there, lanes, rows = table.read(keys)
+        rows = table.rows.find(keys)
         given.append(Given(asked.shard, asked.table, len(keys), clock, last, asked.count < 0))
-        arrays += [there.view(np.uint8), *lanes_arrays(lanes)]
+        found.append(Found(table, keys, rows, told=asked.count < 0))
         if opened.spec.eager:
-            _note(session, asked, table, rows[there])
-    payload = pack(arrays)
+            _note(session, asked, table, rows[rows >= 0])
+    payload = laid(found)
     return Send(worker, Fetched(name, ticket, given, len(payload)), payload)
+
+
+class Found(NamedTuple):
+    """What goes into an answer of one table in one shard: keys, the slots of their rows (-1: none); `told`: keys too."""
+
+    table: Table
+    keys: Keys
+    slots: Keys
+    told: bool
+
+
+def laid(found: Sequence[Found]) -> memoryview:
+    """Return a payload of rows, each copied once."""
+    size = 0
+    for table, keys, slots, told in found:
+        size += 8 * len(keys) * told + padded(len(slots))
+        size += lanes_size(table.rows.lanes, len(slots))
+    writer = Writer(size)
+    for table, keys, slots, told in found:
+        if told:
+            writer.array(keys)
+        writer.array((slots >= 0).view(np.uint8))
+        lanes = table.rows.lanes if len(table.rows) else table.rows.empty(1)
+        writer.rows(lanes, torch.from_numpy(np.maximum(slots, 0)))
+    return writer.whole.data
 
 
 def _note(session: Session, asked: Asked, table: Table, slots: Keys) -> None:
@@ -67,7 +93,7 @@ def news(opened: Opened, worker: int, slot: Slot) -> Iterator[Send]:
     name, session = opened.spec.name, opened.sessions[worker]
     store = slot.machine.stores[name]
     given: list[Given] = []
-    arrays: list[Array] = []
+    found: list[Found] = []
     for (shard, table_name), read in session.read.items():
         if shard != slot.shard:
             continue
@@ -77,11 +103,10 @@ def news(opened: Opened, worker: int, slot: Slot) -> Iterator[Send]:
         session.seen[shard, table_name] = table.changes
         if len(slots):
             keys = table.rows.keys[slots]
-            there, lanes, _ = table.read(keys)
             given.append(Given(shard, table_name, len(keys), slot.clock(name), slot.last(name, worker), keys=True))
-            arrays += [keys, there.view(np.uint8), *lanes_arrays(lanes)]
+            found.append(Found(table, keys, slots, told=True))
     if given:
-        payload = pack(arrays)
+        payload = laid(found)
         yield Send(worker, Fetched(name, -1, given, len(payload)), payload)
 
 

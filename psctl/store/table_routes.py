@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import torch
 
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_messages import TableSpec
@@ -17,9 +19,12 @@ ROUTES = 64
 FIRST: Keys = np.zeros(1, dtype=np.int64)
 """The place of the only key of a list."""
 
+ONLY = torch.zeros(1, dtype=torch.int64)
+"""The same."""
+
 
 class Stop(msgspec.Struct, frozen=True):
-    """The part of a key list that one shard holds: `at` are its places among the list's unique keys."""
+    """The part of a key list that one shard holds: `at` are the places of its keys, which ascend, among the unique."""
 
     shard: int
     keys: Keys
@@ -28,13 +33,21 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A key list: its keys once and ascending, where each of the list stands among them, and where they lie."""
+    """A key list: its keys once, and which lie where, those of one server together.
+
+    `unique` is the list itself where no key stands there twice; else its keys ascending, and `inverse` says where each
+    key of the list stands among them. `order` are the places of all stops, one stop behind the other.
+    """
 
     unique: Keys
-    inverse: Keys
+    inverse: Keys | None
     stops: list[Stop]
-    plain: bool
-    """The list is ascending without repetition, so that `unique` is the list itself."""
+    order: torch.Tensor
+
+    @property
+    def plain(self) -> bool:
+        """Whether no key of the list stands there twice."""
+        return self.inverse is None
 
 
 class Routes:
@@ -46,7 +59,15 @@ class Routes:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
+        self._turns: Keys = np.arange(shards)  # by shard: its place among the stops
         self._known: OrderedDict[tuple[str, bytes], Route] = OrderedDict()
+
+    def arrange(self, leaders: Sequence[int]) -> None:
+        """Have what lies on one server stand together from now on: by shard, who leads it."""
+        turns = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
+        if not np.array_equal(turns, self._turns):
+            self._turns = turns
+            self._known.clear()
 
     def of(self, table: str, keys: Keys) -> Route:
         """Return the route of a key list."""
@@ -67,17 +88,20 @@ class Routes:
     def _make(self, table: str, keys: Keys) -> Route:
         if len(keys) == 1:  # key by key: no sorting
             shard = int(shard_of(table, keys, self._shards)[0])
-            return Route(keys.copy(), FIRST, [Stop(shard, keys.copy(), FIRST, digest_of(keys))], True)
-        plain = len(keys) < 2 or bool((keys[1:] > keys[:-1]).all())
-        if plain:
-            unique, inverse = keys.copy(), np.arange(len(keys))
-        else:
-            unique, inverse = np.unique(keys, return_inverse=True)
-        shards = shard_of(table, unique, self._shards)
-        order = np.argsort(shards, kind="stable")
-        held, starts = np.unique(shards[order], return_index=True)
+            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, digest_of(keys))], ONLY)
+        unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
+        if not (keys[1:] > keys[:-1]).all():
+            ascending = np.argsort(keys, kind="stable")
+            if not (np.diff(keys[ascending])).all():
+                unique, inverse = np.unique(keys, return_inverse=True)
+                ascending, inverse = np.arange(len(unique)), inverse.reshape(-1)
+        shards = shard_of(table, unique, self._shards)[ascending]
+        by_stop = np.argsort(self._turns[shards], kind="stable")
+        order, shards = ascending[by_stop], shards[by_stop]
+        starts = np.flatnonzero(np.diff(shards)) + 1
         stops = []
-        for shard, at in zip(held.tolist(), np.split(order, starts[1:]), strict=True):
+        for at in np.split(order, starts) if len(order) else ():
             part = unique[at]
+            shard = int(shard_of(table, part[:1], self._shards)[0])
             stops.append(Stop(shard, part, at, digest_of(part)))
-        return Route(unique, inverse.reshape(-1), stops, plain)
+        return Route(unique, inverse, stops, torch.from_numpy(order))

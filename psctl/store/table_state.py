@@ -122,12 +122,12 @@ class Table:
             )
             self.stamp(slots)
 
-    def read(self, keys: Keys) -> tuple[Any, Lanes, Keys]:
-        """Return which rows are there, the rows (anything where none is), and their slots."""
+    def read(self, keys: Keys) -> tuple[Any, Lanes]:
+        """Return which rows are there, and the rows (anything where none is)."""
         slots = self.rows.find(keys)
         if not len(self.rows):
-            return slots >= 0, self.rows.empty(len(keys)), slots
-        return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0))), slots
+            return slots >= 0, self.rows.empty(len(keys))
+        return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0)))
 
     def stamp(self, slots: Keys) -> None:
         """Note that these rows have changed."""
