@@ -54,7 +54,11 @@ def tensor_of(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     try:
-        return torch.tensor(value) if not isinstance(value, np.ndarray) else torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        return (
+            torch.tensor(value)
+            if not isinstance(value, np.ndarray)
+            else torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"a value is no tensor: {error}", "give a tensor, an array, numbers or lists of them"

@@ -25,6 +25,9 @@ Keys: TypeAlias = npt.NDArray[np.int64]
 FIRST = 64
 """Places of a new index."""
 
+LISTS = 16
+"""Key lists whose slots a table remembers."""
+
 SHARD_BITS = 31
 
 
@@ -122,6 +125,7 @@ class Rows:
         self.width, self.dtype, self.beside = width, dtype, beside
         self._index = Index()
         self._room = 0
+        self._lists: dict[int, tuple[Keys, Keys]] = {}
         self.lanes = self.empty(0)
         """By slot; valid up to the number of rows."""
 
@@ -139,8 +143,20 @@ class Rows:
         return Lanes(torch.zeros(count, self.width, dtype=self.dtype), beside)
 
     def find(self, keys: Keys) -> Keys:
-        """Return the slot of each key, -1 where there is no row."""
-        return self._index.find(keys)
+        """Return the slot of each key, -1 where there is no row.
+
+        A list that nobody may write comes again (table_sessions.Lists): its slots, which never change, are remembered,
+        and nobody may write them.
+        """
+        known = self._lists.get(id(keys))
+        if known is not None:
+            return known[1]
+        slots = self._index.find(keys)
+        if not keys.flags.writeable and (slots >= 0).all():
+            self._lists[id(keys)] = keys, slots  # the list too, so that its id is no other's
+            if len(self._lists) > LISTS:
+                del self._lists[next(iter(self._lists))]
+        return slots
 
     def add(self, keys: Keys) -> Keys:
         """Make zero rows for keys that have none, each given once; return their slots."""

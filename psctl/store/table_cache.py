@@ -21,7 +21,7 @@ from psctl.store.table_state import Table
 
 
 class Own(msgspec.Struct, eq=False):
-    """A push of this worker's in one shard: keys ascending, and their rows. `sequence`: None while it waits to be sent."""
+    """A push of this worker's in one shard: keys ascending, and rows. `sequence`: None while it waits to be sent."""
 
     shard: int
     table: str

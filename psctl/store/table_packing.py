@@ -61,9 +61,9 @@ def _together(arrays: Sequence[Array]) -> memoryview | None:
         return None
     start = at = arrays[0].ctypes.data
     for array in arrays:
-        if array.base is not base or array.ctypes.data != at:
+        if array.base is not base or array.ctypes.data != at or array.nbytes % 8:
             return None
-        at += padded(array.nbytes)
+        at += array.nbytes
     first = start - base.ctypes.data
     return base.data[first : first + at - start]
 

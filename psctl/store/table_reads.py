@@ -50,7 +50,7 @@ def answer(
 
 
 class Found(NamedTuple):
-    """What goes into an answer of one table in one shard: keys, the slots of their rows (-1: none); `told`: keys too."""
+    """What an answer has of one table in one shard: keys, the slots of their rows (-1: none); `told`: keys too."""
 
     table: Table
     keys: Keys

@@ -36,19 +36,22 @@ class Lists:
         if not digest:
             keys = reader.keys(count)
             if known := digest_of(keys):
-                self._remember(known, keys.copy())
+                keys = self._remember(known, keys)
             return keys
         if digest not in self._lists:
             raise Unknown
         self._lists.move_to_end(digest)
         return self._lists[digest]
 
-    def _remember(self, digest: bytes, keys: Keys) -> None:
-        if digest not in self._lists:
-            self._lists[digest] = keys
-            self._bytes += keys.nbytes
+    def _remember(self, digest: bytes, keys: Keys) -> Keys:
+        held = self._lists.get(digest)
+        if held is None:
+            held = self._lists[digest] = keys.copy()
+            held.flags.writeable = False
+            self._bytes += held.nbytes
         while self._bytes > REMEMBERED:
             self._bytes -= self._lists.popitem(last=False)[1].nbytes
+        return held
 
 
 class Session:
