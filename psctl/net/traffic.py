@@ -108,6 +108,21 @@ class Peer:
         finally:
             out.cork(None)
 
+    def keep(self, count: int) -> None:
+        """Count `count` bytes of payload, which are kept though nobody has asked for them, as not read yet.
+
+        So the peer stops when its window is full of such, and memory for them has a bound. Only from `received`, for
+        what it was given.
+        """
+        with self._lock:
+            self._connection.kept += count
+
+    def let_go(self, count: int) -> None:
+        """Give credit for what was kept; may be called by any thread."""
+        with self._lock:
+            self._connection.kept -= count
+        self._give_credit()
+
     @property
     def on_written(self) -> Callable[[Any, int], None] | None:
         """Called with (message, bytes on the wire) once the network has all of a message, on a thread that sends."""
@@ -274,7 +289,7 @@ class Peer:
             event: Event | None = connection.next_event()
             if self._closing is not None:
                 return self._failure(self._closing)
-            if connection.read >= self._part:
+            if connection.unpaid >= self._part:
                 self._give_credit()
             match event:
                 case Received(message, payload):
@@ -298,9 +313,12 @@ class Peer:
 
     def _give_credit(self) -> None:
         connection, now = self._connection, time.monotonic()
-        if connection.read >= CREDIT // 2 * self._part or now >= self._credited + PAUSE:
-            self._credited = now
-            self._outgoing.owe(connection.owed())
+        with self._lock:
+            due = connection.unpaid - connection.kept
+            if due < self._part or (due < CREDIT // 2 * self._part and now < self._credited + PAUSE):
+                return
+            self._credited, owed = now, connection.owed()
+        self._outgoing.owe(owed)
 
     def _take_in(self) -> None:
         connection = self._connection

@@ -1,7 +1,10 @@
 """Pieces between hosts: in parts over sealed streams, each part opened straight into the place that was posted for it.
 
-What arrives before its place is posted is kept aside; a rank can be ahead of another by no more than the schedule lets
-it, which is less than one vector, so this is memory for what one vector sends at most.
+Theory of what comes early. A rank can be ahead of another by a vector, so parts may come before their place is posted.
+They are kept aside and get no credit until it is: a sender stops when its window is full of them, so they take memory
+for about the window and one part, whatever it sends. Nobody waits in a circle: pieces travel in the order of steps,
+each rank posts what a step brings before it waits for anything of that step, and so of all that is waited for the
+earliest step's is always behind nothing but places that are posted.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ from typing import Any
 
 import msgspec
 
-from psctl.errors import ConnectionFailed, PsctlError
+from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
 
 PART = 512 * 1024
 """Bytes of a piece that travel in one message."""
+
+KEEPING = 2048
+"""Bytes that keeping a part aside takes beside its own."""
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):
@@ -32,20 +38,23 @@ PlaneKinds = Part
 
 
 class Posted:
-    """A piece that is sent or expected; `over` when it has left, or is there."""
+    """A piece that is sent or expected; `over` when it has left, or is there.
 
-    __slots__ = ("over", "place", "then")
+    Args:
+        place: where it is, or goes to; None: it comes before anybody asked.
+        size: in bytes.
+    """
 
-    def __init__(self, place: memoryview) -> None:
-        self.place, self.over = place, False
-        self.then: memoryview | None = None
-        """Where it goes from there, for it came before its place was posted."""
+    __slots__ = ("aside", "at", "kept", "over", "place", "size")
 
-    def end(self) -> None:
-        """It is there, or has left."""
-        if self.then is not None:
-            self.then[:] = self.place
-        self.over = True
+    def __init__(self, place: memoryview | None, size: int) -> None:
+        self.place, self.size, self.over = place, size, False
+        self.at = 0
+        """Bytes that have come."""
+        self.aside = False
+        """The part that is coming just now goes aside, for there was no place when it began."""
+        self.kept: list[memoryview] = []
+        """Parts that lie aside."""
 
 
 class Sealed:
@@ -71,7 +80,7 @@ class Sealed:
 
     def send(self, peer: int, tag: int, data: memoryview) -> Posted:
         """Send a piece."""
-        posted = Posted(data)
+        posted = Posted(data, len(data))
         to = self._peers[peer]
         for offset in range(0, len(data), PART):
             self._number += 1
@@ -85,17 +94,19 @@ class Sealed:
         """Let the next piece of a peer with this tag arrive in its place."""
         early = self._early.get((peer, tag))
         if not early:
-            posted = Posted(place)
+            posted = Posted(place, len(place))
             self._expected.setdefault((peer, tag), deque()).append(posted)
             return posted
-        there = early[0]
-        if there.over:
-            early.popleft()
-            place[:] = there.place
-            return there
-        early.popleft()  # it is coming just now: copied when it is whole
-        there.then = place
-        return there
+        posted = early.popleft()
+        if posted.size != len(place):
+            raise RuntimeError(f"worker/{peer}: it sent {posted.size} bytes where {len(place)} are expected")
+        start = 0
+        for part in posted.kept:
+            place[start : start + len(part)] = part
+            start += len(part)
+        self._peers[peer].let_go(start + KEEPING * len(posted.kept))
+        posted.place, posted.kept = place, []
+        return posted
 
     def gone(self, peer: int) -> str:
         """Return why nothing more comes from a peer; "" while something may."""
@@ -116,31 +127,47 @@ class Sealed:
             self._changed.notify_all()
 
     def place(self, peer: Any, message: Part, size: int) -> memoryview | None:
-        """Say where a part goes: straight to its place."""
+        """Say where a part goes: straight to its place, or aside."""
         key = peer.member.rank, message.tag
         with self._changed:
-            if message.offset == 0:
-                self._filling[key] = self._place_of(key, message.size)
-            place = self._filling[key].place if key in self._filling else None
-        if place is None or len(place) != message.size or message.offset + size > message.size:
-            raise ConnectionFailed(f"{peer.name}: it sent a part that nobody expects")
-        return place[message.offset : message.offset + size]
+            if message.offset == 0 and key not in self._filling:
+                self._filling[key] = self._next(key, message.size)
+            piece = self._filling.get(key)
+            stop = message.offset + size
+            if piece is None or (piece.size, piece.at) != (message.size, message.offset) or stop > piece.size:
+                raise ProtocolError(f"it sent bytes {message.offset} to {stop} of {message.size}, which nobody expects")
+            if size > PART:
+                raise ProtocolError(f"it sent a part of {size} bytes, more than {PART}")
+            piece.aside = piece.place is None
+            return piece.place[message.offset : stop] if piece.place is not None else memoryview(bytearray(size))
 
-    def _place_of(self, key: tuple[int, int], size: int) -> Posted:
+    def _next(self, key: tuple[int, int], size: int) -> Posted:
         expected = self._expected.get(key)
         if expected:
             return expected.popleft()
-        aside = Posted(memoryview(bytearray(size)))
-        self._early.setdefault(key, deque()).append(aside)
-        return aside
+        early = Posted(None, size)
+        self._early.setdefault(key, deque()).append(early)
+        return early
 
     def received(self, peer: Any, message: Part, payload: memoryview | None) -> None:
-        """A part is in its place."""
-        if payload is not None and message.offset + len(payload) == message.size:
-            with self._changed:
-                self._filling.pop((peer.member.rank, message.tag)).end()
-                self._changed.notify_all()
-            self._awake()
+        """A part is in its place, or aside."""
+        if payload is None:
+            raise ProtocolError("it sent a part of nothing")
+        key = peer.member.rank, message.tag
+        with self._changed:
+            piece = self._filling[key]
+            start, piece.at = piece.at, piece.at + len(payload)
+            if piece.place is None:
+                piece.kept.append(payload)
+                peer.keep(len(payload) + KEEPING)
+            elif piece.aside:
+                piece.place[start : piece.at] = payload
+            if piece.at < piece.size:
+                return
+            piece.over = True
+            del self._filling[key]
+            self._changed.notify_all()
+        self._awake()
 
     def _written(self, message: Part, size: int) -> None:
         with self._changed:

@@ -139,8 +139,9 @@ class Connection:
         self._strange = 0
         self._needed = MAX_RECORD
         self._finished = False
-        self.read = 0
-        """What was read of the window and not given back as credit."""
+        self._taken = self._given = 0  # bytes of the window that frames have taken; that were given back as credit
+        self.kept = 0
+        """Bytes that were read and are kept aside: no credit is given for them until they are let go."""
         self._assembler = Assembler(codec.decode, place)
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
@@ -275,9 +276,15 @@ class Connection:
 
     # ---- frames in -----------------------------------------------------------------------------------------------
 
+    @property
+    def unpaid(self) -> int:
+        """Bytes that were read and not given back as credit. Less what is kept, it is what the peer is owed."""
+        return self._taken - self._given
+
     def owed(self) -> int:
-        """Return how much credit the peer is to be given for what was read, and count anew."""
-        owed, self.read = self.read, 0
+        """Return how much credit the peer is to be given, and count it as given; one thread at a time."""
+        owed = max(0, self.unpaid - self.kept)
+        self._given += owed
         return owed
 
     def _frame(self) -> Event | None:
@@ -297,7 +304,9 @@ class Connection:
             frame = buffer.first(size)
             buffer.skip(size)  # the bytes stay where they are until the next `room`
             if kind != CONTROL:
-                self.read += size + COST
+                self._taken += size + COST
+                if self._taken - self._given > self._window:
+                    raise ProtocolError(f"it sent more than the {self._window} bytes that it had credit for")
             event = self._assembler.piece(self._opened, frame, payload) if kind == PIECE else self._read(prefix, frame)
             if event is not None:  # None: a part of something longer
                 return event

@@ -56,12 +56,13 @@ class PlaneCast:
     Args:
         hosts: the host of each rank.
         largest: bytes of a segment at most.
+        window: bytes that a stream's end holds unread.
     """
 
-    def __init__(self, hosts: Sequence[int], largest: int = 1 << 26) -> None:
+    def __init__(self, hosts: Sequence[int], largest: int = 1 << 26, window: int = 2 << 20) -> None:
         self._largest = largest
         self.world = len(hosts)
-        self.network = MemoryNetwork(silence=0.2)
+        self.network = MemoryNetwork(window, silence=0.2)
         many = len(set(hosts)) > 1
         sealed: list[Any] = streams(hosts, self.network) if many else [None] * self.world
         self.lines = lines(hosts)

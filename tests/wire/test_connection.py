@@ -130,6 +130,35 @@ def test_long_messages_travel_in_pieces(wire: Any, size: int) -> None:
     assert server.events == [Received(wire.Note(text), data), Received(wire.Note("next"), None)]
 
 
+def test_what_is_kept_is_given_no_credit_until_it_is_let_go(wire: Any) -> None:
+    worker, server = wire.joined(window=64 << 10)
+    server.feed(b"".join(worker.frames((wire.Note("one"), bytes(10_000)), (wire.Note("two"), bytes(20_000)))))
+    server.connection.kept += 20_000
+    first = server.connection.owed()
+    assert 10_000 < first < 12_000
+    assert server.connection.owed() == 0
+    server.connection.kept += 5_000  # more than was read since: nothing is taken back, what is read next is not given
+    server.feed(b"".join(worker.frames((wire.Note("three"), bytes(4_000)))))
+    assert server.connection.owed() == 0
+    server.connection.kept = 0
+    assert 24_000 < server.connection.owed() < 26_000
+    assert server.connection.unpaid == 0
+
+
+def test_more_than_there_is_credit_for_ends_the_connection(wire: Any) -> None:
+    worker, server = wire.joined(window=64 << 10)
+    for _ in range(3):
+        server.feed(worker.seal(framed(MESSAGE, encode(wire.Note("x")), memoryview(bytes(20_000)))))
+    server.connection.owed()
+    for _ in range(3):
+        server.feed(worker.seal(framed(MESSAGE, encode(wire.Note("x")), memoryview(bytes(20_000)))))
+    check_ends(
+        server,
+        worker.seal(framed(MESSAGE, encode(wire.Note("x")), memoryview(bytes(20_000)))),
+        "more than the 65536 bytes that it had credit for",
+    )
+
+
 def test_credit_and_goodbye_are_events_and_nothing_comes_after(wire: Any) -> None:
     worker, server = wire.joined()
     bye = worker.seal(control(Credit(12))) + worker.seal(control(Bye("done"))) + worker.note("ghost")

@@ -1,0 +1,153 @@
+"""Pieces over sealed streams that come before anybody asked for them: right, and never more than has a bound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from psctl.errors import TimedOut
+from psctl.net.memory import MemoryNetwork
+from psctl.runtime.plane_sealed import PART, Part, Sealed
+from psctl.runtime.summing import PlayedSum
+from psctl.schedule import catalog
+from tests.runtime.plane_cast import PlaneCast, streams
+from tests.runtime.test_plane import NAMES
+from tests.schedule.test_all_reduce import options
+
+WINDOW = 64 << 10
+PIECE = 40_000
+MANY = 50
+
+
+class Two:
+    """Two ends, of rank 0 and of rank 1, and the lock of each that who waits shares with its threads."""
+
+    def __init__(self) -> None:
+        self.ends = streams([0, 1], MemoryNetwork(window=WINDOW, silence=0.2))
+        self.changed = [threading.Condition(), threading.Condition()]
+        for end, changed in zip(self.ends, self.changed, strict=True):
+            end.begin(changed, lambda: None)
+
+    def peer(self, rank: int) -> Any:
+        """Return what rank `rank` sends to the other by."""
+        return self.ends[rank]._peers[1 - rank]
+
+    def send(self, tag: int, data: bytes) -> None:
+        with self.changed[0]:
+            self.ends[0].send(1, tag, memoryview(bytearray(data)))
+
+    def expect(self, tag: int, size: int) -> Callable[[], bytes]:
+        """Have rank 1 expect a piece; returns what waits for it."""
+        place = memoryview(bytearray(size))
+        with self.changed[1]:
+            posted = self.ends[1].expect(0, tag, place)
+
+        def wait() -> bytes:
+            with self.changed[1]:
+                assert self.changed[1].wait_for(lambda: posted.over or self.ends[1].gone(0), 10)
+                assert posted.over, self.ends[1].gone(0)
+            return bytes(place)
+
+        return wait
+
+    def why(self, end: Sealed) -> str:
+        """Wait until a stream has ended; return why."""
+        rank = self.ends.index(end)
+        with self.changed[rank]:
+            assert self.changed[rank].wait_for(lambda: end.gone(1 - rank), 10)
+        return end.gone(1 - rank)
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    made = Two()
+    yield made
+    for end in made.ends:
+        end.close("done", 0.0)
+        for peer in end._peers.values():
+            assert peer.join(10)
+
+
+def test_a_sender_that_nobody_waits_for_stops_and_goes_on_when_somebody_does(two: Two) -> None:
+    data = [bytes([number]) * PIECE for number in range(MANY)]
+    for each in data:
+        two.send(7, each)
+    with pytest.raises(TimedOut):
+        two.peer(0).flush(0.5)
+    assert two.peer(0).pending() >= MANY * PIECE - WINDOW - PIECE, "more has left than a window and a part"
+    assert [two.expect(7, PIECE)() for _ in data] == data
+    two.peer(0).flush(10)
+
+
+def test_short_pieces_are_not_free_of_charge(two: Two) -> None:
+    for _ in range(5000):
+        two.send(7, b"x")
+    with pytest.raises(TimedOut):
+        two.peer(0).flush(0.5)
+    kept = sum(len(posted.kept) for posted in two.ends[1]._early[0, 7])
+    assert kept <= WINDOW // 512, "each costs a window its frame at least"
+    assert b"".join(two.expect(7, 1)() for _ in range(5000)) == b"x" * 5000
+
+
+def test_a_place_may_be_posted_while_its_piece_is_coming(two: Two) -> None:
+    data = bytes(range(256)) * (3 * PART // 256)
+    two.send(3, data)
+    with pytest.raises(TimedOut):  # some lies aside, some is half there, some has not left
+        two.peer(0).flush(0.2)
+    assert two.expect(3, len(data))() == data
+    later = two.expect(3, 1000)
+    two.send(3, bytes(1000))
+    assert later() == bytes(1000)
+
+
+def test_the_size_that_a_peer_announces_takes_no_memory(two: Two) -> None:
+    two.peer(0).send(Part(1, 0, 1 << 60, 1), b"little")
+    two.send(2, b"behind it")
+    assert two.expect(2, 9)() == b"behind it"
+    with pytest.raises(RuntimeError, match="worker/0: it sent 1152921504606846976 bytes where 6 are expected"):
+        two.expect(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([(0, 100, 10), (20, 100, 10)], "bytes 20 to 30 of 100, which nobody expects"),
+        ([(0, 100, 10), (0, 100, 10)], "bytes 0 to 10 of 100, which nobody expects"),
+        ([(0, 100, 10), (10, 99, 10)], "bytes 10 to 20 of 99, which nobody expects"),
+        ([(0, 100, 101)], "bytes 0 to 101 of 100, which nobody expects"),
+        ([(5, 100, 10)], "bytes 5 to 15 of 100, which nobody expects"),
+        ([(0, 2 * PART, PART + 1)], "more than 524288"),
+        ([(0, 100, 0)], "a part of nothing"),
+    ],
+)
+def test_parts_that_do_not_follow_each_other_end_the_stream(
+    two: Two, parts: list[tuple[int, int, int]], why: str
+) -> None:
+    for offset, size, length in parts:
+        two.peer(0).send(Part(1, offset, size, 0), bytes(length))
+    assert why in two.why(two.ends[1])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ps", "cpu"])
+def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str) -> None:
+    """Vector after vector of many windows, so pieces come early everywhere; helpers' share rank 0's streams."""
+    world, length = 4, 30_001
+    schedule = catalog.build(name, world, options(world, pieces=2))
+    expected = sum(torch.arange(length) * (rank + 1) for rank in range(world))
+
+    def play(rank: int) -> list[torch.Tensor]:
+        played = PlayedSum(schedule, torch.device("cpu"), cast.planes[rank], shared=True)
+        vectors = [torch.arange(length) * (rank + 1) for _ in range(3)]
+        for vector in vectors:
+            played.play(vector)
+        played.close()
+        return vectors
+
+    with PlaneCast(list(range(world)), window=16 << 10) as cast:
+        found: dict[int, list[torch.Tensor]] = {}
+        assert cast.all(lambda rank: found.update({rank: play(rank)})) == [None] * world
+        assert all(torch.equal(vector, expected) for vectors in found.values() for vector in vectors)
