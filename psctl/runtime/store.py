@@ -9,7 +9,7 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.runtime.functions import name_of
-from psctl.runtime.store_end import StoreEnd
+from psctl.runtime.store_single import SingleKeys
 from psctl.runtime.store_values import (
     Key,
     Value,
@@ -32,7 +32,7 @@ from psctl.store.table_routes import Route
 from psctl.store.table_state import merged
 
 
-class Store(StoreEnd):
+class Store(SingleKeys):
     """A (key, value) store shared by all workers; `run.store()` returns it.
 
         store = run.store()
@@ -145,6 +145,10 @@ class Store(StoreEnd):
         Raises:
             UsageError: the value does not fit the key, or the reduction is not the key's; the script's fault.
         """
+        if reduce is None and not after and type(key) in (int, str):
+            one = self._push_one(key, value, callback)
+            if one is not None:
+                return one
         pairs = list(key.items()) if isinstance(key, Mapping) else [(key, value)]
         with self._changed:
             self._check(writes=True)
@@ -176,6 +180,10 @@ class Store(StoreEnd):
         callback: Callable[[Any], Any] | None = None,
     ) -> Ticket:
         """Begin a pull and return its ticket; `wait` gives what `pull` would."""
+        if not after and type(key) in (int, str):
+            one = self._fetch_one(key, callback)
+            if one is not None:
+                return one
         group = many(key)
         keys: list[Any] = list(key) if group else [key]  # type: ignore[arg-type]
         with self._changed:
@@ -384,10 +392,3 @@ class Store(StoreEnd):
             rows = given_back(kind, key, lanes)
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
         return dict(zip(group, found, strict=True)) if group is not None else found[0]
-
-    def _check(self, *, writes: bool = False) -> None:
-        if self._closed:
-            raise UsageError(f"store {self.name!r} is closed", "open it again with run.store()")
-        self._raise_if_over()
-        if writes and self.rank not in self._spec.group:
-            raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")

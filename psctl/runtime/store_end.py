@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from psctl.errors import JobFailed, PeerLost, TimedOut
+from psctl.errors import JobFailed, PeerLost, TimedOut, UsageError
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store_links import Links
 from psctl.runtime.tickets import Tasks, Ticket
@@ -136,6 +136,9 @@ class StoreEnd:
     def _wait_until(
         self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None = None
     ) -> None:
+        if done():
+            return
+        self._send(self._mind.flush())
         began = asked = led = time.monotonic()
         while not done():
             self._raise_if_over()
@@ -204,16 +207,29 @@ class StoreEnd:
     def _go_on(self) -> None:
         """Finish tickets that are done and begin what waited for them; under the lock."""
         self._tasks.run()
-        while self._mind.finished:
-            number = self._mind.finished.pop(0)
-            if number >= INTERNAL:
-                self._ended[number] = True
-                continue
-            made = self._results.pop(number, None)
-            ticket = self._tasks.finished(number)
-            if ticket is not None:
-                self._callbacks += ticket.finish(made() if made is not None else None)
+        mind = self._mind
+        while mind.finished:
+            done, mind.finished = mind.finished, []
+            for number in done:
+                if number >= INTERNAL:
+                    self._ended[number] = True
+                    continue
+                ticket = self._tasks.finished(number)
+                if number in mind.rows:
+                    result: Any = mind.rows.pop(number).clone()
+                else:
+                    made = self._results.pop(number, None)
+                    result = made() if made is not None else None
+                if ticket is not None:
+                    self._callbacks += ticket.finish(result)
             self._tasks.run()
+
+    def _check(self, *, writes: bool = False) -> None:
+        if self._closed:
+            raise UsageError(f"store {self.name!r} is closed", "open it again with run.store()")
+        self._raise_if_over()
+        if writes and self.rank not in self._spec.group:
+            raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")
 
     def _call_back(self) -> None:
         """Call what was asked to be called; the lock is free."""

@@ -17,14 +17,20 @@ class Ticket:
     What people get wrong: a callback runs on the thread that heard of the end. It may push and call; it must not wait.
     """
 
-    def __init__(self, number: int, what: str, wait: Callable[[Ticket, float | None], Any]) -> None:
+    __slots__ = ("_callbacks", "_done", "_result", "_wait", "_what", "number")
+
+    def __init__(self, number: int, what: str | tuple[str, Any], wait: Callable[[Ticket, float | None], Any]) -> None:
         self.number = number
-        self.what = what
-        """In words, for messages."""
+        self._what = what
         self._wait = wait
         self._done = False
         self._result: Any = None
-        self._callbacks: list[Callable[[Any], Any]] = []
+        self._callbacks: list[Callable[[Any], Any]] | None = None
+
+    @property
+    def what(self) -> str:
+        """What is done, in words, for messages."""
+        return self._what if isinstance(self._what, str) else f"{self._what[0]} {self._what[1]!r}"
 
     def __repr__(self) -> str:
         return f"Ticket({self.number}, {self.what}, {'done' if self._done else 'under way'})"
@@ -44,20 +50,24 @@ class Ticket:
             TimedOut: `timeout` passed; names who is waited for.
             PsctlError: as `Store.wait`.
         """
-        return self._wait(self, timeout)
+        return self._result if self._done else self._wait(self, timeout)
 
     def then(self, callback: Callable[[Any], Any]) -> Ticket:
         """Have `callback` called with the result once it has finished; at once if it has. Returns the ticket."""
         if self._done:
             callback(self._result)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
         return self
 
     def finish(self, result: Any) -> list[Callable[[], Any]]:
         """Note the end; return the callbacks, to be called by whoever holds no lock."""
-        self._done, self._result = True, result
-        found, self._callbacks = self._callbacks, []
+        self._result, self._done = result, True  # in this order: who finds it done takes the result, without a lock
+        if self._callbacks is None:
+            return []
+        found, self._callbacks = self._callbacks, None
         return [lambda each=each: each(result) for each in found]  # type: ignore[misc]
 
     @property
@@ -77,8 +87,12 @@ class Tasks:
 
     def add(self, ticket: Ticket, after: Sequence[Ticket], begin: Callable[[], None]) -> None:
         """Take a task on; it begins in `run`."""
-        self._open[ticket.number] = ticket
+        self.open(ticket)
         self._waiting.append((ticket, after, begin))
+
+    def open(self, ticket: Ticket) -> None:
+        """Take a task on that has begun."""
+        self._open[ticket.number] = ticket
 
     def finished(self, number: int) -> Ticket | None:
         """Take a ticket out that has finished."""

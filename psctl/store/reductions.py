@@ -39,11 +39,11 @@ class Lanes(NamedTuple):
 
 def _write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
     """Write rows over rows; numpy, where it takes them, is three times as fast as torch."""
-    word = _WORDS[values.dtype.itemsize]
+    word = WORDS[values.dtype.itemsize]
     into.view(word).numpy()[rows.numpy()] = values.detach().view(word).numpy()
 
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes: what numpy knows too, for it has no bfloat16."""
 
 

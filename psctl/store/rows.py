@@ -10,6 +10,7 @@ Keys and slots are numpy's (its calls cost a tenth of torch's on short arrays), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
@@ -49,6 +50,19 @@ def shard_of(table: str, keys: Keys, shards: int) -> Keys:
     """Return the shard of each key: shard i holds the i-th of `shards` equal ranges of hash values."""
     high = mix(keys ^ np.int64(salt(table))) >> np.uint64(64 - SHARD_BITS)
     return (high.view(np.int64) * shards) >> SHARD_BITS
+
+
+def rounds(keys: Keys) -> Sequence[Keys]:
+    """Return the places of ascending keys in rounds: the first of each key, then the second of each ..."""
+    if not len(keys):
+        return []
+    again = keys[1:] == keys[:-1]
+    places = np.arange(len(keys))
+    if not again.any():
+        return [places]
+    first = np.concatenate([[True], ~again])
+    turn = places - np.maximum.accumulate(np.where(first, places, 0))
+    return [np.flatnonzero(turn == each) for each in range(int(turn.max()) + 1)]
 
 
 class Index:

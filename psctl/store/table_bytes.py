@@ -26,6 +26,7 @@ class _Part(msgspec.Struct, frozen=True):
     payload: bytes
     function: str
     arguments: dict[str, Any]
+    numbered: bool = False
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -56,9 +57,11 @@ def encode_entry(entry: Entry) -> bytes:
     parts = []
     for part in entry.parts:
         arrays = [] if part.keys is None else [part.keys]
+        arrays += [] if part.numbers is None else [part.numbers]
         arrays += [] if part.lanes is None else lanes_arrays(part.lanes)
-        count = -1 if part.keys is None else len(part.keys)
-        parts.append(_Part(part.what, part.table, part.spec, count, bytes(pack(arrays)), part.function, part.arguments))
+        count, numbered = -1 if part.keys is None else len(part.keys), part.numbers is not None
+        data = bytes(pack(arrays))
+        parts.append(_Part(part.what, part.table, part.spec, count, data, part.function, part.arguments, numbered))
     return _ENCODER.encode(_Entry(entry.worker, entry.sequence, entry.clock, parts, entry.what))
 
 
@@ -76,12 +79,13 @@ def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> Entry:
 def _part(part: _Part, kind_of: KindOf) -> Part:
     reader = Reader(memoryview(part.payload))
     keys = None if part.count < 0 else reader.keys(part.count)
+    numbers = reader.keys(part.count) if part.numbered else None
     lanes = None
     if keys is not None and part.what != "call":
         kind = kind_of(part.table, part.spec)
         beside = kind.held_beside if part.what == "start" else kind.beside
         lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, beside)
-    return Part(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments)
+    return Part(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
 
 
 def staged_entries(shard: TableShard) -> list[bytes]:

@@ -51,6 +51,8 @@ class Change(msgspec.Struct, eq=False):
     bytes: int = 0
     sequence: int = -1
     what: Literal["update", "clock", "mark"] = "update"
+    singles: list[int] = []
+    """Tickets of single pushes that leave together; the newest's sequence is the change's."""
 
 
 class Want(msgspec.Struct, eq=False):
@@ -84,12 +86,13 @@ class Place(msgspec.Struct, frozen=True, eq=False):
 
 
 class Read(msgspec.Struct, eq=False):
-    """A read until all shards are answered; by shard what is asked."""
+    """A read until all shards are answered; by shard what is asked. `singles`: tickets of the reads that it is for."""
 
     ticket: int
     clock: int
     wants: list[Want | Scan]
     shards: dict[int, list[Place]]
+    singles: list[int] = []
 
 
 class Voice:
@@ -191,6 +194,20 @@ def pieces(
             owns.append(Own(stop.shard, kind.spec.name, stop.keys, held, clock))
             done += count
     return shards, owns
+
+
+def called(
+    name: str, route: Route | None, function: str, arguments: dict[str, Any], count: int
+) -> dict[int, list[Piece]]:
+    """Return by shard (of how many) what a call does there; a route of None: to all rows."""
+    stops = [(shard, None, b"") for shard in range(count)] if route is None else [
+        (stop.shard, stop.keys, stop.digest) for stop in route.stops
+    ]  # fmt: skip
+    return {
+        shard: [Piece(Section(shard, name, -1 if keys is None else len(keys), "call", None, b"", function, arguments),
+                      keys, digest)]
+        for shard, keys, digest in stops
+    }  # fmt: skip
 
 
 def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
 from psctl.store.rows import Keys
 from psctl.store.table_cache import Own
-from psctl.store.table_calls import Change, Out, Piece, Place, Read, Voice, chunks, pieces
+from psctl.store.table_calls import Change, Out, Place, Read, Voice, called, chunks, pieces, result
+from psctl.store.table_groups import ROOM, Pushes, Reads
 from psctl.store.table_kinds import Functions, Kind
 from psctl.store.table_known import ANY, Known
 from psctl.store.table_messages import (
@@ -33,7 +35,6 @@ from psctl.store.table_messages import (
     KeysUnknown,
     Leads,
     Refused,
-    Section,
     ShardAt,
     StoreSpec,
     TableSpec,
@@ -69,6 +70,8 @@ class TableClient:
         """Bytes of rows that are kept until servers have them."""
         self.finished: list[int] = []
         """Tickets that are done; whoever drives the mind takes them out."""
+        self.rows: dict[int, torch.Tensor] = {}
+        """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, Kind] = {}
         self.described: dict[int, TableSpec | None] = {}
         """By ticket of a Describe that is done."""
@@ -77,6 +80,7 @@ class TableClient:
         self._changes: dict[int, Change] = {}  # by sequence, in order
         self._outstanding: dict[int, int] = {}  # by ticket: changes that are not done
         self._reads: dict[int, Read] = {}
+        self._singles, self._alone = Pushes(), dict[str, Reads]()  # pushes and reads of one row that wait
         self._describes: dict[int, tuple[str, set[int]]] = {}
         self._sequence = after
         self._voices: dict[int, Voice] = {}  # by server
@@ -145,15 +149,7 @@ class TableClient:
         self, kind: Kind, route: Route | None, function: str, arguments: dict[str, Any], ticket: int
     ) -> list[Change]:
         """Return what is to be given to `send`: run a function on rows (None: on all) where they lie."""
-        shards: dict[int, list[Piece]] = {}
-        if route is None:
-            for shard in range(self.spec.shards):
-                section = Section(shard, kind.spec.name, -1, "call", None, b"", function, arguments)
-                shards[shard] = [Piece(section, None, b"")]
-        else:
-            for stop in route.stops:
-                section = Section(stop.shard, kind.spec.name, len(stop.keys), "call", None, b"", function, arguments)
-                shards[stop.shard] = [Piece(section, stop.keys, stop.digest)]
+        shards = called(kind.spec.name, route, function, arguments, self.spec.shards)
         self._known.forget(kind.spec.name)
         self._outstanding[ticket] = 1
         self._unsent += 1
@@ -165,16 +161,59 @@ class TableClient:
         Args:
             place: where the run is, a number that never falls; changes in one place are numbered from 0.
         """
+        outs = self.flush()
         self._unsent -= change.what == "update"
         change.sequence = self._sequence = max(first_of(place), self._sequence + 1)
+        self.kept += change.bytes
+        return outs + self._say(change)
+
+    def _say(self, change: Change) -> list[Out]:
         for own in change.owns:
             own.sequence = change.sequence
         if not change.shards:  # nothing was pushed
             self._done(change)
             return []
         self._changes[change.sequence] = change
-        self.kept += change.bytes
         return [out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)]
+
+    # ---- one by one ----------------------------------------------------------------------------------------------
+
+    def push_one(self, kind: Kind, key: int, lanes: Lanes, ticket: int, place: int) -> list[Out]:
+        """Push one row, which is copied; it may wait for others that leave with it (table_groups.py), until `flush`.
+
+        Args:
+            kind: one that `fits`.
+            place: as `send`'s.
+        """
+        first = first_of(place)
+        outs = self.flush() if first > self._sequence and self._singles.tickets else []
+        self._sequence = max(first, self._sequence + 1)
+        self._singles.add(kind, key, lanes, self._sequence, ticket)
+        self.kept += kind.row
+        if not self._changes or self._singles.bytes >= ROOM:
+            outs += self.flush()
+        return outs
+
+    def read_one(self, kind: Kind, key: int, ticket: int) -> list[Out]:
+        """Begin to read one row, which stands in `rows` when its ticket is finished; it may wait for others too."""
+        alone = self._alone.setdefault(kind.spec.name, Reads(kind))
+        alone.keys.append(key)
+        alone.tickets.append(ticket)
+        full = len(alone.keys) * kind.row >= ROOM
+        return self.flush() if full or not self._reads else []
+
+    def flush(self) -> list[Out]:
+        """Return the messages of all single pushes and reads that wait."""
+        outs: list[Out] = []
+        if self._singles.tickets:
+            shards, owns, tickets, size = self._singles.take(self.routes.turns, self.clock, self._before)
+            self._known.pushed(owns)
+            outs = self._say(Change(NOBODY, self.clock, shards, owns, size, self._sequence, singles=tickets))
+        alone, self._alone = self._alone, {}
+        for each in alone.values():
+            route = self.routes.once(each.kind.spec.name, np.array(each.keys, dtype=np.int64))
+            outs += self.read([(each.kind, route)], each.tickets[0], each.tickets)[1]
+        return outs
 
     def advance(self, place: int, ticket: int) -> list[Out]:
         """End this worker's clock; everything that was pushed in it was given to `send`.
@@ -226,14 +265,18 @@ class TableClient:
         """How many clocks of all a read wants now."""
         return ANY if self.spec.staleness is None else self.clock - self.spec.staleness
 
-    def read(self, parts: Sequence[tuple[Kind, Route | range]], ticket: int) -> tuple[Read, list[Out]]:
-        """Begin a read; return it, and what is to be sent. It is finished when its ticket is."""
+    def read(
+        self, parts: Sequence[tuple[Kind, Route | range]], ticket: int, singles: Sequence[int] = ()
+    ) -> tuple[Read, list[Out]]:
+        """Begin a read; return it, and what is to be sent. It is finished when its ticket is, or all of its singles."""
+        outs = self.flush()
         read = self._known.read(parts, ticket, self.reading)
+        read.singles = list(singles)
         if not read.shards:
-            self.finished.append(ticket)
-            return read, []
+            self._found(read)
+            return read, outs
         self._reads[ticket] = read
-        return read, [out for voice in self._voices.values() for out in voice.fetch(read, voice.shards)]
+        return read, outs + [out for voice in self._voices.values() for out in voice.fetch(read, voice.shards)]
 
     # ---- what servers say ----------------------------------------------------------------------------------------
 
@@ -248,8 +291,10 @@ class TableClient:
                 return self._leads(server, message)
             case Done():
                 self._taken(message)
+                return [] if self._changes else self.flush()
             case Fetched():
                 self._fetched(server, message, Reader(payload))
+                return [] if self._reads else self.flush()
             case Advanced():
                 for shard in message.shards:
                     self._known.hear(shard, message.clock)
@@ -302,9 +347,10 @@ class TableClient:
 
     def waiting_for(self, ticket: int) -> set[int]:
         """Return the shards that have not finished a ticket."""
-        found = {shard for change in self._changes.values() if change.ticket == ticket for shard in change.shards}
-        if ticket in self._reads:
-            found |= set(self._reads[ticket].shards)
+        changes = [each for each in self._changes.values() if ticket == each.ticket or ticket in each.singles]
+        found = {shard for change in changes for shard in change.shards}
+        for read in self._reads.values():
+            found |= set(read.shards) if ticket == read.ticket or ticket in read.singles else set()
         return found | self._describes.get(ticket, ("", set()))[1]
 
     @property
@@ -322,21 +368,24 @@ class TableClient:
             self.clock, self._began = max(self.clock, min(self._own.values())), True
 
     def _taken(self, message: Done) -> None:
-        change = self._changes.get(message.sequence)
-        if change is None:
-            return
         for shard in message.shards:
-            change.shards.pop(shard, None)
             self._own[shard] = max(self._own.get(shard, -1), message.own)
             self._known.done(shard, message.sequence)
-        if not change.shards:
-            del self._changes[message.sequence]
+        for sequence, change in list(self._changes.items()):
+            if sequence > message.sequence:
+                break
+            for shard in message.shards:
+                change.shards.pop(shard, None)
+            if change.shards:
+                continue
+            del self._changes[sequence]
             self.kept -= change.bytes
             if change.what == "clock" and not any(each.what == "clock" for each in self._changes.values()):
                 self.clock = min(self.clock, max(self._own.values()))
             self._done(change)
 
     def _done(self, change: Change) -> None:
+        self.finished += change.singles
         if change.ticket == NOBODY:
             return
         self._outstanding[change.ticket] -= 1
@@ -372,4 +421,13 @@ class TableClient:
             self._known.given(given, place, reader, wanted=place is not None or news)
         if read is not None and not read.shards:
             del self._reads[read.ticket]
+            self._found(read)
+
+    def _found(self, read: Read) -> None:
+        if not read.singles:
             self.finished.append(read.ticket)
+            return
+        _, lanes = result(read.wants[0])
+        rows = lanes.values.view(-1, *read.wants[0].kind.spec.shape)
+        self.rows.update(zip(read.singles, rows.unbind(0), strict=True))
+        self.finished += read.singles

@@ -41,6 +41,10 @@ class Kind:
         self._initial = functions.function(spec.initial) if isinstance(spec.initial, str) else None
         self.starts = spec.initial is not None or bool(spec.apply)
         """An absent row is something to a push, and not nothing."""
+        self.row = spec.width * self.dtype.itemsize
+        """Bytes of a row."""
+        self.joins_values = not self.beside and not spec.reduce.startswith("logical")
+        """What is pushed is joined as it is."""
         self.adds = spec.reduce == "sum" and not spec.apply
 
     def rows(self) -> Rows:
@@ -50,6 +54,11 @@ class Kind:
     def room(self, count: int) -> Lanes:
         """Return memory for so many rows of a reader; of those that are not there the values are anything."""
         beside = torch.zeros(count, self.held_beside, dtype=torch.int64) if self.held_beside else None
+        return Lanes(torch.empty(count, self.spec.width, dtype=self.dtype), beside)
+
+    def given(self, count: int) -> Lanes:
+        """Return memory for so many rows that are pushed."""
+        beside = torch.zeros(count, self.beside, dtype=torch.int64) if self.beside else None
         return Lanes(torch.empty(count, self.spec.width, dtype=self.dtype), beside)
 
     def start(self, keys: Keys) -> Lanes:

@@ -98,6 +98,8 @@ class Section(msgspec.Struct, frozen=True):
     """What an Update does in one shard to one table. `digest`: hash of the whole key list, which then is not sent.
 
     `push` joins rows, `start` sets rows that are not there yet, `call` runs `function` on rows (count -1: on all).
+    `numbered`: these are single rows that were pushed one by one (table_groups.py): by key, of one key in their order,
+    and the payload has the sequence of each.
     """
 
     shard: int
@@ -108,6 +110,7 @@ class Section(msgspec.Struct, frozen=True):
     digest: bytes = b""
     function: str = ""
     arguments: dict[str, float | int | str | bool | None] = {}
+    numbered: bool = False
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -164,7 +167,10 @@ class Open(Message, frozen=True):
 
 
 class Update(Message, frozen=True):
-    """Payload: keys and rows. `sequence` names the update: larger ones of a worker come later; older are dropped."""
+    """Payload: keys and rows. `sequence` names the update, and is that of the newest of single pushes that leave together.
+
+    Larger ones of a worker come later; what a shard has is dropped: an update, or of single pushes each that it has.
+    """
 
     store: str
     session: int
@@ -250,7 +256,7 @@ class Leads(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The update is in for good in these shards (or was, before). `own`: clocks that the worker has finished there."""
+    """All up to this update is in for good in these shards. `own`: clocks that the worker has finished there."""
 
     store: str
     sequence: int

@@ -3,7 +3,8 @@
 A payload is a row of arrays, each padded to eight bytes so that it can be read where it lies. Which arrays follow from
 the message's sections, in their order:
 
-    Section     keys (unless by digest), whole numbers beside the rows, values       call: keys only
+    Section     keys (unless by digest), sequences (if numbered), whole numbers beside the rows, values
+                call: keys only
     Asked       keys (unless by digest, or a range)
     Given       keys (if told), which rows are there (a byte each), whole numbers, values
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -74,21 +74,30 @@ class Routes:
         digest = digest_of(keys)
         found = self._known.get((table, digest)) if digest else None
         if found is None:
-            found = self._make(table, keys)
+            found = self._make(table, keys, digest_of)
             if digest:
                 self._known[table, digest] = found
                 if len(self._known) > ROUTES:
                     self._known.popitem(last=False)
         return found
 
+    def once(self, table: str, keys: Keys) -> Route:
+        """Return the route of a key list that will hardly come again."""
+        return self._make(table, keys, lambda part: b"")
+
+    @property
+    def turns(self) -> Keys:
+        """By shard: its place among the stops."""
+        return self._turns
+
     def tensor(self, spec: TableSpec) -> Route:
         """Return the route of a named key: of its blocks."""
         return self.of(spec.name, np.arange(spec.blocks))
 
-    def _make(self, table: str, keys: Keys) -> Route:
+    def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> Route:
         if len(keys) == 1:  # key by key: no sorting
             shard = int(shard_of(table, keys, self._shards)[0])
-            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, digest_of(keys))], ONLY)
+            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, named(keys))], ONLY)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
             ascending = np.argsort(keys, kind="stable")
@@ -103,5 +112,5 @@ class Routes:
         for at in np.split(order, starts) if len(order) else ():
             part = unique[at]
             shard = int(shard_of(table, part[:1], self._shards)[0])
-            stops.append(Stop(shard, part, at, digest_of(part)))
+            stops.append(Stop(shard, part, at, named(part)))
         return Route(unique, inverse, stops, torch.from_numpy(order))

@@ -87,13 +87,16 @@ class Session:
         kind = self.kinds.get(section.table)
         if kind is None:
             raise Unknown
-        keys = lanes = None
+        keys = lanes = numbers = None
         if section.count >= 0:
             keys = self.lists.keys(reader, section.count, section.digest)
+            if section.numbered:
+                numbers = reader.keys(section.count)
             if section.what != "call":
                 beside = kind.held_beside if section.what == "start" else kind.beside
                 lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, beside)
-        return Part(section.what, section.table, kind.spec, keys, lanes, section.function, section.arguments)
+        what, spec, arguments = section.what, kind.spec, section.arguments
+        return Part(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
 
     def forget(self, shard: int) -> None:
         """The shard is led by another server: what was read of it is watched there."""

@@ -26,7 +26,7 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.store.reductions import Lanes, Reduction
-from psctl.store.rows import Keys
+from psctl.store.rows import Keys, rounds
 from psctl.store.table_kinds import Functions, Kind
 from psctl.store.table_messages import StoreSpec, TableSpec
 
@@ -51,7 +51,7 @@ What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What an entry does to one table."""
+    """What an entry does to one table. `numbers`: of single pushes the sequence of each; their keys ascend."""
 
     what: str
     table: str
@@ -60,6 +60,19 @@ class Part(msgspec.Struct, frozen=True):
     lanes: Lanes | None
     function: str = ""
     arguments: dict[str, Any] = {}
+    numbers: Keys | None = None
+
+    def only(self, after: int, until: int) -> Part:
+        """Return this without those single pushes that are not numbered in (after, until]."""
+        if self.numbers is None:
+            return self
+        kept = (self.numbers > after) & (self.numbers <= until)
+        if kept.all():
+            return self
+        assert self.keys is not None
+        assert self.lanes is not None
+        lanes = self.lanes.at(torch.from_numpy(kept))
+        return msgspec.structs.replace(self, keys=self.keys[kept], lanes=lanes, numbers=self.numbers[kept])
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -101,6 +114,22 @@ class Table:
             return
         self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
         self.stamp(slots)
+
+    def join(self, part: Part) -> None:
+        """Join what was pushed: by one call, or row by row, where a key may stand several times."""
+        assert part.keys is not None
+        assert part.lanes is not None
+        if part.numbers is None:
+            self.push(part.keys, part.lanes)
+            return
+        turns = rounds(part.keys)
+        if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, but a row to be added to
+            new = part.keys[turns[0]]
+            self.rows.add(new[self.rows.find(new) < 0])
+            turns = [slice(None)]
+        for places in turns:
+            whole = len(turns) == 1
+            self.push(part.keys[places], part.lanes if whole else part.lanes.at(torch.from_numpy(places)))
 
     def begin(self, keys: Keys, lanes: Lanes) -> None:
         """Set those rows that are not there."""
@@ -204,7 +233,8 @@ class TableShard:
         """
         if entry.what == "open":
             return self._opened(entry.worker, entry.clock, entry.sequence)
-        new = entry.sequence > self.sequences.get(entry.worker, -1)
+        last = self.sequences.get(entry.worker, -1)
+        new = entry.sequence > last
         if new:
             self.sequences[entry.worker] = entry.sequence
         if entry.what in ("mark", "gone") or entry.clock == FOREVER:
@@ -219,7 +249,7 @@ class TableShard:
             self._drop(entry.worker, entry.clock)
             self._advance(entry.worker, FOREVER)
         staged = []
-        for part in entry.parts:
+        for part in (part.only(last, entry.sequence) for part in entry.parts):
             if part.spec is not None:
                 self.table(part.spec)
             if part.what == "start":
@@ -241,7 +271,7 @@ class TableShard:
     def _drop(self, worker: int, last: int) -> None:
         for workers in self.staged.values():
             if worker in workers:
-                workers[worker] = [entry for entry in workers[worker] if entry.sequence <= last]
+                workers[worker] = [each for entry in workers[worker] for each in _until(entry, last)]
 
     def _opened(self, worker: int, step: int, after: int) -> bool:
         marked = self.marks.get(worker)
@@ -272,7 +302,7 @@ class TableShard:
         else:
             assert part.keys is not None
             assert part.lanes is not None
-            table.push(part.keys, part.lanes)
+            table.join(part)
 
     def _apply_staged(self) -> None:
         """Apply the clocks that are complete: a clock's pushes joined in the order of ranks, then its calls."""
@@ -283,13 +313,23 @@ class TableShard:
             workers = self.staged.pop(clock)
             parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
             for name in dict.fromkeys(part.table for part in parts):
-                pushed = [(part.keys, part.lanes) for part in parts if part.table == name and part.what == "push"]
+                its = [part for part in parts if part.table == name and part.what == "push"]
+                pushed = [(part.keys, part.lanes) for part in its]
                 if pushed:
-                    keys, lanes = merged(self.tables[name].kind.reduction, pushed)
+                    fold = any(part.numbers is not None for part in its)
+                    keys, lanes = merged(self.tables[name].kind.reduction, pushed, fold=fold)
                     self.tables[name].push(keys, lanes)
             for part in parts:
                 if part.what == "call":
                     self._do(part)
+
+
+def _until(entry: Entry, last: int) -> list[Entry]:
+    """Return what of an entry is numbered up to `last`, if anything."""
+    if entry.sequence <= last:
+        return [entry]
+    parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
+    return [msgspec.structs.replace(entry, sequence=last, parts=parts)] if parts else []
 
 
 def differs(held: TableSpec, asked: TableSpec) -> UsageError:

@@ -1,0 +1,148 @@
+"""Single rows that leave together: pushes of one key each, and reads of one, while others are on their way.
+
+Group commit (DeWitt and others 1984), with Nagle's rule for when (RFC 896): who finds nothing of its kind under way
+leaves at once; what comes meanwhile waits, and leaves as one message when the answer is there, when somebody waits for
+it, when anything else is said that must come after it, or when ROOM bytes are together. No clock has a part in it.
+
+Each push keeps a sequence of its own, for how pushes fall into groups is chance: a worker that replays a step groups
+them otherwise, and a shard that took in a part of a group before drops that part and no more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.store.reductions import WORDS, Lanes
+from psctl.store.rows import Keys, rounds, shard_of
+from psctl.store.table_cache import Own
+from psctl.store.table_calls import Piece
+from psctl.store.table_kinds import Kind
+from psctl.store.table_messages import Section
+from psctl.store.table_packing import Array, Writer, lanes_size, padded
+
+ROOM = 1 << 20
+"""Bytes of rows that wait together at most."""
+
+FIRST = 16
+"""Rows for which a table has room at first."""
+
+SINGLE = 64 << 10
+"""Bytes of a row that may wait for others; a larger one is a message of its own."""
+
+
+def fits(kind: Kind) -> bool:
+    """Whether rows of this kind may leave in groups."""
+    return 0 < kind.row <= SINGLE and kind.spec.blocks == 1
+
+
+class Rows(msgspec.Struct, eq=False):
+    """Rows of one table that wait, in the order in which they were pushed."""
+
+    kind: Kind
+    lanes: Lanes
+    words: Array
+    """The values again, as numpy writes them: a tenth of what it takes torch."""
+    keys: list[int] = msgspec.field(default_factory=list)
+    numbers: list[int] = msgspec.field(default_factory=list)
+
+
+def _room(kind: Kind, count: int) -> Rows:
+    lanes = kind.given(count)
+    return Rows(kind, lanes, lanes.values.view(WORDS[kind.dtype.itemsize]).numpy())
+
+
+class Pushes:
+    """Pushes that wait."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+        self.bytes = 0
+        self._tables: dict[str, Rows] = {}
+
+    def add(self, kind: Kind, key: int, lanes: Lanes, number: int, ticket: int) -> None:
+        """Take on a row, which is copied.
+
+        Args:
+            lanes: one row.
+            number: its sequence.
+        """
+        name = kind.spec.name
+        rows = self._tables.get(name)
+        if rows is None:
+            rows = self._tables[name] = _room(kind, FIRST)
+        keys = rows.keys
+        at = len(keys)
+        if at == len(rows.words):
+            rows = self._tables[name] = _grown(rows)
+        word = WORDS[kind.dtype.itemsize]
+        rows.words[at] = lanes.values.view(word).numpy()
+        if rows.lanes.beside is not None and lanes.beside is not None:
+            rows.lanes.beside[at] = lanes.beside[0]
+        rows.keys.append(key)
+        rows.numbers.append(number)
+        self.tickets.append(ticket)
+        self.bytes += kind.row
+
+    def take(
+        self, turns: Keys, clock: int, before: dict[int, int]
+    ) -> tuple[dict[int, list[Piece]], list[Own], list[int], int]:
+        """Return what waits: by shard its pieces, what of it is laid over reads, its tickets, its bytes.
+
+        Args:
+            turns: by shard: its place in the message (table_routes.py).
+            clock: the worker's.
+            before: by shard: the last push that an earlier incarnation of this worker had done there.
+        """
+        shards: dict[int, list[Piece]] = {}
+        owns: list[Own] = []
+        for rows in self._tables.values():
+            _laid(rows, turns, clock, before, shards, owns)
+        tickets, size = self.tickets, self.bytes
+        self._tables, self.tickets, self.bytes = {}, [], 0
+        return shards, owns, tickets, size
+
+
+def _grown(rows: Rows) -> Rows:
+    more, held = _room(rows.kind, 4 * len(rows.words)), len(rows.words)
+    more.words[:held] = rows.words
+    if more.lanes.beside is not None and rows.lanes.beside is not None:
+        more.lanes.beside[:held] = rows.lanes.beside
+    more.keys, more.numbers = rows.keys, rows.numbers
+    return more
+
+
+def _laid(
+    rows: Rows, turns: Keys, clock: int, before: dict[int, int], shards: dict[int, list[Piece]], owns: list[Own]
+) -> None:
+    """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
+    name, keys, numbers = rows.kind.spec.name, np.array(rows.keys, dtype=np.int64), np.array(rows.numbers)
+    held = shard_of(name, keys, len(turns))
+    order = np.lexsort((keys, turns[held]))
+    keys, numbers, held = keys[order], numbers[order], held[order]
+    edges = [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
+    size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
+               for start, stop in zip(edges, edges[1:], strict=False))  # fmt: skip
+    writer = Writer(size)
+    at = torch.from_numpy(order)
+    for start, stop in zip(edges, edges[1:], strict=False):
+        shard, part, first = int(held[start]), keys[start:stop], writer.at
+        writer.array(part)
+        writer.array(numbers[start:stop])
+        lanes = writer.rows(rows.lanes, at[start:stop])
+        section = Section(shard, name, stop - start, numbered=True)
+        shards.setdefault(shard, []).append(Piece(section, None, b"", writer.whole[first : writer.at]))
+        new = numbers[start:stop] > before.get(shard, -1)
+        if not new.all():
+            part, lanes = part[new], lanes.at(torch.from_numpy(new))
+        owns += [Own(shard, name, part[rank], lanes.at(torch.from_numpy(rank)) if len(rank) < len(part) else lanes, clock)
+                 for rank in rounds(part)]  # fmt: skip
+
+
+class Reads(msgspec.Struct, eq=False):
+    """Reads of single rows of one table that wait."""
+
+    kind: Kind
+    keys: list[int] = msgspec.field(default_factory=list)
+    tickets: list[int] = msgspec.field(default_factory=list)
