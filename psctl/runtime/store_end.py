@@ -19,8 +19,9 @@ from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store_links import Links
 from psctl.runtime.tickets import Tasks, Ticket
 from psctl.store.table_calls import Change, Out
-from psctl.store.table_client import NOBODY, TableClient
+from psctl.store.table_client import TableClient
 from psctl.store.table_messages import StoreSpec
+from psctl.store.table_outstanding import NOBODY
 from psctl.store.table_state import FOREVER, first_of
 
 TICK = 1.0
@@ -117,7 +118,7 @@ class StoreEnd:
     # ---- inside: waiting -----------------------------------------------------------------------------------------
 
     def _wait_for_room(self) -> None:
-        self._wait_until("room for a push", lambda: self._mind.kept < KEPT, self._all)
+        self._wait_until("room for a push", lambda: self._mind.outstanding.kept < KEPT, self._all)
 
     def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
         with self._changed:

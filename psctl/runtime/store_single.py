@@ -15,7 +15,6 @@ from psctl.runtime.store_end import KEPT, StoreEnd
 from psctl.runtime.store_values import rows_of
 from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
-from psctl.store.table_groups import fits
 from psctl.store.table_kinds import Kind
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
@@ -30,7 +29,7 @@ class SingleKeys(StoreEnd):
             if kind is None or value is None:
                 return None
             self._check(writes=True)
-            if self._mind.kept >= KEPT:
+            if self._mind.outstanding.kept >= KEPT:
                 self._wait_for_room()
             lanes = _row(kind, key, value)
             ticket = self._begun("push", key, callback)
@@ -60,7 +59,7 @@ class SingleKeys(StoreEnd):
 
     def _one(self, key: Any) -> Kind | None:
         kind = self._mind.kinds.get(key if isinstance(key, str) else "")
-        fit = kind is not None and fits(kind) and (isinstance(key, str) or LEAST <= key <= MOST)
+        fit = kind is not None and kind.single and (isinstance(key, str) or LEAST <= key <= MOST)
         return kind if fit and self._tasks.delay is None else None
 
     def _begun(self, verb: str, key: Any, callback: Callable[[Any], Any] | None) -> Ticket:

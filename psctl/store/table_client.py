@@ -20,7 +20,6 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.reductions import Lanes
-from psctl.store.rows import Keys
 from psctl.store.table_cache import Own
 from psctl.store.table_calls import Change, Out, Place, Read, Voice, called, chunks, pieces, result
 from psctl.store.table_groups import ROOM, Pushes, Reads
@@ -40,14 +39,10 @@ from psctl.store.table_messages import (
     TableSpec,
     Why,
 )
+from psctl.store.table_outstanding import NOBODY, Outstanding, Questions
 from psctl.store.table_packing import Reader
 from psctl.store.table_routes import Route, Routes
 from psctl.store.table_state import FOREVER, differs, first_of
-
-NOBODY = -1
-"""The ticket of what nobody waits for; the server that leads what none does."""
-
-NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 class TableClient:
@@ -66,22 +61,17 @@ class TableClient:
         """Clocks that this worker has finished."""
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}
-        self.kept = 0
-        """Bytes of rows that are kept until servers have them."""
         self.finished: list[int] = []
         """Tickets that are done; whoever drives the mind takes them out."""
         self.rows: dict[int, torch.Tensor] = {}
         """By ticket of a `read_one` that is done: its row, which shares memory with others."""
         self.kinds: dict[str, Kind] = {}
-        self.described: dict[int, TableSpec | None] = {}
-        """By ticket of a Describe that is done."""
         self.routes = Routes(spec.shards)
         self._functions = functions
-        self._changes: dict[int, Change] = {}  # by sequence, in order
-        self._outstanding: dict[int, int] = {}  # by ticket: changes that are not done
+        self.outstanding = Outstanding()
         self._reads: dict[int, Read] = {}
         self._singles, self._alone = Pushes(), dict[str, Reads]()  # pushes and reads of one row that wait
-        self._describes: dict[int, tuple[str, set[int]]] = {}
+        self._questions = Questions()
         self._sequence = after
         self._voices: dict[int, Voice] = {}  # by server
         self._leader: dict[int, tuple[int, int]] = {}  # by shard: assignment, and server
@@ -107,8 +97,8 @@ class TableClient:
         return kind
 
     def describe(self, table: str, ticket: int) -> list[Out]:
-        """Ask who leads any shard what a table is; the answer stands in `described`."""
-        self._describes[ticket] = (table, set(range(self.spec.shards)))
+        """Ask who leads any shard what a table is; if it is anything, it stands in `kinds` when the ticket is done."""
+        self._questions.ask(ticket, table, set(range(self.spec.shards)))
         return [out for voice in self._voices.values() for out in voice.describe(ticket, table, voice.shards)]
 
     @property
@@ -136,7 +126,7 @@ class TableClient:
             self._known.pushed(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)
             changes.append(Change(ticket, self.clock, shards, owns, size))
-        self._outstanding[ticket] = len(changes)
+        self.outstanding.expect(ticket, len(changes))
         self._unsent += len(changes)
         return changes
 
@@ -151,7 +141,7 @@ class TableClient:
         """Return what is to be given to `send`: run a function on rows (None: on all) where they lie."""
         shards = called(kind.spec.name, route, function, arguments, self.spec.shards)
         self._known.forget(kind.spec.name)
-        self._outstanding[ticket] = 1
+        self.outstanding.expect(ticket, 1)
         self._unsent += 1
         return [Change(ticket, self.clock, shards, [])]
 
@@ -164,16 +154,16 @@ class TableClient:
         outs = self.flush()
         self._unsent -= change.what == "update"
         change.sequence = self._sequence = max(first_of(place), self._sequence + 1)
-        self.kept += change.bytes
+        self.outstanding.kept += change.bytes
         return outs + self._say(change)
 
     def _say(self, change: Change) -> list[Out]:
         for own in change.owns:
             own.sequence = change.sequence
         if not change.shards:  # nothing was pushed
-            self._done(change)
+            self.finished += self.outstanding.done(change)
             return []
-        self._changes[change.sequence] = change
+        self.outstanding.add(change)
         return [out for voice in self._voices.values() for out in voice.update(change, self.kinds, voice.shards)]
 
     # ---- one by one ----------------------------------------------------------------------------------------------
@@ -189,8 +179,8 @@ class TableClient:
         outs = self.flush() if first > self._sequence and self._singles.tickets else []
         self._sequence = max(first, self._sequence + 1)
         self._singles.add(kind, key, lanes, self._sequence, ticket)
-        self.kept += kind.row
-        if not self._changes or self._singles.bytes >= ROOM:
+        self.outstanding.kept += kind.row
+        if not self.outstanding or self._singles.bytes >= ROOM:
             outs += self.flush()
         return outs
 
@@ -222,9 +212,10 @@ class TableClient:
             place: as `send`'s.
             ticket: finished when all shards know.
         """
+        outs = self.flush()  # of the clock that ends
         self.clock += 1
-        self._outstanding[ticket] = 1
-        return self.send(self._everywhere(ticket, self.clock, "clock"), place)
+        self.outstanding.expect(ticket, 1)
+        return outs + self.send(self._everywhere(ticket, self.clock, "clock"), place)
 
     def mark(self, place: int, step: int) -> list[Out]:
         """Say that what was given to `send` belongs into the checkpoint of `step`, and what comes now does not."""
@@ -233,10 +224,11 @@ class TableClient:
 
     def leave(self, place: int, ticket: int) -> list[Out]:
         """Take leave: nobody waits for this worker's clocks and marks any more. Arguments as `advance`."""
-        self._outstanding[ticket] = 1
+        outs = self.flush()
+        self.outstanding.expect(ticket, 1)
         clocks = self.spec.staleness is not None
         self.clock, self._step = FOREVER if clocks else self.clock, FOREVER
-        return self.send(self._everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
+        return outs + self.send(self._everywhere(ticket, FOREVER, "clock" if clocks else "mark"), place)
 
     def _everywhere(self, ticket: int, clock: int, what: Literal["clock", "mark"]) -> Change:
         return Change(ticket, clock, {shard: [] for shard in range(self.spec.shards)}, [], what=what)
@@ -244,7 +236,7 @@ class TableClient:
     @property
     def updates(self) -> set[int]:
         """Shards that do not have all updates yet."""
-        return {shard for change in self._changes.values() if change.what == "update" for shard in change.shards}
+        return {shard for change in self.outstanding if change.what == "update" for shard in change.shards}
 
     def behind(self, clock: int | None = None) -> set[int]:
         """Return the shards that have not heard of enough clocks of all for this worker to go on."""
@@ -291,7 +283,7 @@ class TableClient:
                 return self._leads(server, message)
             case Done():
                 self._taken(message)
-                return [] if self._changes else self.flush()
+                return [] if self.outstanding else self.flush()
             case Fetched():
                 self._fetched(server, message, Reader(payload))
                 return [] if self._reads else self.flush()
@@ -335,11 +327,9 @@ class TableClient:
             self._know(at)
             self._known.unwatch(at.shard)
         self.routes.arrange([self._leader.get(shard, (-1, NOBODY))[1] for shard in range(self.spec.shards)])
-        outs = [out for change in self._changes.values() for out in voice.update(change, self.kinds, new)]
+        outs = [out for change in self.outstanding for out in voice.update(change, self.kinds, new)]
         outs += [out for read in self._reads.values() for out in voice.fetch(read, new)]
-        for ticket, (table, waiting) in self._describes.items():
-            outs += voice.describe(ticket, table, new & waiting)
-        return outs
+        return outs + self._questions.again(voice, new)
 
     def ask(self, server: int) -> Out:
         """Return the question who keeps this worker waiting."""
@@ -347,11 +337,10 @@ class TableClient:
 
     def waiting_for(self, ticket: int) -> set[int]:
         """Return the shards that have not finished a ticket."""
-        changes = [each for each in self._changes.values() if ticket == each.ticket or ticket in each.singles]
-        found = {shard for change in changes for shard in change.shards}
+        found = self.outstanding.waiting_for(ticket)
         for read in self._reads.values():
             found |= set(read.shards) if ticket == read.ticket or ticket in read.singles else set()
-        return found | self._describes.get(ticket, ("", set()))[1]
+        return found | self._questions.waiting_for(ticket)
 
     @property
     def opened(self) -> bool:
@@ -371,39 +360,15 @@ class TableClient:
         for shard in message.shards:
             self._own[shard] = max(self._own.get(shard, -1), message.own)
             self._known.done(shard, message.sequence)
-        for sequence, change in list(self._changes.items()):
-            if sequence > message.sequence:
-                break
-            for shard in message.shards:
-                change.shards.pop(shard, None)
-            if change.shards:
-                continue
-            del self._changes[sequence]
-            self.kept -= change.bytes
-            if change.what == "clock" and not any(each.what == "clock" for each in self._changes.values()):
+        for change in self.outstanding.taken(message.sequence, message.shards):
+            if change.what == "clock" and not any(each.what == "clock" for each in self.outstanding):
                 self.clock = min(self.clock, max(self._own.values()))
-            self._done(change)
-
-    def _done(self, change: Change) -> None:
-        self.finished += change.singles
-        if change.ticket == NOBODY:
-            return
-        self._outstanding[change.ticket] -= 1
-        if not self._outstanding[change.ticket]:
-            del self._outstanding[change.ticket]
-            self.finished.append(change.ticket)
+            self.finished += self.outstanding.done(change)
 
     def _is(self, message: Described) -> None:
-        if message.ticket not in self._describes:
-            return
-        table, waiting = self._describes[message.ticket]
-        waiting.difference_update(message.shards)
         if message.spec is not None:
             self.settle(message.spec)
-        if not waiting:
-            del self._describes[message.ticket]
-            kind = self.kinds.get(table)
-            self.described[message.ticket] = kind.spec if kind is not None else None
+        if self._questions.answered(message):
             self.finished.append(message.ticket)
 
     def _fetched(self, server: int, message: Fetched, reader: Reader) -> None:

@@ -10,6 +10,8 @@ them otherwise, and a shard that took in a part of a group before drops that par
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import torch
@@ -27,14 +29,6 @@ ROOM = 1 << 20
 
 FIRST = 16
 """Rows for which a table has room at first."""
-
-SINGLE = 64 << 10
-"""Bytes of a row that may wait for others; a larger one is a message of its own."""
-
-
-def fits(kind: Kind) -> bool:
-    """Whether rows of this kind may leave in groups."""
-    return 0 < kind.row <= SINGLE and kind.spec.blocks == 1
 
 
 class Rows(msgspec.Struct, eq=False):
@@ -123,10 +117,10 @@ def _laid(
     keys, numbers, held = keys[order], numbers[order], held[order]
     edges = [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
-               for start, stop in zip(edges, edges[1:], strict=False))  # fmt: skip
+               for start, stop in pairwise(edges))  # fmt: skip
     writer = Writer(size)
     at = torch.from_numpy(order)
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         shard, part, first = int(held[start]), keys[start:stop], writer.at
         writer.array(part)
         writer.array(numbers[start:stop])
@@ -136,8 +130,9 @@ def _laid(
         new = numbers[start:stop] > before.get(shard, -1)
         if not new.all():
             part, lanes = part[new], lanes.at(torch.from_numpy(new))
-        owns += [Own(shard, name, part[rank], lanes.at(torch.from_numpy(rank)) if len(rank) < len(part) else lanes, clock)
-                 for rank in rounds(part)]  # fmt: skip
+        for each in rounds(part):
+            its = lanes if len(each) == len(part) else lanes.at(torch.from_numpy(each))
+            owns.append(Own(shard, name, part[each], its, clock))
 
 
 class Reads(msgspec.Struct, eq=False):

@@ -12,6 +12,9 @@ from psctl.store.reductions import Lanes, Reduction
 from psctl.store.rows import Keys, Rows
 from psctl.store.table_messages import TableSpec
 
+SINGLE = 64 << 10
+"""Bytes of a row that may wait for others; a larger one is a message of its own."""
+
 
 class Functions(Protocol):
     """Where reductions and users' functions come from; runtime/ imports them from the job's folder."""
@@ -43,6 +46,8 @@ class Kind:
         """An absent row is something to a push, and not nothing."""
         self.row = spec.width * self.dtype.itemsize
         """Bytes of a row."""
+        self.single = 0 < self.row <= SINGLE and spec.blocks == 1
+        """Rows that are pushed one by one may leave together (table_groups.py)."""
         self.joins_values = not self.beside and not spec.reduce.startswith("logical")
         """What is pushed is joined as it is."""
         self.adds = spec.reduce == "sum" and not spec.apply

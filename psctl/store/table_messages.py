@@ -167,7 +167,7 @@ class Open(Message, frozen=True):
 
 
 class Update(Message, frozen=True):
-    """Payload: keys and rows. `sequence` names the update, and is that of the newest of single pushes that leave together.
+    """Payload: keys and rows. `sequence` names the update; of single pushes that leave together it is the newest's.
 
     Larger ones of a worker come later; what a shard has is dropped: an update, or of single pushes each that it has.
     """

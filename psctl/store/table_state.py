@@ -126,7 +126,8 @@ class Table:
         if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, but a row to be added to
             new = part.keys[turns[0]]
             self.rows.add(new[self.rows.find(new) < 0])
-            turns = [slice(None)]
+            self.push(part.keys, part.lanes)
+            return
         for places in turns:
             whole = len(turns) == 1
             self.push(part.keys[places], part.lanes if whole else part.lanes.at(torch.from_numpy(places)))

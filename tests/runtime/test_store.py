@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -367,3 +368,41 @@ def test_ranks_that_disagree_are_told_by_the_server() -> None:
             net.stores[1].push("w", torch.ones(3)).wait()
         for stores in net.all:
             stores.close(failed=True)
+
+
+def test_single_keys_by_the_hundred_leave_in_a_few_messages_and_each_is_its_own() -> None:
+    with Net(1) as net:
+        store = net.stores[0]
+        store.declare(int, shape=(4,))
+        sent = []
+        for links in net.links:
+            send = links.send
+            links.send = lambda *message, send=send: (sent.append(message), send(*message))[1]
+        rows = torch.arange(1200.0).view(300, 4)
+        called = []
+        tickets = [store.push(key % 100, row, callback=called.append) for key, row in enumerate(rows)]
+        store.wait(tickets)
+        found = [store.fetch(key) for key in range(100)]
+        values = store.wait(found)
+        assert called == [None] * 300
+        assert torch.equal(torch.stack(values), rows.view(3, 100, 4).sum(0))
+        assert len(sent) < 100, "400 pushes and reads"
+        assert all(value.untyped_storage().nbytes() == 16 for value in values), "a result keeps no other's memory"
+        row = torch.ones(4, requires_grad=True)
+        store.push(7, row)
+        with pytest.raises(UsageError, match="where"):
+            store.push(7, torch.ones(5))
+        with pytest.raises(UsageError, match="keys are"):
+            store.push(1 << 64, torch.ones(4))
+        assert torch.equal(store.pull(7), rows.view(3, 100, 4).sum(0)[7] + 1)
+
+
+def test_a_single_push_that_nobody_waits_for_arrives_by_itself() -> None:
+    with Net(1) as net:
+        store = net.stores[0]
+        tickets = [store.push("w", torch.ones(3)) for _ in range(50)]
+        deadline = time.monotonic() + 20
+        while not all(ticket.done for ticket in tickets) and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        assert all(ticket.done for ticket in tickets)
+        assert store.pull("w").tolist() == [50] * 3

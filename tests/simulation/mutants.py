@@ -26,7 +26,7 @@ from psctl.store.shard import ShardMind
 from psctl.store.sums import Joint
 from psctl.store.table import TableMind
 from psctl.store.table_machine import TablesMachine
-from psctl.store.table_state import Entry, TableShard
+from psctl.store.table_state import Entry, Part, TableShard
 
 from .play import Outcome
 from .plays import PLAYS
@@ -156,6 +156,21 @@ def _counted_again(method: Any) -> Any:
     return mutant
 
 
+def _all_or_nothing(method: Any) -> Any:
+    """Of single pushes that came together none counts when one of them had been taken in before."""
+
+    def mutant(self: Part, after: int, until: int) -> Part:
+        kept = method(self, after, until)
+        return kept if kept is self else method(self, until, until)
+
+    return mutant
+
+
+def _never_a_part(method: Any) -> Any:
+    """Of single pushes that came together all count, also those that had been taken in before."""
+    return lambda self, after, until: self
+
+
 def _what_leads(method: Any) -> Any:
     """What the server that leads has done is told as done."""
     return lambda self, shard: self.slots[shard].machine.version if shard in self.slots else -1
@@ -201,11 +216,13 @@ MUTANTS = (
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
-    Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 2, what="tables"),
-    Mutant("tables: stale promotion", ((Holdings, "lost", _anyone_promoted),), 1, what="tables"),
+    Mutant("tables: a group dropped whole", ((Part, "only", _all_or_nothing),), 23, what="tables"),
+    Mutant("tables: a group taken in whole", ((Part, "only", _never_a_part),), 23, what="tables"),
+    Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 9, what="tables"),
+    Mutant("tables: stale promotion", ((Holdings, "lost", _anyone_promoted),), 0, what="tables"),
     Mutant("tables: lost hand-over delta", ((TablesMachine, "snapshot", _as_first_copied),), 0, what="tables"),
-    Mutant("tables: term ignored", ((TableMind, "_is_led", _any_term),), 20, what="tables"),
-    Mutant("tables: session ignored", ((TableMind, "received", _any_session),), 0, what="tables"),
+    Mutant("tables: term ignored", ((TableMind, "_is_led", _any_term),), 107, what="tables"),
+    Mutant("tables: session ignored", ((TableMind, "received", _any_session),), 2, what="tables"),
 )
 
 

@@ -76,9 +76,10 @@ class Chaos(World):
         self.right = np.zeros(KEYS)
         self.own = np.zeros((workers, KEYS))
         self.turns = [0] * workers
-        self.last: dict[int, np.ndarray] = {}  # by worker: the keys that it pushed last
+        self.last: dict[int, tuple[np.ndarray, bool]] = {}  # by worker: what it pushed last; True: one by one
         self.again: set[int] = set()  # workers that were replaced and have their last step before them
-        self.reads: list = []  # (worker, read, what it had pushed itself)
+        self.reads: list = []  # (worker, client, read, what it had pushed itself)
+        self.alone: list = []  # (worker, client, ticket, key, what it had pushed itself): reads of one row
         self.values = 0  # that were compared
 
     def place(self, rank: int) -> Place:
@@ -163,19 +164,34 @@ class Chaos(World):
         keys = np.array(sorted(self.numbers.sample(range(KEYS), self.numbers.randint(1, KEYS))))
         if rank in self.again:
             self.again.discard(rank)
-            self.turn(rank, turn - 1, self.last[rank], again=True)
+            self.turn(rank, turn - 1, *self.last[rank], again=True)
             return
+        single = self.numbers.random() < 0.5
         for _ in range(1 + (self.numbers.random() < 0.1)):
             self.right[keys] += 1
             self.own[rank, keys] += 1
-            self.last[rank] = keys
-            self.turn(rank, turn, keys)
+            self.last[rank] = keys, single
+            self.turn(rank, turn, keys, single)
             self.turns[rank] = turn = turn + 1
 
-    def turn(self, rank: int, turn: int, keys: np.ndarray, *, again: bool = False) -> None:
-        """One step of a worker; `again`: what the one before pushed in it is not known to this one as its own."""
-        self.push(rank, spec(), keys, torch.ones(len(keys)), place=turn)
+    def turn(self, rank: int, turn: int, keys: np.ndarray, single: bool, *, again: bool = False) -> None:
+        """One step of a worker; `again`: what the one before pushed in it is not known to this one as its own.
+
+        Args:
+            single: the keys are pushed one by one (the first of them in two halves), with anything in between.
+        """
+        if single:
+            for key in (keys[0], *keys):
+                self.push_one(rank, spec(), int(key), 0.5 if key == keys[0] else 1.0, place=turn)
+                for _ in range(self.numbers.randrange(3)):
+                    self.step()
+        else:
+            self.push(rank, spec(), keys, torch.ones(len(keys)), place=turn)
         own = self.own[rank, keys] * (not again)
+        if self.numbers.random() < 0.3:
+            for key, mine in zip(keys.tolist(), own.tolist(), strict=True):
+                ticket = self.begin_one(rank, spec(), key)
+                self.alone.append((rank, self.clients[rank], ticket, key, mine))
         if self.numbers.random() < 0.3:
             self.reads.append((rank, self.clients[rank], self.begin(rank, spec(), keys), own))
         if self.store.staleness is not None:
@@ -186,7 +202,7 @@ class Chaos(World):
     def replace(self) -> None:
         """A worker dies in its step, of which anything may be with the servers; another does the step again."""
         rank = self.numbers.randrange(len(self.clients))
-        left = [change.sequence for change in self.clients[rank]._changes.values()]
+        left = [change.sequence for change in self.clients[rank].outstanding]
         if self.turns[rank] and self.clients[rank].opened and all(each >> 32 >= self.turns[rank] - 1 for each in left):
             self.again.add(rank)
             self.join(rank)
@@ -204,6 +220,13 @@ class Chaos(World):
                 hold((found <= most).all(), "nothing twice", f"{rank} read {found} where {most} was pushed")
                 hold((found >= own).all(), "read my writes", f"{rank} read {found}, and pushed {own} itself")
                 self.values += len(found)
+        self.alone = [each for each in self.alone if self.clients[each[0]] is each[1]]
+        for each in [each for each in self.alone if each[2] in each[1].rows]:
+            rank, client, ticket, key, own = each
+            self.alone.remove(each)
+            found, most = float(client.rows.pop(ticket)), self.right[key]
+            hold(own <= found <= most, "read my writes", f"{rank} read {found} of {key}: {own} its own, {most} of all")
+            self.values += 1
 
     def deliver(self) -> None:
         """An order of the coordinator reaches a server."""
@@ -231,13 +254,14 @@ def run(world: Chaos) -> None:
     rest(world)
     for rank in sorted(world.again):
         hold(world.clients[rank].opened, "no ticket left", f"{rank} waits to begin")
-        world.turn(rank, world.turns[rank] - 1, world.last[rank], again=True)
+        world.turn(rank, world.turns[rank] - 1, *world.last[rank], again=True)
     for rank in range(len(world.clients)):  # nobody waits for anybody any more
         world.put(rank, world.clients[rank].leave(world.turns[rank], world.ticket()))
     rest(world)
     hold(world.holdings.settled, "shards come to rest")
     world.look()
-    left = [(client.kept, list(client._reads), client.opened) for client in world.clients]
+    hold(not world.alone, "no ticket left", f"reads of one row: {world.alone}")
+    left = [(client.outstanding.kept, list(client._reads), client.opened) for client in world.clients]
     hold(all(each == (0, [], True) for each in left), "no ticket left", f"kept, reads, opened: {left}")
     last = len(world.clients) - 1
     world.join(last)

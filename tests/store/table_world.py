@@ -211,6 +211,20 @@ class World:
             self.put(rank, client.send(change, place))
         return ticket
 
+    def push_one(self, rank: int, table: TableSpec, key: int, values, place=0) -> int:
+        """Push one row, which may wait for others; returns the ticket."""
+        client, ticket = self.clients[rank], self.ticket()
+        kind = client.settle(table)
+        values = torch.as_tensor(values, dtype=kind.dtype).reshape(1, -1)
+        self.put(rank, client.push_one(kind, key, kind.reduction.lanes(values), ticket, place))
+        return ticket
+
+    def begin_one(self, rank: int, table: TableSpec, key: int) -> int:
+        """Begin to read one row; returns the ticket, under which it will stand in the client's `rows`."""
+        client, ticket = self.clients[rank], self.ticket()
+        self.put(rank, client.read_one(client.settle(table), key, ticket))
+        return ticket
+
     def begin(self, rank: int, table: TableSpec, keys):
         """Begin a read; returns it."""
         client = self.clients[rank]

@@ -155,7 +155,7 @@ def test_key_lists_are_sent_once_and_asked_for_when_forgotten() -> None:
         world.push(0, spec(), keys, torch.ones(1000))
         world.push(0, spec(), [5], [1.0])  # its key is told: it must not overtake
     assert world.pull(0, spec(), keys).flatten().tolist() == [8.0 if key == 5 else 5.0 for key in range(1000)]
-    assert world.clients[0].kept == 0
+    assert world.clients[0].outstanding.kept == 0
 
 
 def test_a_list_that_differs_behind_an_equal_beginning_is_another() -> None:
@@ -382,7 +382,7 @@ def test_what_is_done_survives_the_server_that_took_it(staleness: int | None) ->
             for rank in range(2):
                 world.clock(rank, place=turn + 1)
         world.run()
-        assert all(client.kept == 0 for client in world.clients)
+        assert all(client.outstanding.kept == 0 for client in world.clients)
         assert world.pull(0, spec(), np.arange(20)).flatten().tolist() == [12.0] * 20
 
 
@@ -403,7 +403,7 @@ def test_a_worker_that_is_gone_for_good_holds_nobody_up(replicas: int, counts: i
     world.mark(1, 1, place=2)
     world.run()
     assert not world.clients[0].behind()
-    assert world.clients[0].kept == 0
+    assert world.clients[0].outstanding.kept == 0
     assert world.pull(1, spec(), [1]).item() == sums
 
 
@@ -441,7 +441,7 @@ def test_who_leads_later_does_not_bring_back_a_worker_that_has_left() -> None:
     world.mark(1, 2, place=2)
     world.push(1, spec(), [1], [1.0], place=3)
     world.run()
-    assert world.clients[1].kept == 0, "it waits for a mark of who has left"
+    assert world.clients[1].outstanding.kept == 0, "it waits for a mark of who has left"
 
 
 def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() -> None:
@@ -459,8 +459,8 @@ def test_a_store_that_is_opened_again_takes_part_again_and_pushes_what_is_new() 
     world.mark(1, 1, place=2)
     world.push(1, spec(), [1], [100.0], place=3)
     world.run()
-    assert world.clients[1].kept, "it waits for the mark of who takes part again"
+    assert world.clients[1].outstanding.kept, "it waits for the mark of who takes part again"
     world.mark(0, 1, place=2)
     world.run()
-    assert not world.clients[1].kept
+    assert not world.clients[1].outstanding.kept
     assert world.pull(0, spec(), [1]).item() == 111.0
