@@ -18,41 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from psctl.errors import ProtocolError
+from psctl.store.answers import Answers, Readers
 from psctl.store.chain import Chain
 from psctl.store.entries import Copying
 from psctl.store.ledger import Membership, Order
 from psctl.store.lending import Lending, Lent
 from psctl.store.machine import ShardMachine
 from psctl.store.messages import (
-    LARGE,
     Between,
     Leads,
-    NormsOf,
     Pull,
     Push,
     Pushed,
     PushPart,
     Taken,
-    Values,
-    ValuesPart,
 )
 from psctl.store.outputs import ChainOutput, Output, Send, Snapshot
 from psctl.store.pieces import Piece, bytes_view
 from psctl.store.snapshot import Loading
 from psctl.store.state import ShardState, Terms
-from psctl.store.sums import Joint, intake, squares
+from psctl.store.sums import Joint, intake
 from psctl.words import Shard
-
-
-class _Wish(msgspec.Struct, frozen=True):
-    """A pull that waits."""
-
-    clock: int
-    oldest: int
-    have: int
 
 
 class ShardMind:
@@ -85,19 +72,16 @@ class ShardMind:
         *,
         restored: bool = False,
     ) -> None:
-        self.shard, self.held, self._lending = shard, held, lending or Lending()
-        self.state = ShardState(terms, shard, held, self._being_read, self._lending)
+        self.shard, self.held = shard, held
+        self._readers = Readers()
+        self.state = ShardState(terms, shard, held, self._readers.may_read, lending or Lending())
         self._terms, self._restored = terms, restored
         self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
+        self._answers = Answers(self.state, self._intake, self._readers, lending or Lending())
         self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch, copying=copying)
         self._begun = 0  # bytes of start values
-        self._landed: dict[int, int] = {}  # newest version that a rank said it holds
-        self._sent: dict[int, int] = {}  # newest version that went out to a rank
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
         self._owed: set[int] = set()  # ranks that wait to hear that what they pushed is on all of the chain
-        self._pulls: dict[int, _Wish] = {}
-        self._norms: dict[int, int] = {}
-        self._squares: list[float | None] | None = None
         self.led_from = terms.base - 1
         """The newest checkpoint that whoever led the shard before has made, or would have."""
 
@@ -143,8 +127,7 @@ class ShardMind:
             self.led_from = 1 + min((self._intake.applied_of(rank) for rank in now), default=self.version)
             self._owed = set(self._intake.membership.everyone)
         if led and not self.leads:
-            self._pulls.clear()
-            self._norms.clear()
+            self._answers.clear()
         if self.chain.role in ("none", "copying", "member"):
             self._intake.clear()
         return [*outputs, *self._advance()]
@@ -207,7 +190,7 @@ class ShardMind:
         taken = [Send(rank, Taken(self.shard.index, clock))] if self._terms.update == "server" else []
         self._check(rank, message)
         if isinstance(message, Push):
-            self._landed[rank] = max(self._landed.get(rank, -1), message.landed)
+            self._readers.landed(rank, message.landed)
         if clock <= self._intake.clock_of(rank):
             if not isinstance(message, Push):
                 return []
@@ -234,8 +217,7 @@ class ShardMind:
 
     def members(self, membership: Membership) -> list[Output]:
         """Take over which ranks take part."""
-        for rank in self._sent.keys() - membership.changes[-1][1]:
-            del self._sent[rank]  # it reads no more
+        self._readers.only(membership.changes[-1][1])
         if isinstance(self._intake, Joint):
             return self._undone(self._intake.changed(membership))
         self._intake.membership = membership
@@ -245,7 +227,7 @@ class ShardMind:
         """Ask for a clock that was undone again."""
         if not undone or not self.leads:
             return self._advance()
-        self._squares = None
+        self._answers.renewed()
         again = Leads(self.chain.epoch, [self.shard.index])
         return [*(Send(rank, again) for rank in self._intake.membership.everyone), *self._advance()]
 
@@ -259,7 +241,7 @@ class ShardMind:
         outputs += self.chain.fill()
         while True:
             outputs += self._settle()
-            outputs += self._answer_norms()
+            outputs += self._answers.norms()
             ready = self._intake.ready() if self.chain.may_append else None
             if ready is None:
                 return outputs
@@ -267,7 +249,8 @@ class ShardMind:
             if not len(payload):
                 self.state.give(ready.gradient)
             head = self.state.head(ready.clock, ready.order, ready.present, ready.ranks)
-            keeps, self._squares = self.chain.keeps, None
+            keeps = self.chain.keeps
+            self._answers.renewed()
             self.state.apply(head, payload, kept=keeps)
             self._owed.update(ready.ranks)
             if keeps:
@@ -277,7 +260,7 @@ class ShardMind:
         """Tell what is on all of the chain now."""
         if not self.chain.settled:
             return []
-        answers = self._answer_pulls()
+        answers = self._answers.values()
         outputs: list[Output] = []
         if self._owed:
             # Values say it as well, but not under asp: there the version is not the clock.
@@ -313,33 +296,28 @@ class ShardMind:
                 outputs.append(Snapshot(version, self.shard.index, self.state.checkpoint()))
         return outputs
 
-    def _being_read(self, version: int) -> bool:
-        """Tell whether bytes of a version may still be on their way to a worker, or lent to it."""
-        return any(self._landed.get(rank, -1) < version <= sent for rank, sent in self._sent.items())
-
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def pull(self, rank: int, message: Pull) -> list[Output]:
         """Answer with the values, or remember that this rank waits."""
         if not self.leads:
             return []
-        have = dict(zip(message.shards, message.have, strict=True))[self.shard.index]
-        self._pulls[rank] = _Wish(message.clock, message.oldest, have)
-        return [*self._answer_pulls()] if self.chain.settled else []
+        self._answers.pulled(rank, message)
+        return [*self._answers.values()] if self.chain.settled else []
 
     def norms(self, rank: int, clock: int) -> list[Output]:
         """Answer with the squares of `clock`, or remember that this rank waits."""
         if not self.leads:
             return []
-        self._norms[rank] = clock
-        return self._answer_norms()
+        self._answers.asked(rank, clock)
+        return [*self._answers.norms()]
 
     def missing(self, clock: int) -> list[int]:
         """Return the ranks without whose pushes no pull at `clock` can be answered; under asp, those that a checkpoint
         or a worker that asked for everyone's clocks waits for."""
         if not self.leads or self.version is None:
             return []
-        asked, staleness = [*self._intake.saves, *(wish.oldest for wish in self._pulls.values())], self._terms.staleness
+        asked, staleness = [*self._intake.saves, *self._answers.wished], self._terms.staleness
         needed = max(asked, default=0) if staleness is None else clock - staleness
         return self._intake.missing(needed) if self._intake.clocks < needed else []
 
@@ -350,51 +328,9 @@ class ShardMind:
 
     def lost(self, rank: int) -> None:
         """Forget a rank's connection, but not what it may read on until a push says what it, or a successor, has."""
-        self._pulls.pop(rank, None)
-        self._norms.pop(rank, None)
-        self._landed.pop(rank, None)
+        self._answers.lost(rank)
+        self._readers.lost(rank)
         self._intake.drop_partial(rank)
-
-    def _satisfies(self, rank: int, wish: _Wish) -> bool:
-        assert self.version is not None, "it is settled"
-        if self._terms.staleness is None:
-            return self._intake.applied_of(rank) >= wish.clock - 1 and self._intake.clocks >= wish.oldest
-        return self.version >= wish.oldest and self.version > wish.have
-
-    def _answer_pulls(self) -> list[Send]:
-        outputs: list[Send] = []
-        for rank in sorted(self._pulls):
-            wish = self._pulls[rank]
-            if self._satisfies(rank, wish):
-                del self._pulls[rank]
-                outputs += self._values_to(rank, wish.clock)
-        return outputs
-
-    def _values_to(self, rank: int, clock: int) -> list[Send]:
-        version = self.version
-        assert version is not None, "it is settled"
-        self._sent[rank] = version
-        index = self.shard.index
-        if at := self._lending.place(rank, self.state.values):
-            return [Send(rank, Values(index, version, self.state.present, clock, self._intake.clocks, at))]
-        head = Values(index, version, self.state.present, clock, self._intake.clocks)
-        view = bytes_view(self.state.travelling())
-        outputs = [Send(rank, head, view[:LARGE] or None)]
-        for offset in range(LARGE, len(view), LARGE):
-            outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + LARGE]))
-        return outputs
-
-    def _answer_norms(self) -> list[Output]:
-        wanted = [rank for rank, clock in self._norms.items() if clock == self.version]
-        found = self._intake.mean() if wanted else None
-        if found is None or self.version is None:
-            return []
-        if self._squares is None:
-            self._squares = squares(self.state, *found)
-        answer = NormsOf(self.shard.index, self.version, self._squares)
-        for rank in wanted:
-            del self._norms[rank]
-        return [Send(rank, answer) for rank in sorted(wanted)]
 
     def _wrong(self, rank: int, what: str) -> ProtocolError:
         return ProtocolError(f"worker/{rank}, shard {self.shard.index}: {what}", where=f"worker/{rank}")

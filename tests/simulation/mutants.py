@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from psctl.job.holding import Holdings
+from psctl.store.answers import Readers
 from psctl.store.client import ClientMind
 from psctl.store.downstream import Downstream
 from psctl.store.intake import Handed
@@ -212,7 +213,7 @@ MUTANTS = (
     Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),), 9),
     Mutant("read older than the staleness allows", ((Landings, "oldest", _looser),), 0),
     Mutant("ranks summed in another order", ((Membership, "at", _backwards),), 13),
-    Mutant("values stepped while they are read", ((ShardMind, "_being_read", _unread),), 2),
+    Mutant("values stepped while they are read", ((Readers, "may_read", _unread),), 2),
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
