@@ -18,6 +18,11 @@ checkpoint.
 When servers are asked the shards must stay where they are: a cut begins when no hand-over is awaited, none begins
 before it ends, and a server's death in between asks anew in the assignment without it.
 
+A host sum (one push for several workers of a host) that holds the dead one's push can't be taken apart: where it is cut
+the whole sum is dropped, and the others push theirs again, so it counts for nobody who is dead: of a second dead one,
+whose cut was made before, the push would be lost. But where some shard has all ranks' orders of the clock, or has
+applied it, every push of it is everywhere, nobody will ever be cut before it, and the host sums count.
+
 A clock is applied with somebody's numbers (learning rates ...). Where no other worker is alive that gave them for c*
 or will (all died at about the same time), the last clock that counts is the last that was applied.
 
@@ -104,6 +109,7 @@ def held(job: Job, message: HeldOf) -> None:
     if death is not None and death.asked is not None:
         death.clocks.update(message.clocks)
         death.versions.update(message.versions)
+        death.apart.update(message.apart)
         death.aside = max(death.aside, message.aside)
 
 
@@ -118,7 +124,7 @@ def advance(job: Job) -> Failure | None:
             if holdings.handing:
                 continue
             death.asked, death.since, death.clocks, death.versions = holdings.epoch, job.now, {}, {}
-            death.aside = -1
+            death.aside, death.apart = -1, {}
             _tell_servers(job, WorkerGone(dead.rank, dead.incarnation))
         elif len(death.clocks) == len(job.shards):
             last = _last(job, death)
@@ -139,6 +145,9 @@ def _last(job: Job, death: Death) -> int | None:
     if _asp(job):  # who joins does again what its own state was left at, and shards drop what they have
         return min(last, death.aside - 1) if death.aside >= job.first_step else None
     versions = set(death.versions.values())
+    apart = min((death.clocks | death.apart).values())
+    if max(versions, default=0) <= apart + 1:
+        last = apart
     if death.worker.member.rank == 0 and death.aside - 1 < last:  # who joins needs its state of the clock after the cut
         last = death.aside - 1
     if max(versions, default=0) > last + 1:

@@ -84,6 +84,7 @@ class HeldOf(Message, frozen=True):
     clocks: dict[int, int]
     versions: dict[int, int] = msgspec.field(default_factory=dict)  # of these shards: clocks applied, or sure to be
     aside: int = -1  # the newest clock at whose start that rank's own state is here; -1: none, or shard 0 is another's
+    apart: dict[int, int] = msgspec.field(default_factory=dict)  # the same without host sums, where that is less
 
 
 class Drawn(Message, frozen=True):

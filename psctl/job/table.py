@@ -85,6 +85,7 @@ class Death(msgspec.Struct):
     asked: int | None = None  # the epoch in which servers were asked
     clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
     versions: dict[int, int] = {}
+    apart: dict[int, int] = {}  # the same as clocks without what is in a sum of its host's workers, where that is less
     aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp anyone's
 
 

@@ -241,7 +241,8 @@ class Server:
                 self._coordinator.send(membership.HandedOver(what.epoch, what.shard))
             case Held():
                 incarnation = self._gone[what.rank]
-                self._coordinator.send(HeldOf(what.rank, incarnation, what.clocks, what.versions, what.aside))
+                said = HeldOf(what.rank, incarnation, what.clocks, what.versions, what.aside, what.apart)
+                self._coordinator.send(said)
 
     def _fellow(self, at: ServerAt) -> Fellow:
         assert self._links is not None, "it is they who dial"

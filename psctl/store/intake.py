@@ -3,6 +3,13 @@
 The vector clock holds the last clock of each rank that is *taken*: whole here. A push older than that is in
 already; one that skips a clock, or a part without its beginning, was sent before this server led the shard and comes
 again. What is ready to be applied depends on the consistency: sums.py.
+
+A *host sum* (host_sums.py) is the push of all whom it covers: when it is whole their clocks move on together. It counts
+only if none of theirs has come otherwise and they are all of their host who take part; else it is given up, and those
+whose push is in no other way are asked for it. So it never matters who of a host says what, or twice, or in what order.
+
+Bytes may still be coming in for a push that counts no more: what it stands in is nobody else's until they are here, or
+their connection is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from psctl.errors import ProtocolError
 from psctl.store.compressing import coder
 from psctl.store.ledger import Membership, Order
 from psctl.store.messages import Push, PushPart
-from psctl.store.pieces import bytes_view
+from psctl.store.staged import Handed, HandedPush, Staged, read_handed
 from psctl.store.state import ShardState
 
 
@@ -29,49 +36,6 @@ class Ready(msgspec.Struct, frozen=True):
     present: bytes
     ranks: tuple[int, ...]
     gradient: torch.Tensor
-
-
-class Staged:
-    """One rank's push while it comes in and until the sum takes it; a `lent` one stands in the worker's own memory."""
-
-    def __init__(
-        self, weight: float, present: bytes, expected: int, buffer: torch.Tensor, *, lent: bool = False
-    ) -> None:
-        self.weight, self.present, self.expected, self.lent = weight, present, expected, lent
-        self.filled = expected if lent else 0
-        self.buffer = buffer
-        self.bytes = bytes_view(buffer)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all bytes are here."""
-        return self.filled == self.expected
-
-
-class _Push(msgspec.Struct, frozen=True):
-    """A staged push as it is handed over; its bytes follow when any piece is present."""
-
-    clock: int
-    rank: int
-    weight: float
-    present: bytes
-    size: int
-
-
-class Handed(msgspec.Struct, frozen=True):
-    """What is handed over: the vector clock, orders (by clock and rank), staged pushes, saves, the sum under way."""
-
-    taken: dict[int, int]
-    orders: list[tuple[int, Order]]
-    pushes: list[_Push]
-    saves: list[int]
-    summed: int = -1  # ranks in the sum; -1: there is none
-    weight: float = 0.0
-    joint: bytes = b""
-    divided: bool = False
-
-
-_HANDED = msgspec.msgpack.Decoder(Handed)
 
 
 class Intake(ABC):
@@ -86,6 +50,7 @@ class Intake(ABC):
         self.membership = membership
         self.taken: dict[int, int] = {}  # by rank; see `clock_of`
         self.saves: set[int] = set()  # versions that a checkpoint is to be made of
+        self.given_up: set[int] = set()  # ranks that count on a push being here, which is not: they must push again
         self._state = state
         self._coder = coder(state.terms.compression, state.values.dtype)
         self._limit = self._coder.limit(state.held) if self._coder is not None else state.nbytes
@@ -116,43 +81,53 @@ class Intake(ABC):
         """
         if message.clock <= self.clock_of(rank):
             return None
-        staged = self._staged.get((message.clock, rank))
-        offset = 0
+        staged, offset = self._staged.get((message.clock, rank)), 0
         if isinstance(message, Push):
             if message.at is not None:
                 raise self.wrong(rank, "a push that lies elsewhere, with bytes")
             if not self._begins(rank, message):
                 return None
-            staged = Staged(message.weight, message.present, self._expected(message), self._room())
+            staged = Staged(message.weight, message.present, self._expected(message), self._room(), message.covers)
             self._staged[message.clock, rank] = staged
-        elif staged is None:
+        elif staged is None or staged.void:
             return None
         else:
             offset = message.offset
             if offset != staged.filled:
                 raise self.wrong(rank, f"part of clock {message.clock} at byte {offset}, out of order")
         if offset + size > staged.expected:
-            self.drop(message.clock, rank)
+            self._forget(message.clock, rank)
             raise self.wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
         return staged.bytes[offset : offset + size]
 
     def _begins(self, rank: int, message: Push) -> bool:
-        """Tell whether this push is the rank's next one; what came of it before a broken connection is forgotten."""
-        if message.clock != self.clock_of(rank) + 1 or rank not in self.membership.at(message.clock):
+        """Tell whether this push is the next one; what came of it before a broken connection is forgotten."""
+        self._forget(message.clock, rank)
+        if not self._counts(message.clock, message.covers or (rank,)):
             return False
         self._check(rank, message)
-        self.drop(message.clock, rank)
         return True
 
-    def lend(self, rank: int, message: Push, lent: memoryview) -> bool:
-        """Take in a push that stands in its worker's memory and stays there until it is Pushed; tell whether it did.
+    def _counts(self, clock: int, ranks: tuple[int, ...]) -> bool:
+        """Tell whether a push of these ranks is the next one of each; a host sum: also, of all of the host."""
+        if any(clock != self.clock_of(rank) + 1 for rank in ranks):
+            return False
+        return ranks[0] in self.membership.at(clock) if len(ranks) == 1 else ranks in self.in_turn(clock)
+
+    @abstractmethod
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of a clock as they are summed."""
+
+    def lend(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
+        """Take in a push that stands in its worker's memory and stays there until it is Pushed; return whose clock
+        has come in: its own, or nobody's.
 
         Raises:
             ProtocolError: as `place`.
         """
         assert message.at is not None, "it says where it lies"
         if not self._begins(rank, message):
-            return False
+            return ()
         dtype, size = self._room_type, self._state.nbytes if self._coder is None else message.size
         align = dtype.itemsize if self._coder is None else 8
         if len(lent) != size or not size or message.at.offset % align or not any(message.present):
@@ -161,24 +136,39 @@ class Intake(ABC):
         self._read_well(rank, staged)
         self._staged[message.clock, rank] = staged
         self.taken[rank] = message.clock
-        return True
+        return (rank,)
 
-    def filled(self, rank: int, message: Push | PushPart, size: int) -> bool:
-        """Count a push's bytes in; tell whether it became whole."""
+    def filled(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
+        """Count a push's bytes in; return whose clocks have come in with it."""
         if size == 0 and isinstance(message, Push):
             self.place(rank, message, 0)
         staged = self._staged.get((message.clock, rank))
-        if staged is None or message.clock <= self.clock_of(rank):
-            return False
+        if staged is None or staged.void or message.clock <= self.clock_of(rank):
+            self.late(rank, message)
+            return ()
         staged.filled += size
-        if staged.whole:
-            try:
-                self._read_well(rank, staged)
-            except ProtocolError:
-                self.drop(message.clock, rank)
-                raise
-            self.taken[rank] = message.clock
-        return staged.whole
+        if not staged.whole:
+            return ()
+        ranks = staged.covers or (rank,)
+        try:
+            self._read_well(rank, staged)
+        except ProtocolError:
+            self._forget(message.clock, rank)
+            raise
+        if not self._counts(message.clock, ranks):  # some of the host were heard meanwhile, or have left
+            self.late(rank, message)
+            return ()
+        self.taken.update(dict.fromkeys(ranks, message.clock))
+        return ranks
+
+    def late(self, rank: int, message: Push | PushPart) -> None:
+        """Give up what is here of a push that does not count (any more): so much of it, and no more, has come in."""
+        staged = self._staged.get((message.clock, rank))
+        covers = message.covers if isinstance(message, Push) else staged.covers if staged is not None else ()
+        if staged is not None and not (staged.whole and message.clock <= self.clock_of(rank)):
+            self._forget(message.clock, rank)
+        waiting = [one for one in covers if self.clock_of(one) < message.clock]
+        self.given_up.update(one for one in waiting if one in self.membership.everyone)
 
     @property
     def _room_type(self) -> torch.dtype:
@@ -221,9 +211,24 @@ class Intake(ABC):
             raise self.wrong(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
         if not (math.isfinite(message.weight) and message.weight >= 0):
             raise self.wrong(rank, f"push with weight {message.weight}")
+        if message.covers and (rank not in message.covers or message.at is not None):
+            raise self.wrong(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
 
     def drop(self, clock: int, rank: int) -> None:
-        """Forget a staged push."""
+        """Let a staged push count no more; a host sum: for none of its ranks."""
+        staged = self._staged.get((clock, rank))
+        if staged is None:
+            return
+        if not staged.whole:
+            staged.void = True
+            return
+        self._forget(clock, rank)
+        for one in staged.covers:
+            self.taken[one] = min(self.clock_of(one), clock - 1)
+        self.given_up.update(staged.covers)
+
+    def _forget(self, clock: int, rank: int) -> None:
+        """Give up a staged push for which no bytes are coming in."""
         staged = self._staged.pop((clock, rank), None)
         if staged is not None:
             self._give(staged)
@@ -253,12 +258,13 @@ class Intake(ABC):
     def drop_partial(self, rank: int) -> None:
         """Forget what a rank had pushed in part."""
         for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
-            self.drop(clock, owner)
+            self._forget(clock, owner)
 
     def drop_after(self, rank: int, clock: int) -> None:
-        """Forget all of a rank's staged pushes after `clock`, and orders of its own."""
-        for later, owner in [key for key in self._staged if key[1] == rank and key[0] > clock]:
-            self.drop(later, owner)
+        """Forget all of a rank's staged pushes after `clock`, host sums that it is in too, and orders of its own."""
+        for later, owner in [key for key, one in self._staged.items() if rank in (key[1], *one.covers)]:
+            if later > clock:
+                self.drop(later, owner)
         for key in [key for key in self._orders if key[1] == rank and key[0] > clock]:
             del self._orders[key]
         self.taken[rank] = min(self.clock_of(rank), clock)
@@ -289,10 +295,18 @@ class Intake(ABC):
         """Return the joint mean of the clock under way and its presence, once it is known."""
         return None
 
-    def cut(self, rank: int, clock: int) -> bool:
-        """Drop a rank's pushes after `clock`; tell whether the others must push the clock under way again."""
+    def cut(self, rank: int, clock: int) -> None:
+        """Drop a rank's pushes after `clock`, and sums that hold them: the others push that clock again."""
         self.drop_after(rank, clock)
-        return False
+
+    def changed(self, membership: Membership) -> None:
+        """Take over who takes part; sums of others are dropped."""
+        self.membership = membership
+
+    def apart_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here, but for what is in a host sum and not applied."""
+        within = [clock for (clock, _), one in self._staged.items() if one.whole and rank in one.covers]
+        return min([self.clock_of(rank), *(clock - 1 for clock in within)])
 
     def missing(self, needed: int) -> list[int]:
         """Return the ranks whose pushes before clock `needed` are not all here."""
@@ -303,7 +317,10 @@ class Intake(ABC):
     def staged(self) -> tuple[bytes, list[memoryview]]:
         """Return all that is taken and not applied: a head, and bytes that stay as they are."""
         whole = {key: staged for key, staged in self._staged.items() if staged.whole}
-        pushes = [_Push(clock, rank, one.weight, one.present, one.expected) for (clock, rank), one in whole.items()]
+        pushes = [
+            HandedPush(clock, rank, one.weight, one.present, one.expected, one.covers)
+            for (clock, rank), one in whole.items()
+        ]
         orders = [(clock, order) for (clock, _), order in self._orders.items()]
         head = self._with_sum(Handed(dict(self.taken), orders, pushes, sorted(self.saves)))
         data = [one.bytes[: one.expected] for one in whole.values() if one.expected]
@@ -315,10 +332,7 @@ class Intake(ABC):
         Raises:
             ProtocolError: it does not fit this shard.
         """
-        try:
-            handed = _HANDED.decode(head)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"shard {self._state.shard.index}: no hand-over: {error}") from error
+        handed = read_handed(head, self._state.shard.index)
         sizes = [push.size for push in handed.pushes]
         first = self._state.nbytes if handed.summed >= 0 else 0
         if first + sum(sizes) != len(data) or any(not 0 <= size <= self._limit for size in sizes):
@@ -327,7 +341,9 @@ class Intake(ABC):
         if handed.summed >= 0:
             self._take_sum(handed, data[:first])
         for push, size in zip(handed.pushes, sizes, strict=True):
-            one = self._staged[push.clock, push.rank] = Staged(push.weight, push.present, size, self._room())
+            one = self._staged[push.clock, push.rank] = Staged(
+                push.weight, push.present, size, self._room(), push.covers
+            )
             one.bytes[:size] = data[first : first + size]
             one.filled, first = size, first + size
         for clock, order in handed.orders:
@@ -340,6 +356,7 @@ class Intake(ABC):
             self.drop(clock, rank)
         self._orders.clear()
         self.saves.clear()
+        self.given_up.clear()
         self.taken = {}
 
     def _with_sum(self, handed: Handed) -> Handed:

@@ -68,13 +68,15 @@ class Held(msgspec.Struct, frozen=True):
 
     `clocks`: the last clock of it that is whole; `versions`: the shard's version. Under bsp the cut at c* (the least
     clock of all shards) is consistent when no version is beyond c*+1. `aside`: the newest clock whose Aside is here, by
-    who leads shard 0; else -1.
+    who leads shard 0; else -1. `apart`: `clocks` without host sums that hold pushes of it and are not applied, where
+    that is less; what is more counts only if all ranks' orders of it are known to be in.
     """
 
     rank: int
     clocks: dict[int, int]
     versions: dict[int, int]
     aside: int = -1
+    apart: dict[int, int] = {}
 
 
 ChainOutput = ToServer | CaughtUp | HandedOver

@@ -136,15 +136,17 @@ class ServerMind:
         with self._guard(LEDGER):
             self._ledger.hold(rank)
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
-        clocks, versions = dict[int, int](), dict[int, int]()
+        clocks, versions, apart = dict[int, int](), dict[int, int](), dict[int, int]()
         for index, mind in sorted(self.shards.items()):
             with self._guard(index):
                 if mind.leads:
                     clocks[index] = mind.held_of(rank)
+                    if mind.apart_of(rank) < clocks[index]:
+                        apart[index] = mind.apart_of(rank)
                     versions[index] = max(agreed, self.terms.base if mind.version is None else mind.version)
         with self._guard(LEDGER):
             aside = self._asides.newest(rank) if 0 in clocks else -1
-        return [Held(rank, clocks, versions, aside)]
+        return [Held(rank, clocks, versions, aside, apart)]
 
     def count_until(self, rank: int, clock: int) -> list[Instruction]:
         """Drop what a dead worker pushed after `clock`; what it ordered up to then counts as given."""

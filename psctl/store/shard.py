@@ -38,7 +38,7 @@ from psctl.store.outputs import ChainOutput, Output, Send, Snapshot
 from psctl.store.pieces import Piece, bytes_view
 from psctl.store.snapshot import Loading
 from psctl.store.state import ShardState, Terms
-from psctl.store.sums import Joint, intake
+from psctl.store.sums import intake
 from psctl.words import Shard
 
 
@@ -72,12 +72,12 @@ class ShardMind:
         *,
         restored: bool = False,
     ) -> None:
-        self.shard, self.held = shard, held
+        self.shard, self.held, lending = shard, held, lending or Lending()
         self._readers = Readers()
-        self.state = ShardState(terms, shard, held, self._readers.may_read, lending or Lending())
+        self.state = ShardState(terms, shard, held, self._readers.may_read, lending)
         self._terms, self._restored = terms, restored
         self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
-        self._answers = Answers(self.state, self._intake, self._readers, lending or Lending())
+        self._answers = Answers(self.state, self._intake, self._readers, lending)
         self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch, copying=copying)
         self._begun = 0  # bytes of start values
         self._saved = terms.base - 1  # newest version that was copied for a checkpoint
@@ -186,25 +186,36 @@ class ShardMind:
         """
         if not self.leads:
             return []
-        clock = message.clock  # Taken is for orders that wait, and where workers hold the values none does
-        taken = [Send(rank, Taken(self.shard.index, clock))] if self._terms.update == "server" else []
         self._check(rank, message)
         if isinstance(message, Push):
             self._readers.landed(rank, message.landed)
-        if clock <= self._intake.clock_of(rank):
+            self._readers.covered(message.covers, message.clock)  # who hands in a clock has its version
+        if message.clock <= self._intake.clock_of(rank):
+            self._intake.late(rank, message)
             if not isinstance(message, Push):
                 return []
-            if self._intake.applied_of(rank) < clock:
-                return [*taken]
-            self._owed.add(rank)
-            return [*taken, *self._advance()]
+            applied = self._intake.applied_of(rank) >= message.clock
+            self._owed.update([rank] if applied else ())
+            return [*self._taken([rank], message.clock), *self._again(), *(self._advance() if applied else ())]
         if isinstance(message, Push) and lent is not None:
-            whole = self._intake.lend(rank, message, lent)
+            taken = self._intake.lend(rank, message, lent)
         else:
-            whole = self._intake.filled(rank, message, size)
-        if not whole:
+            taken = self._intake.filled(rank, message, size)
+        return [*self._taken(taken, message.clock), *self._again(), *(self._advance() if taken else ())]
+
+    def _taken(self, ranks: Sequence[int], clock: int) -> list[Output]:
+        """Tell that pushes are whole: orders wait for it, and where workers hold the values none does."""
+        waits = self._terms.update == "server"
+        return [Send(rank, Taken(self.shard.index, clock)) for rank in ranks] if waits else []
+
+    def _again(self) -> list[Output]:
+        """Have those push again whose pushes were given up, though they count on them."""
+        ranks = sorted(self._intake.given_up)
+        self._intake.given_up.clear()
+        if not ranks or not self.leads:
             return []
-        return [*taken, *self._advance()]
+        self._answers.renewed()
+        return [Send(rank, Leads(self.chain.epoch, [self.shard.index])) for rank in ranks]
 
     def ordered(self, clock: int, order: Order) -> list[Output]:
         """Take in how to apply `clock`."""
@@ -213,23 +224,14 @@ class ShardMind:
 
     def cut(self, rank: int, clock: int) -> list[Output]:
         """Drop what a worker that is gone pushed after `clock`."""
-        return self._undone(self._intake.cut(rank, clock))
+        self._intake.cut(rank, clock)
+        return [*self._again(), *self._advance()]
 
     def members(self, membership: Membership) -> list[Output]:
         """Take over which ranks take part."""
         self._readers.only(membership.changes[-1][1])
-        if isinstance(self._intake, Joint):
-            return self._undone(self._intake.changed(membership))
-        self._intake.membership = membership
-        return self._advance()
-
-    def _undone(self, undone: bool) -> list[Output]:
-        """Ask for a clock that was undone again."""
-        if not undone or not self.leads:
-            return self._advance()
-        self._answers.renewed()
-        again = Leads(self.chain.epoch, [self.shard.index])
-        return [*(Send(rank, again) for rank in self._intake.membership.everyone), *self._advance()]
+        self._intake.changed(membership)
+        return [*self._again(), *self._advance()]
 
     # ---- going on ---------------------------------------------------------------------------------------------------
 
@@ -325,6 +327,11 @@ class ShardMind:
         """Return the last clock of a rank that is whole here; under asp, that is applied: the rest will be dropped."""
         asp = self._terms.staleness is None
         return self._intake.applied_of(rank) if asp else self._intake.clock_of(rank)
+
+    def apart_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here and in nobody else's hands: a host sum goes when any of
+        its ranks is cut. Under asp as `held_of`."""
+        return min(self.held_of(rank), self._intake.apart_of(rank))
 
     def lost(self, rank: int) -> None:
         """Forget a rank's connection, but not what it may read on until a push says what it, or a successor, has."""

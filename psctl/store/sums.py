@@ -3,13 +3,15 @@
 Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
 
     push of rank r   staged in a buffer of its own until whole
-    sum              ranks join in rank order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
+    sum              ranks join in their order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
                      a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival.
-                     What a worker of this host lends is only read: the first two together make the sum
+                     What a worker of this host lends is only read: the first two together make the sum.
+                     Where workers share a host its sum joins as one, in the turn of its first rank: it came as such,
+                     or is made here when all of them are whole (host_sums.py)
     mean             the sum divided by the sum of weights
 
 A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
-are asked again. asp (`Alone`): a rank's push is ready when it is whole and its order is in; the oldest first. When a
+are asked again. asp (`EachPush`): a rank's push is ready when it is whole and its order is in; the oldest first. When a
 checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are applied, so that
 the checkpoint holds the same clocks of everyone.
 """
@@ -21,9 +23,11 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from psctl.store.intake import Handed, Intake, Ready, Staged
+from psctl.store.host_sums import Part, host_sum, in_turn, joint_weight
+from psctl.store.intake import Intake, Ready
 from psctl.store.ledger import Membership
 from psctl.store.pieces import bytes_view
+from psctl.store.staged import Handed, Staged
 from psctl.store.state import ShardState
 
 NEAR = 1e-9
@@ -35,12 +39,22 @@ class Joint(Intake):
 
     def __init__(self, state: ShardState, membership: Membership) -> None:
         super().__init__(state, membership)
+        terms = state.terms
+        self._hosts = terms.hosts if self._coder is None and terms.staleness == 0 else ()
+        self._turns: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}  # by a clock's ranks
         self._no_sum()
 
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        ranks = self.membership.at(clock)
+        if ranks not in self._turns:
+            self._turns = {ranks: in_turn(self._hosts, ranks)}
+        return self._turns[ranks]
+
     def _no_sum(self) -> None:
-        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of its ranks
+        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of those in turn
         self._first: Staged | None = None  # or that sum is this alone, as it was lent
         self._next = 0
+        self._covered: tuple[int, ...] = ()  # ranks in it that came in host sums
         self._weight = 0.0
         self._joint = bytes(len(self._state.held))
         self._divided = False
@@ -56,13 +70,10 @@ class Joint(Intake):
         if self._state.version is None:
             return None
         clock = self._state.version
-        ranks = self.membership.at(clock)
-        while self._next < len(ranks):
-            staged = self._staged.get((clock, ranks[self._next]))
-            if staged is None or not staged.whole:
+        turns = self.in_turn(clock)
+        while self._next < len(turns):
+            if not self._join(clock, turns[self._next]):
                 return None
-            del self._staged[clock, ranks[self._next]]
-            self._add(staged)
             self._next += 1
         if not self._divided:
             world = self._state.terms.world
@@ -71,6 +82,44 @@ class Joint(Intake):
             self._divided = True
         assert self._sum is not None, "a clock has at least one member"
         return self._sum, self._joint
+
+    def _join(self, clock: int, ranks: tuple[int, ...]) -> bool:
+        """Add the pushes of a host, or of a rank that shares its host with nobody, if they are all here."""
+        found = [(rank, self._staged.get((clock, rank))) for rank in ranks]
+        whole = [(rank, staged) for rank, staged in found if staged is not None and staged.whole]
+        together = [(rank, staged) for rank, staged in whole if staged.covers]
+        if not together and len(whole) < len(ranks):
+            return False
+        for rank, staged in together[:1]:
+            del self._staged[clock, rank]
+            self._covered += staged.covers
+            self._add(staged)
+            return True
+        for rank, _ in whole:
+            del self._staged[clock, rank]
+        if len(whole) == 1:
+            self._add(whole[0][1])
+        else:
+            self._add_host(whole)
+        return True
+
+    def _add_host(self, pushes: Sequence[tuple[int, Staged]]) -> None:
+        """Add the host sum of ranks that pushed by themselves."""
+        parts = [Part(rank, staged.weight, staged.present, staged.buffer) for rank, staged in pushes]
+        first, rest = pushes[0][1], [staged for _, staged in pushes]
+        self._weight += joint_weight(part.weight for part in parts)
+        begun = self._sum is not None or self._first is not None
+        if begun:
+            total = self._own_sum()
+        elif first.lent:
+            total = self._state.take()
+        else:
+            total, rest = first.buffer, rest[1:]
+        present = host_sum(total, self._state.held, parts, onto=begun)
+        self._joint = bytes(a | b for a, b in zip(self._joint, present, strict=True)) if begun else present
+        self._sum = total
+        for staged in rest:
+            self._give(staged)
 
     def _add(self, staged: Staged) -> None:
         """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
@@ -81,7 +130,7 @@ class Joint(Intake):
             self._sum = self._state.take().zero_() if self._sum is None else self._sum
             self.add(staged, self._sum, staged.weight)
             return
-        if staged.weight != 1.0:
+        if staged.weight != 1.0 and not staged.covers:  # a host sum is weighted already
             staged = Staged(1.0, staged.present, staged.expected, self.own(staged).mul_(staged.weight))
         if self._sum is None and self._first is None:
             self._joint = staged.present
@@ -125,31 +174,34 @@ class Joint(Intake):
         self._no_sum()
         return ready
 
-    def cut(self, rank: int, clock: int) -> bool:
+    def cut(self, rank: int, clock: int) -> None:
         now = self._state.version
         self.drop_after(rank, clock)
-        if now is None or now <= clock or rank not in self.membership.at(now)[: self._next]:
-            return False
-        self._undo(now)
-        return True
+        if now is not None and now > clock and any(rank in ranks for ranks in self.in_turn(now)[: self._next]):
+            self._undo(now)
 
-    def changed(self, membership: Membership) -> bool:
-        """Take over who takes part; tell whether all must push the clock under way again."""
+    def changed(self, membership: Membership) -> None:
         now = self._state.version
-        before, self.membership = self.membership, membership
-        if now is None or self._next == 0 or before.at(now)[: self._next] == membership.at(now)[: self._next]:
-            return False
-        self._undo(now)
-        return True
+        before = () if now is None else self.in_turn(now)[: self._next]
+        self.membership = membership
+        if now is not None and before != self.in_turn(now)[: self._next]:
+            self._undo(now)
+        for clock, rank in [key for key, one in self._staged.items() if one.covers]:
+            if self._staged[clock, rank].covers not in self.in_turn(clock):
+                self.drop(clock, rank)
+
+    def apart_of(self, rank: int) -> int:
+        return min(super().apart_of(rank), self._done(-1)) if rank in self._covered else super().apart_of(rank)
 
     def _undo(self, clock: int) -> None:
-        """Discard the sum and what is staged of its clock: who pushed it still has it."""
+        """Discard the sum and what is staged of its clock: who pushed it still has it, and pushes it again."""
         if self._sum is not None:
             self._state.give(self._sum)
         self._no_sum()
         for one in {*self.membership.everyone, *self.taken}:
             if self.clock_of(one) >= clock:
                 self.drop_after(one, clock - 1)
+        self.given_up.update(self.membership.everyone)
 
     def clear(self) -> None:
         super().clear()
@@ -161,6 +213,7 @@ class Joint(Intake):
         if self._sum is None and self._first is None:
             return handed
         under_way = {"summed": self._next, "weight": self._weight, "joint": self._joint, "divided": self._divided}
+        under_way["covered"] = self._covered
         return msgspec.structs.replace(handed, **under_way)
 
     def _sum_bytes(self) -> list[memoryview]:
@@ -170,10 +223,10 @@ class Joint(Intake):
         self._sum = self._state.take()
         bytes_view(self._sum)[:] = data
         self._next, self._weight, self._joint = handed.summed, handed.weight, handed.joint
-        self._divided = handed.divided
+        self._divided, self._covered = handed.divided, handed.covered
 
 
-class Alone(Intake):
+class EachPush(Intake):
     """asp: one step a push."""
 
     @property
@@ -182,6 +235,9 @@ class Alone(Intake):
 
     def _done(self, rank: int) -> int:
         return self.applied_of(rank)
+
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        return tuple((rank,) for rank in self.membership.at(clock))
 
     def ready(self) -> Ready | None:
         held_from = min(self.saves, default=None)
@@ -199,9 +255,8 @@ class Alone(Intake):
             return Ready(clock, order, staged.present, (rank,), gradient)
         return None
 
-    def cut(self, rank: int, clock: int) -> bool:
+    def cut(self, rank: int, clock: int) -> None:
         self.drop_after(rank, self._done(rank))
-        return False
 
     def missing(self, needed: int) -> list[int]:
         return [rank for rank in self.membership.changes[-1][1] if self.applied_of(rank) < needed - 1]
@@ -209,7 +264,7 @@ class Alone(Intake):
 
 def intake(state: ShardState, membership: Membership) -> Intake:
     """Return the way that the job's consistency asks for."""
-    return Alone(state, membership) if state.terms.staleness is None else Joint(state, membership)
+    return EachPush(state, membership) if state.terms.staleness is None else Joint(state, membership)
 
 
 def square(gradient: torch.Tensor) -> float:

@@ -207,6 +207,19 @@ def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
     assert told(play.said, messages.EndProcesses)
 
 
+@pytest.mark.parametrize(("version", "clock"), [(8, 7), (9, 8)])
+def test_what_is_in_a_hosts_sum_counts_only_where_some_shard_has_all_orders_of_the_clock(
+    version: int, clock: int
+) -> None:
+    play = training()
+    dies(play, W1)
+    for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
+        apart = {3: 7} if 3 in shards else {}
+        held = dict.fromkeys(shards, 8)
+        play.hear(server, membership.HeldOf(1, 0, held, dict.fromkeys(shards, version), apart=apart))
+    assert {each.clock for _, each in told(play.said, membership.CountUntil)} == {clock}
+
+
 def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_that_counts() -> None:
     play = training()
     dies(play, W1)

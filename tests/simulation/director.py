@@ -325,6 +325,8 @@ class Director:
             return
         last = min(clocks.values())
         newest = max(version for one in held for version in one.versions.values())
+        apart = min([*clocks.values(), *(clock for one in held for clock in one.apart.values())])
+        last = apart if newest <= apart + 1 else last
         dying = {dead.rank for dead in self._dead}
         others = [rank for rank in self.members if rank not in dying | self._done]
         versions = {version for one in held for version in one.versions.values()}

@@ -17,13 +17,13 @@ from psctl.job.holding import Holdings
 from psctl.store.answers import Readers
 from psctl.store.client import ClientMind
 from psctl.store.downstream import Downstream
-from psctl.store.intake import Handed
 from psctl.store.landing import Landings
 from psctl.store.ledger import Membership
 from psctl.store.outbox import Outbox
 from psctl.store.outputs import Snapshot
 from psctl.store.server import ServerMind
 from psctl.store.shard import ShardMind
+from psctl.store.staged import Handed
 from psctl.store.sums import Joint
 from psctl.store.table import TableMind
 from psctl.store.table_machine import TablesMachine

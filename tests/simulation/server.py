@@ -286,8 +286,9 @@ class Desk:
                 case HandedOver(epoch=epoch, shard=shard):
                     self._server.tell(membership.HandedOver(epoch, shard))
                     continue
-                case Held(rank=rank, clocks=clocks, versions=versions, aside=aside):
-                    self._server.tell(membership.HeldOf(rank, self._incarnation[rank], clocks, versions, aside))
+                case Held(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
+                    said = membership.HeldOf(rank, self._incarnation[rank], clocks, versions, aside, apart)
+                    self._server.tell(said)
                     continue
                 case Save():
                     self._server.save(instruction)
