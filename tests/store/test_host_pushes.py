@@ -315,8 +315,10 @@ def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
     late, data = push(0, 1)
     where = mind.place(1, late, len(data))
     bring(mind, 0, *cover(0, (0, 1)))
-    bring(mind, 2, *push(0, 2))  # whose buffer may not be that one
+    other, theirs = push(0, 2)
+    mind.place(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
     where[:] = bytes(len(data))
+    mind.pushed(2, other, len(theirs))
     assert kinds(mind.pushed(1, late, len(data))) == [(1, Taken)]
     mind.ordered(0, Order(GROUPS, None, False))
     clean = make(((0, 1),), world=3)
@@ -334,6 +336,61 @@ def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_do
     assert mind.held_of(0) == -1
     bring(mind, 0, *push(0, 0))
     assert mind.apart_of(0) == 0
+
+
+def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
+    """Rank 0 has not pushed, so the sum of 1 and 2 is staged; whoever of them is cut, the other is asked."""
+    for cut, sender in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        mind = make(((1, 2),), world=3)
+        bring(mind, sender, *cover(0, (1, 2)))
+        assert mind.apart_of(cut) == -1
+        assert (3 - cut, Leads) in kinds(mind.cut(cut, -1))
+        assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
+        ends_clean(mind, ((1, 2),))
+
+
+def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_any_more():
+    mind = make(((1, 2, 3),), world=4)
+    bring(mind, 1, *cover(0, (1, 2, 3)))
+    fewer = Membership.first(4, 0).changed(0, [0, 1, 2])
+    assert [(1, Leads), (2, Leads)] == [one for one in kinds(mind.members(fewer)) if one[0] in (1, 2)]
+    assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
+    assert kinds(bring(mind, 2, *cover(0, (1, 2)))) == [(1, Taken), (2, Taken)]
+
+
+def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads():
+    mind = make(((1, 2),), world=3)
+    message, data = cover(0, (1, 2))
+    where = mind.place(1, message, len(data))
+    mind.cut(2, -1)
+    bring(mind, 0, *push(0, 0))
+    bring(mind, 2, *push(0, 2))
+    where[:] = bytes(len(data))
+    assert kinds(mind.pushed(1, message, len(data))) == [(1, Leads)]
+    ends_clean(mind, ((1, 2),))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_host_sums_are_handed_over_as_what_they_are(first):
+    """Staged (rank 0 has not pushed) and in the sum."""
+    hosts = ((first, 2),)
+    old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
+    bring(old, first, *cover(0, (first, 2)))
+    head, data = old._intake.staged()
+    new._intake.restage(head, memoryview(b"".join(data)))
+    assert [new.held_of(2), new.apart_of(2)] == [0, -1]
+    ends_clean(new, hosts)
+
+
+def ends_clean(mind, hosts) -> None:
+    """Whatever is still to be pushed is: the values are those of a shard to which each pushed for himself."""
+    clean = make(hosts, world=3)
+    for one in (mind, clean):
+        for rank in range(3):
+            bring(one, rank, *push(0, rank))
+        one.ordered(0, Order(GROUPS, None, False))
+        assert one.version == 1
+    assert torch.equal(mind.state.values, clean.state.values)
 
 
 @pytest.mark.parametrize("hosts", [((1, 2),), ()])
