@@ -87,6 +87,13 @@ class Channel(Protocol):
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
         """Post these together; returns one pending for each, those of sends first."""
 
+    def arrived(self, pending: Pending, size: int) -> bool:
+        """Wait until the first `size` bytes of a piece that is received are there, or all of it.
+
+        Returns:
+            whether all of it is there; it is not to be waited for again then.
+        """
+
     def board(self, size: int) -> Board | None:
         """Return where all ranks put vectors of so many bytes for each other to read; the same answer on every rank."""
 
@@ -96,6 +103,10 @@ class Channel(Protocol):
 
 class Delivers:
     """What channels share that bring every piece into its receiver's own memory."""
+
+    def arrived(self, pending: Pending, size: int) -> bool:
+        pending.wait()
+        return True
 
     def board(self, size: int) -> Board | None:
         return None

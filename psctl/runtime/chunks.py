@@ -12,6 +12,8 @@ from psctl.schedule.transfer import Schedule
 BLOCK = 1 << 16
 """Elements that are summed at a time: sums of several operands then stay in the processor's cache."""
 
+ALL = slice(None)
+
 
 class Chunks:
     """Where the chunks of a schedule lie in vectors of one length.
@@ -72,7 +74,7 @@ class Chunks:
 
     def write(
         self, write: Write, rank: int, vector: torch.Tensor, aside: Mapping[int, torch.Tensor],
-        into: torch.Tensor | None = None,
+        into: torch.Tensor | None = None, span: slice = ALL,
     ) -> None:  # fmt: skip
         """Do a write: sum what came in, in the order of the nodes' numbers, or copy it.
 
@@ -82,9 +84,11 @@ class Chunks:
             vector: the chunk in it is written.
             aside: what came in, by its source; only read.
             into: is written instead of the chunk, which may still be read.
+            span: the elements of the chunk that are written.
         """
-        own = self.of(vector, write.chunk)
-        place = own if into is None else into
+        own = self.of(vector, write.chunk)[span]
+        place = own if into is None else into[span]
+        aside = {source: part[span] for source, part in aside.items()}
         if write.own and len(write.sources) == 1:
             torch.add(own, aside[write.sources[0]], out=place)  # a + b is b + a to the last bit
             return

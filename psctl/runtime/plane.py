@@ -136,6 +136,10 @@ class Plane:
         assert self._sealed is not None, "what is lent is borrowed, not received"
         return _Sealing(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
 
+    def arrived(self, pending: Pending, size: int) -> bool:
+        assert isinstance(pending, _Sealing), "what is lent is borrowed, not received"
+        return pending.await_first(size)
+
     def board(self, size: int) -> Board | None:
         if not 0 < size <= SLOT:
             return None
@@ -358,3 +362,15 @@ class _Sealing:
 
     def wait(self) -> None:
         self._plane._until(lambda: True if self._done.over else None, self._peer)
+
+    def await_first(self, size: int) -> bool:
+        """Wait for the first bytes of a piece that comes; return whether all are there."""
+        done = self._done
+
+        def look() -> bool | None:
+            there = done.over or done.at >= size
+            done.wanted = done.size if there else size  # what comes meanwhile wakes nobody
+            return True if there else None
+
+        self._plane._until(look, self._peer)
+        return bool(done.over)

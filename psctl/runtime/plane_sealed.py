@@ -45,12 +45,14 @@ class Posted:
         size: in bytes.
     """
 
-    __slots__ = ("aside", "at", "kept", "over", "place", "size")
+    __slots__ = ("aside", "at", "kept", "over", "place", "size", "wanted")
 
     def __init__(self, place: memoryview | None, size: int) -> None:
         self.place, self.size, self.over = place, size, False
         self.at = 0
         """Bytes that have come."""
+        self.wanted = size
+        """Bytes that somebody waits for."""
         self.aside = False
         """The part that is coming just now goes aside, for there was no place when it began."""
         self.kept: list[memoryview] = []
@@ -162,10 +164,11 @@ class Sealed:
                 peer.keep(len(payload) + KEEPING)
             elif piece.aside:
                 piece.place[start : piece.at] = payload
-            if piece.at < piece.size:
+            if piece.at == piece.size:
+                piece.over = True
+                del self._filling[key]
+            elif piece.at < piece.wanted:
                 return
-            piece.over = True
-            del self._filling[key]
             self._changed.notify_all()
         self._awake()
 

@@ -1,8 +1,9 @@
 """Plays a schedule on one vector, step by step, on the calling thread.
 
 A rank goes on to its next step when what it receives in this one is there. What the next steps bring is expected
-meanwhile, so no sender waits for a receiver that is not there yet, and the wire is busy while this rank sums. Where the
-channel can't be asked ahead (NCCL) a step's messages are posted together.
+meanwhile, so no sender waits for a receiver that is not there yet, and the wire is busy while this rank sums. What of
+this step has come is summed while the rest is on its way, where the channel tells (`SPAN`). Where the channel can't be
+asked ahead (NCCL) a step's messages are posted together.
 
 Waiting with a thread for each peer, so that a message that is late holds back none but its own, was built and measured
 and is gone: hand-overs between threads cost more than the order of the steps. Ring of four ranks on a busy machine with
@@ -12,7 +13,8 @@ by shares in proportion 0.90 s against 1.13, by packed trees 0.72 both, round a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -26,6 +28,14 @@ SLOTS = 9
 
 SHORT = 1 << 20
 """Bytes of a vector up to which all steps' are: memory does not count then, each sender that must ask does."""
+
+
+SPANS = 4
+"""Parts of a chunk, at most, of which each is summed as soon as it has come."""
+
+SPAN = 4 << 20
+"""Bytes of such a part, at least. Each is a wake-up: a ring of four ranks on two cores, 100 MB
+over sealed streams, took as much processor time by spans of 4 MiB as in one, and 15% more by spans of 1 MiB."""
 
 
 class Stepped:
@@ -86,12 +96,12 @@ class _Round:
         self._written: set[int] = set()
         self._leaving: dict[int, list[Pending]] = {}  # by the message's index
         self._left: set[int] = set()
-        self._coming: dict[int, tuple[list[Pending], torch.Tensor | None]] = {}  # by tag; where it was put aside
+        self._coming: dict[int, _Coming] = {}  # by tag
 
     def expect(self, into: Sequence[In], buffer: torch.Tensor) -> None:
         """Post a step's receives: where they belong if nobody needs what is there any more, else aside."""
         parcels, counts = self._places(into, buffer, lambda each: each.staged or not self._unused(each))
-        self._came(into, counts, self._channel.post((), parcels))
+        self._came(into, counts, parcels, self._channel.post((), parcels))
 
     def send(self, out: Sequence[Out]) -> None:
         """Post sends."""
@@ -108,7 +118,7 @@ class _Round:
         coming, received = self._places(into, buffer, lambda each: each.staged)
         pending = self._channel.post(leaving, coming)
         self._sent(out, sent, pending[: len(leaving)])
-        self._came(into, received, pending[len(leaving) :])
+        self._came(into, received, coming, pending[len(leaving) :])
 
     def take(self, step: Step) -> None:
         """Wait for what a step brings, and write it.
@@ -117,9 +127,13 @@ class _Round:
         chunk would wait for each other. So such a chunk's sum stands aside until the old value was read.
         """
         aside: dict[int, dict[int, torch.Tensor]] = {}
+        coming: dict[int, list[tuple[_Coming, int]]] = {}  # by write; where its chunk begins in what comes
         loans: list[Loan] = []
         for each in step.into:
-            parts = self._lent(each, loans) if self._channel.lends(each.message.source) else self._delivered(each)
+            if self._channel.lends(each.message.source):
+                parts = self._lent(each, loans)
+            else:
+                parts = self._delivered(each, coming)
             for index, part in zip(each.writes, parts, strict=False):  # none: they arrived where they belong
                 aside.setdefault(index, {})[each.message.source] = part
         owing = {each.index for each in step.out} if any(loan.owed for loan in loans) else set()
@@ -129,10 +143,10 @@ class _Round:
                 pass
             elif owing.isdisjoint(write.readers):
                 self.have_left(write.readers)
-                self._chunks.write(write, self._rank, self._vector, aside[write.index])
+                self._write(write, aside[write.index], coming.get(write.index, []))
             else:
                 late.append((write, torch.empty_like(self._chunks.of(self._vector, write.chunk))))
-                self._chunks.write(write, self._rank, self._vector, aside[write.index], late[-1][1])
+                self._write(write, aside[write.index], coming.get(write.index, []), late[-1][1])
             self._written.add(write.index)
         for loan in loans:
             loan.release()
@@ -147,12 +161,30 @@ class _Round:
         loans += mine
         return self._chunks.lent([loan.read(self._vector.dtype) for loan in mine], self._vector, chunks)
 
-    def _delivered(self, each: In) -> list[torch.Tensor]:
-        """Wait for what was posted; return by chunk what was put aside."""
-        pending, buffer = self._coming.pop(each.tag)
-        for one in pending:
-            one.wait()
-        return [] if buffer is None else self._chunks.parts(buffer, each.message.chunks)
+    def _delivered(self, each: In, coming: dict[int, list[tuple[_Coming, int]]]) -> list[torch.Tensor]:
+        """Return by chunk where what was posted is put aside, and note what it waits for; else wait for it here."""
+        found = self._coming.pop(each.tag)
+        if found.buffer is None:
+            found.await_first(self._channel)
+            return []
+        at, parts = 0, self._chunks.parts(found.buffer, each.message.chunks)
+        for index, part in zip(each.writes, parts, strict=True):
+            coming.setdefault(index, []).append((found, at))
+            at += part.nbytes
+        return parts
+
+    def _write(
+        self, write: Write, aside: Mapping[int, torch.Tensor], coming: Sequence[tuple[_Coming, int]],
+        into: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Do a write as what it needs comes in."""
+        size, width = self._chunks.size((write.chunk,)), self._vector.element_size()
+        span = max(SPAN // width, -(-size // SPANS)) if coming else max(1, size)
+        for start in range(0, size, span):
+            stop = min(start + span, size)
+            for each, at in coming:
+                each.await_first(self._channel, at + stop * width)
+            self._chunks.write(write, self._rank, self._vector, aside, into, slice(start, stop))
 
     def have_left(self, messages: Iterable[int]) -> None:
         """Wait until these messages, which were posted, have left."""
@@ -190,10 +222,10 @@ class _Round:
                 size = self._chunks.size(chunks)
                 own = buffer[at : at + size]
                 pieces, at = self._chunks.aside(own, chunks), at + size
-                self._coming[each.tag] = ([], own)
+                self._coming[each.tag] = _Coming(own)
             else:
                 pieces = self._chunks.places(self._vector, chunks)
-                self._coming[each.tag] = ([], None)
+                self._coming[each.tag] = _Coming(None)
             parcels += [Parcel(piece, each.message.source, each.tag) for piece in pieces]
             counts.append(len(pieces))
         return parcels, counts
@@ -202,10 +234,41 @@ class _Round:
         for each, (start, stop) in zip(out, _runs(counts), strict=True):
             self._leaving[each.index] = list(pending[start:stop])
 
-    def _came(self, into: Sequence[In], counts: Sequence[int], pending: Sequence[Pending]) -> None:
+    def _came(
+        self, into: Sequence[In], counts: Sequence[int], parcels: Sequence[Parcel], pending: Sequence[Pending]
+    ) -> None:
         for each, (start, stop) in zip(into, _runs(counts), strict=True):
-            if stop > start:
-                self._coming[each.tag][0].extend(pending[start:stop])
+            for parcel, one in zip(parcels[start:stop], pending[start:stop], strict=True):
+                self._coming[each.tag].add(parcel.piece.nbytes, one)
+
+
+class _Coming:
+    """A message on its way here, in pieces that follow each other.
+
+    Args:
+        buffer: where it is put aside; None: it goes where it belongs.
+    """
+
+    __slots__ = ("_pieces", "_size", "buffer")
+
+    def __init__(self, buffer: torch.Tensor | None) -> None:
+        self.buffer = buffer
+        self._size = 0
+        self._pieces: deque[tuple[int, int, Pending]] = deque()  # from which byte to which
+
+    def add(self, size: int, pending: Pending) -> None:
+        """Add a piece of `size` bytes."""
+        self._pieces.append((self._size, self._size + size, pending))
+        self._size += size
+
+    def await_first(self, channel: Channel, size: int | None = None) -> None:
+        """Wait for the first bytes; None: for all."""
+        size = self._size if size is None else size
+        while self._pieces and self._pieces[0][0] < size:
+            start, stop, pending = self._pieces[0]
+            if not channel.arrived(pending, min(size, stop) - start):
+                return
+            self._pieces.popleft()
 
 
 def _runs(counts: Sequence[int]) -> Iterable[tuple[int, int]]:

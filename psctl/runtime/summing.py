@@ -277,6 +277,12 @@ class HereChannel:
     def borrow(self, peer: int, tag: int) -> Loan:
         return self._outside.borrow(peer, tag)
 
+    def arrived(self, pending: Pending, size: int) -> bool:
+        if not isinstance(pending, Copy):
+            return self._outside.arrived(pending, size)
+        pending.wait()
+        return True
+
     def board(self, size: int) -> Board | None:
         return None
 

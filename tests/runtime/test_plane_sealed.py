@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,18 @@ import torch
 
 from psctl.errors import TimedOut
 from psctl.net.memory import MemoryNetwork
+from psctl.net.segments import Segments
+from psctl.runtime import plane_sealed, stepped
+from psctl.runtime.plane import Plane
+from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import PART, Part, Sealed
+from psctl.runtime.player import Player
+from psctl.runtime.script import script
+from psctl.runtime.stepped import SPAN
 from psctl.runtime.summing import PlayedSum
 from psctl.schedule import catalog
+from psctl.store.pieces import bytes_view
+from psctl.words import Member
 from tests.runtime.plane_cast import PlaneCast, streams
 from tests.runtime.test_plane import NAMES
 from tests.schedule.test_all_reduce import options
@@ -40,16 +50,16 @@ class Two:
         with self.changed[0]:
             self.ends[0].send(1, tag, memoryview(bytearray(data)))
 
-    def expect(self, tag: int, size: int) -> Callable[[], bytes]:
-        """Have rank 1 expect a piece; returns what waits for it."""
-        place = memoryview(bytearray(size))
-        with self.changed[1]:
-            posted = self.ends[1].expect(0, tag, place)
+    def expect(self, tag: int, size: int, of: int = 0) -> Callable[[], bytes]:
+        """Have the other rank expect a piece of rank `of`; returns what waits for it."""
+        place, me = memoryview(bytearray(size)), 1 - of
+        with self.changed[me]:
+            posted = self.ends[me].expect(of, tag, place)
 
         def wait() -> bytes:
-            with self.changed[1]:
-                assert self.changed[1].wait_for(lambda: posted.over or self.ends[1].gone(0), 10)
-                assert posted.over, self.ends[1].gone(0)
+            with self.changed[me]:
+                assert self.changed[me].wait_for(lambda: posted.over or self.ends[me].gone(of), 10)
+                assert posted.over, self.ends[me].gone(of)
             return bytes(place)
 
         return wait
@@ -132,9 +142,39 @@ def test_parts_that_do_not_follow_each_other_end_the_stream(
     assert why in two.why(two.ends[1])
 
 
+def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
+    span = SPAN // 8
+    schedule = catalog.build("one-shot", 2)
+    step = script(schedule, 1).steps[0]
+    vector, coming = torch.arange(3 * span), torch.full((3 * span,), 7)
+    data = bytes_view(coming)
+    two.expect(step.out[0].tag, data.nbytes, of=1)
+    plane = Plane(1, 2, {}, Shared(Segments(Member("worker", 1), None), {}), two.ends[1])
+    two.changed[1] = plane._changed
+    player = threading.Thread(target=Player(schedule, 1, plane).play, args=(vector,))
+    player.start()
+
+    def send(first: int, last: int) -> None:
+        for offset in range(first * SPAN, last * SPAN, PART):
+            part = Part(step.into[0].tag, offset, data.nbytes, 0)
+            two.peer(0).send(part, data[offset : offset + PART])
+
+    send(0, 1)
+    deadline = time.monotonic() + 10
+    while vector[span - 1] != span + 6:
+        assert time.monotonic() < deadline, "it waits for the rest"
+    assert vector[span] == span
+    send(1, 3)
+    player.join(10)
+    assert torch.equal(vector, torch.arange(3 * span) + 7)
+
+
 @pytest.mark.parametrize("name", [*NAMES, "ps", "cpu"])
-def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str) -> None:
-    """Vector after vector of many windows, so pieces come early everywhere; helpers' share rank 0's streams."""
+def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vector after vector of many windows, so pieces come early everywhere, and are summed as they come; helpers' share
+    rank 0's streams."""
+    monkeypatch.setattr(plane_sealed, "PART", 4096)
+    monkeypatch.setattr(stepped, "SPAN", 1024)
     world, length = 4, 30_001
     schedule = catalog.build(name, world, options(world, pieces=2))
     expected = sum(torch.arange(length) * (rank + 1) for rank in range(world))
