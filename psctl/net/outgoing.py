@@ -57,6 +57,7 @@ class Outgoing:
         self._rest: Batch | None = None
         self._over = False
         self._corked: int | None = None
+        self._waiting = 0  # threads that do, for `_drained`
         self._sealed = memoryview(bytearray(SHORT))
         self._writer = threading.Thread(target=self._write, name=name, daemon=True)
 
@@ -89,9 +90,11 @@ class Outgoing:
         if thread is not None:
             self._corked = thread
             return
+        self._corked = None
+        if not self._outbox.pending:  # whoever else adds something takes the turn himself
+            return
         with self._lock:
-            self._corked = None
-            batch = self._turn() if self._outbox.pending and not self._over else []
+            batch = self._turn() if not self._over else []
         if batch:
             self._pump(batch)
 
@@ -127,13 +130,21 @@ class Outgoing:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            done = self._drained.wait_for(lambda: self._over or not (self._outbox.pending or self._busy), timeout)
+            done = self._until(lambda: self._over or not (self._outbox.pending or self._busy), timeout)
             while done and not self._over and self._stream.in_flight():
                 done = deadline is None or time.monotonic() < deadline
                 self._drained.wait(ACKNOWLEDGED)
             if self._over:
                 return None
             return 0 if done else max(1, self._outbox.pending + self._stream.in_flight())
+
+    def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until nothing is queued, or nobody writes, or all is over. Under the lock."""
+        self._waiting += 1
+        try:
+            return self._drained.wait_for(done, timeout)
+        finally:
+            self._waiting -= 1
 
     def stop(self) -> None:
         """Drop what is queued; nothing is taken in any more."""
@@ -146,7 +157,7 @@ class Outgoing:
     def goodbye(self, reason: str) -> None:
         """Say Bye if that is possible at once; to be called after `stop`."""
         with self._lock:
-            if not self._drained.wait_for(lambda: not self._busy, GOODBYE):
+            if not self._until(lambda: not self._busy, GOODBYE):
                 return
             self._busy = True  # for good
         with contextlib.suppress(OSError):  # the peer is gone: the reader finds that out by itself
@@ -175,7 +186,7 @@ class Outgoing:
             data = self._seal_all(frames)
             count = self._stream.send_now(data)
             self.bytes += count
-            if count == len(data):
+            if count == len(data) and self.on_written is not None:
                 self._written(frames)
         except Exception as error:  # noqa: BLE001  the reader tells it by lost(); a hook of the caller's may raise
             self._fail(error)
@@ -188,7 +199,8 @@ class Outgoing:
             self._busy = False
             if self._outbox.ready():
                 self._work.notify()
-            self._drained.notify_all()
+            if self._waiting:
+                self._drained.notify_all()
 
     def _write(self) -> None:
         """Body of the writer thread."""
@@ -198,7 +210,8 @@ class Outgoing:
                 data = self._seal_all(frames) if rest is None else rest
                 self._stream.send(data)
                 self.bytes += len(data)
-                self._written(frames)
+                if self.on_written is not None:
+                    self._written(frames)
                 with self._lock:
                     self._busy = False
         except Exception as error:  # noqa: BLE001  as above
@@ -207,7 +220,8 @@ class Outgoing:
     def _next(self) -> Batch | None:
         """Wait for frames to write together; None when all is over."""
         with self._lock:
-            self._drained.notify_all()
+            if self._waiting:
+                self._drained.notify_all()
             while not self._over:
                 if self._rest is not None:
                     found, self._rest = self._rest, None
@@ -224,7 +238,9 @@ class Outgoing:
 
     def _seal_all(self, frames: Sequence[Frame]) -> memoryview:
         """Seal frames one behind the other, so that one system call takes them all."""
-        size = sum(frame.size for frame in frames)
+        size = 0
+        for frame in frames:
+            size += frame.size
         if len(self._sealed) < size:
             self._sealed = memoryview(bytearray(size))
         out, end = self._sealed, 0
@@ -233,7 +249,7 @@ class Outgoing:
         return out[:end]
 
     def _written(self, frames: Sequence[Frame]) -> None:
-        if self.on_written is not None:
-            for frame in frames:
-                if frame.message is not None:
-                    self.on_written(frame.message, frame.bytes)
+        assert self.on_written is not None, "somebody wants to know"
+        for frame in frames:
+            if frame.message is not None:
+                self.on_written(frame.message, frame.bytes)

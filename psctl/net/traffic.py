@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
@@ -66,7 +67,7 @@ class Peer:
             me=credentials.member,
             codec=codec,
             window=stream.window,
-            place=lambda message, size: handler.place(self, message, size),
+            place=partial(handler.place, self),
         )
         self._part, self._credited = max(1, stream.window // CREDIT), 0.0
         self._lock = threading.Lock()
@@ -95,8 +96,9 @@ class Peer:
         Raises:
             ValueError: the message is too large; the caller's fault.
         """
+        assert self._out is not None, "a peer is given out once it has joined"
         view = NOTHING if payload is None else memoryview(payload).cast("B")
-        return self._outgoing.add(message, self._codec.encode(message), view, urgent=urgent)
+        return self._out.add(message, self._codec.encode(message), view, urgent=urgent)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

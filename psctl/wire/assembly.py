@@ -16,8 +16,7 @@ from psctl.wire.sealing import Bytes
 Place = Callable[[Any, int], memoryview | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message of the application; a payload that was not placed is lent until the next call."""
 
     message: Any

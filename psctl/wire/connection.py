@@ -23,11 +23,10 @@ from psctl.wire.buffer import ReceiveBuffer
 from psctl.wire.frames import (
     CONTROL,
     COST,
-    FIRST,
+    MESSAGE,
     PIECE,
     PREFIX,
     Opened,
-    Prefix,
     read_prefix,
     write_frame,
 )
@@ -73,8 +72,7 @@ class Joined:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class Credited:
+class Credited(msgspec.Struct, frozen=True):
     """The peer has read so many bytes."""
 
     bytes: int
@@ -178,7 +176,7 @@ class Connection:
             Exception: what `place` raised; our own side's fault.
         """
         try:
-            event = self._step()
+            event = self._frame() if self.state is State.OPEN else self._step()
             if event is None and self._finished and self.state not in (State.ENDED, State.NAMED):
                 self._go(Theirs.END)
                 return Ended(cut=len(self._buffer) > 0)
@@ -188,8 +186,6 @@ class Connection:
         return event
 
     def _step(self) -> Event | None:
-        if self.state is State.OPEN:
-            return self._frame()
         if self.state is State.HANDSHAKE:
             return self._handshake()
         return self._read_keys() if self.state is State.KEYING else None
@@ -291,34 +287,35 @@ class Connection:
         """Read the next frame, or a message that it completes; None when more bytes are needed."""
         buffer = self._buffer
         while True:
-            there = len(buffer)
+            start = buffer.start
+            there = buffer.end - start
             if there < PREFIX.size:
                 self._needed = PREFIX.size
                 return None
-            prefix = read_prefix(buffer.first(PREFIX.size))
+            prefix = read_prefix(buffer.store, start)
             kind, _, payload, size = prefix
-            self._needed = size
             if there < size:
+                self._needed = size
                 return None
-            self._needed = PREFIX.size
-            frame = buffer.first(size)
+            frame = buffer.store[start : start + size]
             buffer.skip(size)  # the bytes stay where they are until the next `room`
             if kind != CONTROL:
                 self._taken += size + COST
                 if self._taken - self._given > self._window:
                     raise ProtocolError(f"it sent more than the {self._window} bytes that it had credit for")
-            event = self._assembler.piece(self._opened, frame, payload) if kind == PIECE else self._read(prefix, frame)
+            if kind == PIECE:
+                event: Event | None = self._assembler.piece(self._opened, frame, payload)
+            else:
+                header = self._opened.header(prefix, frame)
+                if kind == MESSAGE:
+                    return self._assembler.message(self._opened, prefix, frame, header)
+                if kind == CONTROL:
+                    event = self._control(header)
+                else:
+                    self._assembler.begin(self._opened, prefix, frame, header)
+                    event = None
             if event is not None:  # None: a part of something longer
                 return event
-
-    def _read(self, prefix: Prefix, frame: memoryview) -> Event | None:
-        header = self._opened.header(prefix, frame)
-        if prefix[0] == CONTROL:
-            return self._control(header)
-        if prefix[0] == FIRST:
-            self._assembler.begin(self._opened, prefix, frame, header)
-            return None
-        return self._assembler.message(self._opened, prefix, frame, header)
 
     def _control(self, header: Bytes) -> Event | None:
         try:

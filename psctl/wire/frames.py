@@ -55,6 +55,8 @@ def read_prefix(data: Bytes, start: int = 0) -> Prefix:
         ProtocolError: unknown kind, or a length that its kind may not have.
     """
     kind, header, payload = PREFIX.unpack_from(data, start)
+    if kind == MESSAGE and 0 < header <= JOINT - payload:  # what most are: short and whole
+        return kind, header, payload, PREFIX.size + header + payload + TAG
     if kind not in _KINDS:
         raise ProtocolError(f"it sent a frame of unknown kind {kind}")
     if header > FRAME_HEADER or payload > MAX_PIECE:
@@ -73,11 +75,12 @@ def write_frame(cipher: Cipher, kind: int, header: Bytes, payload: Bytes, out: m
     prefix = PREFIX.pack(kind, len(header), len(payload))
     start = PREFIX.size
     out[:start] = prefix
-    if len(header) + len(payload) <= JOINT:
-        parts: tuple[Bytes, ...] = (b"".join((header, payload)),)
-    else:
-        parts = (header, payload)
-    for part in parts:
+    both = len(header) + len(payload)
+    if both <= JOINT:
+        end = start + both + TAG
+        cipher.seal(b"".join((header, payload)) if len(payload) else header, prefix, out[start:end])
+        return end
+    for part in (header, payload):
         if len(part):
             end = start + len(part) + TAG
             cipher.seal(part, prefix, out[start:end])

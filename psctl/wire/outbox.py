@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -48,7 +48,7 @@ NOTHING = memoryview(b"")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True):
     """One frame to be sealed. `message` is set on the last frame of a message, with its size as a whole."""
 
     kind: int
@@ -56,18 +56,16 @@ class Frame(NamedTuple):
     payload: memoryview
     size: int
     """Bytes on the wire."""
+    cost: int
+    """What it takes of the receiver's window."""
     message: Any = None
     bytes: int = 0
 
-    @property
-    def cost(self) -> int:
-        """What it takes of the receiver's window."""
-        return 0 if self.kind == CONTROL else self.size + COST
 
-
-def framed(kind: int, header: Bytes, payload: memoryview) -> Frame:
-    """Return a frame."""
-    return Frame(kind, header, payload, frame_size(len(header), len(payload)))
+def framed(kind: int, header: Bytes, payload: memoryview, message: Any = None, size: int = 0) -> Frame:
+    """Return a frame; the last one of a message has it, and its size."""
+    own = frame_size(len(header), len(payload))
+    return Frame(kind, header, payload, own, 0 if kind == CONTROL else own + COST, message, size)
 
 
 def control(message: Credit | Bye | Long) -> Frame:
@@ -98,16 +96,16 @@ class Outbox:
         Raises:
             ValueError: header or payload is larger than a message may have; the caller's fault.
         """
-        if len(payload) > MAX_PAYLOAD or len(header) > MAX_HEADER:
+        head, body = len(header), len(payload)
+        if body > MAX_PAYLOAD or head > MAX_HEADER:
             raise ValueError(
-                f"{type(message).__name__}: {len(header)} bytes of header (limit {MAX_HEADER}) and {len(payload)} of"
+                f"{type(message).__name__}: {head} bytes of header (limit {MAX_HEADER}) and {body} of"
                 f" payload (limit {MAX_PAYLOAD}) are too many for one message: cut it"
             )
         queue = self._queues[0 if urgent else 1]
-        small = len(header) <= FRAME_HEADER and len(payload) <= self._step
-        if small and len(header) + len(payload) <= self._frame:
-            size = frame_size(len(header), len(payload))
-            queue.append(Frame(MESSAGE, header, payload, size, message, size))
+        if head <= FRAME_HEADER and body <= self._step and head + body <= self._frame:
+            size = frame_size(head, body)
+            queue.append(Frame(MESSAGE, header, payload, size, size + COST, message, size))
             self.pending += size
         else:
             for frame in self._pieces(message, header, payload):
@@ -127,7 +125,7 @@ class Outbox:
         total = first.size + sum(frame_size(0, len(piece)) for piece in pieces)
         for piece in pieces[:-1]:
             yield framed(PIECE, b"", piece)
-        yield framed(PIECE, b"", pieces[-1])._replace(message=message, bytes=total)
+        yield framed(PIECE, b"", pieces[-1], message, total)
 
     def credit(self, count: int) -> None:
         """The receiver has read `count` bytes.
@@ -163,8 +161,11 @@ class Outbox:
         if self._owed:
             frames.append(control(Credit(self._owed)))
             self._owed = 0
-        while size < BATCH and (queue := self._next()) and queue[0].cost <= self._credit:
-            frame = queue.popleft()
+        while size < BATCH and (queue := self._next()):
+            frame = queue[0]
+            if frame.cost > self._credit:
+                break
+            queue.popleft()
             if frame.message is None:
                 self._middle = queue
             elif queue is self._middle and frame.kind != MESSAGE:

@@ -49,16 +49,15 @@ class Cipher:
         self._gcm = AESGCM(secret)
         self._count = 0
 
-    def _nonce(self) -> bytes:
-        if self._count == self._rekey:
-            self._use(HKDFExpand(hashes.SHA256(), KEY, info=b"psctl next key").derive(self._secret))
-        self._count += 1
-        return self._count.to_bytes(12, "big")
+    def _next_key(self) -> None:
+        self._use(HKDFExpand(hashes.SHA256(), KEY, info=b"psctl next key").derive(self._secret))
 
     def seal(self, data: Bytes, associated: Bytes, out: memoryview) -> None:
         """Write `data` sealed into `out`, which is TAG bytes longer; `associated` is authenticated with it."""
-        nonce = self._nonce()  # first, for it may change the key: a key must never meet a nonce twice
-        self._gcm.encrypt_into(nonce, data, associated, out)
+        if self._count == self._rekey:
+            self._next_key()  # first: a key must never meet a nonce twice
+        self._count += 1
+        self._gcm.encrypt_into(self._count.to_bytes(12, "big"), data, associated, out)
 
     def open(self, data: Bytes, associated: Bytes, out: memoryview) -> None:
         """Write what was sealed in `data` into `out`, which is TAG bytes shorter.
@@ -66,8 +65,10 @@ class Cipher:
         Raises:
             ProtocolError: it is not the next seal of the other end; what stands in `out` then means nothing.
         """
-        nonce = self._nonce()
+        if self._count == self._rekey:
+            self._next_key()
+        self._count += 1
         try:
-            self._gcm.decrypt_into(nonce, data, associated, out)
+            self._gcm.decrypt_into(self._count.to_bytes(12, "big"), data, associated, out)
         except InvalidTag:
             raise ProtocolError("a frame fails its check: changed, repeated, or out of order") from None
