@@ -5,7 +5,7 @@ Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step
     gradients = client.sending(c)              # flat, by dtype ("float32"); fill it while backward runs
     client.push(c, shard, present, weight)     # each shard when its gradients are ready
     client.norms(c)                            # only to clip: squares of the joint gradient's norms
-    client.step(c, groups, scale, save)        # save: the result is checkpoint c+1
+    client.step(c, groups, scale, save)        # where servers step; save: the result is checkpoint c+1
     client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c
     client.wait(c + 1, shards)                 # before the first read; then `landing` has them
 
@@ -99,7 +99,7 @@ class ParameterClient:
         self._sharing = sharing or alone(me)
         self._changed = threading.Condition()
         self._until: Callable[[], set[int]] | None = None  # what the user's thread waits for: empty when it is over
-        self._epoch, self._last = first.epoch, self.base  # the newest assignment, the clock that was ordered last
+        self._epoch = first.epoch  # of the newest assignment
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
@@ -146,17 +146,15 @@ class ParameterClient:
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> None:
-        """Order the step of `clock`; every rank orders the same. Does not block.
+        """Order the step of `clock`, after all its pushes; every rank orders the same. Does not block.
 
-        It comes after all pushes of the clock. Under `update: worker` it may come before them, so that each shard's sum
-        comes back as soon as it is whole.
+        Nothing is ordered under `update: worker`: each shard's sum comes back as soon as it is whole.
 
         Args:
-            groups: numbers of each optimizer group, as store.fit.numbers returns them; none under `update: worker`.
+            groups: numbers of each optimizer group, as store.fit.numbers returns them.
             scale: what the joint gradient is multiplied by first; None: nothing.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
-        self._last = clock
         self._say(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
@@ -279,7 +277,7 @@ class ParameterClient:
         Raises:
             PsctlError: as `wait`.
         """
-        self._wait_until("the last clock", self._last + 1, self._mind.unsettled)
+        self._wait_until("the last clock", self._newest[0] + 1, self._mind.unsettled)
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""
@@ -363,7 +361,7 @@ class ParameterClient:
     def _send(self, outs: Sequence[Out]) -> None:
         """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
         for out in outs:
-            self._links.send(out.server, out.message, out.payload, urgent=out.urgent)
+            self._links.send(out.server, out.message, out.payload)
 
     def joined(self, at: ServerAt, peer: Any) -> None:
         if self._trace is not None:

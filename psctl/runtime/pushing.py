@@ -182,13 +182,10 @@ class ServerSum:
             return
         self._asked = True
         with self._client.together():  # ahead of what is pushed, so that sums come back while later shards still leave
-            self._client.step(self._clock, [])
             self._client.pull(self._clock + 1)
             self._client.push(self._clock, bucket, present, weight)
 
     def finish(self) -> None:
-        if not self._asked:  # nothing to send
-            self._client.step(self._clock, [])
         self._client.wait(self._clock + 1)
         self._asked = False
         if not self._flat.direct:

@@ -57,13 +57,11 @@ from psctl.words import Number, Shard
 
 
 class Out(msgspec.Struct, frozen=True):
-    """An instruction: send this to server `server`; the payload must not be copied before it is sent. What is urgent
-    overtakes what is not."""
+    """An instruction: send this to server `server`; the payload must not be copied before it is sent."""
 
     server: int
     message: FromWorker
     payload: memoryview | None = None
-    urgent: bool = False
 
 
 class ClientMind:
@@ -97,7 +95,7 @@ class ClientMind:
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
         self._route = Route(owners, sorted(set(owners)) if servers is None else servers)
-        self._outbox = Outbox(self._route, gated=terms.update == "server")
+        self._outbox = Outbox(self._route, ordered=terms.update == "server")
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
         self._eager, self._lending = eager, lending or Lending()
@@ -215,15 +213,13 @@ class ClientMind:
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> list[Out]:
-        """Order the step of `clock`: after all its pushes, or before them under `update: worker`, which has no groups.
-
-        What may not leave yet comes out of `received`.
-        """
+        """Order the step of `clock`, after all its pushes; what may not leave yet comes out of `received`."""
+        assert self.terms.update == "server", "where workers step servers need no order"
         self._outbox.step(Step(clock, [dict(group) for group in groups], scale, save))
         return self._orders()
 
     def _orders(self) -> list[Out]:
-        return [Out(server, step, urgent=not self._outbox.gated) for server, step in self._outbox.orders()]
+        return [Out(server, step) for server, step in self._outbox.orders()]
 
     def save(self, version: int) -> list[Out]:
         """Have `version` saved, though its step did not say so."""

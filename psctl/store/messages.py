@@ -80,8 +80,8 @@ class Step(Message, frozen=True):
 
     What left in another worker's host sum comes on that one's connection: it must be Taken, whoever leads its shard.
 
-    Sent under both update modes (`update: worker`: no groups), to every server. So when all ranks' orders of a clock
-    are at any one server, every shard holds every push of it: a death can then be cut consistently.
+    To every server, where servers step (`update: server`). So when all ranks' orders of a clock are at any one server,
+    every shard holds every push of it: a death can then be cut consistently.
     The joint gradient is multiplied by `scale` first (clipping); None: left alone. `save`: the result is a checkpoint.
     """
 

@@ -2,7 +2,7 @@
 
 A step order of clock c leaves for server S when every push of c to another server is Taken, and every push of c to S
 has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). Where workers hold
-the values, no death is ever cut at a clock, so orders leave at once, and a shard's sum comes back while others leave.
+the values, no death is ever cut at a clock, so nothing is ordered: a shard's sum comes back while others still leave.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Outbox:
 
     Args:
         route: who leads which shard.
-        gated: orders wait for pushes.
+        ordered: each clock has an order.
     """
 
-    def __init__(self, route: Route, *, gated: bool = True) -> None:
-        self._route, self.gated = route, gated
+    def __init__(self, route: Route, *, ordered: bool = True) -> None:
+        self._route, self._ordered = route, ordered
         self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> what is not Pushed
         self._made: dict[int, int] = {}  # clock -> how many pushes there were
         self._untaken: dict[int, set[int]] = {}  # clock -> shards
@@ -67,13 +67,13 @@ class Outbox:
         for known in [known for known in self._pushes if known <= clock]:
             if self._pushes[known].pop(shard, None) is not None:
                 self.taken(known, shard)
-            if not self._pushes[known] and known in self._steps:
+            if not self._pushes[known] and (known in self._steps or not self._ordered):
                 self._forget(known)
 
     def _forget(self, clock: int) -> None:
         """All of the clock is done, if all of it was pushed and its order is with everyone who leads a shard."""
         owners = self._route.owners
-        if self._made[clock] == len(owners) and set(owners) <= self._sent[clock]:
+        if self._made[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
             self._drop(clock)
 
     def _drop(self, clock: int) -> None:
@@ -87,6 +87,8 @@ class Outbox:
 
     def unsettled(self) -> set[int]:
         """Return the servers that have not acknowledged all of some clock that was ordered, or not heard its order."""
+        if not self._ordered:
+            return {self._route.owners[shard] for pushes in self._pushes.values() for shard in pushes}
         found: set[int] = set()
         for clock in self._steps:
             found.update(self._route.owners[shard] for shard in self._pushes.get(clock, ()))
@@ -122,7 +124,7 @@ class Outbox:
         """Return the orders that may leave now, with their servers; they count as sent."""
         found: list[tuple[int, Step]] = []
         for clock in sorted(self._steps):
-            behind = self._behind.get(clock, {}) if self.gated else {}
+            behind = self._behind.get(clock, {})
             if len(behind) > 1:
                 continue
             for server in self._route.servers:

@@ -246,7 +246,7 @@ class ServerMind:
 
     def _step(self, rank: int, message: Step) -> list[Instruction]:
         groups = len(self.terms.layout.groups) if self.terms.update == "server" else 0
-        if len(message.groups) != groups or (message.save and not groups):
+        if len(message.groups) != groups or not groups:
             what = f"ordered a step of {len(message.groups)} groups where {groups} are"
             raise ProtocolError(f"worker/{rank} {what}", where=f"worker/{rank}")
         with self._guard(LEDGER):
@@ -396,5 +396,6 @@ class ServerMind:
             with self._guard(index):
                 ranks.update(mind.missing(clock))
         with self._guard(LEDGER):
-            ranks.update(self._ledger.missing(clock - (self.terms.staleness or 0) - 1))
+            if self.terms.update == "server":
+                ranks.update(self._ledger.missing(clock - (self.terms.staleness or 0) - 1))
         return sorted(ranks)

@@ -25,10 +25,13 @@ import torch
 
 from psctl.store.host_sums import Part, host_sum, in_turn, joint_weight
 from psctl.store.intake import Intake, Ready
-from psctl.store.ledger import Membership
+from psctl.store.ledger import Membership, Order
 from psctl.store.pieces import bytes_view
 from psctl.store.staged import Handed, Staged
 from psctl.store.state import ShardState
+
+SUM = Order([], None, False)
+"""How every clock is applied where workers step."""
 
 NEAR = 1e-9
 """Relative; a sum of weights as near to the number of workers as this differs by rounding only."""
@@ -167,7 +170,7 @@ class Joint(Intake):
         if found is None or self._state.version is None:
             return None
         clock = self._state.version
-        order = self._orders.pop((clock, -1), None)
+        order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
         if order is None:
             return None
         ready = Ready(clock, order, found[1], self.membership.at(clock), found[0])

@@ -243,9 +243,10 @@ class World:
                 client.push(clock, shard, [piece.parameter in gradients[rank] for piece in held], weight)
 
     def step(self, clock: int, groups, scale=None, save=False) -> None:
-        """Order the step on every rank and wait for its values."""
-        for client in self.clients:
-            client.step(clock, groups, scale, save)
+        """Order the step on every rank, where servers step, and wait for its values."""
+        if self.decision.update == "server":
+            for client in self.clients:
+                client.step(clock, groups, scale, save)
         self.pull(clock + 1)
 
     def pull(self, clock: int) -> None:

@@ -214,9 +214,9 @@ class Worker:
         serves = self._scenario.update == "server"
         if serves and self._scenario.norms:
             yield from self._norms(clock)
-        numbers = self._script.numbers(clock) if serves else []
         saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
-        self._send(mind.step(clock, numbers, scale_at(spec, clock) if serves else None, saves))
+        if serves:
+            self._send(mind.step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
         if saves and self._rank == 0:
             where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
             self._tell(say.SaveBegin(clock + 1, [], where))
