@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -100,15 +100,13 @@ class Peer:
         view = NOTHING if payload is None else memoryview(payload).cast("B")
         return self._out.add(message, self._codec.encode(message), view, urgent=urgent)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Hold back what this thread sends within; it leaves in one go at the end."""
-        out = self._outgoing
-        out.cork(threading.get_ident())
-        try:
-            yield
-        finally:
-            out.cork(None)
+    def hold_back(self) -> None:
+        """Hold back what this thread sends from now on, until `let_go`: it leaves in one go."""
+        self._outgoing.cork(threading.get_ident())
+
+    def let_go(self) -> None:
+        """Send what was held back."""
+        self._outgoing.cork(None)
 
     def keep(self, count: int) -> None:
         """Count `count` bytes of payload, which are kept though nobody has asked for them, as not read yet.

@@ -97,7 +97,8 @@ class ParameterClient:
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
         self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
         self._sharing = sharing or alone(me)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._until: Callable[[], set[int]] | None = None  # what the user's thread waits for: empty when it is over
         self._epoch = first.epoch  # of the newest assignment
         self._heard: dict[int, float] = {}
@@ -169,7 +170,7 @@ class ParameterClient:
         """
         self._say(lambda: self._mind.ask_norms(clock))
         self._wait_until(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
-        with self._changed:
+        with self._lock:
             found = self._mind.norms(clock)
         assert found is not None, "the wait was for them"
         return found
@@ -179,7 +180,7 @@ class ParameterClient:
 
         Shards whose values have landed and were never waited for come to `landing` now.
         """
-        with self._changed:
+        with self._lock:
             self._send(self._mind.pull(clock))
             self._newest = self._newest[0], clock
 
@@ -198,14 +199,14 @@ class ParameterClient:
         wanted = list(range(len(self._mind.shards))) if shards is None else list(shards)
         if exact:
             self._say(lambda: self._mind.pull(clock, exact=True))
-        with self._changed:
+        with self._lock:
             missing = self._mind.missing(clock, wanted, exact=exact)
             left = missing[::-1]
             self._mind.opened(missing, True)
         try:
             self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, left, exact=exact))
         finally:
-            with self._changed:
+            with self._lock:
                 self._mind.opened(missing, False)
         self._mind.show(wanted)
 
@@ -215,7 +216,7 @@ class ParameterClient:
 
     def presence(self, clock: int) -> list[bool]:
         """Return for each trainable parameter whether any worker had a gradient at `clock`, after wait(clock + 1)."""
-        with self._changed:
+        with self._lock:
             return self._mind.presence(clock)
 
     def held(self, shards: Sequence[int]) -> int:
@@ -256,7 +257,7 @@ class ParameterClient:
     @property
     def doing(self) -> str:
         """What the client is at, for heartbeats: "compute", or whom it waits for."""
-        with self._changed:
+        with self._lock:
             what, servers = self._waiting
             if not servers:
                 return "compute"
@@ -290,12 +291,12 @@ class ParameterClient:
         if not isinstance(message, Reassign):
             return
         new = message.assignment
-        with self._changed:
+        with self._lock:
             if new.epoch <= self._epoch:
                 return
             self._epoch = new.epoch
         self._links.assigned(new.servers)
-        with self._changed:
+        with self._lock:
             self._send(self._mind.assigned(new.epoch, new.owners, [at.rank for at in new.servers]))
             self._changed.notify_all()
 
@@ -311,7 +312,7 @@ class ParameterClient:
 
     def _wait_until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
         """Block until `missing` names no server any more; see `wait` for what it raises."""
-        with self._changed:
+        with self._lock:
             self._raise_if_refused()
             servers = missing()
             if not servers:
@@ -355,7 +356,7 @@ class ParameterClient:
     # ---- the connections ---------------------------------------------------------------------------------------
 
     def _say(self, what: Callable[[], Sequence[Out]]) -> None:
-        with self._changed:
+        with self._lock:
             self._send(what())
 
     def _send(self, outs: Sequence[Out]) -> None:
@@ -371,12 +372,12 @@ class ParameterClient:
         self._sharing.greet(peer)
 
     def place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
-        with self._changed:
+        with self._lock:
             return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
     def received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.heard(peer, message)
-        with self._changed:
+        with self._lock:
             if not self._links.serves(at, peer):
                 return
             self._heard[at.rank] = self._clock.now()
@@ -387,7 +388,7 @@ class ParameterClient:
                 self._changed.notify_all()  # only then: a wake-up costs more than a message
 
     def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
-        with self._changed:
+        with self._lock:
             if self._links.down(at, peer, error):
                 self._mind.lost(at.rank)
                 self._sharing.parted(named(at))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,7 +32,8 @@ class Connection(Protocol):
     @property
     def bytes_sent(self) -> int: ...
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def together(self) -> AbstractContextManager[None]: ...
+    def hold_back(self) -> None: ...
+    def let_go(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
@@ -119,10 +120,14 @@ class Links:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Have what this thread sends within leave in one go on each connection."""
-        with ExitStack() as all_of_them:
-            for peer in list(self._peers.values()):
-                all_of_them.enter_context(peer.together())
+        peers = list(self._peers.values())
+        for peer in peers:
+            peer.hold_back()
+        try:
             yield
+        finally:
+            for peer in peers:
+                peer.let_go()
 
     def error(self, server: int) -> ConnectionFailed | None:
         """Return why there is no connection to a server; None when there is one, or none was tried."""

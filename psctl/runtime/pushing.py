@@ -68,6 +68,7 @@ class Flat:
         self._pieces: list[list[tuple[int, Piece]]] = [
             [(place[piece.parameter], piece) for piece in held] for held in pieces(layout, shards)
         ]
+        self._places: dict[tuple[int, int], list[torch.Tensor]] = {}  # of the pieces, by buffer and shard
         self.members = [sorted({at for at, _ in held}) for held in self._pieces]
         """For each shard the places of the parameters that have a piece in it."""
         self.shards_of: list[list[int]] = [[] for _ in parameters]
@@ -79,12 +80,15 @@ class Flat:
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         """Copy the shard's gradients into `flat`; returns which pieces have one (others are left as they are)."""
         present = []
-        with torch.no_grad():
-            for at, piece in self._pieces[shard]:
-                gradient = self.parameters[at].grad
-                present.append(gradient is not None)
-                if gradient is not None:
-                    self._at(flat, shard, piece).copy_(_part(gradient, piece))
+        key = flat[self.shards[shard].dtype].data_ptr(), shard
+        places = self._places.get(key)
+        if places is None:
+            places = self._places[key] = [self._at(flat, shard, piece) for _, piece in self._pieces[shard]]
+        for (at, piece), place in zip(self._pieces[shard], places, strict=True):
+            gradient = self.parameters[at].grad
+            present.append(gradient is not None)
+            if gradient is not None:
+                place.copy_(_part(gradient.detach(), piece))
         return present
 
     def write(self, flat: Mapping[str, torch.Tensor], places: Iterable[int], *, gradients: bool = False) -> None:
@@ -115,13 +119,14 @@ class Flat:
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
         """Copy a shard's sums into the gradients (made where there is none) of those that somebody had one for."""
-        with torch.no_grad():
-            for (at, piece), there in zip(self._pieces[shard], present, strict=True):
-                if there:
-                    parameter = self.parameters[at]
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    _write(parameter.grad, piece, values.narrow(0, piece.at.start, len(piece.at)))
+        for (at, piece), there in zip(self._pieces[shard], present, strict=True):
+            if there:
+                parameter = self.parameters[at]
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter.detach())
+                whole = len(piece.at) == values.numel()
+                part = values if whole else values.narrow(0, piece.at.start, len(piece.at))
+                _write(parameter.grad.detach(), piece, part)
         return True
 
     def values(self) -> dict[str, torch.Tensor]:
@@ -142,12 +147,13 @@ class Flat:
 
 def _part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return the piece's elements of a tensor laid flat in its logical order, whatever its strides."""
-    return tensor.reshape(-1).narrow(0, piece.within.start, len(piece.within))
+    flat = tensor.reshape(-1)
+    return flat if len(piece.within) == flat.numel() else flat.narrow(0, piece.within.start, len(piece.within))
 
 
 def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
     if target.is_contiguous():
-        target.view(-1).narrow(0, piece.within.start, len(piece.within)).copy_(source)
+        _part(target, piece).copy_(source)
     elif len(piece.within) == target.numel():
         target.copy_(source.view(target.shape))
     else:  # a cut parameter with strides of its own (channels_last): through a copy in logical order

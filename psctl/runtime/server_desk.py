@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.net.peer import Peer
@@ -38,6 +38,8 @@ PLACE_TAKEN = 5.0
 
 Report = CaughtUp | HandedOver | Held
 """What the mind has to say to the coordinator."""
+
+FROM_WORKER = frozenset(get_args(FromWorker))
 
 Who = tuple[str, int]
 """A member without its incarnation: role and rank."""
@@ -62,7 +64,7 @@ class Desk:
     ) -> None:
         self._me, self._save, self._report, self.sharing = me, save, report, sharing or alone(me)
         self._mind: ServerMind | None = None
-        self._opened = threading.Event()
+        self._opened, self._open = threading.Event(), False  # who sees the second need not ask the first
         self._closed = False
         self._lock = threading.Lock()
         self._steps = threading.Lock()
@@ -133,6 +135,7 @@ class Desk:
         assert mind is not None, "the first assignment comes with the decision"
         ranks = {at.rank for at in assignment.servers}
         self.follow(mind.assigned(assignment.epoch, assignment.chains, assignment.copies, ranks))
+        self._open = True
         self._opened.set()
 
     def gone(self, rank: int, incarnation: int) -> None:
@@ -233,13 +236,13 @@ class Desk:
         return self._guard(shard) if shard is not None else nullcontext()
 
     def _speaks(self, peer: Peer) -> Who:
-        who = _who(peer.member)
+        who = peer.member.role, peer.member.rank
         if self._peers.get(who) is not peer:
             raise ProtocolError(f"{peer.member} has another connection")
         return who
 
     def _mind_for(self, peer: Peer) -> ServerMind:
-        if not self._opened.is_set():
+        if not self._open:
             self._opened.wait(HELD_BACK)
         if self._mind is None or self._closed:
             raise ProtocolError(f"this server serves no one, so not {peer.member} either")
@@ -251,9 +254,9 @@ def _who(member: Member) -> Who:
 
 
 def _from_worker(message: Kinds) -> FromWorker:
-    if not isinstance(message, FromWorker):
+    if type(message) not in FROM_WORKER:
         raise ProtocolError(f"{type(message).__name__} is a server's message")
-    return message
+    return message  # type: ignore[return-value]
 
 
 def _between(message: Kinds) -> Between:

@@ -202,10 +202,12 @@ class ClientMind:
         return self._push(head) if self._is_open(shard) else []
 
     def _push(self, head: Push) -> list[Out]:
-        owner, flat = self.owners[head.shard], self.pushes.of(head.clock, head.shard)
-        if any(head.present) and (lent := self._lending.place(owner, flat)):
+        owner = self._route.owners[head.shard]
+        if not any(head.present):
+            return [Out(owner, head)]
+        flat, view = self.pushes.of(head.clock, head.shard)
+        if lent := self._lending.place(owner, flat):
             return [Out(owner, msgspec.structs.replace(head, at=lent))]
-        view = bytes_view(flat) if any(head.present) else memoryview(b"")
         offsets = range(LARGE, len(view), LARGE)
         parts = [Out(owner, PushPart(head.shard, head.clock, at), view[at : at + LARGE]) for at in offsets]
         return [Out(owner, head, view[:LARGE] or None), *parts]
@@ -330,7 +332,8 @@ class ClientMind:
             return []
         if self.terms.staleness is not None:
             self._outbox.pushed(message.version - 1, message.shard)  # it holds them, on all of the chain
-        return self._orders() + (self._pull([message.shard]) if self._landings.again(message.shard) else [])
+        again = self._pull([message.shard]) if self._landings.again(message.shard) else []
+        return self._orders() + again if self.terms.update == "server" else again
 
     # ---- what a wait is for -----------------------------------------------------------------------------------------
 

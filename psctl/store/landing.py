@@ -23,7 +23,7 @@ from psctl.errors import ProtocolError
 from psctl.store.compressing import narrow
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import Values, ValuesPart
-from psctl.store.pieces import Piece, bytes_view, torch_dtype
+from psctl.store.pieces import Piece, Stretch, stretch, torch_dtype
 from psctl.store.shards import spaces
 from psctl.store.state import Terms
 from psctl.words import Shard
@@ -85,6 +85,7 @@ class Landings:
         self.front = flat_buffers(terms)
         self.each = [Landing(terms.base) for _ in shards]
         self._back = flat_buffers(terms)
+        self._backs: dict[tuple[int, bool], Stretch] = {}
         self._terms, self._shards, self._held = terms, shards, held
         self.unanswered = 0
         """Shards whose pull waits for an answer."""
@@ -143,7 +144,7 @@ class Landings:
                 return None  # of an answer that was given twice
             if offset != landing.filled:
                 raise wrong(server, message.shard, f"part of version {message.version}, out of order")
-        whole = bytes_view(self._target(landing, self._shards[message.shard], message.version))
+        whole = self._target(landing, message.shard, message.version).bytes
         if offset + size > len(whole):
             raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
         return whole[offset : offset + size]
@@ -158,8 +159,9 @@ class Landings:
         if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
             return False  # asked twice around a broken connection, answered twice
         landing.incoming, landing.coming_clocks = message.version, message.clocks
-        narrower = self._narrow(self._shards[message.shard], message.version)
-        landing.filled, landing.direct = 0, landing.open and self.take is None and narrower is None
+        landing.filled, landing.direct = 0, False
+        if landing.open and self.take is None:
+            landing.direct = self._narrow(self._shards[message.shard], message.version) is None
         return True
 
     def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
@@ -170,7 +172,7 @@ class Landings:
         """
         if lent is not None and isinstance(message, Values):
             return self._lend(server, message, lent)
-        landing, shard = self.each[message.shard], self._shards[message.shard]
+        landing = self.each[message.shard]
         if size == 0 and isinstance(message, Values):
             self._begin(server, landing, message)
         offset = message.offset if isinstance(message, ValuesPart) else 0
@@ -179,8 +181,7 @@ class Landings:
         if isinstance(message, Values):
             self._presence(landing, message)
         landing.filled += size
-        target = self._target(landing, shard, message.version)
-        if landing.filled < target.numel() * target.element_size():
+        if landing.filled < len(self._target(landing, message.shard, message.version).bytes):
             return False
         landing.lent = None
         self._whole(landing, message.version)
@@ -238,7 +239,7 @@ class Landings:
             landing, where = self.each[shard], self._shards[shard]
             if landing.shown < landing.version:
                 part = 0, where.range.start, len(where.range)
-                version, source = landing.lent or (landing.version, self._back_of(where, landing.version))
+                version, source = landing.lent or (landing.version, self._back_of(shard, landing.version).tensor)
                 if self.take is None:
                     self.front[where.dtype].narrow(*part).copy_(source)
                 elif not self.take(shard, source, landing.present[version], landing.clocks):
@@ -260,16 +261,23 @@ class Landings:
         terms = self._terms
         return narrow(terms.compression, terms.update, torch_dtype(shard.dtype)) if version > terms.base else None
 
-    def _target(self, landing: Landing, shard: Shard, version: int) -> torch.Tensor:
+    def _target(self, landing: Landing, shard: int, version: int) -> Stretch:
         """Return where the bytes of a version go."""
         if landing.direct:
-            return self.front[shard.dtype].narrow(0, shard.range.start, len(shard.range))
+            where = self._shards[shard]
+            return stretch(self.front[where.dtype].narrow(0, where.range.start, len(where.range)))
         return self._back_of(shard, version)
 
-    def _back_of(self, shard: Shard, version: int) -> torch.Tensor:
-        whole = self._back[shard.dtype].narrow(0, shard.range.start, len(shard.range))
-        dtype = self._narrow(shard, version)
-        return whole if dtype is None else whole.view(dtype)[: len(shard.range)]
+    def _back_of(self, shard: int, version: int) -> Stretch:
+        first = version <= self._terms.base  # start values travel as they are
+        found = self._backs.get((shard, first))
+        if found is None:
+            where = self._shards[shard]
+            whole = self._back[where.dtype].narrow(0, where.range.start, len(where.range))
+            dtype = self._narrow(where, version)
+            found = stretch(whole if dtype is None else whole.view(dtype)[: len(where.range)])
+            self._backs[shard, first] = found
+        return found
 
 
 def wrong(server: int, shard: int, what: str) -> ProtocolError:

@@ -35,7 +35,8 @@ class Outbox:
         """Remember a push that leaves, or would if its shard were open."""
         self._pushes.setdefault(push.clock, {})[push.shard] = push
         self._made[push.clock] = self._made.get(push.clock, 0) + 1
-        self._take_back(push.clock, push.shard)
+        if self._ordered:
+            self._take_back(push.clock, push.shard)
 
     def _take_back(self, clock: int, shard: int) -> None:
         untaken = self._untaken.setdefault(clock, set())
@@ -65,7 +66,7 @@ class Outbox:
     def pushed(self, clock: int, shard: int) -> None:
         """Take in that a shard's pushes up to `clock` are on all of its chain."""
         for known in [known for known in self._pushes if known <= clock]:
-            if self._pushes[known].pop(shard, None) is not None:
+            if self._pushes[known].pop(shard, None) is not None and self._ordered:
                 self.taken(known, shard)
             if not self._pushes[known] and (known in self._steps or not self._ordered):
                 self._forget(known)
@@ -111,7 +112,7 @@ class Outbox:
     def again(self, shard: int) -> list[Push]:
         """Return the shard's pushes that must be sent again, the oldest first; none of them counts as taken."""
         clocks = sorted(clock for clock, pushes in self._pushes.items() if shard in pushes)
-        for clock in clocks:
+        for clock in clocks if self._ordered else ():
             self._take_back(clock, shard)
         return [self._pushes[clock][shard] for clock in clocks]
 

@@ -14,7 +14,7 @@ import torch
 from psctl.store.compressing import coder, residual_dtype
 from psctl.store.landing import flat_buffers
 from psctl.store.lending import Lending
-from psctl.store.pieces import Piece, torch_dtype
+from psctl.store.pieces import Piece, Stretch, stretch, torch_dtype
 from psctl.store.shards import spaces
 from psctl.store.state import Terms
 from psctl.words import Shard
@@ -41,6 +41,7 @@ class Sending:
         coded = flat_buffers(terms, only=[name for name, one in self._coders.items() if one is not None])
         plain = [name for name, one in self._coders.items() if one is None]
         self._flat = [coded | flat_buffers(terms, lending, only=plain) for _ in range(self._turns)]
+        self._plain: list[dict[int, Stretch]] = [{} for _ in range(self._turns)]
         self._codes: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
         self._sizes: list[dict[int, int]] = [{} for _ in range(self._turns)]
         self.residual: dict[str, torch.Tensor] = {}
@@ -71,12 +72,15 @@ class Sending:
         """Return the bytes of a shard's code; -1: it travels as it is."""
         return self._sizes[clock % self._turns].get(shard, -1)
 
-    def of(self, clock: int, shard: int) -> torch.Tensor:
+    def of(self, clock: int, shard: int) -> Stretch:
         """Return what travels of a shard that has a gradient."""
         turn = clock % self._turns
         if shard in self._codes[turn]:
-            return self._codes[turn][shard][: self._sizes[turn][shard]]
-        return self._part(self._flat[turn], shard)
+            return stretch(self._codes[turn][shard][: self._sizes[turn][shard]])
+        found = self._plain[turn].get(shard)
+        if found is None:
+            found = self._plain[turn][shard] = stretch(self._part(self._flat[turn], shard))
+        return found
 
     def _part(self, flat: Mapping[str, torch.Tensor], shard: int) -> torch.Tensor:
         one = self._shards[shard]

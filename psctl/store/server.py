@@ -362,18 +362,18 @@ class ServerMind:
 
     def _to(self, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
         """Ask one shard; see to what changes when it comes to be led here, or is not held any more."""
-        mind = self._shard("the coordinator", index, made=True)
+        mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert mind is not None, "it was made"
         with self._guard(index):
             led, before = mind.leads, mind.chain.role
             found = ask(mind)
-            leads, role, followers = mind.leads, mind.chain.role, set(mind.chain.followers)
+            leads, role, followers = mind.leads, mind.chain.role, mind.chain.followers.keys()
         outputs = self._gather(found)
         if leads and not led:
             outputs += self._now_leads(index)
         if role == "none" and before != "none":
             self.shards = {other: one for other, one in self.shards.items() if other != index}
-        if index == 0:
+        if index == 0 and followers != self._aside_to:
             with self._guard(LEDGER):
                 for server in sorted(followers - self._aside_to):
                     if server in self._servers:

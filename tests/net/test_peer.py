@@ -296,10 +296,11 @@ def test_nothing_is_left_behind(pair: Any, note: Any) -> None:
 def test_what_is_sent_together_leaves_in_one_go_and_in_order(pair: Any, note: Any) -> None:
     mine, _ = pair.join()
     before = mine.bytes_sent
-    with mine.together():
-        for word in ("one", "two", "three"):
-            mine.send(note(word))
-        assert mine.bytes_sent == before
-        assert mine.pending() > 0
+    mine.hold_back()
+    for word in ("one", "two", "three"):
+        mine.send(note(word))
+    assert mine.bytes_sent == before
+    assert mine.pending() > 0
+    mine.let_go()
     assert [pair.server.next("received")[1][0].text for _ in range(3)] == ["one", "two", "three"]
     assert mine.pending() == 0

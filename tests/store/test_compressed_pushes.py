@@ -141,7 +141,7 @@ def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None
     coder = Coder(KINDS[kind], torch.float32)
     outs = [pushed(each, 0, gradient(rank), (True, rank != 1)) for rank, each in enumerate(workers)]
     for rank, each in enumerate(workers):
-        coder.add(each.pushes.of(0, 0), HELD, [1, int(rank != 1)], want, 1.0)
+        coder.add(each.pushes.of(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
     for rank in (2, 0, 1):  # rank 2's is staged
         deliver(mind, rank, outs[rank])
     mind.ordered(0, Order([], None, False))
@@ -170,7 +170,7 @@ def test_a_code_is_read_where_its_worker_has_it() -> None:
     deliver(sent, 0, outs)
     size = worker.pushes.size(0, 0)
     head = Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, size), size)
-    lent.pushed(0, head, 0, bytes_view(worker.pushes.of(0, 0)))
+    lent.pushed(0, head, 0, worker.pushes.of(0, 0).bytes)
     for mind in (sent, lent):
         mind.ordered(0, Order([], None, False))
     assert torch.equal(sent.state.values, lent.state.values)
@@ -181,7 +181,7 @@ def test_under_asp_a_code_is_a_step() -> None:
     mind, worker = server("topk", 1, "server", None), client("topk", 0, 1)
     outs = pushed(worker, 0, gradient(0))
     want = torch.zeros(SHARD.range.stop)
-    Coder(KINDS["topk"], torch.float32).add(worker.pushes.of(0, 0), HELD, [1, 1], want, 1.0)
+    Coder(KINDS["topk"], torch.float32).add(worker.pushes.of(0, 0).tensor, HELD, [1, 1], want, 1.0)
     deliver(mind, 0, outs)
     mind.ordered(0, Order([{"lr": 1.0}], None, False, 0))
     torch.testing.assert_close(mind.state.values, -want)
