@@ -101,10 +101,10 @@ class Peer:
         return self._out.add(message, self._codec.encode(message), view, urgent=urgent)
 
     def hold_back(self) -> None:
-        """Hold back what this thread sends from now on, until `let_go`: it leaves in one go."""
+        """Hold back what this thread sends from now on, until `send_held`: it leaves in one go."""
         self._outgoing.cork(threading.get_ident())
 
-    def let_go(self) -> None:
+    def send_held(self) -> None:
         """Send what was held back."""
         self._outgoing.cork(None)
 

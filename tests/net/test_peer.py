@@ -301,6 +301,6 @@ def test_what_is_sent_together_leaves_in_one_go_and_in_order(pair: Any, note: An
         mine.send(note(word))
     assert mine.bytes_sent == before
     assert mine.pending() > 0
-    mine.let_go()
+    mine.send_held()
     assert [pair.server.next("received")[1][0].text for _ in range(3)] == ["one", "two", "three"]
     assert mine.pending() == 0
