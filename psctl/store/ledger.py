@@ -69,7 +69,7 @@ class Ledger:
     Args:
         membership: who takes part.
         first: the first clock.
-        staleness: None under asp.
+        staleness: None under asp, and where workers step, for then nothing is ordered.
     """
 
     def __init__(self, membership: Membership, first: int, staleness: int | None) -> None:

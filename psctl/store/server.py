@@ -86,7 +86,7 @@ class ServerMind:
         self._all, self._held, self._restored = list(shards), pieces(terms.layout, shards), restored
         self._guard, self._lending = guard, lending
         self._membership = Membership.first(terms.world, terms.base)
-        self._ledger = Ledger(self._membership, terms.base, terms.staleness)
+        self._ledger = Ledger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
         self._asides = Asides(terms.buffers)
         self._aside_to: set[int] = set()  # servers that have all asides that are here
         self._workers: set[int] = set()  # connected
@@ -396,6 +396,5 @@ class ServerMind:
             with self._guard(index):
                 ranks.update(mind.missing(clock))
         with self._guard(LEDGER):
-            if self.terms.update == "server":
-                ranks.update(self._ledger.missing(clock - (self.terms.staleness or 0) - 1))
+            ranks.update(self._ledger.missing(clock - (self.terms.staleness or 0) - 1))
         return sorted(ranks)
