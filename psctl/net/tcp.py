@@ -27,12 +27,19 @@ SILENCE = 5000
 """Milliseconds without a sign of life after which a peer counts as gone."""
 NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT, not in the socket module
 UNSENT = 128 << 10
-"""Bytes that may wait in the kernel for their turn on the wire: what is urgent, and credit, overtakes the rest before.
-Left alone it is megabytes, and where both directions are busy each waits for credit behind the other's bytes."""
+"""Bytes that may wait in the kernel for their turn on the wire, at least: what is urgent, and credit, overtakes all
+others before. Left alone it is megabytes: where both directions are busy each waits for credit behind the other's."""
+MOST_UNSENT = 2 << 20
+TURN = 0.002
+"""Seconds' worth of bytes that may wait so where the wire is fast: who writes is woken each time that this limit lets
+more in, so 128 KiB cost several wake-ups a frame at 1 GB/s."""
+LOOK = 4 << 20
+"""Bytes sent between two looks at the rate."""
 LUMP = 128 << 10
 """Bytes that are missing of a frame from which on a reader sleeps until they are all there: one wake-up, not eight."""
 THIN_LINEAR = 16  # TCP_THIN_LINEAR_TIMEOUTS: small streams do not double their first six attempts
 TCP_INFO_RTT = 68  # where tcpi_rtt, 4 bytes, stands in what TCP_INFO gives
+TCP_INFO_RATE = 160  # and tcpi_delivery_rate, 8 bytes
 RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, not in the socket module; Linux 6.15
 RETRY = 1000
 """Milliseconds between two attempts to send anew, at most. Left alone they double: 0.2, 0.6, 1.4, 3.0, 6.2 s, and a
@@ -51,12 +58,24 @@ class TcpStream:
         self._socket = connected
         self.name = _text(connected.getpeername())
         self.window = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SHARE
-        self._least = 1
+        self._least, self._unsent, self._until_look = 1, UNSENT, LOOK
         self._arrives = select.poll()
         self._arrives.register(connected, select.POLLIN)
 
     def send(self, data: memoryview) -> None:
         self._socket.sendall(data)
+        self._until_look -= len(data)
+        if self._until_look <= 0:
+            self._until_look = LOOK
+            self._follow_rate()
+
+    def _follow_rate(self) -> None:
+        """Let as much wait in the kernel as suits the rate at which the peer took the last bytes."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RATE + 8)
+        unsent = may_wait(int.from_bytes(info[TCP_INFO_RATE:], sys.byteorder))  # an older kernel says none: 0
+        if unsent != self._unsent:
+            self._socket.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
+            self._unsent = unsent
 
     def send_now(self, data: memoryview) -> int:
         try:
@@ -173,6 +192,14 @@ def listen(host: str, ports: tuple[int, int] | None, congestion: str = "auto") -
         hint=f"see who holds them with `ss -ltnp`, or widen network.ports ({first}-{last})",
         where=host,
     )
+
+
+def may_wait(rate: int) -> int:
+    """Return the bytes that may wait in the kernel at a rate in bytes/s, in doubling steps: rates waver."""
+    unsent = UNSENT
+    while unsent < MOST_UNSENT and 2 * unsent <= rate * TURN:
+        unsent *= 2
+    return unsent
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -10,7 +10,6 @@ from psctl.store.intake import Intake
 from psctl.store.lending import Lending
 from psctl.store.messages import LARGE, NormsOf, Pull, Values, ValuesPart
 from psctl.store.outputs import Send
-from psctl.store.pieces import bytes_view
 from psctl.store.state import ShardState
 from psctl.store.sums import squares
 
@@ -130,7 +129,7 @@ class Answers:
         if at := self._lending.place(rank, state.values):
             return [Send(rank, Values(index, version, state.present, clock, self._intake.clocks, at))]
         head = Values(index, version, state.present, clock, self._intake.clocks)
-        view = bytes_view(state.travelling())
+        view = state.bytes_of(state.travelling())
         outputs = [Send(rank, head, view[:LARGE] or None)]
         for offset in range(LARGE, len(view), LARGE):
             outputs.append(Send(rank, ValuesPart(index, version, offset), view[offset : offset + LARGE]))

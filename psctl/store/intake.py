@@ -87,7 +87,9 @@ class Intake(ABC):
                 raise self.wrong(rank, "a push that lies elsewhere, with bytes")
             if not self._begins(rank, message):
                 return None
-            staged = Staged(message.weight, message.present, self._expected(message), self._room(), message.covers)
+            room, expected = self._room(), self._expected(message)
+            view = self._state.bytes_of(room)
+            staged = Staged(message.weight, message.present, expected, room, message.covers, view=view)
             self._staged[message.clock, rank] = staged
         elif staged is None or staged.void:
             return None

@@ -247,7 +247,8 @@ class ShardMind:
             ready = self._intake.ready() if self.chain.may_append else None
             if ready is None:
                 return outputs
-            number, payload = self.version, bytes_view(ready.gradient) if any(ready.present) else memoryview(b"")
+            number, some = self.version, any(ready.present)
+            payload = self.state.bytes_of(ready.gradient) if some else memoryview(b"")
             if not len(payload):
                 self.state.give(ready.gradient)
             head = self.state.head(ready.clock, ready.order, ready.present, ready.ranks)

@@ -16,18 +16,18 @@ from psctl.store.pieces import bytes_view
 class Staged:
     """A push while it comes in and until the sum takes it; a `lent` one stands in the worker's own memory.
 
-    `covers`: whose host sum it is; (): its sender's alone.
+    `covers`: whose host sum it is; (): its sender's alone. `view`: the buffer's bytes, where they are known.
     """
 
     def __init__(
         self, weight: float, present: bytes, expected: int, buffer: torch.Tensor, covers: tuple[int, ...] = (), *,
-        lent: bool = False,
+        lent: bool = False, view: memoryview | None = None,
     ) -> None:  # fmt: skip
         self.weight, self.present, self.expected, self.covers, self.lent = weight, present, expected, covers, lent
         self.filled = expected if lent else 0
         self.void = False  # it counts no more, and its bytes are still coming in
         self.buffer = buffer
-        self.bytes = bytes_view(buffer)
+        self.bytes = bytes_view(buffer) if view is None else view
 
     @property
     def whole(self) -> bool:

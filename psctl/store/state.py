@@ -21,7 +21,7 @@ from psctl.store.compressing import narrow, rounded
 from psctl.store.fit import SCALARS, PieceOptimizer
 from psctl.store.ledger import Order, Refusal
 from psctl.store.lending import Lending
-from psctl.store.pieces import Piece, bytes_view, torch_dtype
+from psctl.store.pieces import Piece, Stretch, bytes_view, stretch, torch_dtype
 from psctl.store.snapshot import Copied, Loading, copy_shard, dtype_name
 from psctl.words import PLAIN, Compression, Layout, Shard
 
@@ -90,7 +90,7 @@ class ShardState:
     ) -> None:
         self.terms, self.shard, self.held, self._lending = terms, shard, held, lending
         self.version: int | None = None  # None: start values are not all here
-        self._made: dict[int, torch.Tensor] = {}  # all buffers, by where they lie
+        self._made: dict[int, Stretch] = {}  # all buffers, by where they lie
         self.values = self._new()
         self.narrow = narrow(terms.compression, terms.update, self.values.dtype)
         """The type in which sums travel, and to which they are rounded; None: theirs."""
@@ -107,14 +107,23 @@ class ShardState:
 
     def _new(self) -> torch.Tensor:
         buffer = self._lending.zeros(len(self.shard.range), torch_dtype(self.shard.dtype))
-        self._made[buffer.data_ptr()] = buffer
+        self._made[buffer.data_ptr()] = stretch(buffer)
         return buffer
+
+    def bytes_of(self, tensor: torch.Tensor) -> memoryview:
+        """Return the memory of a tensor of this shard as bytes."""
+        found = self._made.get(tensor.data_ptr())
+        return bytes_view(tensor) if found is None or found.tensor is not tensor else found.bytes
 
     def _tensor(self, payload: memoryview) -> torch.Tensor:
         """Return the buffer whose bytes these are. A new tensor over them would hold the view, which holds the tensor
         before: a buffer that goes round would be wrapped once more each clock."""
+        for made in self._made.values():  # a few
+            if made.bytes is payload:
+                return made.tensor
         found = torch.frombuffer(payload, dtype=self.values.dtype)
-        return self._made.get(found.data_ptr(), found)
+        whole = self._made.get(found.data_ptr())
+        return found if whole is None else whole.tensor
 
     def take(self) -> torch.Tensor:
         """Return a buffer of the shard's size, with anything in it."""
@@ -160,7 +169,7 @@ class ShardState:
         present = self._entry(head).present
         if size != (self.nbytes if any(present) else 0):
             raise ProtocolError(f"shard {self.shard.index}: an entry of {size} bytes where {self.nbytes} belong")
-        return bytes_view(self.take()) if size else memoryview(bytearray())
+        return self.bytes_of(self.take()) if size else memoryview(bytearray())
 
     def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> Entry:
         """Make the next version.

@@ -198,3 +198,30 @@ def test_nobody_listening_is_an_error_at_once() -> None:
         address = Address("127.0.0.1", probe.getsockname()[1])
         with pytest.raises(ConnectionRefusedError):
             tcp.connect(address, 5)
+
+
+def test_what_may_wait_in_the_kernel_follows_the_rate_in_steps_and_within_bounds() -> None:
+    assert [tcp.may_wait(rate) for rate in (0, 25_000_000, 125_000_000)] == [128 << 10] * 3
+    assert tcp.may_wait(400_000_000) == 512 << 10
+    assert tcp.may_wait(10**12) == 2 << 20
+
+
+def test_who_writes_much_to_a_near_reader_is_woken_less_often() -> None:
+    """On loopback the limit is more than it began with after some MiB, so fewer wake-ups let a frame in."""
+    listener = tcp.listen("127.0.0.1", None)
+    a = tcp.connect(listener.address, 5)
+    b = listener.accept()
+    data = memoryview(bytearray(1 << 20))
+
+    def limit() -> int:
+        return a._socket.getsockopt(socket.IPPROTO_TCP, tcp.NOTSENT_LOWAT)
+
+    assert limit() == tcp.UNSENT
+    reading = in_thread(lambda: read(b, 64 << 20))
+    for _ in range(64):
+        a.send(data)
+    reading()
+    found = limit()
+    for stream in (a, b, listener):
+        stream.close()
+    assert found > tcp.UNSENT, "loopback takes far more than 128 MB/s, whatever else the machine does"
