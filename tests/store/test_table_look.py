@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from psctl.store.table_look import AT_ONCE, Look, Seen
@@ -41,6 +42,17 @@ def values(answers: list[tuple[Seen, bytes]]) -> dict[tuple[str, int], list[floa
     return found
 
 
+@pytest.fixture
+def behind() -> World:
+    """A world whose server 0 has applied what its replica has not."""
+    world = World(workers=1, servers=2, replicas=1)
+    world.run()
+    world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
+    while not any(slot.version > slot.chain.acknowledged for slot in world.servers[0].slots.values() if slot.leads):
+        assert world.step()
+    return world
+
+
 def test_a_reader_sees_named_and_integer_keys_over_all_servers() -> None:
     world = World(servers=2)
     world.push(0, W, [0], [1.0, 2.0, 3.0])
@@ -54,20 +66,15 @@ def test_a_reader_sees_named_and_integer_keys_over_all_servers() -> None:
     assert all(seen.stores == ["s"] and not seen.rows for seen in listed)
 
 
-def test_what_is_not_on_all_replicas_is_told_only_when_it_is() -> None:
-    world = World(workers=1, servers=2, replicas=1)
-    world.run()
-    world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
-    while not any(slot.version > slot.chain.acknowledged for slot in world.servers[0].slots.values() if slot.leads):
-        assert world.step()
-    assert look(world, 0, keys=range(32)) == [], "the replica has not all of it"
+def test_what_is_not_on_all_replicas_is_told_only_when_it_is(behind: World) -> None:
+    assert look(behind, 0, keys=range(32)) == [], "the replica has not all of it"
     answers = []
-    plain = world.follow
-    world.follow = lambda server, outputs: (
+    plain = behind.follow
+    behind.follow = lambda server, outputs: (
         answers.extend((each.message, bytes(each.payload)) for each in outputs if is_reader(each)),
         plain(server, [each for each in outputs if not is_reader(each)]),
     )
-    world.run()
+    behind.run()
     assert len(answers) == 1
     assert all(value == [1.0, 1.0] for value in values(answers).values())
     assert len(values(answers)) > 0
@@ -117,17 +124,12 @@ def range_of(elements: int) -> list[int]:
     return list(range(-(-elements // 65536)))
 
 
-def test_readers_that_replicas_keep_waiting_are_few() -> None:
-    world = World(workers=1, servers=2, replicas=1)
-    world.run()
-    world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
-    while not any(slot.version > slot.chain.acknowledged for slot in world.servers[0].slots.values() if slot.leads):
-        assert world.step()
+def test_readers_that_replicas_keep_waiting_are_few(behind: World) -> None:
     for _ in range(AT_ONCE + 3):
-        assert look(world, 0, keys=[1]) == []
-    mind = world.servers[0]
+        assert look(behind, 0, keys=[1]) == []
+    mind = behind.servers[0]
     kept = [said.send for said in mind._outbox._queues[READERS]]
     assert [each.message.problem for each in kept] == [""] * AT_ONCE + ["busy"] * 3
-    world.assign([[1, 0], [1, 0], [1, 0], [1, 0]])
+    behind.assign([[1, 0], [1, 0], [1, 0], [1, 0]])
     kept = [said.send for said in mind._outbox._queues.get(READERS, ())]
     assert not [each for each in kept if each.message.rows], "what was read of a shard is taken back when another leads"
