@@ -205,6 +205,7 @@ class Planner:
         self._ground, self._hosts, self._asked = ground, hosts, asked
         self._search = Search(ground)
         self._hosting = next(iter(choices(hosts, asked.servers)), ())
+        self._together = asked.staleness == 0 and asked.compression.off  # as job/sharding.py has it
         self._serving: list[Floor] | None = None
 
     def plan(self, size: int, decided: bool = False) -> Plan:
@@ -254,7 +255,7 @@ class Planner:
     def _least(self, name: str, size: int) -> float:
         if name == "ps":
             if self._serving is None:
-                self._serving = floors(self._ground, self._hosts, self._asked.servers)
+                self._serving = floors(self._ground, self._hosts, self._asked.servers, together=self._together)
             part = min(coding(self._asked.compression, update).both for update in self._updates())
             return min(one.seconds(size * part, self._ground.pace("ps")) for one in self._serving)
         part = max(self._buckets(size)) * self._asked.halved
@@ -283,7 +284,8 @@ class Planner:
         """Return how `ps` does best; servers hold the values unless it takes longer by more than predictions tell."""
         found = []
         for update in self._updates():
-            how = Serving(update == "worker", self._asked.replicas, coding(self._asked.compression, update))
+            codes = coding(self._asked.compression, update)
+            how = Serving(update == "worker", self._asked.replicas, codes, self._together)
             servers = place_servers(self._ground, self._hosts, self._asked.servers, size, how)
             if not servers:
                 return _Served(update, servers, Timing(0.0, "closed form"), 0, 0.0)

@@ -4,6 +4,9 @@ A server is a process of its own on its host. Shards are dealt out evenly over s
 is its share of the servers. Servers on idle hosts take load off the workers' ports; with n worker hosts and k < n idle
 ones the best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for every n-k of a worker host, which
 whole servers come near to.
+
+Workers of one host push together where that is so: what they push to another host's servers is one gradient, not one a
+worker (store/collecting.py); each pulls for itself.
 """
 
 from __future__ import annotations
@@ -43,11 +46,13 @@ class Serving(msgspec.Struct, frozen=True):
             counts only when all shards have all of it (messages.Step).
         replicas: to how many other servers each sends what it applies; None: one, where there is another.
         coding: how gradients are made smaller.
+        together: workers of one host push one gradient to servers of others.
     """
 
     pipelined: bool = True
     replicas: int | None = 0
     coding: Coding = Coding()
+    together: bool = True
 
     def longer(self, workers: int, servers: int) -> float:
         """Return how many times as long bytes flow because servers' ports carry what replicas get, too, which is not
@@ -97,11 +102,11 @@ def serve(
     codes = how.processors(size, ground.world, len(servers), ground.crowd)
     sent, shards = size * how.coding.push, _pieces(len(servers), size, ground.world) if how.pipelined else 1
     size *= how.part(ground.hosts, servers)
+    if how.together:
+        sent *= _pushed(ground.hosts, servers)
     if ground.world > LARGE:
-        turns = Pace(1.0 if how.pipelined else 2.0)
-        return coded(paced(paced(_by_ports(ground, servers, size), turns), pace), codes), 2, sent
-    nodes = tuple(range(ground.world, ground.world + len(servers)))
-    schedule = catalog.build("ps", ground.world, Options(servers=nodes, pieces=shards))
+        return coded(paced(_by_ports(ground, servers, size, how), pace), codes), 2, sent
+    schedule = catalog.build("ps", ground.world, _options(ground, servers, shards, together=how.together))
     costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
     timing = simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs)
     return coded(paced(timing, pace), codes), 2, sent
@@ -146,15 +151,39 @@ def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
     return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
 
 
-def floors(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None) -> list[Floor]:
+def _options(ground: Ground, servers: Sequence[str], pieces: int, *, together: bool) -> Options:
+    """Return how pushes and pulls go between these hosts."""
+    nodes = tuple(range(ground.world, ground.world + len(servers)))
+    groups = _groups(ground.hosts) if together else {}
+    order = {host: index for index, host in enumerate(groups)}
+    near = tuple(order.get(host, -1) for host in servers) if groups else ()
+    return Options(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
+
+
+def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each host that has several."""
+    found: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return {host: tuple(ranks) for host, ranks in found.items() if len(ranks) > 1}
+
+
+def _pushed(hosts: Sequence[str], servers: Sequence[str]) -> float:
+    """Return how many gradients a worker sends servers on average, where a host's workers push together."""
+    workers, held = Counter(hosts), Counter(servers)
+    each = {host: held[host] / len(servers) for host in workers}
+    return sum(count * each[host] + 1 - each[host] for host, count in workers.items()) / len(hosts)
+
+
+def floors(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True) -> list[Floor]:
     """Return what a push and a pull take at least for each way to place servers. Arguments as of `place_servers`."""
     if ground.world > LARGE:
         return [Floor(0.0, 0.0)]
     costs, found = ground.costs.get("ps", Costs()), []
     for chosen in choices(hosts, wanted):
-        nodes = tuple(range(ground.world, ground.world + len(chosen)))
-        schedule = catalog.build("ps", ground.world, Options(servers=nodes))
-        places = (*ground.ranks, *(hosts[at].name for at in chosen))
+        names = [hosts[at].name for at in chosen]
+        schedule = catalog.build("ps", ground.world, _options(ground, names, 1, together=together))
+        places = (*ground.ranks, *names)
         found.append(floor(schedule, ground.network, places, costs.alpha))
     return found
 
@@ -168,15 +197,22 @@ def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) 
     return sorted([*busy, *(index for index in free for _ in range(times))])
 
 
-def _by_ports(ground: Ground, servers: Sequence[str], size: float) -> Timing:
-    """Return the time when pushes and pulls overlap: that of the busiest port, or loopback, beside two messages."""
+def _by_ports(ground: Ground, servers: Sequence[str], size: float, how: Serving) -> Timing:
+    """Return the time of the busiest port, or loopback, beside two messages."""
     costs = ground.costs.get("ps", Costs())
     workers, held = Counter(ground.hosts), Counter(servers)
     worst, name, wait = 0.0, "", 0.0
     for host in {*workers, *held}:
         away = next((other for other in (ground.hosts[0], ground.hosts[-1]) if other != host), None)
-        part = held[host] / len(servers)
-        across = size * (workers[host] * (1 - part) + part * (ground.world - workers[host]))
+        part, others = held[host] / len(servers), ground.world - workers[host]
+        pulled, answered = workers[host] * (1 - part), part * others
+        pushed, taken = pulled, answered
+        if how.together:
+            pushed, taken = min(1, workers[host]) * (1 - part), part * (len(workers) - (workers[host] > 0))
+        if how.pipelined:
+            across = size * max(pushed + answered, taken + pulled)
+        else:
+            across = size * (max(pushed, taken) + max(pulled, answered))
         ways = [(across, away)] if away is not None else []
         ways += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
         for amount, other in ways:

@@ -46,13 +46,14 @@ class Options(msgspec.Struct, frozen=True):
         paced: one peer at a time (sharded).
         rings: rings with weights (multi-ring).
         trees: packed trees.
-        groups: the ranks of each group (hierarchical).
+        groups: the ranks of each group (hierarchical); those that share a host and push together (ps).
         inner: strategy within a group.
         outer: strategy between groups; hierarchical again for a third level.
         across: what the outer strategy is told.
         helpers: further nodes that may serve; with no `servers` named, ranks and helpers share as BytePS does (ps).
         servers: nodes that serve, ranks or helpers from `world` on (ps).
         shares: share of each server; equal when empty.
+        near: the group of each server's own host, by index, or -1 (ps with groups).
     """
 
     root: int = 0
@@ -70,6 +71,7 @@ class Options(msgspec.Struct, frozen=True):
     helpers: int = 0
     servers: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    near: tuple[int, ...] = ()
 
 
 Builder = Callable[[int, Options], Schedule]
@@ -105,7 +107,7 @@ def _hierarchical(world: int, given: Options) -> Schedule:
 
 def _ps(world: int, given: Options) -> Schedule:
     if given.servers:
-        return star.build(world, given.servers, given.shares or None, given.pieces)
+        return star.build(world, given.servers, given.shares or None, given.pieces, given.groups, given.near)
     servers, shares = star.split(world, given.helpers)
     return star.build(world, servers, shares, given.pieces)
 

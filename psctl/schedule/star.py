@@ -6,6 +6,9 @@ m workers and n equal servers push and pull take 2 max(N/B_w, mN/(nB_s)), and ha
 needs pieces; m = n co-located moves what a ring moves. BytePS (OSDI 2020, theorem 1) uses both at once: with n GPU
 machines and k CPU machines on equal links, shares of (n-k) and 2(n-1) make all links equally busy, and
 t = 2n(n-1)N/((n² + kn - 2k)B), from 2(n-1)/n N/B at k = 0 to N/B at k = n.
+
+Ranks of one host (a group) may add up first: a chunk then leaves the group once, from one of them, where its server is
+not of their host; each pulls for itself.
 """
 
 from __future__ import annotations
@@ -57,7 +60,33 @@ def spread(world: int, servers: Sequence[int], shares: Sequence[int]) -> Spread:
     return Spread(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
 
 
-def build(world: int, servers: Sequence[int], shares: Sequence[int] | None = None, pieces: int = 1) -> Schedule:
+def _gathered(
+    world: int, servers: Sequence[int], groups: Sequence[Sequence[int]], near: Sequence[int]
+) -> list[Transfer]:  # fmt: skip
+    """Return the push: ranks to the one of their group that pushes for all, or to their server themselves."""
+    of = {rank: index for index, group in enumerate(groups) for rank in group}
+    lanes = max(world, len(servers))
+    transfers = []
+    for chunk, server in enumerate(servers):
+        for rank in range(world):
+            index = of.get(rank, -1)
+            alone = index < 0 or near[chunk] == index
+            pusher = rank if alone else groups[index][chunk % len(groups[index])]
+            if pusher == rank:
+                transfers.append(Transfer(1, rank, server, chunk, "reduce", (chunk + rank) % lanes))
+            else:
+                transfers.append(Transfer(0, rank, pusher, chunk, "reduce", (chunk + rank) % lanes))
+    return transfers
+
+
+def build(
+    world: int,
+    servers: Sequence[int],
+    shares: Sequence[int] | None = None,
+    pieces: int = 1,
+    groups: Sequence[Sequence[int]] = (),
+    near: Sequence[int] = (),
+) -> Schedule:
     """Return the all-reduce through parameter servers.
 
     Args:
@@ -65,7 +94,10 @@ def build(world: int, servers: Sequence[int], shares: Sequence[int] | None = Non
         servers: the nodes that serve: ranks, or helpers from `world` on.
         shares: relative share of each server, positive whole numbers; equal when None.
         pieces: cut every share so often; with 2 or more, pulls overlap with later pushes.
+        groups: ranks that share a host and push together; where there are any, all servers are helpers.
+        near: for each server the group of its own host, by index; -1: none is.
     """
     parts = tuple(shares or (1,) * len(servers))
     params = {"servers": list(servers), "shares": list(parts), "pieces": pieces}
-    return all_reduce("ps", world, spread(world, servers, parts), pieces=pieces, params=params)
+    up = _gathered(world, servers, groups, near) if groups else None
+    return all_reduce("ps", world, spread(world, servers, parts), up=up, pieces=pieces, params=params)
