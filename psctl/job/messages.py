@@ -319,7 +319,7 @@ class Decision(Message, frozen=True):
     `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
     and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronisations; 1: none. `elastic`: who takes part may change while they
-    train.
+    train. `hosts`: ranks that share a host, whose gradients are summed before others' (store/host_sums.py).
     """
 
     strategy: str
@@ -333,6 +333,7 @@ class Decision(Message, frozen=True):
     period: int = 1
     elastic: bool = False
     compression: Compression = PLAIN
+    hosts: tuple[tuple[int, ...], ...] = ()
 
 
 class Go(Message, frozen=True):

@@ -186,9 +186,12 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
 
 
 def listens(job: Job, rank: Rank, message: Listens) -> None:
-    """A worker listens for others of its schedule: tell all of all once every worker does."""
+    """A worker listens for others: of its schedule, who are told of all once every worker does; or, under ps, of its
+    host, who are told of those that do so far."""
     rank.listens = message
     workers = job.of("worker")
+    if job.together:
+        workers = [each for each in workers if each.host == rank.host and each.listens and not each.ended]
     if job.leaving or not all(each.listens for each in workers):
         return
     for one in workers:
@@ -212,7 +215,7 @@ def _decide(job: Job, made: ShardsMade) -> None:
     zero = job.of("worker")[0].prepared
     assert zero is not None
     assert job.plan is not None
-    job.layout, job.buffers = zero.layout, zero.buffers
+    job.layout, job.buffers, job.together = zero.layout, zero.buffers, sharding.together(job)
     holding = job.of("server") if job.plan.servers else []  # else there may be some that hold tables alone
     assignment = sharding.begin(job, made) if holding else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)

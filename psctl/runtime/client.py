@@ -37,17 +37,20 @@ from typing import Any
 import torch
 
 from psctl.clock import Clock
-from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
+from psctl.errors import ConnectionFailed, JobFailed
+from psctl.job.meetings import WorkersAt
 from psctl.job.membership import Reassign, ServerUnreachable, Shared
 from psctl.job.messages import Decision
-from psctl.runtime.heard import Heard
+from psctl.runtime.heard import Heard, silence
+from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
 from psctl.runtime.overlap import UnderWay
 from psctl.runtime.sharing import Sharing, alone
-from psctl.store.client import ClientMind, Out
+from psctl.store.client import ClientMind
 from psctl.store.landing import Take
 from psctl.store.messages import FromServer, Message, Push, PushPart, Why
+from psctl.store.pushing import Out, Say
 from psctl.words import Address, Member, Number, ServerAt
 
 TICK = 1.0
@@ -70,6 +73,7 @@ class ParameterClient:
         trace: called with (time, "push-bytes-left", shard, clock) when a part of a push has left this process.
         tell: sends a message to the coordinator.
         sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
+        host: the way to others of this host that push together with this worker; None: there are none.
     """
 
     def __init__(
@@ -83,9 +87,9 @@ class ParameterClient:
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
         tell: Callable[[Any], object] = lambda message: None,
         sharing: Sharing | None = None,
+        host: HostPushes | None = None,
     ) -> None:
-        self.base = decision.resume.step if decision.resume else 0
-        """The first clock."""
+        self.base = decision.resume.step if decision.resume else 0  # the first clock
         terms = terms_of(decision, world)
         first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
         self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
@@ -105,6 +109,9 @@ class ParameterClient:
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
         self.together = self._links.together  # what is said within leaves in one go
+        self._host = host
+        if host is not None:
+            host.begin(self._mind, self._say, tell)
         self._links.assigned(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
@@ -232,15 +239,12 @@ class ParameterClient:
     def aside(self, clock: int) -> bytes:
         """Return what rank 0 left at the start of `clock`; blocks until it is there."""
         self._say(lambda: self._mind.ask_aside(clock))
-        found: list[bytes] = []
-
-        def missing() -> set[int]:
-            data = self._mind.aside_of(clock)
-            found[:] = [] if data is None else [bytes(data)]
-            return set() if found else {self._mind.owners[0]}
-
+        missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
         self._wait_until(f"the state at clock {clock}", clock, missing)
-        return found[0]
+        with self._changed:
+            found = self._mind.aside_of(clock)
+        assert found is not None, "the wait was for it"
+        return bytes(found)
 
     # ---- about itself ------------------------------------------------------------------------------------------
 
@@ -282,12 +286,16 @@ class ParameterClient:
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""
+        if self._host is not None:
+            self._host.close()
         self._links.close(reason, TICK)
 
     # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
 
-    def told(self, message: Reassign | Shared) -> None:
-        """Take in a new assignment; an older one than the newest says nothing."""
+    def told(self, message: Reassign | Shared | WorkersAt) -> None:
+        """Take in who of this host listens, or a new assignment; an older one than the newest says nothing."""
+        if isinstance(message, WorkersAt) and self._host is not None:
+            self._host.told(message)
         if not isinstance(message, Reassign):
             return
         new = message.assignment
@@ -314,8 +322,7 @@ class ParameterClient:
         """Block until `missing` names no server any more; see `wait` for what it raises."""
         with self._lock:
             self._raise_if_refused()
-            servers = missing()
-            if not servers:
+            if not (servers := missing()):
                 return
             began = asked = self._clock.now()
             try:
@@ -340,29 +347,22 @@ class ParameterClient:
     def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
         for server in servers:
             silent = self._clock.now() - max(began, self._heard.get(server, began))
-            if silent <= self._patience:
-                continue
-            at, error = self._links.at(server), self._links.error(server)
-            name, where = f"server/{server}" + (f" at {at.address}" if at is not None else ""), f"server/{server}"
-            if error is not None:
-                why = f"{name} is lost since {silent:.0f} s, and no other took its place: {error.message}"
-                raise PeerLost(why, where=where) from error
-            raise TimedOut(
-                f"{name} has not said a word for {silent:.0f} s while it was asked for {what}",
-                f"look at the log of server/{server}",
-                where=where,
-            )
+            if silent > self._patience:
+                raise silence(server, self._links.at(server), self._links.error(server), silent, what)
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
-    def _say(self, what: Callable[[], Sequence[Out]]) -> None:
+    def _say(self, what: Callable[[], Sequence[Say]]) -> None:
         with self._lock:
             self._send(what())
 
-    def _send(self, outs: Sequence[Out]) -> None:
+    def _send(self, said: Sequence[Say]) -> None:
         """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
-        for out in outs:
-            self._links.send(out.server, out.message, out.payload)
+        for one in said:
+            if isinstance(one, Out):
+                self._links.send(one.server, one.message, one.payload)
+            elif self._host is not None:
+                self._host.do(one)
 
     def joined(self, at: ServerAt, peer: Any) -> None:
         if self._trace is not None:
@@ -390,7 +390,7 @@ class ParameterClient:
     def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
             if self._links.down(at, peer, error):
-                self._mind.lost(at.rank)
+                self._send(self._mind.lost(at.rank))
                 self._sharing.parted(named(at))
                 self._changed.notify_all()
 

@@ -17,6 +17,7 @@ from psctl.net.peer import Credentials, dial
 from psctl.net.segments import inherited
 from psctl.runtime import session as sessions
 from psctl.runtime.client import ParameterClient
+from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.lone import Lines, Lone, torchrun_rank
 from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, read_orders
 from psctl.runtime.plane import Plane
@@ -114,6 +115,8 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
                 congestion=orders.congestion,
             )  # fmt: skip
 
+        sharing = Sharing(segments)
+        together = any(orders.member.rank in group for group in decision.hosts)
         return ParameterClient(
             orders.member,
             orders.world,
@@ -123,7 +126,8 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
             PATIENCE,
             _left(trace) if trace else None,
             session.send,
-            Sharing(segments),
+            sharing,
+            HostPushes(orders.member, folder, sharing) if together else None,
         )
 
     def links() -> Links:

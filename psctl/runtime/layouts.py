@@ -19,7 +19,8 @@ _FLOATS = {"float64", "float32", "bfloat16", "float16"}
 def terms_of(decision: Decision, world: int) -> Terms:
     """Return what workers and servers must know of a decision; `world`: workers at the start."""
     base = decision.resume.step if decision.resume else 0
-    return Terms(decision.layout, world, decision.update, base, decision.staleness, decision.compression)
+    staleness, hosts = decision.staleness, decision.hosts
+    return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts)
 
 
 def check_given(model: object, optimizer: object, scheduler: object) -> None:

@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
 
-Membership = Reassign | Shared
-"""What is said while a job trains of who takes part and who has which shard."""
+Membership = Reassign | Shared | WorkersAt
+"""What is said while a job trains of who takes part, who has which shard, and who listens for others of its host."""
 
 _steps: list[Callable[[], int | None]] = []
 """How to ask the process's run for its step; filled by psctl.init, read by the bootstrap when the script fails."""
@@ -130,8 +130,11 @@ class Session:
 
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Take in one message."""
-        if isinstance(message, Reassign | Shared):
+        if isinstance(message, Membership):
             with self._changed:
+                if isinstance(message, WorkersAt):
+                    self._workers = message
+                    self._changed.notify_all()
                 if isinstance(message, Shared) and self.division is not None:
                     self.division.heard(message)
                 listener = self._listener
@@ -168,8 +171,6 @@ class Session:
                     self._tables = message
                     if self._tables_moved is not None:
                         self._tables_moved(message)
-                case WorkersAt():
-                    self._workers = message
                 case say.Leave():
                     self._closing = True
                     self._leave(JobFailed(message.reason))

@@ -67,8 +67,9 @@ class Sharing(Lending):
         return part
 
     def place(self, rank: int, tensor: torch.Tensor) -> Place | None:
-        if rank not in self._near:
-            return None
+        return self.where(tensor) if rank in self._near else None
+
+    def where(self, tensor: torch.Tensor) -> Place | None:
         start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         for base, segment in self._own:
             if base <= start and start + size <= base + segment.size:
@@ -109,12 +110,21 @@ class Sharing(Lending):
             case IsNear():
                 self._near[member.rank] = member
             case Push(at=Place() as at) | Values(at=Place() as at):
-                segment = self._found(member, at.segment) if self._near.get(member.rank) == member else None
-                if segment is None:
+                found = self.read(member, at) if self._near.get(member.rank) == member else None
+                if found is None:
                     what = f"{member}: lends memory {at.segment}, which is not on this host"
                     raise ProtocolError(what, where=str(member))
-                return segment.part(at.offset, at.size)
+                return found
         return None
+
+    def read(self, member: Member, at: Place) -> memoryview | None:
+        """Return bytes that another process lends; None when it is not on this host.
+
+        Raises:
+            ProtocolError: its segment has no such bytes.
+        """
+        segment = self._found(member, at.segment)
+        return segment.part(at.offset, at.size) if segment is not None else None
 
     def _found(self, member: Member, number: int) -> Segment | None:
         with self._lock:

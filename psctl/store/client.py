@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import msgspec
 import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.asides import Fetching
+from psctl.store.collecting import Gather
+from psctl.store.joint_norms import JointNorms
 from psctl.store.landing import Landings, Take, wrong
 from psctl.store.lending import Lending, Lent
 from psctl.store.messages import (
@@ -32,36 +33,24 @@ from psctl.store.messages import (
     AsideOf,
     Because,
     Begin,
+    Beside,
     FromServer,
-    FromWorker,
     Leads,
     Norms,
     NormsOf,
     Pull,
-    Push,
     Pushed,
-    PushPart,
     Refused,
     SaveNow,
-    Step,
     Taken,
     Values,
     ValuesPart,
 )
-from psctl.store.outbox import Outbox
 from psctl.store.pieces import bytes_view, pieces
+from psctl.store.pushing import Out, Pushing, Say
 from psctl.store.route import Route
-from psctl.store.sending import Sending
 from psctl.store.state import Terms
 from psctl.words import Number, Shard
-
-
-class Out(msgspec.Struct, frozen=True):
-    """An instruction: send this to server `server`; the payload must not be copied before it is sent."""
-
-    server: int
-    message: FromWorker
-    payload: memoryview | None = None
 
 
 class ClientMind:
@@ -95,16 +84,14 @@ class ClientMind:
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
         self._route = Route(owners, sorted(set(owners)) if servers is None else servers)
-        self._outbox = Outbox(self._route, ordered=terms.update == "server")
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
-        self._eager, self._lending = eager, lending or Lending()
-        self.pushes = Sending(terms, shards, self.held, rank, self._lending)
-        """What is pushed from, and what error feedback keeps."""
-        self._pushed = [terms.base - 1] * len(shards)
+        self._eager = eager
+        landed = self._landed_of
+        self._pushing = Pushing(terms, shards, self.held, rank, self._route, lending or Lending(), landed)
+        self._outbox, self.pushes = self._pushing.outbox, self._pushing.sending
         self._start: Mapping[str, torch.Tensor] | None = None
-        self._norms: dict[int, dict[int, list[float | None]]] = {}  # clock -> shard -> squares
-        self._norms_wanted: int | None = None
+        self._norms = JointNorms(self.held)
         self._saving: int | None = None
         self._asides: dict[int, memoryview] = {}  # the last ones that were sent
         self._fetching = Fetching()  # what another rank left beside
@@ -116,38 +103,41 @@ class ClientMind:
 
     # ---- who leads what ---------------------------------------------------------------------------------------------
 
-    def assigned(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> list[Out]:
+    def assigned(self, epoch: int, owners: Sequence[int], servers: Sequence[int]) -> list[Say]:
         """Take over an assignment; what is outstanding leaves for shards that moved once their servers are ready."""
         changed, opened = self._route.assigned(epoch, owners, servers)
-        for shard in changed:
-            self._landings.lost(shard)
+        said = self._lost(changed)
         self._outbox.moved()
-        return self._outstanding(opened)
+        return said + self._outstanding(opened)
 
-    def lost(self, server: int) -> None:
+    def lost(self, server: int) -> list[Say]:
         """Take in that the connection to a server is gone; when there is a new one, all goes on by itself."""
-        for shard in self._route.lost(server):
-            self._landings.lost(shard)
+        said = self._lost(self._route.lost(server))
         self._outbox.forget_orders(server)
+        return said
 
-    def _leads(self, server: int, message: Leads) -> list[Out]:
+    def _lost(self, shards: Sequence[int]) -> list[Say]:
+        for shard in shards:
+            self._landings.lost(shard)
+        return [tell for shard in shards for tell in self._pushing.lost(shard)]
+
+    def _leads(self, server: int, message: Leads) -> list[Say]:
         for shard in message.shards:
             self._known(server, shard)
         return self._outstanding(self._route.leads(server, message.epoch, message.shards), server)
 
-    def _outstanding(self, shards: Sequence[int], server: int | None = None) -> list[Out]:
+    def _outstanding(self, shards: Sequence[int], server: int | None = None) -> list[Say]:
         """Send all that these shards' servers must have; `server` has said that it is ready."""
-        outs: list[Out] = []
+        outs: list[Say] = []
         again = [shard for shard in shards if self._landings.again(shard)]
         for shard in shards:
             outs += self._begin(shard)
-            for push in self._outbox.again(shard):
-                outs += self._push(msgspec.structs.replace(push, landed=self._landings.each[shard].held))
+            outs += self._pushing.again(shard)
         for owner in sorted({self.owners[shard] for shard in shards}):
             self._outbox.forget_orders(owner)
-            if self._norms_wanted is not None and self.norms(self._norms_wanted) is None:
-                outs.append(Out(owner, Norms(self._norms_wanted)))
-        outs += self._orders() + self._pull(again)
+            if self._norms.wanted is not None and self._norms.of(self._norms.wanted) is None:
+                outs.append(Out(owner, Norms(self._norms.wanted)))
+        outs += [*self._pushing.orders(), *self._pull(again)]
         if server is not None and self._saving is not None:
             outs.append(Out(server, SaveNow(self._saving)))
         if 0 in shards:
@@ -186,42 +176,24 @@ class ClientMind:
         """Return the servers that this worker must not leave yet: they lack an order or an acknowledgement of it."""
         return self._outbox.unsettled()
 
-    def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[Out]:
+    def push(self, clock: int, shard: int, present: Sequence[bool], weight: float) -> list[Say]:
         """Push a shard's gradients, which stand in `sending(clock)`, or which `pushes.encode` coded.
 
         `missing(clock, [shard])` must be empty.
         """
-        assert len(present) == len(self.held[shard]), f"shard {shard} has {len(self.held[shard])} pieces"
-        assert clock == self._pushed[shard] + 1, f"shard {shard}: push of clock {clock} after {self._pushed[shard]}"
         assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
         assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
-        self._pushed[shard] = clock
-        landed, size = self._landings.each[shard].held, self.pushes.size(clock, shard)
-        head = Push(shard, clock, float(weight), bytes(map(bool, present)), landed, size=size)
-        self._outbox.push(head)
-        return self._push(head) if self._is_open(shard) else []
+        return self._pushing.push(clock, shard, present, weight)
 
-    def _push(self, head: Push) -> list[Out]:
-        owner = self._route.owners[head.shard]
-        if not any(head.present):
-            return [Out(owner, head)]
-        flat, view = self.pushes.of(head.clock, head.shard)
-        if lent := self._lending.place(owner, flat):
-            return [Out(owner, msgspec.structs.replace(head, at=lent))]
-        offsets = range(LARGE, len(view), LARGE)
-        parts = [Out(owner, PushPart(head.shard, head.clock, at), view[at : at + LARGE]) for at in offsets]
-        return [Out(owner, head, view[:LARGE] or None), *parts]
+    def _landed_of(self, shard: int) -> int:
+        return self._landings.each[shard].held
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
-    ) -> list[Out]:
+    ) -> list[Say]:
         """Order the step of `clock`, after all its pushes; what may not leave yet comes out of `received`."""
         assert self.terms.update == "server", "where workers step servers need no order"
-        self._outbox.step(Step(clock, [dict(group) for group in groups], scale, save))
-        return self._orders()
-
-    def _orders(self) -> list[Out]:
-        return [Out(server, step) for server, step in self._outbox.orders()]
+        return self._pushing.step(clock, groups, scale, save)
 
     def save(self, version: int) -> list[Out]:
         """Have `version` saved, though its step did not say so."""
@@ -231,7 +203,7 @@ class ClientMind:
     def ask_norms(self, clock: int) -> list[Out]:
         """Ask for the norms of `clock`, all of whose pushes have been handed in."""
         assert self.terms.staleness is not None, "under asp there is no joint gradient"
-        self._norms_wanted = clock
+        self._norms.wanted = clock
         owners = {self.owners[shard] for shard in range(len(self.shards)) if self._is_open(shard)}
         return [Out(server, Norms(clock)) for server in sorted(owners)]
 
@@ -295,7 +267,7 @@ class ClientMind:
             return None
         return self._landings.place(server, message, size)
 
-    def received(self, server: int, message: FromServer, size: int = 0, lent: Lent = None) -> list[Out]:
+    def received(self, server: int, message: FromServer, size: int = 0, lent: Lent = None) -> list[Say]:
         """Take in a message whose payload, if any, stands where `place` said, or is `lent`; a wait may be over.
 
         Raises:
@@ -308,17 +280,13 @@ class ClientMind:
                 return self._leads(server, message)
             case Taken():
                 if self._known(server, message.shard) and self._is_open(message.shard):
-                    self._outbox.taken(message.clock, message.shard)
-                return self._orders()
+                    return self._pushing.taken(message.clock, message.shard)
             case Pushed():
                 self._known(server, message.shard)
-                self._outbox.pushed(message.clock, message.shard)
-                return self._orders()
+                return self._pushing.pushed(message.clock, message.shard)
             case NormsOf():
                 if self._known(server, message.shard):
-                    if len(message.squares) != len(self.held[message.shard]):
-                        raise wrong(server, message.shard, f"norms of {len(message.squares)} pieces")
-                    self._norms.setdefault(message.clock, {})[message.shard] = message.squares
+                    self._norms.filled(server, message)
             case AsideIs():
                 self._fetching.filled(server, message, size)
             case Because():
@@ -327,13 +295,35 @@ class ClientMind:
                 self.refused = message
         return []
 
-    def _landed(self, server: int, message: Values | ValuesPart, size: int, lent: Lent) -> list[Out]:
+    def _landed(self, server: int, message: Values | ValuesPart, size: int, lent: Lent) -> list[Say]:
         if not self._known(server, message.shard) or not self._landings.filled(server, message, size, lent):
             return []
-        if self.terms.staleness is not None:
-            self._outbox.pushed(message.version - 1, message.shard)  # it holds them, on all of the chain
-        again = self._pull([message.shard]) if self._landings.again(message.shard) else []
-        return self._orders() + again if self.terms.update == "server" else again
+        said = [] if self.terms.staleness is None else self._pushing.pushed(message.version - 1, message.shard)
+        if self.terms.update == "server" and self.terms.staleness is None:
+            said = self._pushing.orders()
+        return [*said, *self._pull([message.shard])] if self._landings.again(message.shard) else said
+
+    # ---- others of this host ----------------------------------------------------------------------------------------
+
+    def line_up(self, rank: int) -> list[Say]:
+        """Take in that there is a line to a worker of this host."""
+        return self._pushing.line_up(rank)
+
+    def line_down(self, rank: int) -> list[Say]:
+        """Take in that the line to a worker of this host is broken."""
+        return self._pushing.line_down(rank)
+
+    def beside(self, rank: int, message: Beside, data: Lent) -> list[Say]:
+        """Take in what a worker of this host says; `data`: what it hands in, None where that cannot be read.
+
+        Raises:
+            ProtocolError: it does not go together with us; nothing was changed.
+        """
+        return self._pushing.beside(rank, message, data)
+
+    def summed(self, gather: Gather, present: bytes) -> list[Say]:
+        """Take in that the sum of a Gather stands in its place; `present`: which pieces are in it."""
+        return self._pushing.summed(gather, present)
 
     # ---- what a wait is for -----------------------------------------------------------------------------------------
 
@@ -373,22 +363,11 @@ class ClientMind:
 
     def norms(self, clock: int) -> dict[int, float] | None:
         """Return the squares of `clock` by parameter, summed in piece order; None when some shard's are missing."""
-        found = self._norms.get(clock, {})
-        if len(found) < len(self.shards):
-            return None
-        each = [one for shard, squares in found.items() for one in zip(self.held[shard], squares, strict=True)]
-        parts = [(piece.parameter, piece.within.start, square) for piece, square in each if square is not None]
-        sums: dict[int, float] = {}
-        for parameter, _, square in sorted(parts):
-            sums[parameter] = sums.get(parameter, 0.0) + square
-        for old in [known for known in self._norms if known < clock]:
-            del self._norms[old]
-        return sums
+        return self._norms.of(clock)
 
     def without_norms(self, clock: int) -> set[int]:
         """Return the servers whose norms of `clock` are missing."""
-        found = self._norms.get(clock, {})
-        return {owner for shard, owner in enumerate(self.owners) if shard not in found}
+        return {self.owners[shard] for shard in self._norms.missing(clock)}
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 

@@ -26,3 +26,7 @@ class Lending:
     def place(self, rank: int, tensor: torch.Tensor) -> Place | None:
         """Return where the other side's process `rank` reads the tensor; None: it must be sent."""
         return None
+
+    def where(self, tensor: torch.Tensor) -> Place | None:
+        """Return where other processes of this host read the tensor; None: none of them can."""
+        return None

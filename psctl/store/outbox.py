@@ -1,8 +1,10 @@
 """What a worker has sent and must be able to send again: pushes until Pushed, step orders until all is Pushed.
 
 A step order of clock c leaves for server S when every push of c to another server is Taken, and every push of c to S
-has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). Where workers hold
-the values, no death is ever cut at a clock, so nothing is ordered: a shard's sum comes back while others still leave.
+has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). A push that goes
+in a host sum leaves on another's connection, or is dropped, so it must be Taken before any order leaves. Where workers
+hold the values, no death is ever cut at a clock, so nothing is ordered: a shard's sum comes back while others still
+leave.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Outbox:
         self._made: dict[int, int] = {}  # clock -> how many pushes there were
         self._untaken: dict[int, set[int]] = {}  # clock -> shards
         self._behind: dict[int, dict[int, int]] = {}  # clock -> server -> how many of its shards are untaken
+        self._beside: dict[int, set[int]] = {}  # clock -> shards that go in a host sum
         self._steps: dict[int, Step] = {}
         self._sent: dict[int, set[int]] = {}  # clock -> servers that have the order
 
@@ -45,6 +48,26 @@ class Outbox:
             behind, owner = self._behind.setdefault(clock, {}), self._route.owners[shard]
             behind[owner] = behind.get(owner, 0) + 1
 
+    def beside(self, clock: int, shard: int) -> None:
+        """Note that a push is to go in a host sum."""
+        if self._ordered:
+            self._beside.setdefault(clock, set()).add(shard)
+
+    def alone(self, clock: int, shard: int) -> None:
+        """Note that a push goes in no host sum."""
+        self._beside.get(clock, set()).discard(shard)
+
+    def untaken(self, clock: int, shard: int) -> Push | None:
+        """Return a push that is not Taken (where nothing is ordered: not Pushed); None where it is."""
+        if self._ordered and shard not in self._untaken.get(clock, ()):
+            return None
+        return self._pushes.get(clock, {}).get(shard)
+
+    @property
+    def outstanding(self) -> list[tuple[int, int]]:
+        """By shard and clock, what is not Pushed."""
+        return [(shard, clock) for clock, pushes in self._pushes.items() for shard in pushes]
+
     def step(self, step: Step) -> None:
         """Remember an order; `orders` says when it leaves."""
         for old in [clock for clock in self._steps if clock < step.clock - KEPT and not self._pushes.get(clock)]:
@@ -58,6 +81,7 @@ class Outbox:
         if untaken is None or shard not in untaken:
             return
         untaken.discard(shard)
+        self.alone(clock, shard)
         behind, owner = self._behind[clock], self._route.owners[shard]
         behind[owner] -= 1
         if not behind[owner]:
@@ -78,7 +102,7 @@ class Outbox:
             self._drop(clock)
 
     def _drop(self, clock: int) -> None:
-        for book in (self._pushes, self._made, self._untaken, self._behind, self._steps, self._sent):
+        for book in (self._pushes, self._made, self._untaken, self._behind, self._beside, self._steps, self._sent):
             book.pop(clock, None)
 
     def unacknowledged(self, clock: int) -> set[int]:
@@ -114,6 +138,7 @@ class Outbox:
         clocks = sorted(clock for clock, pushes in self._pushes.items() if shard in pushes)
         for clock in clocks if self._ordered else ():
             self._take_back(clock, shard)
+            self.alone(clock, shard)
         return [self._pushes[clock][shard] for clock in clocks]
 
     def forget_orders(self, server: int) -> None:
@@ -126,7 +151,7 @@ class Outbox:
         found: list[tuple[int, Step]] = []
         for clock in sorted(self._steps):
             behind = self._behind.get(clock, {})
-            if len(behind) > 1:
+            if len(behind) > 1 or self._beside.get(clock):
                 continue
             for server in self._route.servers:
                 if server in self._sent[clock] or server not in self._route.heard or behind.keys() - {server}:

@@ -2,7 +2,8 @@
 
 Plain gradients leave straight out of the buffer that they were filled into, and stay there until they are Pushed. A
 code is made when the shard is pushed: from then on its gradients may go, so that one buffer is enough for all clocks,
-and it is the code that stays until it is Pushed and is sent again as it is.
+and it is the code that stays until it is Pushed and is sent again as it is. Sums that are pushed for others of the host
+too (collecting.py) stand in buffers of their own, by the same turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from psctl.words import Shard
 
 
 class Sending:
-    """See the module's docstring. Called by the user's thread, except `of`.
+    """See the module's docstring. Called by the user's thread, except `of` and `room`.
 
     Args:
         terms: what the job agreed on.
@@ -44,6 +45,7 @@ class Sending:
         self._plain: list[dict[int, Stretch]] = [{} for _ in range(self._turns)]
         self._codes: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
         self._sizes: list[dict[int, int]] = [{} for _ in range(self._turns)]
+        self._sums: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
         self.residual: dict[str, torch.Tensor] = {}
         """What pushes left out so far, by dtype, flat; only where there is error feedback."""
         if terms.compression.feedback:
@@ -81,6 +83,13 @@ class Sending:
         if found is None:
             found = self._plain[turn][shard] = stretch(self._part(self._flat[turn], shard))
         return found
+
+    def room(self, clock: int, shard: int) -> torch.Tensor:
+        """Return where a host's sum of a shard is made; it stands as long as the send buffer of its clock."""
+        sums, one = self._sums[clock % self._turns], self._shards[shard]
+        if shard not in sums:
+            sums[shard] = torch.empty(len(one.range), dtype=torch_dtype(one.dtype))
+        return sums[shard]
 
     def _part(self, flat: Mapping[str, torch.Tensor], shard: int) -> torch.Tensor:
         one = self._shards[shard]

@@ -15,6 +15,7 @@ import torch
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost
 from psctl.job.assignment import assign
+from psctl.job.meetings import Listens, WorkerAt, WorkersAt
 from psctl.job.membership import Reassign
 from psctl.job.messages import (
     Decision,
@@ -32,6 +33,7 @@ from psctl.net.memory import MemoryNetwork
 from psctl.net.peer import Credentials
 from psctl.net.segments import Segments, SegmentsOfHost, pair
 from psctl.runtime.client import ParameterClient
+from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.server import Server
 from psctl.runtime.sharing import Sharing
 from psctl.store.messages import Kinds
@@ -132,11 +134,14 @@ class World:
     Args:
         checkpoint: whole tensors by name, as `checkpoint()` of another world returns them; with the `step` they are of.
         near: tells who is on the one host where memory is shared; the others are elsewhere.
+        hosts: workers that share a host, whose gradients are summed before others'.
+        folder: where these have lines to each other; None: they have none.
     """
 
     def __init__(
         self, layout: Layout, workers=1, servers=1, update="server", target=256, checkpoint=None, step=0, trace=None,
         patience=20.0, silence=5.0, decided=True, load_end=None, staleness=0, replicas=0, near=lambda member: True,
+        hosts=(), folder=None,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
         self._host, self._near = Host(), near
@@ -155,7 +160,8 @@ class World:
         chains = assign(sizes(shards), {rank: rank for rank in range(servers)}, replicas)
         alive = [ServerAt(rank, 0, address) for rank, address in enumerate(addresses)]
         first = self.assignment = Assignment(0, chains, [[] for _ in chains], alive)
-        self.decision = Decision("ps", update, layout, shards, first, resume, staleness=staleness)
+        self.decision = Decision("ps", update, layout, shards, first, resume, staleness=staleness, hosts=hosts)
+        self._folder, self._listening = folder, []
         if decided:
             self.decide()
         self.clients = [self._client(rank, trace, patience) for rank in range(workers)]
@@ -189,10 +195,25 @@ class World:
 
     def _client(self, rank, trace, patience) -> ParameterClient:
         me = Member("worker", rank)
+        sharing = self._sharing(me)
+        lines = self._folder is not None and any(rank in group for group in self.decision.hosts)
         return ParameterClient(
             me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace,
-            sharing=self._sharing(me),
+            tell=lambda message: self._tell(me, message), sharing=sharing,
+            host=HostPushes(me, self._folder, sharing) if lines else None,
         )  # fmt: skip
+
+    def _tell(self, me: Member, message) -> None:
+        """A worker tells the coordinator something."""
+        if isinstance(message, Listens):
+            self._listening.append(WorkerAt(me.rank, me.incarnation, None, message.secret))
+
+    def meet(self) -> None:
+        """Tell the workers of each host who of it listens."""
+        for group in self.decision.hosts:
+            told = WorkersAt([at for at in self._listening if at.rank in group])
+            for rank in group:
+                self.clients[rank].told(told)
 
     def _sharing(self, member: Member) -> Sharing | None:
         return self._host.sharing(member) if self._near(member) else None

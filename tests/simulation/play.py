@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from psctl.store import answers, asides, client, entries
+from psctl.store import answers, asides, client, entries, pushing
 from psctl.store.messages import Push, PushPart
 from psctl.words import Member
 
@@ -175,7 +175,8 @@ class Play:
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
     """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
-    rooms = [(asides, "PART"), (entries, "PART"), (entries, "LARGE"), (client, "LARGE"), (answers, "LARGE")]
+    rooms = [(asides, "PART"), (entries, "PART")]
+    rooms += [(room, "LARGE") for room in (entries, client, pushing, answers)]
     before = [getattr(room, name) for room, name in rooms]
     for room, name in rooms:
         setattr(room, name, size)

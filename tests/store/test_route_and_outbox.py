@@ -41,6 +41,35 @@ def test_with_one_server_an_order_waits_for_nothing():
     assert [server for server, _ in box.orders()] == [0]
 
 
+def test_what_goes_in_a_host_sum_is_taken_before_any_order_leaves():
+    _, box = opened([0, 1, 0])
+    for shard in range(3):
+        box.push(push(0, shard))
+    box.beside(0, 0)
+    box.beside(0, 2)
+    box.step(Step(0, []))
+    box.taken(0, 1)
+    assert box.orders() == [], "that of shards 0 and 2 does not come on our connection to their own server"
+    box.taken(0, 0)
+    assert box.orders() == []
+    box.alone(0, 2)
+    assert [server for server, _ in box.orders()] == [0], "now shard 2's does"
+    box.taken(0, 2)
+    assert [server for server, _ in box.orders()] == [1]
+
+
+def test_what_is_said_again_is_in_no_host_sum_any_more():
+    _, box = opened([0, 0])
+    for shard in range(2):
+        box.push(push(0, shard))
+        box.beside(0, shard)
+    box.step(Step(0, []))
+    box.taken(0, 1)
+    assert box.orders() == []
+    assert [one.shard for one in box.again(0)] == [0]
+    assert [server for server, _ in box.orders()] == [0]
+
+
 def test_where_workers_hold_the_values_nothing_is_ordered_and_a_clock_is_settled_when_all_of_it_is_pushed():
     route, _ = opened([0, 1])
     box = Outbox(route, ordered=False)
