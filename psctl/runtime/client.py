@@ -241,7 +241,7 @@ class ParameterClient:
         self._say(lambda: self._mind.ask_aside(clock))
         missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
         self._wait_until(f"the state at clock {clock}", clock, missing)
-        with self._changed:
+        with self._lock:
             found = self._mind.aside_of(clock)
         assert found is not None, "the wait was for it"
         return bytes(found)
