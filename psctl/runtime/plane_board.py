@@ -7,8 +7,15 @@ last to come at least, sets a common word to n and wakes those who sleep on it (
 two copies and at most one sleep, and no message. Four processes on two busy cores, 4 KB: 0.09 ms; by messages over Unix
 sockets 1.6 ms. Spinning or yielding first was no faster there, and held the cores.
 
-Stores and loads must be seen in the order in which they are made: so on x86. Two who come at once could each miss the
-other's flag only for the moment that a store takes to be seen, and would then sleep no longer than a LOOK.
+Stores and loads must be seen in the order in which they are made: slot before flag by who writes, flag before slot by
+who reads. So they are on x86-64, where nothing but a store and a load after it may change places: two who come at once
+could each miss the other's flag for the moment that a store takes to be seen, and would sleep no longer than a LOOK.
+
+Elsewhere it is off (`possible`), and these vectors travel as records. On aarch64 any two of these accesses may be seen
+the other way round, and a slot be read as it was two vectors ago; the interpreter's stores and loads of shared memory
+are plain ones, and nothing that it offers promises to order them for another process. A futex call does so today, but
+does not promise it, and who finds all flags set makes none before it reads. It would take a barrier between slot and
+flag at both ends, below the interpreter or by membarrier(2), and such a machine to measure it on.
 """
 
 from __future__ import annotations

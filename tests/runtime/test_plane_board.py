@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import threading
 
@@ -9,14 +10,17 @@ import pytest
 import torch
 
 from psctl.runtime.plane_board import LINE, SLOT, WRAP, Board, possible, room
+from psctl.schedule import catalog
+from tests.runtime.plane_cast import PlaneCast
 
-pytestmark = pytest.mark.skipif(not possible(), reason="a board needs Linux on x86-64")
+needs = pytest.mark.skipif(not possible(), reason="a board needs Linux on x86-64")
 
 
 def nobody_is_gone() -> None:
     return
 
 
+@needs
 @pytest.mark.parametrize("before", [0, WRAP - 20])
 def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(before: int) -> None:
     world, turns = 4, 60
@@ -43,6 +47,7 @@ def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(befor
     assert not wrong
 
 
+@needs
 def test_who_waits_looks_whether_somebody_is_gone() -> None:
     looked = 0
 
@@ -55,3 +60,14 @@ def test_who_waits_looks_whether_somebody_is_gone() -> None:
     board = Board(torch.zeros(room(2), dtype=torch.uint8), 0, 2, look)
     with pytest.raises(RuntimeError, match="worker/1"):
         board.exchange(torch.zeros(10))
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64", "ppc64le"])
+def test_no_board_where_stores_may_be_seen_in_another_order(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with PlaneCast([0, 0, 0]) as cast:
+        assert [plane.board(100) for plane in cast.planes] == [None] * 3
+        vectors = [torch.arange(10) * (rank + 1) for rank in range(3)]
+        assert cast.play(catalog.build("one-shot", 3), vectors) == [None] * 3
+        assert all(torch.equal(vector, 6 * torch.arange(10)) for vector in vectors)
+        assert cast.planes[0].bytes_moved > 0, "they travelled as records"
