@@ -68,12 +68,14 @@ class Downstream:
     def settled(self) -> bool:
         """Whether all that count have all there is."""
         version = self.version
-        return version >= 0 and self.acknowledged == version
+        return version >= 0 and (not self.each or self.acknowledged == version)
 
     @property
     def may_append(self) -> bool:
         """Whether the primary may make another entry."""
         version, epoch = self.version, self._standing.epoch
+        if not self.each:
+            return self._standing.role == "primary" and version >= 0
         if self._standing.role != "primary" or version < 0 or version - self.acknowledged >= self._window:
             return False
         for one in self.each.values():
