@@ -13,6 +13,7 @@ from typing import Any
 from psctl.errors import ConnectionFailed
 from psctl.job import membership, messages
 from psctl.job.assignment import Chains, assign, copies, without
+from psctl.job.meetings import Listens, WorkerAt, WorkersAt
 from psctl.job.messages import AnyMessage, Decision, Resume, Welcome
 from psctl.store.shards import cut, sizes
 from psctl.words import Address, Assignment, Member, ServerAt, Shard
@@ -52,6 +53,7 @@ class Director:
         self.members = tuple(range(len(scenario.workers)))
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self._resume: dict[int, int] = {}
+        self._listen: dict[int, Member] = {}
         self.address = network.listen(process, self, AnyMessage, self._allow)
 
     @property
@@ -95,6 +97,8 @@ class Director:
                 self._prepare(member)
             case messages.Ready(address=address):
                 self._is_ready(member, address)
+            case Listens():
+                self._listens(member)
             case membership.CaughtUp():
                 self._caught_up(message)
             case membership.HandedOver():
@@ -151,6 +155,16 @@ class Director:
         elif not first:
             self._tell(member, messages.Go())
 
+    def _listens(self, member: Member) -> None:
+        """A worker listens for others of its host: tell those who do of each other."""
+        self._listen[member.rank] = member
+        hosts, newest = self._scenario.workers, self.newest
+        there = [one for one in self._listen.values() if newest["worker", one.rank] == one.incarnation]
+        there = [one for one in there if hosts[one.rank] == hosts[member.rank]]
+        told = WorkersAt([WorkerAt(one.rank, one.incarnation, None, b"secret") for one in there])
+        for one in there:
+            self._tell(one, told)
+
     def _decide(self) -> None:
         scenario = self._scenario
         whole = len(self._prepared) == len(scenario.workers) and len(self.alive) == len(scenario.servers)
@@ -170,7 +184,7 @@ class Director:
     def _decision(self, member: Member) -> Decision:
         return Decision(
             "ps", self._scenario.update, self._layout, self.shards, self._assignment(), self._resumed(member),
-            staleness=self._scenario.staleness,
+            staleness=self._scenario.staleness, hosts=self._scenario.groups,
         )  # fmt: skip
 
     # ---- assignments -----------------------------------------------------------------------------------------------

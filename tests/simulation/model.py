@@ -8,7 +8,7 @@ psctl. All work on elements is torch's, on tensors of a dozen elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -115,6 +115,19 @@ class Script:
         about = 1.0 + sum(positions) * 0.01 + epoch * 0.1 + rank * 0.3 + clock * 0.05
         return values * 0.25 + self._pattern * about
 
+    def together(
+        self, clock: int, parameter: int, gradients: Mapping[int, tuple[torch.Tensor, float]]
+    ) -> torch.Tensor | None:
+        """Return the sum of a parameter's gradients by rank, times their weights; None: nobody has one."""
+        start, size, total = self.starts[parameter], self.sizes[parameter], None
+        for rank in sorted(gradients):
+            gradient, share = gradients[rank]
+            if self.has(clock, rank, parameter):
+                part = gradient[start : start + size]
+                part = part * share if share != 1.0 else part
+                total = part if total is None else total + part
+        return total
+
     def numbers(self, clock: int) -> list[dict[str, Number]]:
         return groups_at(self.spec, clock)
 
@@ -132,28 +145,38 @@ class Script:
         return getattr(torch.optim, self.spec.optimizer)(given), parameters
 
 
+def by_host(hosts: Sequence[Sequence[int]], ranks: Iterable[int]) -> list[list[int]]:
+    """Return ranks as they are summed: a host's together, at the place of the first of them."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        mate = next((line for line in found for host in hosts if rank in host and line[0] in host), None)
+        if mate is None:
+            found.append([rank])
+        else:
+            mate.append(rank)
+    return found
+
+
 class Truth:
     """Training as it must come out: one process, clock by clock, from what each rank pushed."""
 
-    def __init__(self, script: Script) -> None:
-        self._script, self._flat = script, script.initial.clone()
+    def __init__(self, script: Script, hosts: Sequence[Sequence[int]] = ()) -> None:
+        self._script, self._flat, self._hosts = script, script.initial.clone(), hosts
         self._optimizer, self._parameters = script.optimizer(self._flat)
         self.clock = 0
         self.means: list[torch.Tensor] = []
         self.versions: list[torch.Tensor] = [self._flat.clone()]
 
     def step(self, gradients: dict[int, tuple[torch.Tensor, float]], divide: float) -> None:
-        """Take one clock: flat gradients and weights by rank, summed in rank order."""
+        """Take one clock: flat gradients and weights by rank, summed host by host, and in rank order on each."""
         script, clock = self._script, self.clock
         joint = torch.zeros_like(self._flat)
         there = [False] * len(script.sizes)
-        for rank in sorted(gradients):
-            gradient, share = gradients[rank]
+        for ranks in by_host(self._hosts, gradients):
             for index, (start, size) in enumerate(zip(script.starts, script.sizes, strict=True)):
-                if not script.has(clock, rank, index):
+                part = script.together(clock, index, {rank: gradients[rank] for rank in ranks})
+                if part is None:
                     continue
-                part = gradient[start : start + size]
-                part = part * share if share != 1.0 else part
                 where = joint.narrow(0, start, size)
                 where.copy_(where + part if there[index] else part)
                 there[index] = True
@@ -172,10 +195,10 @@ class Truth:
 
 
 @lru_cache(maxsize=512)
-def undisturbed(spec: Spec) -> Truth:
+def undisturbed(spec: Spec, hosts: tuple[tuple[int, ...], ...] = ()) -> Truth:
     """Return the run that nothing disturbs, all ranks in one process: every version of the values."""
     script = Script(spec)
-    truth = Truth(script)
+    truth = Truth(script, hosts)
     for clock in range(spec.steps):
         values = truth.versions[-1]
         pushed = {}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.words import Address, Member
@@ -255,6 +256,8 @@ class Network:
     def __init__(self, world: World, pace: float, torn: float) -> None:
         self.world, self._pace, self._torn = world, pace, torn
         self.dark: set[int] = set()
+        self.memory: list[torch.Tensor] = []  # that processes of a host share (beside.py)
+        self.doors: dict[Member, Address] = {}  # where a worker listens for others of its host
         self.connections: list[Connection] = []
         self.on_leave: Callable[[Process, Any, bytes | None], None] | None = None
         self.cuts: dict[frozenset[int], float] = {}

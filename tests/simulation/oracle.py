@@ -44,7 +44,7 @@ from psctl.store.state import ShardState
 from psctl.words import Member, Shard
 
 from .kernel import Broken
-from .model import Script, Truth, clock_of, taken, undisturbed
+from .model import Script, Truth, by_host, clock_of, taken, undisturbed
 from .scenario import Scenario
 
 Drawn = tuple[int, tuple[int, ...]]
@@ -65,7 +65,11 @@ class Oracle:
 
     def __init__(self, scenario: Scenario, script: Script) -> None:
         self._scenario, self._script = scenario, script
-        self._truth = undisturbed(scenario.spec) if scenario.staleness == 0 and not scenario.follows else Truth(script)
+        followed = scenario.staleness != 0 or scenario.follows
+        self._truth = Truth(script, scenario.groups) if followed else undisturbed(scenario.spec, scenario.groups)
+        self._shares: dict[tuple[int, int], float] = {}  # (rank, clock) -> weight
+        self._covers: dict[tuple[Member, int], tuple[int, ...]] = {}  # (worker, shard) -> whose sum it is sending
+        self.covered = 0  # pushes for several workers that were seen
         self._waiting: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # clock -> rank -> gradient, weight
         self._taken: dict[int, dict[int, tuple[torch.Tensor, float]]] = {}  # those that the truth holds
         self._reached = dict.fromkeys(range(scenario.spec.world), -1)  # newest clock that a rank has pushed from
@@ -142,6 +146,7 @@ class Oracle:
     def computed(self, who: Member, clock: int, gradient: torch.Tensor, share: float, drew: Drawn) -> None:
         """A worker made a gradient of these examples, for the first time or in a replay."""
         self._drew[who.rank, clock] = drew
+        self._shares[who.rank, clock] = share
         now = bytes(bytes_view(gradient))
         self._pushed[who.rank, who.incarnation, clock] = now
         self._reached[who.rank] = max(clock, self._reached[who.rank])
@@ -158,7 +163,7 @@ class Oracle:
         self._reached = dict.fromkeys(self._reached, step - 1)
         self._steps.clear()
         if self._scenario.follows:
-            before, self._truth = {**self._taken, **self._waiting}, Truth(self._script)
+            before, self._truth = {**self._taken, **self._waiting}, Truth(self._script, self._scenario.groups)
             self._waiting, self._taken = {}, {}
             for clock in range(step):
                 self._take(clock, before[clock])
@@ -174,8 +179,11 @@ class Oracle:
 
     def _take(self, clock: int, pushed: dict[int, tuple[torch.Tensor, float]]) -> None:
         world, total = self._scenario.spec.world, 0.0
-        for rank in sorted(pushed):
-            total += pushed[rank][1]
+        for ranks in by_host(self._scenario.groups, pushed):
+            together = 0.0
+            for rank in ranks:
+                together += pushed[rank][1]
+            total += together
         self._taken[clock] = pushed
         self._truth.step(pushed, world if total == 0 or abs(total - world) <= NEAR * world else total)
 
@@ -185,10 +193,30 @@ class Oracle:
         offset = message.offset if isinstance(message, PushPart) else 0
         item = torch.empty(0, dtype=self._script.dtype).element_size()
         start = shard.range.start * item + offset
-        whole = self._pushed[who.rank, who.incarnation, message.clock]
+        if isinstance(message, Push):
+            self._covers[who, message.shard] = message.covers
+            self.covered += bool(message.covers)
+        covers = self._covers[who, message.shard]
+        whole = (
+            self._together(covers, message.clock)
+            if covers
+            else (self._pushed[who.rank, who.incarnation, message.clock])
+        )
         if payload != whole[start : start + len(payload)]:
             raise Broken("buffers", f"{who} sends bytes of shard {message.shard} that are not clock "
                          f"{message.clock}'s: its buffer was overwritten before the acknowledgement")  # fmt: skip
+
+    def _together(self, ranks: Sequence[int], clock: int) -> bytes:
+        """Return the bytes of a host's sum: of what its ranks have made, whichever start of them."""
+        made = {rank: data for (rank, _, at), data in self._pushed.items() if at == clock and rank in ranks}
+        flat = {rank: torch.frombuffer(bytearray(data), dtype=self._script.dtype) for rank, data in made.items()}
+        given = {rank: (flat[rank], self._shares[rank, clock]) for rank in ranks}
+        total = torch.zeros_like(self._script.initial)
+        for index, (start, size) in enumerate(zip(self._script.starts, self._script.sizes, strict=True)):
+            part = self._script.together(clock, index, given)
+            if part is not None:
+                total[start : start + size] = part
+        return bytes(bytes_view(total))
 
     def consumed(self, rank: int, clock: int) -> None:
         """A worker's part of a clock counts."""

@@ -118,6 +118,13 @@ class Scenario:
         return bool(self.staleness) or self.deaths == "continue"
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The workers that share a host and push together."""
+        ranks = [[rank for rank, host in enumerate(self.workers) if host == one] for one in range(self.hosts)]
+        found = sorted(tuple(each) for each in ranks if len(each) > 1)
+        return tuple(found) if self.staleness == 0 and self.hosts > 1 else ()
+
+    @property
     def deadly(self) -> bool:
         """May a process be lost?"""
         return any(isinstance(fault, Crash | Power) for fault in self.faults)
@@ -145,7 +152,7 @@ def draw(seed: int) -> Scenario:
         faults = _director_faults(chance, hosts, len(workers), len(servers), pace, spec.steps)
     else:
         faults = _faults(chance, hosts, len(workers), len(servers), pace, spec.steps)
-    return Scenario(
+    drawn = Scenario(
         seed=seed, spec=spec, update=update, staleness=staleness, directed=directed,
         saves=chance.choice((0, 1, 2)) if update == "server" and not directed else 0,
         deaths=deaths,
@@ -156,6 +163,20 @@ def draw(seed: int) -> Scenario:
         torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
         norms=update == "server" and staleness is not None and chance.random() < 0.2, faults=faults,
     )  # fmt: skip
+    return replace(drawn, faults=(*faults, *_between_workers(drawn)))
+
+
+def _between_workers(scenario: Scenario) -> list[Fault]:
+    """Draw what goes wrong between workers of one host: lines break, and one of them stands still."""
+    chance, found = random.Random(scenario.seed * 40503 + 7), list[Fault]()
+    for _ in range(chance.choice((0, 1, 2, 4)) if scenario.groups else 0):
+        group = chance.choice(scenario.groups)
+        a, b = (Member("worker", rank, 0) for rank in chance.sample(group, 2))
+        when = chance.random() * scenario.pace * (12 + 10 * min(scenario.spec.steps, 12))
+        found.append(
+            Snap(when, a, b) if chance.random() < 0.7 else Pause(when, a, chance.choice((2, 8)) * scenario.pace)
+        )
+    return found
 
 
 def _spec(chance: random.Random, world: int, *, asynchronous: bool) -> Spec:

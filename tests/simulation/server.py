@@ -51,7 +51,7 @@ class Server:
         decision, welcome = self._decision, self._welcome
         assert decision is not None and welcome is not None
         base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness)
+        terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness, hosts=decision.hosts)
         restored = decision.resume is not None and decision.update == "server"
         self.mind = ServerMind(terms, decision.shards, self.process.member.rank, restored=restored)
         self.desk.open()

@@ -1,6 +1,6 @@
 """A simulated worker: the shipped ClientMind, and the order of calls that runtime's client, served and session make.
 
-Thin on purpose. What is not covered: threads inside one worker (each call runs to its end), torch's hooks (shards are
+Where workers share a host it does what runtime/host_pushes.py does. Thin on purpose. What is not covered: threads inside one worker (each call runs to its end), torch's hooks (shards are
 pushed last ones first, as backward would), the script itself.
 """
 
@@ -18,12 +18,17 @@ from psctl.job import messages as say
 from psctl.job.examples import clocks_in_epoch
 from psctl.runtime.division import Division
 from psctl.store.client import ClientMind, Out
+from psctl.store.collecting import Gather, Tell
+from psctl.store.host_sums import host_sum
+from psctl.store.messages import Beside, HandIn
 from psctl.store.pieces import pieces
+from psctl.store.pushing import Say
 from psctl.store.state import Terms
 from psctl.words import Address, Assignment, Member, ServerAt
 
+from .beside import Lines, Memory
 from .feed import Feed, Place
-from .kernel import Process, Sleep, Task, Until
+from .kernel import Broken, Process, Sleep, Task, Until
 from .links import Links
 from .model import Script, scale_at, taken, weight
 from .network import End, Network
@@ -49,6 +54,8 @@ class Worker:
         self.mind: ClientMind | None = None
         self.links = Links(process, network, self, lambda at: True)
         self._assignment: Assignment | None = None
+        self._memory = Memory(network)
+        self._lines: Lines | None = None  # to others of this host
         self.step = 0
         self._division: Division | None = None
         self._feed: Feed | None = None  # where members may change
@@ -77,6 +84,8 @@ class Worker:
                 self._tell(say.membership.Drawn(ticket, self._division.asked(ticket)))
             case say.membership.Shared() if self._division is not None:
                 self._division.heard(message)
+            case say.meetings.WorkersAt(workers=workers) if self._lines is not None:
+                self._lines.told(workers)
             case say.Go():
                 self._go = True
             case membership.Reassign(assignment=assignment):
@@ -122,6 +131,8 @@ class Worker:
         self._oracle.finished(self._rank, self.step)
         self._tell(say.Finished(self.step))
         self.links.close()
+        if self._lines is not None:
+            self._lines.close()
         assert self._coordinator is not None
         self._closing = True
         self._coordinator.close("the script ended")
@@ -169,10 +180,15 @@ class Worker:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
-        terms = Terms(decision.layout, world, decision.update, base, decision.staleness)
+        terms = Terms(decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts)
+        if decision.hosts != self._scenario.groups:
+            raise Broken("hosts", f"{decision.hosts} are said to share hosts, and {self._scenario.groups} do")
         first = decision.assignment if self._assignment is None else self._assignment
         ranks = [at.rank for at in first.servers]
-        self.mind = ClientMind(terms, decision.shards, first.owners, self._rank, servers=ranks)
+        self.mind = ClientMind(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
+        if any(self._rank in group for group in decision.hosts):
+            self._lines = Lines(self.process, self._network, self)
+            self._tell(say.meetings.Listens(None, b"secret"))
         self._assignment = first
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
@@ -297,9 +313,43 @@ class Worker:
     def _trainable(self) -> list[int]:
         return [index for index, info in enumerate(self._script.layout.parameters) if info.trainable]
 
-    def _send(self, outs: Sequence[Out]) -> None:
-        for out in outs:
-            self.links.send(out.server, out.message, out.payload)
+    def _send(self, said: Sequence[Say]) -> None:
+        for one in said:
+            match one:
+                case Out(server=server, message=message, payload=payload):
+                    self.links.send(server, message, payload)
+                case Tell(rank=rank, message=message) if self._lines is not None:
+                    self._lines.send(rank, message)
+                case Gather():
+                    chance = self._network.world.random
+                    self.process.world.after(
+                        chance.choice((0.0, chance.random())) * self._scenario.pace, self._sum, one
+                    )
+
+    # ---- others of this host -------------------------------------------------------------------------------------
+
+    def _sum(self, gather: Gather) -> None:
+        """What the thread does that sums."""
+        if not self.process.alive:
+            return
+        if self.process.world.now < self.process.paused_until:
+            self.process.world.at(self.process.paused_until, self._sum, gather)
+            return
+        present = host_sum(gather.into, self._held[gather.shard], gather.parts)
+        self._send(self._mind.summed(gather, present))
+        self.process.poke()
+
+    def line_up(self, rank: int) -> None:
+        self._send(self._mind.line_up(rank))
+
+    def line_down(self, rank: int) -> None:
+        self._send(self._mind.line_down(rank))
+
+    def beside(self, rank: int, message: Beside) -> None:
+        data = self._memory.read(message.at) if isinstance(message, HandIn) else None
+        self._send(self._mind.beside(rank, message, data))
+
+    # ---- servers, again ------------------------------------------------------------------------------------------
 
     def _told(self, assignment: Assignment) -> None:
         """Take in a new assignment, as ParameterClient.told; before the decision it is kept."""
@@ -315,7 +365,7 @@ class Worker:
         """Nothing to say: the server speaks first."""
 
     def down(self, at: ServerAt) -> None:
-        self._mind.lost(at.rank)
+        self._send(self._mind.lost(at.rank))
 
     def unreachable(self, at: ServerAt, why: str) -> None:
         self._tell(membership.ServerUnreachable(at.rank, at.incarnation, why))
