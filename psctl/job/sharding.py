@@ -62,7 +62,7 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
         strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
         resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
         elastic=job.order.on_worker_loss == "continue" and job.plan.update == "server",
-        compression=job.order.compression, hosts=job.together,
+        compression=job.order.compression, hosts=job.together or (),
     )  # fmt: skip
 
 

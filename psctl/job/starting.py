@@ -215,7 +215,9 @@ def _decide(job: Job, made: ShardsMade) -> None:
     zero = job.of("worker")[0].prepared
     assert zero is not None
     assert job.plan is not None
-    job.layout, job.buffers, job.together = zero.layout, zero.buffers, sharding.together(job)
+    job.layout, job.buffers = zero.layout, zero.buffers
+    if job.together is None:  # started again elsewhere it goes on with the same sums, to the bit
+        job.together = sharding.together(job)
     holding = job.of("server") if job.plan.servers else []  # else there may be some that hold tables alone
     assignment = sharding.begin(job, made) if holding else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)

@@ -153,7 +153,7 @@ class Job:
         self.layout: Layout | None = None
         self.handing_since = now
         self.buffers: tuple[str, ...] = ()
-        self.together: tuple[tuple[int, ...], ...] = ()  # workers that share a host and push together
+        self.together: tuple[tuple[int, ...], ...] | None = None  # workers that share a host and push together
         self.cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
         self.deaths: dict[Member, Death] = {}  # of workers, whose last clock that counts is being found
         self.division = Division()

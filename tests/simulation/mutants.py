@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from psctl.job.holding import Holdings
 from psctl.store.answers import Readers
 from psctl.store.client import ClientMind
+from psctl.store.collecting import Collecting
 from psctl.store.downstream import Downstream
+from psctl.store.intake import Intake
 from psctl.store.landing import Landings
 from psctl.store.ledger import Membership
 from psctl.store.outbox import Outbox
@@ -204,6 +206,48 @@ def _as_first_copied(method: Any) -> Any:
     return mutant
 
 
+def _nobody_asked(method: Any) -> Any:
+    """Of a host's sum that is given up the others are not asked to push for themselves."""
+
+    def mutant(self: Intake, rank: int, message: Any) -> None:
+        before = set(self.given_up)
+        method(self, rank, message)
+        self.given_up = before
+
+    return mutant
+
+
+def _still_taken(method: Any) -> Any:
+    """With a host's sum that is dropped only one of its ranks goes back."""
+
+    def mutant(self: Intake, clock: int, rank: int) -> None:
+        taken = dict(self.taken)
+        method(self, clock, rank)
+        self.taken.update({one: last for one, last in taken.items() if one != rank and last > self.taken.get(one, -1)})
+
+    return mutant
+
+
+def _each_apart(method: Any) -> Any:
+    """Servers sum rank after rank, and not a host first, where its ranks push for themselves."""
+
+    def mutant(self: Joint, pushes: Any) -> None:
+        for _, staged in pushes:
+            self._add(staged)
+
+    return mutant
+
+
+def _waits_on(method: Any) -> Any:
+    """Who has handed in waits on when the line to its collector breaks."""
+
+    def mutant(self: Collecting, rank: int) -> Any:
+        self._up.discard(rank)
+        return []
+
+    return mutant
+
+
 MUTANTS = (
     Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 16),
     Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 91),
@@ -216,6 +260,10 @@ MUTANTS = (
     Mutant("values stepped while they are read", ((Readers, "may_read", _unread),), 2),
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
+    Mutant("nobody is asked when a host's sum is given up", ((Intake, "late", _nobody_asked),), 1127),
+    Mutant("a host's sum is dropped for one of its ranks", ((Intake, "drop", _still_taken),), 2237),
+    Mutant("a host is not summed first", ((Joint, "_add_host", _each_apart),), 57),
+    Mutant("a worker waits for a collector that is gone", ((Collecting, "down", _waits_on),), 43),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
     Mutant("tables: a group dropped whole", ((Part, "only", _all_or_nothing),), 23, what="tables"),
     Mutant("tables: a group taken in whole", ((Part, "only", _never_a_part),), 23, what="tables"),

@@ -167,15 +167,17 @@ def draw(seed: int) -> Scenario:
 
 
 def _between_workers(scenario: Scenario) -> list[Fault]:
-    """Draw what goes wrong between workers of one host: lines break, and one of them stands still."""
+    """Draw what goes wrong between workers of one host: lines break, one of them stands still, or some die."""
     chance, found = random.Random(scenario.seed * 40503 + 7), list[Fault]()
-    for _ in range(chance.choice((0, 1, 2, 4)) if scenario.groups else 0):
-        group = chance.choice(scenario.groups)
-        a, b = (Member("worker", rank, 0) for rank in chance.sample(group, 2))
-        when = chance.random() * scenario.pace * (12 + 10 * min(scenario.spec.steps, 12))
-        found.append(
-            Snap(when, a, b) if chance.random() < 0.7 else Pause(when, a, chance.choice((2, 8)) * scenario.pace)
-        )
+    steps = scenario.spec.steps
+    for _ in range(chance.choice((0, 2, 5, 12)) if scenario.groups else 0):
+        a, b = (Member("worker", rank, 0) for rank in chance.sample(chance.choice(scenario.groups), 2))
+        when = chance.random() * scenario.pace * (12 + 10 * min(steps, 12))
+        still = Pause(when, a, chance.choice((2, 8)) * scenario.pace)
+        found.append(Snap(when, a, b) if chance.random() < 0.7 else still)
+    if scenario.groups and scenario.directed and scenario.update == "server" and chance.random() < 0.6:
+        for rank in chance.sample(chance.choice(scenario.groups), chance.choice((1, 1, 2))):
+            found.append(Crash(Member("worker", rank, 0), 12 + int(chance.random() * 25 * steps)))
     return found
 
 

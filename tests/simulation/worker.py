@@ -1,7 +1,8 @@
 """A simulated worker: the shipped ClientMind, and the order of calls that runtime's client, served and session make.
 
-Where workers share a host it does what runtime/host_pushes.py does. Thin on purpose. What is not covered: threads inside one worker (each call runs to its end), torch's hooks (shards are
-pushed last ones first, as backward would), the script itself.
+Where workers share a host, also what runtime/host_pushes.py does. Thin on purpose. What is not covered: threads inside
+one worker (each call runs to its end), torch's hooks (shards are pushed last ones first, as backward would), the script
+itself.
 """
 
 from __future__ import annotations
