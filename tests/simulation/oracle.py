@@ -1,11 +1,11 @@
 """What must always be true, checked while a run goes and after it; fails by raising Broken, which names the invariant.
 
 sums        every version that a worker reads, and the last, equals the undisturbed run's to the bit: no push lost,
-            none twice, ranks added in their order, numbers of the right clock; under staleness it
+            none twice, a host's ranks added first and in their order, numbers of the right clock; under staleness it
             equals what follows from the gradients that were pushed
 versions    a value that was read holds what it must: version c at clock c
 buffers     what a push carries does not change between its first and its last copy (a gradient overwritten before
-            its acknowledgement would)
+            its acknowledgement would); what is pushed for several workers of a host is their sum
 staleness   nobody begins a clock more than s ahead of the slowest
 examples    every position of every epoch is taken once
 finite      nothing grows with the number of clocks
