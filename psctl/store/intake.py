@@ -112,9 +112,9 @@ class Intake(ABC):
 
     def _counts(self, clock: int, ranks: tuple[int, ...]) -> bool:
         """Tell whether a push of these ranks is the next one of each; a host sum: also, of all of the host."""
-        if any(clock != self.clock_of(rank) + 1 for rank in ranks):
-            return False
-        return ranks[0] in self.membership.at(clock) if len(ranks) == 1 else ranks in self.in_turn(clock)
+        if len(ranks) == 1:
+            return clock == self.clock_of(ranks[0]) + 1 and ranks[0] in self.membership.at(clock)
+        return all(clock == self.clock_of(rank) + 1 for rank in ranks) and ranks in self.in_turn(clock)
 
     @abstractmethod
     def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
@@ -151,17 +151,19 @@ class Intake(ABC):
         staged.filled += size
         if not staged.whole:
             return ()
-        ranks = staged.covers or (rank,)
         try:
             self._read_well(rank, staged)
         except ProtocolError:
             self._forget(message.clock, rank)
             raise
-        if not self._counts(message.clock, ranks):  # some of the host were heard meanwhile, or have left
+        if not staged.covers:
+            self.taken[rank] = message.clock
+            return (rank,)
+        if not self._counts(message.clock, staged.covers):  # some of the host were heard meanwhile, or have left
             self.late(rank, message)
             return ()
-        self.taken.update(dict.fromkeys(ranks, message.clock))
-        return ranks
+        self.taken.update(dict.fromkeys(staged.covers, message.clock))
+        return staged.covers
 
     def late(self, rank: int, message: Push | PushPart) -> None:
         """Give up what is here of a push that does not count (any more): so much of it, and no more, has come in."""

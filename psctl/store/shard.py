@@ -210,9 +210,11 @@ class ShardMind:
 
     def _again(self) -> list[Output]:
         """Have those push again whose pushes were given up, though they count on them."""
+        if not self._intake.given_up:
+            return []
         ranks = sorted(self._intake.given_up)
         self._intake.given_up.clear()
-        if not ranks or not self.leads:
+        if not self.leads:
             return []
         self._answers.renewed()
         return [Send(rank, Leads(self.chain.epoch, [self.shard.index])) for rank in ranks]

@@ -44,14 +44,14 @@ class Joint(Intake):
         super().__init__(state, membership)
         terms = state.terms
         self._hosts = terms.hosts if self._coder is None and terms.staleness == 0 else ()
-        self._turns: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}  # by a clock's ranks
+        self._turns: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # of which ranks, and how they go
         self._no_sum()
 
     def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
         ranks = self.membership.at(clock)
-        if ranks not in self._turns:
-            self._turns = {ranks: in_turn(self._hosts, ranks)}
-        return self._turns[ranks]
+        if ranks is not self._turns[0]:
+            self._turns = ranks, in_turn(self._hosts, ranks)
+        return self._turns[1]
 
     def _no_sum(self) -> None:
         self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of those in turn
@@ -88,6 +88,12 @@ class Joint(Intake):
 
     def _join(self, clock: int, ranks: tuple[int, ...]) -> bool:
         """Add the pushes of a host, or of a rank that shares its host with nobody, if they are all here."""
+        if len(ranks) == 1:
+            one = self._staged.get((clock, ranks[0]))
+            if one is None or not one.whole:
+                return False
+            self._add(self._staged.pop((clock, ranks[0])))
+            return True
         found = [(rank, self._staged.get((clock, rank))) for rank in ranks]
         whole = [(rank, staged) for rank, staged in found if staged is not None and staged.whole]
         together = [(rank, staged) for rank, staged in whole if staged.covers]
@@ -100,10 +106,7 @@ class Joint(Intake):
             return True
         for rank, _ in whole:
             del self._staged[clock, rank]
-        if len(whole) == 1:
-            self._add(whole[0][1])
-        else:
-            self._add_host(whole)
+        self._add_host(whole)
         return True
 
     def _add_host(self, pushes: Sequence[tuple[int, Staged]]) -> None:
