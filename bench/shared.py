@@ -200,7 +200,6 @@ def be_worker(update: str, count: int, places: str) -> None:
         for _ in range(int(steps)):
             flat = client.sending(clock)["float32"]
             if update == "worker":
-                client.step(clock, [])
                 client.pull(clock + 1)
             for index in reversed(range(len(shards))):
                 if what == "copied":
