@@ -27,6 +27,7 @@ from psctl.runtime.run import Run
 from psctl.runtime.session import Session
 from psctl.runtime.sharing import Sharing
 from psctl.runtime.store_links import Dialled, Links, Within
+from psctl.runtime.table_memory import TableMemory
 from psctl.runtime.trace import Trace, from_environment
 from psctl.schedule.transfer import Schedule
 from psctl.store.messages import Kinds
@@ -137,7 +138,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
                 congestion=orders.congestion,
             )  # fmt: skip
 
-        made = Dialled(session.tables(), to_tables)
+        made = Dialled(session.tables(), to_tables, memory=TableMemory(segments))
         session.follow_tables(made.assigned)
         return made
 

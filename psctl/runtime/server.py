@@ -44,6 +44,7 @@ from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.server_desk import Desk, Fellow, Report
 from psctl.runtime.sharing import Sharing
 from psctl.runtime.table_desk import TableDesk
+from psctl.runtime.table_memory import TableMemory
 from psctl.runtime.table_part import TablePart
 from psctl.store.fit import scalars, warm_up
 from psctl.store.messages import PART, Kinds
@@ -80,15 +81,16 @@ class Server:
         listen: has its tables listen, and returns where; None: it holds none.
         dial: connects to another server's tables.
         sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
+        memory: the same for tables (table_memory.py).
     """
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
-        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: Sharing | None = None,
+        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: Sharing | None = None, memory: Any = None,
     ) -> None:  # fmt: skip
         self.me = me
-        tables = listen is not None and dial is not None
-        self.tables = TablePart(me, listen, dial, self._save_tables_later) if tables else None  # type: ignore[arg-type]
+        save = self._save_tables_later
+        self.tables = TablePart(me, listen, dial, save, memory) if listen is not None and dial is not None else None
         self.desk = Desk(me, self._save_later, self._report, sharing)
         self._links: Links | None = None
         self._early: list[Membership] = []  # said before there was a decision
@@ -362,8 +364,9 @@ def serve(orders: ProcessOrders) -> int:
     def dialler(kinds: Any) -> Callable[[Member, Address, Any], Any]:
         return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
 
-    sharing = Sharing(inherited(orders.member, orders.segments))
-    server = Server(orders.member, lambda desk: accept(TableKinds, desk), dialler(TableKinds), sharing)
+    segments = inherited(orders.member, orders.segments)
+    own, memory = Sharing(segments), TableMemory(segments)
+    server = Server(orders.member, lambda desk: accept(TableKinds, desk), dialler(TableKinds), own, memory)
     address = accept(Kinds, server.desk)
     try:
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)

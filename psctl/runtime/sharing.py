@@ -20,6 +20,7 @@ from psctl.errors import ProtocolError
 from psctl.net.segments import Segment, Segments
 from psctl.store.lending import Lending
 from psctl.store.messages import IsNear, Near, Place, Push, Values
+from psctl.store.table_messages import Fetched, Update
 from psctl.words import Member
 
 PAGE = 4096
@@ -52,6 +53,11 @@ class Sharing(Lending):
         if part is None:
             return super().zeros(count, dtype)
         return torch.frombuffer(part, dtype=dtype)
+
+    def room(self, size: int) -> memoryview | None:
+        """Return new shared bytes; None: there are none."""
+        with self._lock:
+            return self._cut(size)
 
     def _cut(self, size: int) -> memoryview | None:
         room = -(-size // PAGE) * PAGE
@@ -109,7 +115,7 @@ class Sharing(Lending):
                     self._near[member.rank] = member
             case IsNear():
                 self._near[member.rank] = member
-            case Push(at=Place() as at) | Values(at=Place() as at):
+            case Push(at=Place() as at) | Values(at=Place() as at) | Update(at=at) | Fetched(at=at) if at is not None:
                 found = self.read(member, at) if self._near.get(member.rank) == member else None
                 if found is None:
                     what = f"{member}: lends memory {at.segment}, which is not on this host"

@@ -72,7 +72,7 @@ class StoreEnd:
         self._spec, self._links, self._at = spec, links, at
         self._functions = functions
         self._marked = at.marked if rank in spec.group else FOREVER
-        self._mind = TableClient(spec, rank, self._functions, max(after, first_of(at.place) - 1))
+        self._mind = TableClient(spec, rank, self._functions, max(after, first_of(at.place) - 1), links.room)
         self._changed = threading.Condition(threading.RLock())
         self._tasks = Tasks()
         self._numbers, self._internal = 0, INTERNAL

@@ -16,9 +16,12 @@ from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.stores import TablesAt
 from psctl.runtime import links
 from psctl.runtime.functions import JobFunctions
+from psctl.runtime.table_memory import TableMemory
+from psctl.store.messages import IsNear
 from psctl.store.table import TableMind
+from psctl.store.table_messages import Back
 from psctl.store.table_outbox import Send
-from psctl.store.table_packing import Assembly, in_parts
+from psctl.store.table_packing import Assembly, Room, in_parts, private
 from psctl.words import Member, ServerAt
 
 SHARDS = 4
@@ -49,6 +52,10 @@ class Links(Protocol):
     shards: int
     """How many a store has."""
 
+    @property
+    def room(self) -> Room:
+        """Where the memory of long messages comes from."""
+
     def open(self, store: str, listener: Listener) -> None:
         """Tell who listens for a store: sessions begin with all servers that there are, now and later."""
 
@@ -70,6 +77,7 @@ class Within:
 
     def __init__(self) -> None:
         self.shards = SHARDS
+        self.room: Room = private
         self._mind = TableMind(0, JobFunctions(), SHARDS)
         self._mind.assigned(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
         self._mind.begin(restored=False)
@@ -113,13 +121,17 @@ class Dialled:
         first: who they are, as the coordinator first said.
         dial: connects: (member, address, handler) -> Peer; raises ConnectionFailed.
         unreachable: told of a server that could not be reached.
+        memory: what servers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
         self, first: TablesAt, dial: Callable[[Member, Any, Any], Any],
         unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
+        memory: TableMemory | None = None,
     ) -> None:  # fmt: skip
+        self.memory = memory
         self.shards = first.shards
+        self.room: Room = private if memory is None else memory.room
         self._links = links.Links(lambda at: dial(links.named(at), at.address, _End(self, at)), unreachable)
         self._lock = threading.Lock()
         self._epoch = -1
@@ -145,8 +157,13 @@ class Dialled:
 
     def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
         if (store, server) in self._begun:
-            for part, data in in_parts(message, payload):
+            lent = self.memory.lent(server, message, payload) if self.memory is not None else None
+            for part, data in in_parts(message, payload) if lent is None else [(lent, None)]:
                 self._links.send(server, part, data)
+
+    def say(self, server: int, message: Any) -> None:
+        """Tell a server something that is of no store."""
+        self._links.send(server, message, None)
 
     def name(self, server: int) -> str:
         at = self._links.at(server)
@@ -208,18 +225,31 @@ class _End:
     def __init__(self, dialled: Dialled, at: ServerAt) -> None:
         self._dialled, self._at = dialled, at
         self._parts = Assembly(LARGEST)
+        self._read = 0  # answers that were lent
 
     def joined(self, peer: Any) -> None:
         """Take it into use."""
+        if self._dialled.memory is not None:
+            self._dialled.memory.sharing.greet(peer)
         self._dialled.up(self._at, peer)
 
     def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
         return self._parts.place(message, size)
 
     def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+        memory = self._dialled.memory
+        if memory is not None and (isinstance(message, IsNear) or getattr(message, "at", None) is not None):
+            lent = memory.sharing.heard(peer, message)
+            if lent is not None:
+                self._dialled.hear(self._at.rank, message, lent)
+                self._read += 1
+                self._dialled.say(self._at.rank, Back(self._read))
+            return
         whole = self._parts.received(message, 0 if payload is None else len(payload))
         if whole is not None:
             self._dialled.hear(self._at.rank, *whole)
 
     def lost(self, peer: Any, error: ConnectionFailed) -> None:
+        if self._dialled.memory is not None:
+            self._dialled.memory.sharing.parted(peer.member)
         self._dialled.down(self._at, peer, error)

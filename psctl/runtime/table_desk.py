@@ -12,6 +12,7 @@ servers the incarnations that the newest assignment names.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +24,14 @@ from psctl.net.peer import Peer
 from psctl.runtime.freed import keep_freed_memory
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.links import Links, named
+from psctl.runtime.table_memory import TableMemory
+from psctl.store.messages import Near
 from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
 from psctl.store.table import Output, TableMind
 from psctl.store.table_look import Look, Seen
-from psctl.store.table_messages import FromWorker, TableBetween
+from psctl.store.table_messages import Back, FromWorker, TableBetween
 from psctl.store.table_outbox import READERS, Send
-from psctl.store.table_packing import Assembly, in_parts
+from psctl.store.table_packing import Assembly, in_parts, private
 from psctl.words import Member, ServerAt
 
 HELD_BACK = 600.0
@@ -49,13 +52,17 @@ class TableDesk:
         report: called, under the lock, with what is for the coordinator; must not block.
         dial: connects to another server's tables: (member, address, handler); raises ConnectionFailed.
         unreachable: told of a server that could not be reached.
+        memory: what workers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
         self, rank: int, report: Callable[[Report], Any], dial: Callable[[Member, Any, Any], Any],
         unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
+        memory: TableMemory | None = None,
     ) -> None:  # fmt: skip
-        self._rank, self._report = rank, report
+        self._rank, self._report, self._memory = rank, report, memory
+        self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
+        self._back: dict[int, int] = {}  # by worker: how many it has read
         self._mind: TableMind | None = None
         self._opened = threading.Event()
         self._closed = False
@@ -98,7 +105,8 @@ class TableDesk:
         with self._lock:
             if self._mind is None:
                 keep_freed_memory()
-                self._mind = TableMind(self._rank, JobFunctions(), len(found.chains))
+                room = private if self._memory is None else self._memory.room
+                self._mind = TableMind(self._rank, JobFunctions(), len(found.chains), room)
             alive = [at.rank for at in found.servers]
             self._follow(self._mind.assigned(found.epoch, found.chains, found.copies, alive))
             if told.begins:
@@ -133,6 +141,9 @@ class TableDesk:
             peer = self._peers.get(("worker", rank))
         if peer is not None and peer.member.incarnation <= incarnation:
             _dismiss([peer])
+        with self._lock:
+            if ("worker", rank) not in self._peers:
+                self._lent.pop(rank, None)
 
     def leave(self, lost: Mapping[int, int]) -> None:
         """These workers are gone for good (by rank, the last sequence that counts): nobody waits for them any more."""
@@ -162,6 +173,8 @@ class TableDesk:
             if refusal is not None:
                 raise ProtocolError(refusal)
             self._peers[who], self._parts[peer] = peer, Assembly()
+            if peer.member.role == "worker":  # it has made an end of what it read on a connection before
+                self._lent[peer.member.rank], self._back[peer.member.rank] = deque(), 0
             if peer.member.role == "server":
                 self._follow(mind.server_joined(peer.member.rank))
             else:
@@ -189,7 +202,13 @@ class TableDesk:
             return
         if not isinstance(message, FromWorker):
             raise ProtocolError(f"{type(message).__name__} is a server's message")
-        whole = self._parts[peer].received(message, size)
+        lent = self._memory.sharing.heard(peer, message) if self._memory is not None else None
+        if isinstance(message, Near):
+            return
+        if isinstance(message, Back):
+            self._given_back(peer.member.rank, message.answers)
+            return
+        whole = (message, lent) if lent is not None else self._parts[peer].received(message, size)
         if whole is None:
             return
         with self._lock:
@@ -197,7 +216,9 @@ class TableDesk:
                 self._follow(mind.received(peer.member.rank, *whole))
 
     def lost(self, peer: Peer, error: ConnectionFailed) -> None:
-        """Forget a connection; what came by it stays."""
+        """Forget a connection; what came by it stays, and so does what it may be reading."""
+        if self._memory is not None:
+            self._memory.sharing.parted(peer.member)
         with self._lock:
             self._parts.pop(peer, None)
             if not self._speaks(peer):
@@ -211,6 +232,28 @@ class TableDesk:
                 self._mind.lost(peer.member.rank)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _given_back(self, worker: int, answers: int) -> None:
+        """A worker has read so many of the answers that it was lent."""
+        with self._lock:
+            held = self._lent.get(worker, deque())
+            more = answers - self._back.get(worker, 0)
+            if not 0 <= more <= len(held):
+                raise ProtocolError(f"worker/{worker} gives back {more} answers of {len(held)} that it was lent")
+            self._back[worker] = answers
+            for _ in range(more):
+                held.popleft()
+
+    def _send(self, peer: Peer, output: Send) -> None:
+        lent = None
+        if self._memory is not None:
+            lent = self._memory.lent(output.worker, output.message, output.payload)
+        if lent is not None and output.payload is not None:
+            self._lent[output.worker].append(output.payload)
+            peer.send(lent)
+            return
+        for message, payload in in_parts(output.message, output.payload):
+            peer.send(message, payload)
 
     def _speaks(self, peer: Peer) -> bool:
         return self._peers.get((peer.member.role, peer.member.rank)) is peer
@@ -231,8 +274,7 @@ class TableDesk:
                 case Send():
                     peer = self._peers.get(("worker", output.worker))
                     if peer is not None:
-                        for message, payload in in_parts(output.message, output.payload):
-                            peer.send(message, payload)
+                        self._send(peer, output)
                 case ToServer():
                     peer = self._peers.get(("server", output.server))
                     if peer is not None:

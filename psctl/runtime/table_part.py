@@ -24,6 +24,7 @@ from psctl.job.stores import (
 )
 from psctl.runtime.position import place_of
 from psctl.runtime.table_desk import Report, TableDesk
+from psctl.runtime.table_memory import TableMemory
 from psctl.store.outputs import CaughtUp, HandedOver, Load, Save
 from psctl.store.pieces import bytes_view
 from psctl.store.table_look import Look, Seen
@@ -44,13 +45,14 @@ class TablePart:
         listen: has the desk listen, and returns where.
         dial: connects to another server's tables.
         save: takes this server's part of a checkpoint; must not block.
+        memory: what workers of this host read, and theirs; None: all bytes are sent.
     """
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address], dial: Callable[[Member, Any, Any], Any],
-        save: Callable[[Save], Any],
+        save: Callable[[Save], Any], memory: TableMemory | None = None,
     ) -> None:  # fmt: skip
-        self.desk = TableDesk(me.rank, self._report, dial, self._unreachable)
+        self.desk = TableDesk(me.rank, self._report, dial, self._unreachable, memory)
         self._listen, self._save = listen, save
         self._tell: Callable[..., Any] = lambda *message: None
         self._saved: list[TensorSlice] = []

@@ -47,7 +47,7 @@ from psctl.store.table_messages import (
     Why,
 )
 from psctl.store.table_outbox import Outbox, Send
-from psctl.store.table_packing import Reader
+from psctl.store.table_packing import Reader, Room, private
 from psctl.store.table_reads import NO_KEYS, Answers
 from psctl.store.table_saved import load
 from psctl.store.table_sessions import Opened, Session, Unknown, Waiting
@@ -64,9 +64,10 @@ class TableMind:
         rank: this server's.
         functions: reductions and users' functions.
         shards: how many each store has.
+        room: where the memory of answers comes from.
     """
 
-    def __init__(self, rank: int, functions: Functions, shards: int) -> None:
+    def __init__(self, rank: int, functions: Functions, shards: int, room: Room = private) -> None:
         self.rank, self.shards, self.epoch = rank, shards, -1
         self.stores: dict[str, Opened] = {}
         self.slots: dict[int, Slot] = {}
@@ -77,7 +78,7 @@ class TableMind:
         self._outbox = Outbox(self._acknowledged)
         self._did: dict[tuple[str, int, int], dict[int, int]] = {}  # (store, worker, sequence) -> shard -> version
         self._gone: dict[int, int] = {}  # by rank: the last sequence that counts
-        self._answers, self._cuts = Answers(self._outbox, self.slots), Cuts(self.slots, shards)
+        self._answers, self._cuts = Answers(self._outbox, self.slots, room), Cuts(self.slots, shards)
         self.readers = Readers(self._outbox, self.slots, shards)
 
     # ---- the coordinator's word ------------------------------------------------------------------------------------
@@ -234,6 +235,8 @@ class TableMind:
             return [Send(worker, Because(message.store, message.clock, self._behind(message)))]
         if message.session <= session.broken:
             return []
+        if isinstance(message, Update) and message.at is not None and opened.spec.staleness == 0:
+            payload = memoryview(bytearray(payload))  # it is kept for longer than it is lent
         try:
             outputs = self._taken_in(opened, session, worker, message, Reader(payload))
         except Unknown:

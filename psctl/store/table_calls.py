@@ -19,7 +19,7 @@ from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Own, overlay
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
-from psctl.store.table_packing import LIMIT, Array, Writer, lanes_size, pack
+from psctl.store.table_packing import LIMIT, Array, Room, Writer, lanes_size, pack
 from psctl.store.table_routes import Route, Routes
 
 
@@ -177,12 +177,13 @@ class Voice:
 
 
 def pieces(
-    parts: Sequence[tuple[Kind, Route, Lanes]], what: Any, clock: int
+    parts: Sequence[tuple[Kind, Route, Lanes]], what: Any, clock: int, room: Room
 ) -> tuple[dict[int, list[Piece]], list[Own]]:
     """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
     shards: dict[int, list[Piece]] = {}
     owns: list[Own] = []
-    writer = Writer(sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops))
+    size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
+    writer = Writer(size, room)
     for kind, route, lanes in parts:
         done = 0
         for stop in route.stops:

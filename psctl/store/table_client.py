@@ -40,7 +40,7 @@ from psctl.store.table_messages import (
     Why,
 )
 from psctl.store.table_outstanding import NOBODY, Outstanding, Questions
-from psctl.store.table_packing import Reader
+from psctl.store.table_packing import Reader, Room, private
 from psctl.store.table_routes import Route, Routes
 from psctl.store.table_state import FOREVER, differs, first_of
 
@@ -53,9 +53,10 @@ class TableClient:
         me: this worker's rank; one that is not of the group reads only.
         functions: reductions and users' functions.
         after: updates are numbered from the next on.
+        room: where the memory of updates comes from.
     """
 
-    def __init__(self, spec: StoreSpec, me: int, functions: Functions, after: int = -1) -> None:
+    def __init__(self, spec: StoreSpec, me: int, functions: Functions, after: int = -1, room: Room = private) -> None:
         self.spec, self.me = spec, me
         self.clock = 0
         """Clocks that this worker has finished."""
@@ -70,7 +71,8 @@ class TableClient:
         self._functions = functions
         self.outstanding = Outstanding()
         self._reads: dict[int, Read] = {}
-        self._singles, self._alone = Pushes(), dict[str, Reads]()  # pushes and reads of one row that wait
+        self._room = room
+        self._singles, self._alone = Pushes(room), dict[str, Reads]()  # pushes and reads of one row that wait
         self._questions = Questions()
         self._sequence = after
         self._voices: dict[int, Voice] = {}  # by server
@@ -121,7 +123,7 @@ class TableClient:
         """
         changes = []
         for chunk in chunks(parts, self.routes):
-            shards, owns = pieces(chunk, what, self.clock)
+            shards, owns = pieces(chunk, what, self.clock, self._room)
             owns = self._new(owns, place) if what == "push" else []
             self._known.pushed(owns)
             size = sum(lanes.values.nbytes for _, _, lanes in chunk)

@@ -22,7 +22,7 @@ from psctl.store.table_cache import Own
 from psctl.store.table_calls import Piece
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Section
-from psctl.store.table_packing import Array, Writer, lanes_size, padded
+from psctl.store.table_packing import Array, Room, Writer, lanes_size, padded
 
 ROOM = 1 << 20
 """Bytes of rows that wait together at most."""
@@ -48,9 +48,14 @@ def _room(kind: Kind, count: int) -> Rows:
 
 
 class Pushes:
-    """Pushes that wait."""
+    """Pushes that wait.
 
-    def __init__(self) -> None:
+    Args:
+        room: where a message's memory comes from.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._memory = room
         self.tickets: list[int] = []
         self.bytes = 0
         self._tables: dict[str, Rows] = {}
@@ -92,7 +97,7 @@ class Pushes:
         shards: dict[int, list[Piece]] = {}
         owns: list[Own] = []
         for rows in self._tables.values():
-            _laid(rows, turns, clock, before, shards, owns)
+            _laid(rows, turns, clock, before, shards, owns, self._memory)
         tickets, size = self.tickets, self.bytes
         self._tables, self.tickets, self.bytes = {}, [], 0
         return shards, owns, tickets, size
@@ -108,7 +113,13 @@ def _grown(rows: Rows) -> Rows:
 
 
 def _laid(
-    rows: Rows, turns: Keys, clock: int, before: dict[int, int], shards: dict[int, list[Piece]], owns: list[Own]
+    rows: Rows,
+    turns: Keys,
+    clock: int,
+    before: dict[int, int],
+    shards: dict[int, list[Piece]],
+    owns: list[Own],
+    room: Room,
 ) -> None:
     """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
     name, keys, numbers = rows.kind.spec.name, np.array(rows.keys, dtype=np.int64), np.array(rows.numbers)
@@ -118,7 +129,7 @@ def _laid(
     edges = [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
                for start, stop in pairwise(edges))  # fmt: skip
-    writer = Writer(size)
+    writer = Writer(size, room)
     at = torch.from_numpy(order)
     for start, stop in pairwise(edges):
         shard, part, first = int(held[start]), keys[start:stop], writer.at

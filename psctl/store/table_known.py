@@ -119,7 +119,8 @@ class Known:
         of_shard = self._owns[given.shard]
         owns = [own for own in of_shard if own.table == given.table and not self._included(own, given)]
         want = place.want if place is not None else None
-        if isinstance(want, Scan):
+        if isinstance(want, Scan):  # what is kept until all have answered is no longer the message's memory
+            keys, lanes = keys.copy(), lanes.at(torch.arange(len(keys)))
             want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))
             return
         there, lanes = overlay(kind, keys, held, lanes, owns)

@@ -16,6 +16,9 @@ Who leads a shard changes. A worker says nothing about a shard to a server befor
 worker has taken in of this server; what it sent of a shard before it knew that it is led there counts for nothing, for
 what it had sent before that may be lost.
 
+Within a host long payloads of Update and Fetched are not sent: `at` says where they lie in the sender's shared memory
+(lending.py). A worker and a server find out that they share one by Near and IsNear, as in messages.py.
+
 Servers speak to each other of the chain of replicas of a shard in the words of messages.py; a shard's chain carries
 that shard of all stores.
 """
@@ -35,6 +38,9 @@ from psctl.store.messages import (
     Forwarded,
     ForwardPart,
     HandOver,
+    IsNear,
+    Near,
+    Place,
     TookOver,
 )
 
@@ -179,6 +185,7 @@ class Update(Message, frozen=True):
     clock: int
     sections: list[Section]
     size: int
+    at: Place | None = None
 
 
 class Advance(Message, frozen=True):
@@ -232,6 +239,12 @@ class More(Message, frozen=True):
     offset: int
 
 
+class Back(Message, frozen=True):
+    """Of the answers that this server has lent on this connection, so many are read."""
+
+    answers: int
+
+
 class Why(Message, frozen=True):
     """I wait for `clock` clocks of all: who keeps me?"""
 
@@ -271,6 +284,7 @@ class Fetched(Message, frozen=True):
     ticket: int
     sections: list[Given]
     size: int
+    at: Place | None = None
 
 
 class Described(Message, frozen=True):
@@ -313,14 +327,14 @@ class Refused(Message, frozen=True):
     hint: str
 
 
-FromWorker = Open | Update | Advance | Mark | Fetch | Describe | More | Why
-FromServer = Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More
+FromWorker = Open | Update | Advance | Mark | Fetch | Describe | More | Why | Back | Near
+FromServer = Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | More | IsNear
 TableBetween = Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
 """What servers say to each other of a shard's chain."""
 
 TableKinds = (
-    Open | Update | Advance | Mark | Fetch | Describe | More | Why
-    | Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused
+    Open | Update | Advance | Mark | Fetch | Describe | More | Why | Back | Near
+    | Leads | Done | Fetched | Described | Advanced | KeysUnknown | Because | Refused | IsNear
     | Forward | ForwardPart | Forwarded | Ask | CopyBegin | HandOver | CopyPart | CopyEnd | TookOver
 )  # fmt: skip
 """All that may travel on a connection of a server's tables."""

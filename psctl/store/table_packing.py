@@ -11,7 +11,7 @@ the message's sections, in their order:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -75,15 +75,25 @@ def lanes_size(lanes: Lanes, count: int) -> int:
     return beside + padded(count * lanes.values.shape[1] * lanes.values.dtype.itemsize)
 
 
+Room = Callable[[int], Array]
+"""Returns new memory of so many bytes."""
+
+
+def private(size: int) -> Array:
+    """Return memory of this process alone."""
+    return np.empty(size, dtype=np.uint8)
+
+
 class Writer:
     """Puts arrays and rows into a new payload, one behind the other.
 
     Args:
         size: bytes of all of it.
+        room: where memory comes from.
     """
 
-    def __init__(self, size: int) -> None:
-        self.whole = np.empty(size, dtype=np.uint8)
+    def __init__(self, size: int, room: Room = private) -> None:
+        self.whole = room(size)
         self.at = 0
         """Bytes that are filled."""
 

@@ -15,7 +15,7 @@ import torch
 from psctl.store.rows import Keys
 from psctl.store.table_messages import Advanced, Asked, Fetched, Given
 from psctl.store.table_outbox import Outbox, Send
-from psctl.store.table_packing import Writer, lanes_size, padded
+from psctl.store.table_packing import Room, Writer, lanes_size, padded, private
 from psctl.store.table_sessions import Opened, Session, Waiting
 from psctl.store.table_slot import Slot
 from psctl.store.table_state import Table
@@ -24,7 +24,12 @@ NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 def answer(
-    opened: Opened, worker: int, ticket: int, wanted: Sequence[tuple[Asked, Keys]], slots: Mapping[int, Slot]
+    opened: Opened,
+    worker: int,
+    ticket: int,
+    wanted: Sequence[tuple[Asked, Keys]],
+    slots: Mapping[int, Slot],
+    room: Room,
 ) -> Send:
     """Return what was asked, as it is now."""
     name, session = opened.spec.name, opened.sessions[worker]
@@ -45,7 +50,7 @@ def answer(
         found.append(Found(table, keys, rows, told=asked.count < 0))
         if opened.spec.eager:
             _note(session, asked, table, rows[rows >= 0])
-    payload = laid(found)
+    payload = laid(found, room)
     return Send(worker, Fetched(name, ticket, given, len(payload)), payload)
 
 
@@ -58,13 +63,13 @@ class Found(NamedTuple):
     told: bool
 
 
-def laid(found: Sequence[Found]) -> memoryview:
+def laid(found: Sequence[Found], room: Room = private) -> memoryview:
     """Return a payload of rows, each copied once."""
     size = 0
     for table, keys, slots, told in found:
         size += 8 * len(keys) * told + padded(len(slots))
         size += lanes_size(table.rows.lanes, len(slots))
-    writer = Writer(size)
+    writer = Writer(size, room)
     for table, keys, slots, told in found:
         if told:
             writer.array(keys)
@@ -124,10 +129,11 @@ class Answers:
     Args:
         outbox: where answers go.
         slots: the server's shards.
+        room: where the memory of answers comes from.
     """
 
-    def __init__(self, outbox: Outbox, slots: Mapping[int, Slot]) -> None:
-        self._outbox, self._slots = outbox, slots
+    def __init__(self, outbox: Outbox, slots: Mapping[int, Slot], room: Room) -> None:
+        self._outbox, self._slots, self._room = outbox, slots, room
         self._clocks: dict[tuple[str, int], int] = {}  # (store, shard) -> clock that was told
 
     def forget(self, shard: int) -> None:
@@ -163,7 +169,7 @@ class Answers:
         if min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < waiting.message.clock:
             opened.waiting.append(waiting)
             return
-        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots)
+        send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots, self._room)
         versions = {asked.shard: self._slots[asked.shard].version for asked, _ in wanted}
         self._outbox.put(send, versions, partial(self._again, opened, waiting, wanted))
 
