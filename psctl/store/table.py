@@ -235,10 +235,8 @@ class TableMind:
             return [Send(worker, Because(message.store, message.clock, self._behind(message)))]
         if message.session <= session.broken:
             return []
-        if isinstance(message, Update) and message.at is not None and opened.spec.staleness == 0:
-            payload = memoryview(bytearray(payload))  # it is kept for longer than it is lent
         try:
-            outputs = self._taken_in(opened, session, worker, message, Reader(payload))
+            outputs = self._taken_in(opened, session, worker, message, Reader(opened.lasting(message, payload)))
         except Unknown:
             session.broken = message.session
             return [Send(worker, KeysUnknown(message.store, message.session))]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import msgspec
 
 from psctl.store.rows import Keys
 from psctl.store.table_kinds import Functions, Kind
-from psctl.store.table_messages import Asked, Fetch, Refused, Section, StoreSpec
+from psctl.store.table_messages import Asked, Fetch, Refused, Section, StoreSpec, Update
 from psctl.store.table_packing import Array, Reader, digest_of
 from psctl.store.table_state import Part
 
@@ -120,3 +121,12 @@ class Opened:
         self.sessions: dict[int, Session] = {}
         self.waiting: list[Waiting] = []
         self.refused: Refused | None = None
+
+    def lasting(self, message: Any, payload: memoryview) -> memoryview:
+        """Return a payload that stays as it is for as long as this store may keep it.
+
+        What was lent stands until Done; under bsp that is said before the clock's end, when it is joined.
+        """
+        if self.spec.staleness == 0 and isinstance(message, Update) and message.at is not None:
+            return memoryview(bytearray(payload))
+        return payload

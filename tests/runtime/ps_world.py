@@ -66,12 +66,15 @@ class Host:
         self._children = []
 
     def sharing(self, member: Member) -> Sharing:
+        return Sharing(self.segments(member))
+
+    def segments(self, member: Member) -> Segments:
         ours, theirs = pair()
         thread = threading.Thread(target=self._segments.serve, args=(member, ours), daemon=True)
         thread.start()
         child = Segments(member, theirs)
         self._children.append((child, thread))
-        return Sharing(child)
+        return child
 
     def close(self) -> None:
         for child, thread in self._children:

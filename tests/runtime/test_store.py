@@ -20,6 +20,7 @@ from psctl.runtime.store import Store
 from psctl.runtime.store_links import Dialled, Within
 from psctl.runtime.store_open import Stores, staleness_of
 from psctl.runtime.table_desk import TableDesk
+from psctl.runtime.table_memory import TableMemory
 from psctl.store.table_messages import TableKinds
 from psctl.words import Assignment, Member, ServerAt
 
@@ -48,10 +49,16 @@ def alone(**options) -> Store:
 class Net:
     """Servers' tables and workers' stores, over streams in memory."""
 
-    def __init__(self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None, replicas=0) -> None:
+    def __init__(
+        self, workers: int, servers: int = 2, consistency="asp", reads="lazy", group=None, replicas=0, host=None
+    ) -> None:
+        self.host, self.memories = host, []
         self.network = MemoryNetwork()
         members = [Member("server", rank) for rank in range(servers)]
-        self.desks = [TableDesk(member.rank, lambda what: None, self.dial(member)) for member in members]
+        self.desks = [
+            TableDesk(member.rank, lambda what: None, self.dial(member), memory=self.memory(member))
+            for member in members
+        ]
         self.acceptors = [
             self.network.acceptor(credentials(member), TableKinds, desk)
             for member, desk in zip(members, self.desks, strict=True)
@@ -66,8 +73,14 @@ class Net:
         self.stores = [stores.open("s", consistency, reads, group) for stores in self.all]
 
     def link(self, rank: int) -> Dialled:
-        self.links.append(Dialled(TablesAt(self.at, SHARDS), self.dial(Member("worker", rank))))
+        me = Member("worker", rank)
+        self.links.append(Dialled(TablesAt(self.at, SHARDS), self.dial(me), memory=self.memory(me)))
         return self.links[-1]
+
+    def memory(self, member: Member) -> TableMemory | None:
+        if self.host is not None:
+            self.memories.append(TableMemory(self.host.segments(member)))
+        return self.memories[-1] if self.host is not None else None
 
     def dial(self, who: Member):
         me = credentials(who)

@@ -29,6 +29,7 @@ from psctl.store.staged import Handed
 from psctl.store.sums import Joint
 from psctl.store.table import TableMind
 from psctl.store.table_machine import TablesMachine
+from psctl.store.table_sessions import Opened
 from psctl.store.table_state import Entry, Part, TableShard
 
 from .play import Outcome
@@ -174,6 +175,11 @@ def _never_a_part(method: Any) -> Any:
     return lambda self, after, until: self
 
 
+def _as_lent(method: Any) -> Any:
+    """What is kept beyond Done stays where it was lent."""
+    return lambda self, message, payload: payload
+
+
 def _what_leads(method: Any) -> Any:
     """What the server that leads has done is told as done."""
     return lambda self, shard: self.slots[shard].machine.version if shard in self.slots else -1
@@ -267,6 +273,7 @@ MUTANTS = (
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
     Mutant("tables: a group dropped whole", ((Part, "only", _all_or_nothing),), 23, what="tables"),
     Mutant("tables: a group taken in whole", ((Part, "only", _never_a_part),), 23, what="tables"),
+    Mutant("tables: kept where it was lent", ((Opened, "lasting", _as_lent),), 0, what="tables"),
     Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 9, what="tables"),
     Mutant("tables: stale promotion", ((Holdings, "lost", _anyone_promoted),), 0, what="tables"),
     Mutant("tables: lost hand-over delta", ((TablesMachine, "snapshot", _as_first_copied),), 0, what="tables"),

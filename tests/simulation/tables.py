@@ -71,7 +71,7 @@ class Chaos(World):
         self.holdings = Holdings([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
         super().__init__(
             workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
-            replicas=replicas,
+            replicas=replicas, lends=numbers.random() < 0.5,
         )  # fmt: skip
         self.right = np.zeros(KEYS)
         self.own = np.zeros((workers, KEYS))

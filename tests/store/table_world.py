@@ -12,14 +12,16 @@ from collections import deque
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from psctl.errors import ProtocolError
+from psctl.store.messages import Place
 from psctl.store.outputs import ToServer
 from psctl.store.reductions import custom, reductions
 from psctl.store.table import TableMind
 from psctl.store.table_calls import result
 from psctl.store.table_client import TableClient
-from psctl.store.table_messages import StoreSpec, TableKinds, TableSpec
+from psctl.store.table_messages import Fetched, StoreSpec, TableKinds, TableSpec, Update
 from psctl.store.table_outbox import Send
 from psctl.store.table_packing import Assembly, in_parts
 
@@ -49,12 +51,14 @@ class World:
 
     def __init__(
         self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
-        replicas=0, begins=False,
+        replicas=0, begins=False, lends=False,
     ) -> None:  # fmt: skip
         self.functions = functions or Functions()
         group = tuple(range(workers)) if group is None else group
         self.store = StoreSpec("s", staleness, eager, group, shards)
         self.random, self.bytes, self.epoch = random, 0, -1
+        self.lends = lends  # long payloads lie in shared memory, and are overwritten when their holder may
+        self.lent: list[tuple[int, int, bytearray]] = []  # worker, sequence, what a server has before it
         self.servers: dict[int, TableMind] = {}
         self.links: dict[tuple, deque] = {}  # (who, whom)
         self.parts: dict[tuple, Assembly] = {}
@@ -103,6 +107,7 @@ class World:
     def join(self, rank: int) -> TableClient:
         """A worker (again): a new process that knows nothing."""
         client = TableClient(self.store, rank, self.functions)
+        self.lent = [each for each in self.lent if each[0] != rank]  # the dead write no more
         if rank == len(self.clients):
             self.clients.append(client)
         self.clients[rank] = client
@@ -147,6 +152,10 @@ class World:
     def _queue(self, link, message, payload) -> None:
         if link not in self.links:
             return
+        if self.lends and isinstance(message, Update | Fetched) and payload is not None and len(payload):
+            encoded = msgspec.msgpack.encode(replace(message, at=Place(0, 0, len(payload))))
+            self.links[link].append((encoded, bytes(payload)))
+            return
         for part, data in in_parts(message, payload):
             data = None if data is None else bytes(data)
             encoded = msgspec.msgpack.encode(part)
@@ -167,16 +176,33 @@ class World:
         if role == to == "server":
             self._between(rank, whom, message, data)
             return True
-        if data is not None:
+        place = getattr(message, "at", None)
+        if place is not None:
+            lent = bytearray(data)
+            whole = message, memoryview(lent)
+            if to == "server":
+                self.lent.append((rank, message.sequence, lent))
+        elif data is not None:
             self.parts[link].place(message, len(data))[:] = data
-        whole = self.parts[link].received(message, len(data or b""))
+        if place is None:
+            whole = self.parts[link].received(message, len(data or b""))
         if whole is None:
             return True
         if to == "server":
             self.follow(whom, self.servers[whom].received(rank, *whole))
         else:
             self.put(whom, self.clients[whom].received(rank, *whole))
+            if place is not None:
+                lent[:] = b"\xa5" * len(lent)
+            self.overwrite(whom)
         return True
+
+    def overwrite(self, rank: int) -> None:
+        """A worker writes over what all shards have."""
+        left = {change.sequence for change in self.clients[rank].outstanding}
+        for each in [each for each in self.lent if each[0] == rank and each[1] not in left]:
+            each[2][:] = b"\xa5" * len(each[2])
+            self.lent.remove(each)
 
     def _between(self, server: int, whom: int, message, data) -> None:
         mind = self.servers[whom]
