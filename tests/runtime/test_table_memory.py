@@ -73,7 +73,7 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
         for store in net.stores:
             if consistency != "asp":
                 net.run(lambda store: store.clock())
-        found = net.run(lambda store: (store.pull(keys), store.pull(range(0, 400))))
+        found = net.run(lambda store: (store.pull(keys), store.pull(range(400))))
         for rows, (there, in_range) in found:
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
@@ -103,8 +103,10 @@ def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no
         assert torch.equal(store.pull(keys), torch.ones(400, 1024))
         assert held not in desk._lent[0], "it came anew"
         desk._lent[0].append(held)
+        store.close()
+        peer = desk._peers["worker", 0]
         net.links[0].close("the worker dies")
-        assert desk._peers.get(("worker", 0)) is None or desk._peers["worker", 0].join(10)
+        assert peer.join(10)
         assert held in desk._lent[0]
         desk.gone(0, 0)
         assert 0 not in desk._lent
