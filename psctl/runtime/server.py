@@ -80,8 +80,7 @@ class Server:
         me: which server this is.
         listen: has its tables listen, and returns where; None: it holds none.
         dial: connects to another server's tables.
-        sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
-        memory: the same for tables (table_memory.py).
+        sharing, memory: what workers of this host read, and theirs: of parameters, of tables; None: bytes are sent.
     """
 
     def __init__(
