@@ -68,15 +68,16 @@ def pairs(make_hosts: Callable[..., Any], tmp_path: Path) -> Callable[[str], Liv
 
 def test_workers_and_servers_that_are_killed_cost_no_example_and_no_bit(pairs: Callable[..., Lived]) -> None:
     undisturbed = pairs("undisturbed", 0.0)
-    undisturbed.until(lambda: len(undisturbed.values()) >= 60, "sixty epochs")
+    undisturbed.until(lambda: len(undisturbed.values()) >= 30, "thirty epochs")
     reference = undisturbed.values()
     undisturbed.ends_right(reference)
     job = pairs("killed", 0.05)
     for kind, which in (("worker", 1), ("worker", 2), ("server", 1), ("worker", 0)):
+        if (kind, which) == ("worker", 0):  # what it alone knows may not be with the servers yet: docs/failures.md
+            assert not job.of("restored"), "those that died were replaced"
         host, pid = job.processes(kind)[which]
         lost = len(job.lost())
         job.signal(host, pid, "KILL")
         job.until(lambda lost=lost: len(job.lost()) > lost, "word of the loss")  # type: ignore[misc]
         job.goes_on()
-    assert not job.of("restored"), "those that died were replaced"
     assert job.ends_right(reference) >= 5
