@@ -23,6 +23,9 @@ the whole sum is dropped, and the others push theirs again, so it counts for nob
 whose cut was made before, the push would be lost. But where some shard has all ranks' orders of the clock, or has
 applied it, every push of it is everywhere, nobody will ever be cut before it, and the host sums count.
 
+Of two who are dead at once the earlier cut is both's: dropping the push of one drops what a shard has summed of that
+clock, and who is dead can't push it again. Cuts are made when the servers have answered for all who are dead.
+
 A clock is applied with somebody's numbers (learning rates ...). Where no other worker is alive that gave them for c*
 or will (all died at about the same time), the last clock that counts is the last that was applied.
 
@@ -126,17 +129,40 @@ def advance(job: Job) -> Failure | None:
             death.asked, death.since, death.clocks, death.versions = holdings.epoch, job.now, {}, {}
             death.aside, death.apart = -1, {}
             _tell_servers(job, WorkerGone(dead.rank, dead.incarnation))
-        elif len(death.clocks) == len(job.shards):
-            last = _last(job, death)
-            if last is None:
-                text = f"{dead} was lost together with others: no clock of it is the last on all shards"
-                return job.failure(death.worker, text, code="peer-lost")
-            del job.deaths[dead]
-            _cut(job, death.worker, last)
-        elif job.now - death.since >= PATIENCE:
+        elif len(death.clocks) < len(job.shards) and job.now - death.since >= PATIENCE:
             text = f"the servers did not tell within {PATIENCE:.0f} s what they hold of {dead}"
             return job.failure(death.worker, text, code="peer-lost")
+    deaths = list(job.deaths.values())
+    if all(death.asked == holdings.epoch and len(death.clocks) == len(job.shards) for death in deaths):
+        lasts = list(zip(deaths, _together(job, deaths), strict=True))
+        for death, last in lasts:
+            if last is None:
+                text = f"{death.worker.member} was lost together with others: no clock of it is the last on all shards"
+                return job.failure(death.worker, text, code="peer-lost")
+            del job.deaths[death.worker.member]
+            _cut(job, death.worker, last)
     return dividing.advance(job)
+
+
+def _together(job: Job, deaths: list[Death]) -> list[int | None]:
+    """Return for each of these workers, who are dead at once, its last clock that counts.
+
+    Where a shard drops the push of one it drops its whole sum of that clock, and the others push again; the dead can't.
+    So of those who died together the same clock is the last, and they do the next ones again. Whose cut was made before
+    goes on after it already: if that clock were to be dropped, all go back to the last checkpoint.
+    """
+    lasts = [_last(job, death) for death in deaths]
+    known = [last for last in lasts if last is not None]
+    if _asp(job) or len(known) < len(lasts) or not deaths:
+        return lasts
+    last = min(known)
+    versions = {version for death in deaths for version in death.versions.values()}
+    dropped = any(clock > last for death in deaths for clock in death.clocks.values())
+    dying = {dead.rank for dead in job.deaths}
+    before = any(clock > last for rank, clock in job.cuts.items() if rank not in dying)
+    if max(versions, default=0) > last + 1 or (dropped and before):
+        return [None for _ in deaths]
+    return [last for _ in deaths]
 
 
 def _last(job: Job, death: Death) -> int | None:

@@ -229,7 +229,45 @@ def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_
             held = dict.fromkeys(shards, 7)
             play.hear(server, membership.HeldOf(rank, 0, held, held, 8))
     clocks = {each.rank: each.clock for _, each in told(play.said, membership.CountUntil)}
-    assert clocks == {0: 6, 1: 7}  # rank 0 does clock 7 again, and orders it
+    assert clocks == {0: 6, 1: 6}  # both do clock 7 again, and order it
+
+
+HELD = ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5]))
+
+
+def held(play: Play, rank: int, clocks: dict[int, int], version: int, aside: int = -1) -> list:  # type: ignore[type-arg]
+    """All servers tell of a dead worker; `clocks`: of these shards, 6 of the others."""
+    new = []
+    for server, shards in HELD:
+        versions = dict.fromkeys(shards, version)
+        new += play.hear(
+            server, membership.HeldOf(rank, 0, {shard: clocks.get(shard, 6) for shard in shards}, versions, aside)
+        )
+    return new
+
+
+def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
+    play = training()
+    dies(play, W1)
+    dies(play, W0)
+    all_of_it = dict.fromkeys(range(6), 7)
+    assert told(held(play, 1, all_of_it, 7), membership.CountUntil) == []  # it waits for what is said of worker/0
+    new = held(play, 0, {0: 7}, 7, aside=8)
+    assert {each.rank: each.clock for _, each in told(new, membership.CountUntil)} == {0: 6, 1: 6}
+
+
+@pytest.mark.parametrize(("clocks", "survives"), [({0: 7}, False), ({}, True)])
+def test_a_later_death_that_would_drop_what_another_dead_one_pushed_restarts_all(
+    clocks: dict[int, int], survives: bool
+) -> None:
+    play = training()
+    dies(play, W1)
+    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), membership.CountUntil)  # its clock 7 counts
+    dies(play, W0)
+    new = held(play, 0, clocks, 7, aside=8)
+    play.wait(6)
+    assert bool(told(new, membership.CountUntil)) is survives
+    assert bool(told(play.said, messages.EndProcesses)) is not survives
 
 
 @pytest.mark.parametrize(("aside", "version", "clocks"), [(8, 7, [7]), (7, 7, [6]), (7, 8, []), (-1, 8, [])])
