@@ -10,8 +10,8 @@ for a word that does not come. Of a shard's push of a clock
     the collector  takes it along, or answers that it goes apart; once it has everyone's and its own it sums, and pushes
 
 so the collector waits for a member only while that member's line is up, and a member for the collector only while its
-line is up; whose line breaks pushes all that is outstanding for himself. A line that comes up in mid-run brings first
-what the member has already pushed for himself. All that must be said again is said apart, by each for himself.
+line is up; whose line breaks pushes all that is outstanding for himself. A line that comes up brings first what the member has
+already pushed for himself, or will not push, for it began after it. All that must be said again is said apart, by each for himself.
 
 The states of a push at its collector, once it has its own:
 
@@ -171,7 +171,8 @@ class Collecting:
             outstanding: by shard and clock, what this worker has pushed and is not Pushed.
         """
         self._up.add(rank)
-        return [Tell(rank, Alone(*key)) for key in sorted(outstanding) if self.collector(key[0]) == rank]
+        gone = {*outstanding, *enumerate(self._pushed)}  # who begins in mid-run pushes nothing before that
+        return [Tell(rank, Alone(*key)) for key in sorted(gone) if self.collector(key[0]) == rank]
 
     def down(self, rank: int) -> list[Act]:
         """Take in that the line to a worker of the group is broken: nobody waits for it."""

@@ -163,7 +163,7 @@ def draw(seed: int) -> Scenario:
         torn=chance.choice((0.0, 0.1, 0.4)), compute=tuple(slow), early=update == "worker" and chance.random() < 0.5,
         norms=update == "server" and staleness is not None and chance.random() < 0.2, faults=faults,
     )  # fmt: skip
-    return replace(drawn, faults=(*faults, *_between_workers(drawn)))
+    return replace(drawn, faults=(*faults, *_between_workers(drawn), *_two_at_once(drawn)))
 
 
 def _between_workers(scenario: Scenario) -> list[Fault]:
@@ -179,6 +179,17 @@ def _between_workers(scenario: Scenario) -> list[Fault]:
         for rank in chance.sample(chance.choice(scenario.groups), chance.choice((1, 1, 2))):
             found.append(Crash(Member("worker", rank, 0), 12 + int(chance.random() * 25 * steps)))
     return found
+
+
+def _two_at_once(scenario: Scenario) -> list[Fault]:
+    """Draw two workers that die at about the same time, at times also a third; only the job's mind copes with that."""
+    chance = random.Random(scenario.seed * 69069 + 5)
+    ranks = range(len(scenario.workers))
+    if scenario.directed or len(ranks) < 2 or chance.random() < 0.7:
+        return []
+    when = 8 + int(chance.random() * 25 * scenario.spec.steps)
+    who = chance.sample(ranks, min(len(ranks), chance.choice((2, 2, 3))))
+    return [Crash(Member("worker", rank, 0), max(8, when + chance.randrange(-6, 7))) for rank in who]
 
 
 def _spec(chance: random.Random, world: int, *, asynchronous: bool) -> Spec:

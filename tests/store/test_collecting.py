@@ -28,7 +28,7 @@ def collecting(rank, group=(0, 1), shards=2, up=True):
     made = Collecting(rank, group, shards, 0, room)
     for other in group if up else ():
         if other != rank:
-            assert made.up(other, []) == []
+            made.up(other, [])
     return made
 
 
@@ -70,6 +70,18 @@ def test_a_line_that_comes_up_brings_what_went_alone_before():
     collector = collecting(0)
     assert collector.alone(1, 0, 0) == []
     assert collector.push(0, 0, part(0), AT) == [Apart(0, 0)]
+
+
+def test_nobody_waits_for_what_a_member_that_began_later_does_not_push():
+    collector, replacement = collecting(0), Collecting(1, (0, 1), 2, 4, room)
+    collector.down(1)
+    for clock in range(3):
+        collector.push(0, clock, part(0), AT)
+    assert replacement.up(0, []) == [Tell(0, Alone(0, 3))], "its start before pushed clock 3, and that counts"
+    collector.up(1, [])
+    assert collector.alone(1, 0, 3) == []
+    assert collector.push(0, 3, part(0), AT) == [Apart(0, 3)]
+    assert collector.push(0, 4, part(0), AT) == [], "from here on they go together"
 
 
 def test_what_need_not_go_together_is_said():
