@@ -22,7 +22,7 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
     workers = [rank for rank in dead if rank.member.role == "worker"]
     if not all(_may_lose(job, rank) for rank in workers):
         return False
-    if servers and any(not _begun(job, rank) for rank in job.cuts):
+    if servers and any(not _applied(job, rank) for rank in job.cuts):
         return False
     if servers and not _may_lose_servers(job, [rank.member.rank for rank in servers]):
         return False
@@ -35,9 +35,13 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
     return True
 
 
-def _begun(job: Job, rank: int) -> bool:
-    """Has the worker that took a dead one's place its start values?"""
-    return all(each.ready for each in job.of("worker") if each.member.rank == rank)
+def _applied(job: Job, rank: int) -> bool:
+    """Is the last clock that counts of a dead worker applied on all shards, so that no server has a push's only copy?"""
+    later = [each for each in job.live("worker") if each.member.rank == rank]
+    if later:  # it pulled the clock after that
+        return all(each.ready for each in later)
+    behind = 2 + (job.order.staleness or 0)  # who is at step k has read all clocks before k - 1 - s
+    return any(each.step >= job.cuts[rank] + behind for each in job.live("worker"))
 
 
 def _may_lose_servers(job: Job, ranks: list[int]) -> bool:

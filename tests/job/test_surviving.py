@@ -197,6 +197,20 @@ def test_a_server_that_dies_after_that_is_survived() -> None:
     assert told(dies(play, S[1]), membership.Reassign)
 
 
+@pytest.mark.parametrize(("step", "survives"), [(8, False), (9, True)])
+def test_under_continue_a_server_that_dies_before_the_cut_clock_is_applied_restarts_all(
+    step: int, survives: bool
+) -> None:
+    play = training(replace(ELASTIC, on_worker_loss="continue"))
+    dies(play, W1)
+    cut(play)  # clock 7 of worker/1 counts, and the dead server may have its only copy
+    play.hear(W0, membership.Drawn(1, 8))
+    play.hear(W0, messages.Beat(step, "compute"))
+    assert bool(told(dies(play, S[1]), membership.Reassign)) is survives
+    play.wait(6)
+    assert bool(told(play.said, messages.EndProcesses)) is not survives
+
+
 def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
     play = training()
     dies(play, W1)
@@ -311,6 +325,7 @@ def test_under_continue_who_comes_later_is_told_what_was_decided() -> None:
     dies(play, W1)
     cut(play)
     play.hear(W0, membership.Drawn(1, 8))
+    play.hear(W0, messages.Beat(9, "compute"))
     dies(play, S[1])
     start = len(play.said)
     listens(play, again(S[1]))

@@ -50,6 +50,7 @@ class Director:
         self._dead: list[Member] = []  # workers whose death is to be cut
         self._held: dict[int, membership.HeldOf] = {}
         self._cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
+        self._joining: set[int] = set()  # of them, those whose next start has no values yet
         self.members = tuple(range(len(scenario.workers)))
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self._resume: dict[int, int] = {}
@@ -153,6 +154,7 @@ class Director:
             for each in [one for one in self._peers if one.role != "agent"]:
                 self._tell(each, messages.Go())
         elif not first:
+            self._joining.discard(member.rank)
             self._tell(member, messages.Go())
 
     def _listens(self, member: Member) -> None:
@@ -293,6 +295,9 @@ class Director:
         if self.epoch < 0:
             self.status = "ended before it began"
             return
+        if self._joining:  # the dead server may have had the only copy of a clock that counts
+            self.status = "inconsistent"
+            return
         for shard, former in list(self.awaited.items()):
             if former == rank:
                 del self.awaited[shard]
@@ -360,6 +365,7 @@ class Director:
             self._tell(_named(server), membership.CountUntil(gone.rank, gone.incarnation, last))
         host = self._scenario.workers[gone.rank]
         self._cuts[gone.rank] = last
+        self._joining.add(gone.rank)
         self._resume[gone.rank] = last + 1
         self._network.world.after(0.02, self._start, Member("worker", gone.rank, gone.incarnation + 1), host)
         self._go_on()

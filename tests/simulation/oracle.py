@@ -78,6 +78,7 @@ class Oracle:
         self._members: list[tuple[int, list[int]]] = []  # (first clock, ranks)
         self._steps: dict[int, int] = {}
         self._pushed: dict[tuple[int, int, int], bytes] = {}  # (rank, incarnation, clock) -> the gradient's bytes
+        self._drawn: dict[tuple[int, int, int], Drawn] = {}  # the same -> the examples
         self.shards: Sequence[Shard] = ()
         self.checked = 0
 
@@ -145,20 +146,25 @@ class Oracle:
 
     def computed(self, who: Member, clock: int, gradient: torch.Tensor, share: float, drew: Drawn) -> None:
         """A worker made a gradient of these examples, for the first time or in a replay."""
-        divided_anew = self._scenario.deaths == "continue" and self._drew.get((who.rank, clock), drew) != drew
         self._drew[who.rank, clock] = drew
         self._shares[who.rank, clock] = share
         now = bytes(bytes_view(gradient))
         self._pushed[who.rank, who.incarnation, clock] = now
         self._reached[who.rank] = max(clock, self._reached[who.rank])
-        before = [self._pushed.get((who.rank, older, clock), now) for older in range(who.incarnation)]
-        if self._scenario.staleness == 0 and not divided_anew and any(each != now for each in before):
+        self._drawn[who.rank, who.incarnation, clock] = drew
+        older = [(who.rank, one, clock) for one in range(who.incarnation)]
+        if self._scenario.deaths == "continue":  # its share may be larger by then
+            older = [key for key in older if self._drawn.get(key) == drew]
+        before = [self._pushed.get(key, now) for key in older]
+        if self._scenario.staleness == 0 and any(each != now for each in before):
             raise Broken("replay", f"worker/{who.rank} made another gradient of clock {clock} than before")
         self._waiting.setdefault(clock, {})[who.rank] = (gradient, share)
 
     def restarted(self, step: int) -> None:
         """All goes on from a checkpoint of `step`: what came after it is done again."""
         self._drew = {key: drew for key, drew in self._drew.items() if key[1] < step}
+        if self._scenario.deaths == "continue":  # other workers may be lost this time, and values differ then
+            self._drawn = {key: drew for key, drew in self._drawn.items() if key[2] < step}
         self._consumed = set(self._drew)
         self._members.clear()
         self._reached = dict.fromkeys(self._reached, step - 1)
@@ -227,6 +233,10 @@ class Oracle:
         """A worker died; what it pushed up to this clock counts, and what came later does not."""
         self._consumed = {one for one in self._consumed if one[0] != rank or one[1] <= clock}
         self._drew = {one: drew for one, drew in self._drew.items() if one[0] != rank or one[1] <= clock}
+        if self._scenario.staleness is None:  # what an earlier cut left out may have been applied since, as its task
+            for (who, _, at), drew in sorted(self._drawn.items()):
+                if who == rank and at <= clock:
+                    self._drew[who, at] = drew
         self._consumed |= {one for one in self._drew if one[0] == rank}
         for later in [each for each in self._waiting if each > clock]:
             self._waiting[later].pop(rank, None)
