@@ -36,7 +36,7 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
 
 
 def _applied(job: Job, rank: int) -> bool:
-    """Is the last clock that counts of a dead worker applied on all shards, so that no server has a push's only copy?"""
+    """Is the last clock that counts of a dead worker applied everywhere, so that no server has a push's only copy?"""
     later = [each for each in job.live("worker") if each.member.rank == rank]
     if later:  # it pulled the clock after that
         return all(each.ready for each in later)

@@ -10,8 +10,9 @@ for a word that does not come. Of a shard's push of a clock
     the collector  takes it along, or answers that it goes apart; once it has everyone's and its own it sums, and pushes
 
 so the collector waits for a member only while that member's line is up, and a member for the collector only while its
-line is up; whose line breaks pushes all that is outstanding for himself. A line that comes up brings first what the member has
-already pushed for himself, or will not push, for it began after it. All that must be said again is said apart, by each for himself.
+line is up; whose line breaks pushes all that is outstanding for himself. A line that comes up brings first what the
+member has already pushed for himself, or will not push, for it began after it. All that must be said again is said
+apart, by each for himself.
 
 The states of a push at its collector, once it has its own:
 
