@@ -41,6 +41,8 @@ def integer_keys(keys: Any) -> Keys:
         else:
             found = np.atleast_1d(np.asarray(keys))
             found = found.astype(np.int64) if not found.size else found
+        if found.dtype == np.uint64 and found.size and found.max() > np.iinfo(np.int64).max:
+            raise OverflowError(f"{found.max()}")
     except OverflowError as error:
         raise UsageError("a key does not fit in 64 bits with sign", "hash it: store.key(text)") from error
     if found.dtype.kind not in "iu" or found.ndim != 1:
