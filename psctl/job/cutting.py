@@ -26,8 +26,9 @@ applied it, every push of it is everywhere, nobody will ever be cut before it, a
 Of two who are dead at once the earlier cut is both's: dropping the push of one drops what a shard has summed of that
 clock, and who is dead can't push it again. Cuts are made when the servers have answered for all who are dead.
 
-A clock is applied with somebody's numbers (learning rates ...). Where no other worker is alive that gave them for c*
-or will (all died at about the same time), the last clock that counts is the last that was applied.
+A clock is applied with somebody's numbers (learning rates ...). Where no other worker is alive that gave them for all
+that counts and is not applied, or will (all died at about the same time), the last clock that counts is the last that
+was applied.
 
 After the cut:
     wait        the next incarnation is started at once, and let in when c* is known: it pulls version c*+1 and does its
@@ -180,9 +181,10 @@ def _last(job: Job, death: Death) -> int | None:
         return None
     dying = {dead.rank for dead in job.deaths}
     alive = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in dying]
-    if any(job.cuts.get(rank, last - 1) < last for rank in alive):
+    first = min(versions, default=0)  # clock that some shard has not applied
+    if last < first or any(job.cuts.get(rank, first - 1) < first for rank in alive):
         return last
-    return min(versions) - 1 if len(versions) == 1 else None  # nobody is left who would order what was not applied
+    return first - 1 if len(versions) == 1 else None  # nobody is left who would order what was not applied
 
 
 def _cut(job: Job, dead: Rank, last: int) -> None:

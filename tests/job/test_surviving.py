@@ -270,6 +270,19 @@ def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
     assert {each.rank: each.clock for _, each in told(new, membership.CountUntil)} == {0: 6, 1: 6}
 
 
+@pytest.mark.parametrize(("first", "survives"), [(7, False), (8, True)])
+def test_a_replacement_orders_only_what_comes_after_its_cut(first: int, survives: bool) -> None:
+    play = training(replace(ELASTIC, staleness=2))
+    dies(play, W1)
+    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), membership.CountUntil)  # it goes on with clock 8
+    dies(play, W0)
+    for server, shards in HELD:  # it pushed clocks 7 and 8; some shard has not applied `first`
+        versions = {shard: first if shard == 5 else 8 for shard in shards}
+        play.hear(server, membership.HeldOf(0, 0, dict.fromkeys(shards, 8), versions, 9))
+    play.wait(6)
+    assert bool(told(play.said, messages.EndProcesses)) is not survives
+
+
 @pytest.mark.parametrize(("clocks", "survives"), [({0: 7}, False), ({}, True)])
 def test_a_later_death_that_would_drop_what_another_dead_one_pushed_restarts_all(
     clocks: dict[int, int], survives: bool
