@@ -223,17 +223,6 @@ def _nobody_asked(method: Any) -> Any:
     return mutant
 
 
-def _still_taken(method: Any) -> Any:
-    """With a host's sum that is dropped only one of its ranks goes back."""
-
-    def mutant(self: Intake, clock: int, rank: int) -> None:
-        taken = dict(self.taken)
-        method(self, clock, rank)
-        self.taken.update({one: last for one, last in taken.items() if one != rank and last > self.taken.get(one, -1)})
-
-    return mutant
-
-
 def _each_apart(method: Any) -> Any:
     """Servers sum rank after rank, and not a host first, where its ranks push for themselves."""
 
@@ -267,7 +256,6 @@ MUTANTS = (
     Mutant("a checkpoint of several versions", ((ShardMind, "_snapshot", _late_copy),), 4),
     Mutant("orders are kept for ever", ((Outbox, "_drop", _for_ever),), 111),
     Mutant("nobody is asked when a host's sum is given up", ((Intake, "late", _nobody_asked),), 1127),
-    Mutant("a host's sum is dropped for one of its ranks", ((Intake, "drop", _still_taken),), 2237),
     Mutant("a host is not summed first", ((Joint, "_add_host", _each_apart),), 57),
     Mutant("a worker waits for a collector that is gone", ((Collecting, "down", _waits_on),), 43),
     Mutant("tables: no dedupe", ((TableShard, "apply", _counted_again),), 0, what="tables"),
