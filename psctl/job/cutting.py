@@ -135,11 +135,13 @@ def advance(job: Job) -> Failure | None:
             return job.failure(death.worker, text, code="peer-lost")
     deaths = list(job.deaths.values())
     if all(death.asked == holdings.epoch and len(death.clocks) == len(job.shards) for death in deaths):
-        lasts = list(zip(deaths, _together(job, deaths), strict=True))
-        for death, last in lasts:
-            if last is None:
+        lasts = _together(job, deaths)
+        for death, last in zip(deaths, lasts, strict=True):
+            if last is None:  # before anybody is cut
                 text = f"{death.worker.member} was lost together with others: no clock of it is the last on all shards"
                 return job.failure(death.worker, text, code="peer-lost")
+        for death, last in zip(deaths, lasts, strict=True):
+            assert last is not None, "looked at above"
             del job.deaths[death.worker.member]
             _cut(job, death.worker, last)
     return dividing.advance(job)

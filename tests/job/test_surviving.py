@@ -270,6 +270,17 @@ def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
     assert {each.rank: each.clock for _, each in told(new, membership.CountUntil)} == {0: 6, 1: 6}
 
 
+def test_nobody_is_cut_where_one_of_those_who_are_dead_cannot_be() -> None:
+    play = training()
+    dies(play, W1)
+    dies(play, W0)
+    held(play, 1, {}, 6)
+    held(play, 0, {}, 6)  # its own state is nowhere: it cannot go on
+    play.wait(6)
+    assert told(play.said, membership.CountUntil) == []
+    assert told(play.said, messages.EndProcesses)
+
+
 @pytest.mark.parametrize(("first", "survives"), [(7, False), (8, True)])
 def test_a_replacement_orders_only_what_comes_after_its_cut(first: int, survives: bool) -> None:
     play = training(replace(ELASTIC, staleness=2))
