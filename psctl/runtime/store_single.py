@@ -6,7 +6,7 @@ What they do is what any push or pull does; what is left out is what one key doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from psctl.runtime.store_end import KEPT, StoreEnd
 from psctl.runtime.store_values import rows_of
 from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
+from psctl.store.table_calls import Out
 from psctl.store.table_kinds import Kind
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
@@ -35,10 +36,7 @@ class SingleKeys(StoreEnd):
             ticket = self._begun("push", key, callback)
             name = isinstance(key, str)
             outs = self._mind.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.place)
-            if outs:
-                self._send(outs)
-            if self._mind.finished:
-                self._go_on()
+            self._leave(outs)
         self._call_back()
         return ticket
 
@@ -50,12 +48,15 @@ class SingleKeys(StoreEnd):
             self._check()
             ticket = self._begun("pull", key, callback)
             outs = self._mind.read_one(kind, 0 if isinstance(key, str) else key, ticket.number)
-            if outs:
-                self._send(outs)
-            if self._mind.finished:
-                self._go_on()
+            self._leave(outs)
         self._call_back()
         return ticket
+
+    def _leave(self, outs: Sequence[Out]) -> None:
+        if outs:
+            self._send(outs)
+        if self._mind.finished:
+            self._go_on()
 
     def _one(self, key: Any) -> Kind | None:
         kind = self._mind.kinds.get(key if isinstance(key, str) else "")
