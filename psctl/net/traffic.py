@@ -100,14 +100,6 @@ class Peer:
         view = NOTHING if payload is None else memoryview(payload).cast("B")
         return self._out.add(message, self._codec.encode(message), view, urgent=urgent)
 
-    def hold_back(self) -> None:
-        """Hold back what this thread sends from now on, until `send_held`: it leaves in one go."""
-        self._outgoing.cork(threading.get_ident())
-
-    def send_held(self) -> None:
-        """Send what was held back."""
-        self._outgoing.cork(None)
-
     def keep(self, count: int) -> None:
         """Count `count` bytes of payload, which are kept though nobody has asked for them, as not read yet.
 

@@ -6,7 +6,7 @@ Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step
     client.push(c, shard, present, weight)     # each shard when its gradients are ready
     client.norms(c)                            # only to clip: squares of the joint gradient's norms
     client.step(c, groups, scale, save)        # where servers step; save: the result is checkpoint c+1
-    client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c
+    client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c; or before its pushes
     client.wait(c + 1, shards)                 # before the first read; then `landing` has them
 
 Under staleness s clock c reads values that hold all clocks up to c-s-1 at least: `wait` blocks only when those in
@@ -108,7 +108,6 @@ class ParameterClient:
         self._heard: dict[int, float] = {}
         self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
-        self.together = self._links.together  # what is said within leaves in one go
         self._host = host
         if host is not None:
             host.begin(self._mind, self._say, tell)
@@ -147,9 +146,10 @@ class ParameterClient:
         """
         self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, [shard]))
         self._mind.pushes.encode(clock, shard, present)
-        self._newest = clock, self._newest[1]  # with this no answer ends what begins now
-        self._under_way.begin()
-        self._say(lambda: self._mind.push(clock, shard, present, weight))
+        with self._lock:
+            self._newest = clock, clock + 1 if self._mind.terms.pushes_ask else self._newest[1]
+            self._under_way.begin()
+            self._send(self._mind.push(clock, shard, present, weight))
 
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False

@@ -9,8 +9,8 @@ any more: the deadline is its owner's, who waits for something.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,8 +32,6 @@ class Connection(Protocol):
     @property
     def bytes_sent(self) -> int: ...
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def hold_back(self) -> None: ...
-    def send_held(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
@@ -116,18 +114,6 @@ class Links:
         peer = self._peers.get(server)
         if peer is not None:
             peer.send(message, payload, urgent=urgent)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Have what this thread sends within leave in one go on each connection."""
-        peers = list(self._peers.values())
-        for peer in peers:
-            peer.hold_back()
-        try:
-            yield
-        finally:
-            for peer in peers:
-                peer.send_held()
 
     def error(self, server: int) -> ConnectionFailed | None:
         """Return why there is no connection to a server; None when there is one, or none was tried."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +35,6 @@ class Client(Protocol):
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> None: ...
     def norms(self, clock: int) -> dict[int, float]: ...
-    def together(self) -> AbstractContextManager[None]: ...
     def pull(self, clock: int) -> None: ...
     def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None: ...
     def held(self, shards: Sequence[int]) -> int: ...
@@ -183,13 +181,10 @@ class ServerSum:
 
     def send(self, bucket: int, weight: float) -> None:
         present = self._flat.fill(self._client.sending(self._clock), bucket)
-        if self._asked:
-            self._client.push(self._clock, bucket, present, weight)
-            return
-        self._asked = True
-        with self._client.together():  # ahead of what is pushed, so that sums come back while later shards still leave
+        if not self._asked:  # ahead of what is pushed, so that sums come back while later shards still leave
+            self._asked = True
             self._client.pull(self._clock + 1)
-            self._client.push(self._clock, bucket, present, weight)
+        self._client.push(self._clock, bucket, present, weight)
 
     def finish(self) -> None:
         self._client.wait(self._clock + 1)

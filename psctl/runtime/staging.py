@@ -26,7 +26,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -237,9 +236,6 @@ class Staged:
     def norms(self, clock: int) -> dict[int, float]:
         self._staging.settle()
         return self._client.norms(clock)
-
-    def together(self) -> AbstractContextManager[None]:
-        return self._client.together()
 
     def pull(self, clock: int) -> None:
         self._staging.read()

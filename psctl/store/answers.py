@@ -81,6 +81,10 @@ class Answers:
         if self._state.terms.hosts and have >= 0:
             self._readers.landed(rank, have)  # its pushes may go with another's, and say nothing of it
 
+    def pushed(self, rank: int, clock: int) -> None:
+        """Remember that a rank waits for the sum of a clock that it pushes."""
+        self._pulls[rank] = _Wish(clock + 1, clock + 1, -1)
+
     def asked(self, rank: int, clock: int) -> None:
         """Remember that a rank waits for the norms of a clock."""
         self._norms[rank] = clock

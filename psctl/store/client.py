@@ -183,6 +183,8 @@ class ClientMind:
         """
         assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
         assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
+        if self.terms.pushes_ask and self._landings.each[shard].asked == clock:
+            self.pull(clock + 1)
         return self._pushing.push(clock, shard, present, weight)
 
     def _landed_of(self, shard: int) -> int:
@@ -208,7 +210,14 @@ class ClientMind:
         return [Out(server, Norms(clock)) for server in sorted(owners)]
 
     def pull(self, clock: int, exact: bool = False) -> list[Out]:
-        """Ask for all shards at `clock`, first layers first; `exact`: for version `clock` itself, whatever s is."""
+        """Ask for all shards at `clock`, first layers first; `exact`: for version `clock` itself, whatever s is.
+
+        Where pushes ask (`Terms.pushes_ask`) nothing is sent but for the start values, and the first push of the clock
+        before has called this already.
+        """
+        pushes_ask = self.terms.pushes_ask and clock > self.terms.base
+        if pushes_ask and self._landings.each[0].asked == clock:
+            return []
         self.show()  # what has landed: the next values need its place
         if clock > self.terms.base:
             self._start = None
@@ -216,7 +225,7 @@ class ClientMind:
             self._saving = None
         each = range(len(self.shards))
         wished = [shard for shard in each if self._landings.ask(shard, clock, exact=exact, eager=self._eager)]
-        return self._pull([shard for shard in wished if self._is_open(shard)])
+        return [] if pushes_ask else self._pull([shard for shard in wished if self._is_open(shard)])
 
     def _pull(self, shards: Sequence[int]) -> list[Out]:
         wished: dict[tuple[int, int, int], list[int]] = {}

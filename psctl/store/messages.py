@@ -53,6 +53,7 @@ class Push(Message, frozen=True):
     `landed` is the newest version of the shard that this worker holds whole: older ones may be overwritten.
     `at`: no payload and no parts; all of the bytes lie there. `size`: bytes in all, where they are a code
     (compressing.py); -1: the gradients as they are.
+    Where workers step (`Terms.pushes_ask`) it is answered as a Pull of the version that holds it would be.
     `covers`: the bytes are a host sum (host_sums.py), of these ranks' gradients, each times its weight; the sender is
     one of them. `weight` is the sum of theirs, `present` says what any of them has. (): the sender's alone.
     """

@@ -190,6 +190,8 @@ class ShardMind:
         if isinstance(message, Push):
             self._readers.landed(rank, message.landed)
             self._readers.covered(message.covers, message.clock)  # who hands in a clock has its version
+            if self._terms.pushes_ask:
+                self._answers.pushed(rank, message.clock)
         if message.clock <= self._intake.clock_of(rank):
             self._intake.late(rank, message)
             if not isinstance(message, Push):

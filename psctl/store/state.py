@@ -41,6 +41,12 @@ class Terms(msgspec.Struct, frozen=True):
     hosts: tuple[tuple[int, ...], ...] = ()  # ranks that share a host, two or more, ascending; by their first ranks
 
     @property
+    def pushes_ask(self) -> bool:
+        """Whether a push is answered with the sum that it is in, unasked: where workers step all want it, each shard as
+        soon as it is whole. A push that goes in a host sum is another's, so there each worker pulls by itself."""
+        return self.update == "worker" and self.staleness == 0 and not self.hosts
+
+    @property
     def buffers(self) -> int:
         """How many clocks' gradients a worker may keep: one under way, and those that are not on all replicas yet."""
         return 2 if self.staleness is None else self.staleness + 2

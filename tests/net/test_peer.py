@@ -293,14 +293,17 @@ def test_nothing_is_left_behind(pair: Any, note: Any) -> None:
     assert set(os.listdir("/proc/self/fd")) <= files
 
 
-def test_what_is_sent_together_leaves_in_one_go_and_in_order(pair: Any, note: Any) -> None:
-    mine, _ = pair.join()
-    before = mine.bytes_sent
-    mine.hold_back()
-    for word in ("one", "two", "three"):
-        mine.send(note(word))
-    assert mine.bytes_sent == before
-    assert mine.pending() > 0
-    mine.send_held()
-    assert [pair.server.next("received")[1][0].text for _ in range(3)] == ["one", "two", "three"]
-    assert mine.pending() == 0
+def test_what_is_answered_leaves_in_one_go_and_in_order(pair: Any, note: Any) -> None:
+    mine, theirs = pair.join()
+    before, seen = theirs.bytes_sent, []
+
+    def answer(peer: Any, message: Any) -> None:
+        for word in ("one", "two", "three"):
+            peer.send(note(word))
+        seen.append((peer.bytes_sent, peer.pending() > 0))
+
+    pair.server.on_received = answer
+    mine.send(note("say"))
+    assert [pair.worker.next("received")[1][0].text for _ in range(3)] == ["one", "two", "three"]
+    assert seen == [(before, True)]
+    assert theirs.pending() == 0

@@ -186,3 +186,32 @@ def test_a_server_that_breaks_the_protocol_changes_nothing(server, message, size
     land(mind, 1, 1, 4.0)
     mind.show()
     assert mind.landing["float32"][6:].eq(4).all()
+
+
+def test_where_workers_step_a_push_asks_for_its_sum_and_a_new_connection_asks_again():
+    mind = ClientMind(Terms(LAYOUT, 2, "worker"), SHARDS, [0, 1], 1)
+    for shard in (0, 1):
+        mind.received(shard, Leads(0, [shard]))
+    assert mind.pull(0) == [Out(0, Pull(0, [0], 0, [-1])), Out(1, Pull(0, [1], 0, [-1]))]
+    for shard in (0, 1):
+        land(mind, shard, 0, 1.0)
+    mind.show()
+    (sent,) = mind.push(0, 1, [True], 1.0)
+    assert sent.message == Push(1, 0, 1.0, b"\1", 0)
+    assert mind.pull(1) == []  # shard 0's push will ask
+    mind.received(1, Pushed(1, 0))  # which says nothing of the sum
+    mind.lost(1)
+    assert mind.received(1, Leads(0, [1])) == [Out(1, Pull(1, [1], 1, [0]))]
+    land(mind, 1, 1, 3.0)
+    assert mind.missing(1) == [0]
+
+
+def test_where_others_push_for_a_worker_it_pulls_by_itself():
+    mind = ClientMind(Terms(LAYOUT, 2, "worker", hosts=((0, 1),)), SHARDS, [0, 1], 1)
+    for shard in (0, 1):
+        mind.received(shard, Leads(0, [shard]))
+    mind.pull(0)
+    for shard in (0, 1):
+        land(mind, shard, 0, 1.0)
+    mind.show()
+    assert mind.pull(1) == [Out(0, Pull(1, [0], 1, [0])), Out(1, Pull(1, [1], 1, [0]))]

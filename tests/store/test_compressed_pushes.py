@@ -189,10 +189,8 @@ def test_under_asp_a_code_is_a_step() -> None:
 
 def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounded() -> None:
     mind, worker = server("bf16", 1), client("bf16", 0, 1)
-    deliver(mind, 0, pushed(worker, 0, gradient(0)))
-    mind.ordered(0, Order([], None, False))
-    (asked,) = worker.pull(1)
-    answer = [one for one in mind.pull(0, asked.message) if isinstance(one, Send) and isinstance(one.message, Values)]
+    said = deliver(mind, 0, pushed(worker, 0, gradient(0)))
+    answer = [one for one in said if isinstance(one, Send) and isinstance(one.message, Values)]
     assert [len(one.payload) for one in answer] == [2 * SHARD.range.stop]
     worker.opened([0], True)  # even so they land in the back
     worker.place(0, answer[0].message, len(answer[0].payload))[:] = answer[0].payload

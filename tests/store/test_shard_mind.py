@@ -306,3 +306,18 @@ def test_start_values_come_once_and_from_rank_0():
     mind.place_begin(0, 0, 280)[:] = bytes_view(torch.ones(70))
     assert [output.rank for output in mind.begun(0, 0, 280)] == [2]
     assert mind.place_begin(0, 0, 280) is None  # sent again after a broken connection
+
+
+def test_where_workers_step_a_push_is_answered_with_the_sum_that_it_is_in_also_when_it_is_said_again():
+    mind = make(world=2, update="worker")
+    pull(mind, 0, 2)
+    assert push(mind, 1, 0) == []
+    mind.lost(1)  # rank 1 connects anew, and says it again
+    assert push(mind, 1, 0) == []
+    mean = (gradient(0, 0) + gradient(1, 0)) / 2
+    answers = push(mind, 0, 0)
+    assert [(one.rank, one.message) for one in answers] == [(rank, Values(0, 1, b"\1\1", 1, 1)) for rank in (0, 1)]
+    assert all(torch.equal(read(answers, rank), mean) for rank in (0, 1))
+    mind.lost(1)
+    assert torch.equal(read(push(mind, 1, 0), 1), mean)
+    assert push(mind, 0, 1) == []  # not by what stood there before
