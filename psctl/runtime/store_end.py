@@ -80,6 +80,7 @@ class StoreEnd:
         self._results: dict[int, Callable[[], Any]] = {}
         self._heard: dict[int, float] = {}
         self._callbacks: list[Callable[[], Any]] = []
+        self._waits: list[Callable[[], bool]] = []  # what ends the wait of each thread that waits
         self._closed = False
         links.open(spec.name, self)
         with self._changed:
@@ -140,6 +141,15 @@ class StoreEnd:
         if done():
             return
         self._send(self._mind.flush())
+        self._waits.append(done)
+        try:
+            self._wait_long(what, done, shards, timeout)
+        finally:
+            self._waits.remove(done)
+
+    def _wait_long(
+        self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None
+    ) -> None:
         began = asked = led = time.monotonic()
         while not done():
             self._raise_if_over()
@@ -198,7 +208,8 @@ class StoreEnd:
             self._heard[server] = time.monotonic()
             self._send(self._mind.received(server, message, payload))
             self._go_on()
-            self._changed.notify_all()
+            if self._mind.refused is not None or any(done() for done in self._waits):
+                self._changed.notify_all()  # a thread that is woken for nothing costs more than all of the above
         self._call_back()
 
     def _send(self, outs: Sequence[Out]) -> None:

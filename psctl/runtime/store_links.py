@@ -33,6 +33,9 @@ LARGEST = 1 << 32
 FLUSH = 1.0
 """Seconds in which what was queued leaves when all is closed."""
 
+OWED = 8
+"""Answers that were read and are not given back yet, at most; fewer go back with what is said next."""
+
 NOTHING = memoryview(b"")
 
 
@@ -137,6 +140,7 @@ class Dialled:
         self._epoch = -1
         self._up: set[int] = set()
         self._begun: set[tuple[str, int]] = set()
+        self._owed: dict[int, int] = {}  # by server: answers of its memory that were read, which it is to be told
         self._listeners: dict[str, Listener] = {}
         self.assigned(first)
 
@@ -157,13 +161,24 @@ class Dialled:
 
     def send(self, store: str, server: int, message: Any, payload: memoryview | None) -> None:
         if (store, server) in self._begun:
+            if server in self._owed:
+                self._give_back(server)
             lent = self.memory.lent(server, message, payload) if self.memory is not None else None
             for part, data in in_parts(message, payload) if lent is None else [(lent, None)]:
                 self._links.send(server, part, data)
 
-    def say(self, server: int, message: Any) -> None:
-        """Tell a server something that is of no store."""
-        self._links.send(server, message, None)
+    def read(self, at: ServerAt, peer: Any, answers: int) -> None:
+        """So many answers that a server lent on this connection are read; it is told with what is said next."""
+        if self._links.serves(at, peer):
+            self._owed[at.rank] = answers
+            if not answers % OWED:
+                self._give_back(at.rank)
+
+    def _give_back(self, server: int) -> None:
+        with self._lock:  # whoever counts more says it later
+            answers = self._owed.pop(server, None)
+            if answers is not None:
+                self._links.send(server, Back(answers), None)
 
     def name(self, server: int) -> str:
         at = self._links.at(server)
@@ -198,6 +213,7 @@ class Dialled:
             if not self._links.up(at, peer):  # sessions on the connection in use go on
                 raise ProtocolError(f"server/{at.rank} is not of the newest assignment, or has a connection already")
             self._begun = {each for each in self._begun if each[1] != at.rank}
+            self._owed.pop(at.rank, None)  # of the connection before
             there = dict(self._listeners)
             self._up.add(at.rank)
         for store, listener in there.items():
@@ -243,7 +259,7 @@ class _End:
             if lent is not None:
                 self._dialled.hear(self._at.rank, message, lent)
                 self._read += 1
-                self._dialled.say(self._at.rank, Back(self._read))
+                self._dialled.read(self._at, peer, self._read)
             return
         whole = self._parts.received(message, 0 if payload is None else len(payload))
         if whole is not None:
