@@ -5,7 +5,7 @@ reader works from there. A room is free again when nothing here refers to it any
 message that was lent is referred to for as long as somebody may read it:
 
 - an update, by the change itself, until all shards have said Done;
-- an answer, by the desk, until the worker has said that it read it (Back, with whatever it says next), has come anew on
+- an answer, by the desk, until the worker has said that it read it (Back, before what it says next), has come anew on
   another connection, which it does only when nothing reads for the old one any more, or is dead.
 
 Rooms have a power of two of bytes, and the one that was used last is used next, so that its pages are there. Where no

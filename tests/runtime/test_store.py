@@ -367,6 +367,27 @@ def test_who_is_behind_is_named() -> None:
             fast._wait_until("nothing", lambda: False, set, 0.01)
 
 
+def test_who_waits_is_woken_when_the_wait_is_over_and_not_before() -> None:
+    with Net(1, servers=2) as net:
+        store = net.stores[0]
+        names = [str(number) for number in range(64)]
+        store.push(dict.fromkeys(names, torch.ones(2)))
+        store.pull(names)
+        woken, wait = [], store._changed.wait
+
+        def counted(left: float) -> bool:
+            woken.append(wait(left))
+            return woken[-1]
+
+        store._changed.wait = counted
+        turns = 20
+        for _ in range(turns):
+            store.push(dict.fromkeys(names, torch.ones(2)))
+            store.pull(names)  # two servers answer, and say Done before
+        assert len(woken) <= turns
+        assert all(woken)
+
+
 def test_a_rank_outside_the_group_only_pulls() -> None:
     with Net(2, consistency="bsp", group=[0]) as net:
         net.stores[0].push("w", torch.ones(2))

@@ -8,6 +8,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.net.segments import Segments
+from psctl.runtime.store_links import OWED
 from psctl.runtime.table_memory import SMALLEST, TableMemory
 from psctl.store.table_messages import Back, Fetched
 from psctl.words import Member
@@ -78,10 +79,31 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
             assert there.tolist() == list(range(400))
+        assert all(desk._lent[rank] for desk in net.desks for rank in range(2)), "nobody says that alone"
+        net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
+        if consistency != "asp":  # else it may be laid over what is read
+            net.run(lambda store: store.clock())
+        assert not any(held for desk in net.desks for held in desk._lent.values()), "it went with the next word"
         lent = [memory for memory in net.memories if any(memory._free.values())]
         assert len(lent) == 4, "all four ends lent something and have it back"
         if consistency == "asp":  # nothing but words went over the streams
             assert all(peer.bytes_received < 400 * 4096 for desk in net.desks for peer in desk._peers.values())
+
+
+def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Host) -> None:
+    with Net(1, servers=1, host=host) as net:
+        links, desk = net.links[0], net.desks[0]
+        at, peer = net.at[0], links._links._peers[0]
+        links.read(at, object(), 1)
+        assert not links._owed, "that was another connection"
+        desk._lent[0].extend([memoryview(b"")] * OWED)
+        for count in range(1, OWED):
+            links.read(at, peer, count)
+            assert links._owed == {0: count}
+        links.read(at, peer, OWED)
+        assert not links._owed
+        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the desk has heard what was said before
+        assert not desk._lent[0]
 
 
 def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) -> None:
