@@ -118,10 +118,11 @@ class MakePlan(msgspec.Struct, frozen=True):
 
 
 class MakeShards(msgspec.Struct, frozen=True):
-    """Cut the layout for so many servers; answer ShardsMade."""
+    """Cut the layout for so many servers; answer ShardsMade. `near`: they and all workers are on one host."""
 
     layout: Layout
     servers: int
+    near: bool
 
 
 class Commit(msgspec.Struct, frozen=True):

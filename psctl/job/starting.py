@@ -164,7 +164,8 @@ def _shards(job: Job) -> None:
     if not job.plan.servers:
         _decide(job, ShardsMade([], []))
     elif all(each.address for each in servers):
-        job.out.append(MakeShards(zero.layout, len(servers)))
+        hosts = {each.host for each in (*job.of("worker"), *servers)}
+        job.out.append(MakeShards(zero.layout, len(servers), len(hosts) == 1))
 
 
 def ready(job: Job, rank: Rank, message: Ready) -> None:

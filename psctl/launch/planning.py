@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -63,7 +64,9 @@ def model_of(text: str) -> Model:
         raise UsageError(f"--parameters {error}", hint="such as --parameters 1e9") from None
 
 
-def with_capacity(document: dict[str, Any], model: Model, job: JobSpec | None, rate: float) -> dict[str, Any]:
+def with_capacity(
+    document: dict[str, Any], model: Model, job: JobSpec | None, rate: float, workers: Sequence[str]
+) -> dict[str, Any]:
     """Return the document of a plan with what the model asks of its servers: `capacity`, null where there are none.
 
     Args:
@@ -71,13 +74,14 @@ def with_capacity(document: dict[str, Any], model: Model, job: JobSpec | None, r
         model: how many parameters.
         job: its replicas and consistency count.
         rate: payload bytes/s into the head host; 0: unknown.
+        workers: the host of each worker.
     """
     row = next(each for each in document["candidates"] if each["strategy"] == "ps")
     asked = job.replicas if job is not None and isinstance(job.replicas, int) else None
     staleness = staleness_of(job) if job is not None else 0
     found = None
     if row["feasible"]:
-        found = capacity(model.parameters, document["world"], row["params"]["hosts"], asked, staleness, rate)
+        found = capacity(model.parameters, workers, row["params"]["hosts"], asked, staleness, rate)
     return document | {"capacity": msgspec.to_builtins(found)}
 
 
@@ -116,7 +120,10 @@ def plan(
     costs = calibration.recall(home, chosen, state)
     order = job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs)
     made, document = plan_of(order, size)
-    return made, document if model is None else with_capacity(document, model, job, order.hosts[0].rate)
+    if model is None:
+        return made, document
+    workers = [host.name for host in order.hosts for _ in range(host.workers)]
+    return made, with_capacity(document, model, job, order.hosts[0].rate, workers)
 
 
 def on_paper(
@@ -145,7 +152,7 @@ def on_paper(
     planner = planner_in(ground, Asked() if job is None else _asked(job, len(ground.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
     document = _with_winners(plan, planner, size is not None)
-    return plan, document if model is None else with_capacity(document, model, job, 0.0)
+    return plan, document if model is None else with_capacity(document, model, job, 0.0, ground.hosts)
 
 
 def _asked(job: JobSpec, serving: int) -> Asked:

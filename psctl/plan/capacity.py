@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
 from psctl.plan.consistency import checkpoint_interval, checkpoint_overhead, harmonic, stable_step, timed
-from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
+from psctl.store.shards import target
 
 VALUE = 4
 """Bytes of a parameter: float32."""
@@ -95,38 +96,43 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def capacity(
-    parameters: int, workers: int, servers: list[str], replicas: int | None, staleness: int | None, rate: float
+    parameters: int,
+    workers: Sequence[str],
+    servers: Sequence[str],
+    replicas: int | None,
+    staleness: int | None,
+    rate: float,
 ) -> Capacity:
     """Return what `parameters` parameters ask for.
 
     Args:
         parameters: their number.
-        workers: the number of workers.
+        workers: the host of each worker.
         servers: the host of each server, at least one.
         replicas: copies of a shard beyond the first; None: 1 where there are two servers.
         staleness: clocks that the fastest worker may be ahead; None: asp.
         rate: payload bytes/s into the head host; 0: unknown.
     """
-    count, total = len(servers), parameters * VALUE
+    ranks, count, total = len(workers), len(servers), parameters * VALUE
     copies = min(1 if replicas is None else replicas, count - 1)
-    target = min(LARGEST, max(SMALLEST, total // (count * SHARDS_A_SERVER)))
-    shards = math.ceil(total / target)
-    values = math.ceil(total / count) + min(target, total) * (count > 1)  # to within one shard
+    largest = min(target(total, count, near=len({*workers, *servers}) == 1), total)
+    shards = math.ceil(total / largest)
+    values = math.ceil(total / count) + largest * (count > 1)  # to within one shard
     resident = values * (copies + 1) * (1 + STATES)
-    ahead = workers * (1 if staleness is None else staleness + 1)
+    ahead = ranks * (1 if staleness is None else staleness + 1)
     under_way = values * (2 + ahead) + values * copies
     saved = total * (1 + STATES)
     cost = saved / (min(rate, DISK) if rate else DISK)
     between = HOURS_BETWEEN_FAILURES * 3600 / len(set(servers))
     interval = max(cost, checkpoint_interval(cost, between))
     return Capacity(
-        parameters=parameters, bytes=total, workers=workers, servers=count, hosts=len(set(servers)), replicas=copies,
-        survives=copies, shards=shards, largest_shard=min(target, total), values_a_server=values,
+        parameters=parameters, bytes=total, workers=ranks, servers=count, hosts=len(set(servers)), replicas=copies,
+        survives=copies, shards=shards, largest_shard=largest, values_a_server=values,
         memory_a_server=resident, memory_a_server_at_most=resident + under_way,
         memory_a_host_at_most=(resident + under_way) * max(Counter(servers).values()),
-        clocks=shards * workers, clock_bytes_at_most=8 * shards * workers, pushed_a_clock=total,
+        clocks=shards * ranks, clock_bytes_at_most=8 * shards * ranks, pushed_a_clock=total,
         checkpoint=Checkpoints(saved, cost, between, interval, checkpoint_overhead(cost, interval, between)),
-        waiting=waiting(workers, staleness),
+        waiting=waiting(ranks, staleness),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from psctl.plan.ground import Ground
 from psctl.plan.timing import Costs, Pace, Timing, paced
 from psctl.schedule import catalog
 from psctl.schedule.catalog import Options
-from psctl.store.shards import LARGEST, SHARDS_A_SERVER, SMALLEST
+from psctl.store.shards import target
 
 MOST_A_HOST = 4
 """Servers on one host that a split may ask for: each is a process with its own sums."""
@@ -100,7 +100,7 @@ def serve(
     pace, longer = ground.pace("ps"), how.longer(ground.world, len(servers))
     pace = Pace(pace.flowing * longer, pace.waiting)
     codes = how.processors(size, ground.world, len(servers), ground.crowd)
-    sent, shards = size * how.coding.push, _pieces(len(servers), size, ground.world) if how.pipelined else 1
+    sent, shards = size * how.coding.push, _pieces(ground, servers, size) if how.pipelined else 1
     size *= how.part(ground.hosts, servers)
     if how.together:
         sent *= _pushed(ground.hosts, servers)
@@ -225,8 +225,8 @@ def _by_ports(ground: Ground, servers: Sequence[str], size: float, how: Serving)
     return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
 
 
-def _pieces(servers: int, size: float, world: int) -> int:
+def _pieces(ground: Ground, servers: Sequence[str], size: float) -> int:
     """Return how many shards a server holds: as `store/shards` cuts them."""
-    target = min(LARGEST, max(SMALLEST, size / (servers * SHARDS_A_SERVER)))
-    most = max(1, TRANSFERS // (2 * servers * world))
-    return max(1, min(most, math.ceil(size / servers / target)))
+    each = target(int(size), len(servers), near=len({*ground.hosts, *servers}) == 1)
+    most = max(1, TRANSFERS // (2 * len(servers) * ground.world))
+    return max(1, min(most, math.ceil(size / len(servers) / each)))

@@ -129,8 +129,8 @@ class Coordinator:
                 self._start(instruction)
             case MakePlan():  # seconds for many ranks: heartbeats go on beside it
                 threading.Thread(target=self._think, args=(instruction,), name="plan", daemon=True).start()
-            case MakeShards(layout=layout, servers=servers):
-                shards = cut(layout, servers)
+            case MakeShards(layout=layout, servers=servers, near=near):
+                shards = cut(layout, servers, near=near)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
             case Commit():
                 self._saver.commit(instruction)

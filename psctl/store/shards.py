@@ -3,7 +3,8 @@
 All trainable parameters of one dtype lie one after the other, in the model's order, in one flat space [0, N). A shard
 is a range of it: small parameters share one, a large one is cut. A shard is also a bucket: it is pushed when all
 gradients in it are ready, so shards are cut small enough that the first leaves long before backward ends, and large
-enough that the cost of a message does not count.
+enough that the cost of a message does not count. Between processes of one host bytes stay where they are and a message
+costs as much as ever, so there shards are larger.
 
 Inside a parameter cuts fall on multiples of ALIGN elements counted from its first: torch's vector loops then meet their
 scalar tail at the same element as on the uncut parameter, and results are equal to the bit.
@@ -22,12 +23,18 @@ ALIGN = 64
 LARGEST = 4 << 20
 """Bytes; as BytePS found, parts of 4 MB keep both directions busy."""
 
+LARGEST_NEAR = 8 << 20
+"""Bytes, where all are on one host; twice that saves a tenth more (docs/performance.md) and leaves less to overlap."""
+
 SMALLEST = 64 << 10
 """Bytes; below this the message costs more than its bytes."""
 
 SHARDS_A_SERVER = 16
 """So that the balance is within a sixteenth of a server, and the first push leaves early: what can't overlap of pushes
 and pulls is one shard."""
+
+SHARDS_A_SERVER_NEAR = 4
+"""Where all are on one host: servers share its processors and its memory, so that balance between them says little."""
 
 _BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
@@ -62,20 +69,33 @@ def spaces(layout: Layout) -> dict[str, int]:
     return sizes
 
 
-def cut(layout: Layout, servers: int, target_bytes: int | None = None) -> list[Shard]:
+def target(total: int, servers: int, *, near: bool) -> int:
+    """Return about how many bytes a shard has.
+
+    Args:
+        total: bytes of all shards.
+        servers: how many hold them.
+        near: all workers and servers are on one host.
+    """
+    most, pieces = (LARGEST_NEAR, SHARDS_A_SERVER_NEAR) if near else (LARGEST, SHARDS_A_SERVER)
+    return min(most, max(SMALLEST, total // (max(1, servers) * pieces)))
+
+
+def cut(layout: Layout, servers: int, target_bytes: int | None = None, *, near: bool = False) -> list[Shard]:
     """Cut the layout's flat spaces into shards of about `target_bytes`.
 
     Args:
         layout: what is synchronised.
         servers: how many servers will hold them.
-        target_bytes: None: chosen so that shards outnumber servers several times, within SMALLEST and LARGEST.
+        target_bytes: None: as `target` says.
+        near: all workers and servers are on one host.
 
     Returns:
         Shards in the model's order of their first parameter; together they hold every element exactly once.
     """
     if target_bytes is None:
         total = sum(count * bytes_of(dtype) for dtype, count in spaces(layout).items())
-        target_bytes = min(LARGEST, max(SMALLEST, total // (max(1, servers) * SHARDS_A_SERVER)))
+        target_bytes = target(total, servers, near=near)
     ordered: list[tuple[int, int, str, Range]] = []  # (first parameter, start, dtype, range)
     for dtype in spaces(layout):
         ordered += _cut_space(layout, dtype, max(1, target_bytes // bytes_of(dtype)))

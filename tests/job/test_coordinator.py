@@ -57,12 +57,28 @@ def test_the_whole_way_to_training_under_ps() -> None:
     play.hear(A0, messages.Started(S0, 102))
     play(Connected(S0))
     play.hear(S0, messages.Join(102))
-    assert play.hear(S0, messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1)]
+    assert play.hear(S0, messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near=False)]
     decisions = told(play(ShardsMade([], [])), messages.Decision)
     assert [member for member, _ in decisions] == [S0, W0, W1]
     assert decisions[0][1].assignment.servers == [ServerAt(0, 0, Address("10.0.0.1", 4000))]
     assert told(play.hear(W0, messages.Ready()), messages.Go) == []
     assert [member for member, _ in told(play.hear(W1, messages.Ready()), messages.Go)] == [S0, W0, W1]
+
+
+@pytest.mark.parametrize(("workers", "near"), [(2, True), (1, False)])
+def test_shards_are_cut_for_one_host_where_no_process_is_on_another(workers: int, near: bool) -> None:
+    hosts = [replace(ORDER.hosts[0], slots=3, workers=workers), replace(ORDER.hosts[1], workers=2 - workers)]
+    play = Play(replace(ORDER, hosts=hosts)).registered()
+    for rank, agent in enumerate((A0, A0 if near else A1)):
+        play.hear(agent, messages.Started(Member("worker", rank), 100 + rank))
+        play(Connected(Member("worker", rank)))
+        play.hear(Member("worker", rank), messages.Join(100))
+        play.hear(Member("worker", rank), messages.Prepare(LAYOUT, ()))
+    play(PlanMade("ps", "server", [0], PLAN))
+    play.hear(A0, messages.Started(S0, 102))
+    play(Connected(S0))
+    play.hear(S0, messages.Join(102))
+    assert play.hear(S0, messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near)]
 
 
 def test_native_needs_no_servers() -> None:

@@ -15,7 +15,7 @@ from psctl.words import Layout, ParameterInfo
 
 
 def test_a_billion_parameters_on_four_servers():
-    found = capacity(10**9, 8, ["a", "b", "c", "d"], None, 0, 0.0)
+    found = capacity(10**9, list("abcdefgh"), ["a", "b", "c", "d"], None, 0, 0.0)
     assert (found.bytes, found.replicas, found.survives, found.servers, found.hosts) == (4 * 10**9, 1, 1, 4, 4)
     assert found.values_a_server == pytest.approx(10**9, rel=0.005)
     assert found.memory_a_server == 6 * found.values_a_server  # two copies of a value and Adam's two numbers
@@ -25,11 +25,12 @@ def test_a_billion_parameters_on_four_servers():
     assert found.clocks == found.shards * 8
 
 
-@given(st.integers(1, 3_000_000), st.integers(1, 6), st.integers(0, 2))
-def test_no_server_holds_more_than_was_said(parameters, servers, replicas):
-    found = capacity(parameters, 3, [str(each) for each in range(servers)], replicas, 0, 0.0)
+@given(st.integers(1, 3_000_000), st.integers(1, 6), st.integers(0, 2), st.booleans())
+def test_no_server_holds_more_than_was_said(parameters, servers, replicas, near):
+    hosts = ["0" if near else str(each) for each in range(servers)]
+    found = capacity(parameters, ["0"] * 3 if near else list("abc"), hosts, replicas, 0, 0.0)
     layout = Layout((ParameterInfo("w", (parameters,), "float32", 0),), "Adam", ({},))
-    held = sizes(cut(layout, servers))
+    held = sizes(cut(layout, servers, near=near))
     chains = assign(held, {rank: rank for rank in range(servers)}, replicas)
     load = [0] * servers
     for size, chain in zip(held, chains, strict=True):
@@ -40,7 +41,7 @@ def test_no_server_holds_more_than_was_said(parameters, servers, replicas):
 
 
 def test_servers_on_one_host_add_up_there_and_replicas_are_at_most_the_other_servers():
-    found = capacity(10**8, 2, ["a", "a", "b"], 5, 2, 1e8)
+    found = capacity(10**8, ["a", "b"], ["a", "a", "b"], 5, 2, 1e8)
     assert (found.replicas, found.hosts) == (2, 2)
     assert found.memory_a_host_at_most == 2 * found.memory_a_server_at_most
     assert found.checkpoint.seconds == 12  # the network is slower than the disk

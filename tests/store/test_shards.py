@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.store.pieces import pieces
-from psctl.store.shards import ALIGN, LARGEST, cut, offsets, sizes, spaces
+from psctl.store.shards import ALIGN, LARGEST, LARGEST_NEAR, cut, offsets, sizes, spaces
 from psctl.words import Layout, ParameterInfo, Range, Shard
 
 _shapes = st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple)
@@ -85,6 +85,15 @@ def test_by_default_shards_outnumber_servers_and_are_of_bounded_size():
     shards = cut(layout, 4)
     assert len(shards) >= 32
     assert max(len(shard.range) * 4 for shard in shards) <= LARGEST
+
+
+def test_where_all_are_on_one_host_shards_are_fewer_and_every_server_still_has_some():
+    layout = layout_of([((1000, 1000), "float32", True)] * 16)  # 64 MB
+    away, near = cut(layout, 2), cut(layout, 2, near=True)
+    assert (len(away), len(near)) == (32, 8)
+    assert max(sizes(near)) <= LARGEST_NEAR
+    tiny = layout_of([((1000,), "float32", True)])
+    assert len(cut(tiny, 2, near=True)) == len(cut(tiny, 2)) == 1
 
 
 def test_sizes_are_in_bytes():
