@@ -50,6 +50,7 @@ from psctl.runtime.sharing import Sharing, alone
 from psctl.store.client import ClientMind
 from psctl.store.landing import Take
 from psctl.store.messages import FromServer, Message, Push, PushPart, Why
+from psctl.store.missing import Missing
 from psctl.store.pushing import Out, Say
 from psctl.words import Address, Member, Number, ServerAt
 
@@ -144,7 +145,7 @@ class ParameterClient:
             present: for each piece of the shard, whether this worker has a gradient; the bytes of others do not count.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, [shard]))
+        self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
         self._mind.pushes.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._mind.terms.pushes_ask else self._newest[1]
@@ -207,15 +208,17 @@ class ParameterClient:
         if exact:
             self._say(lambda: self._mind.pull(clock, exact=True))
         with self._lock:
-            missing = self._mind.missing(clock, wanted, exact=exact)
-            left = missing[::-1]
-            self._mind.opened(missing, True)
+            missing = Missing(self._mind, clock, wanted, exact=exact)
+            late = missing.left
+            self._mind.opened(late, True)
         try:
-            self._wait_until(f"values of clock {clock}", clock, lambda: self._servers_of(clock, left, exact=exact))
+            self._mind.show(missing.landed())
+            while missing.left:
+                self._wait_until(f"values of clock {clock}", clock, missing.servers)
+                self._mind.show(missing.landed())
         finally:
             with self._lock:
-                self._mind.opened(missing, False)
-        self._mind.show(wanted)
+                self._mind.opened(late, False)
 
     def deliver(self, take: Take) -> None:
         """From now on `wait` and `pull` call this in the place of copying values to `landing`; after `start`."""
@@ -313,10 +316,8 @@ class ParameterClient:
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
-    def _servers_of(self, clock: int, shards: list[int], *, exact: bool = False) -> set[int]:
-        while shards and not self._mind.missing(clock, shards[-1:], exact=exact):  # what landed is not looked at again
-            shards.pop()
-        return {self._mind.owners[shard] for shard in self._mind.missing(clock, shards, exact=exact)}
+    def _servers_of(self, clock: int, shard: int) -> set[int]:
+        return {self._mind.owners[shard] for shard in self._mind.missing(clock, [shard])}
 
     def _wait_until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
         """Block until `missing` names no server any more; see `wait` for what it raises."""
