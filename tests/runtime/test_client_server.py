@@ -70,6 +70,36 @@ def push_all(client, clock: int, value: float) -> None:
         client.push(clock, shard, [True] * len(held))
 
 
+def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
+    monkeypatch.setattr("psctl.store.missing.LEAST", 64)
+    with World(LAYOUT, 2, 2, update="worker", target=64) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        copied, some = [], threading.Event()
+
+        def take(shard, values, present, clocks) -> bool:
+            assert values.eq(2.0).all()
+            copied.append(shard)
+            some.set()
+            return True
+
+        early.deliver(take)
+        push_all(early, 0, 1.0)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        late.sending(0)["float32"].fill_(3.0)
+        shards = range(len(world.decision.shards))
+        for shard in shards[: len(shards) // 2]:
+            late.push(0, shard, [True] * len(late._mind.held[shard]))
+        assert some.wait(10)
+        assert waiting.is_alive()
+        for shard in shards[len(shards) // 2 :]:
+            late.push(0, shard, [True] * len(late._mind.held[shard]))
+        waiting.join(10)
+        assert sorted(copied) == list(shards)
+
+
 def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkeypatch):
     monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
     with World(LAYOUT, 2, 1, patience=0.3) as world:
