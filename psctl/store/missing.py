@@ -1,8 +1,8 @@
 """What a wait for values still misses, and when enough of it has landed that the user's thread copies it meanwhile.
 
 The copies at the end of a wait are what no link does anything beside: 10 to 60 ms of the 2.8 s that 100 MB took on
-four equal hosts. So whoever waits for much is woken when a part of it has landed, copies that, and waits for the rest. Each time
-it is a part of what is left: few wake-ups, and little is left to copy at the end.
+four equal hosts. So whoever waits for much is woken when a part of it has landed, copies that, and waits for the rest.
+Each time it is a part of what is left: few wake-ups, and little is left to copy at the end.
 """
 
 from __future__ import annotations
