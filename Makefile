@@ -42,7 +42,6 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python bench/links.py
 	$(BIN)/python bench/strategies.py
 	$(BIN)/python bench/assignment.py
-	$(BIN)/python bench/shared.py
 	$(BIN)/python bench/dataplane.py
 	$(BIN)/python bench/allreduce.py
 	$(BIN)/python bench/memory.py
@@ -73,10 +72,11 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
-# Test hosts want sshd, ip and namespaces; without root those tests use what is there and say so.
+# Test hosts want sshd, ip and namespaces, drawings graphviz, the probe a shell that is not bash; without root tests use
+# what is there and say so.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3"; do \
+	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox"; do \
 	    set -- $$need; \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
 	  done; \
