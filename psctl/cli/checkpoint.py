@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +12,8 @@ import typer
 from psctl.cli.context import Context
 
 if TYPE_CHECKING:
-    from psctl.launch.checkpoints import Located
     from psctl.launch.home import JobRecord
+    from psctl.remote.shell import Shell
 
 VERB = typer.Typer(
     help="List, show, verify, restore, export, pull and prune checkpoints.", no_args_is_help=True, rich_markup_mode=None
@@ -41,8 +43,12 @@ def list_(
 @VERB.command()
 def show(context: typer.Context, checkpoint: Reference) -> None:
     """Show what a checkpoint holds."""
+    from psctl.launch import checkpoints
+
     own: Context = context.obj
-    _, found = _locate(own, checkpoint)
+    record, which = _record(own, checkpoint)
+    with _head_shell(own, record) as shell:
+        found = checkpoints.locate(shell, record, which)
     own.result(found.brief, _draw_brief)
 
 
@@ -63,10 +69,8 @@ def verify(
         row = _verify_here(Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
-        with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-            for error in fleet.failed.values():
-                raise error
-            row = checkpoints.examine(fleet.shells[_head(record)], record, which)
+        with _head_shell(own, record) as shell:
+            row = checkpoints.examine(shell, record, which)
     failure: errors.PsctlError | None = None
     if row["problems"]:
         kind = errors.CheckpointCorrupt if row["complete"] else errors.CheckpointIncomplete
@@ -130,10 +134,7 @@ def export(
 
     own: Context = context.obj
     record, which = _record(own, checkpoint)
-    with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        shell = fleet.shells[_head(record)]
+    with _head_shell(own, record) as shell:
         found = checkpoints.locate(shell, record, which)
         size = checkpoints.export(shell, found, out)
     own.result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
@@ -151,10 +152,7 @@ def pull(
 
     own: Context = context.obj
     record, which = _record(own, checkpoint)
-    with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        shell = fleet.shells[_head(record)]
+    with _head_shell(own, record) as shell:
         found = checkpoints.locate(shell, record, which)
         target = checkpoints.pull(shell, found, folder)
     own.result({"id": found.id, "path": str(target.absolute()), "bytes": found.brief["bytes"]}, draw_fields)
@@ -173,10 +171,8 @@ def prune(
     own: Context = context.obj
     record = own.home.job(job)
     own.confirm(f"remove all checkpoints of {record.job} but the newest {keep} and the best", asked_for=True)
-    with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        rows = checkpoints.prune(fleet.shells[_head(record)], record, keep)
+    with _head_shell(own, record) as shell:
+        rows = checkpoints.prune(shell, record, keep)
     own.result({"checkpoints": rows}, draw_checkpoints)
 
 
@@ -187,20 +183,15 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
     return own.home.job(job), which
 
 
-def _locate(own: Context, reference: str) -> tuple[JobRecord, Located]:
-    from psctl.launch import checkpoints
+@contextmanager
+def _head_shell(own: Context, record: JobRecord) -> Iterator[Shell]:
+    """Give a shell on the host that keeps a job's checkpoints; raises what keeps us from there."""
+    from psctl.words import HostName
 
-    record, which = _record(own, reference)
     with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
         for error in fleet.failed.values():
             raise error
-        return record, checkpoints.locate(fleet.shells[_head(record)], record, which)
-
-
-def _head(record: JobRecord) -> Any:
-    from psctl.words import HostName
-
-    return HostName(record.head.name)
+        yield fleet.shells[HostName(record.head.name)]
 
 
 def _verify_here(folder: Path) -> dict[str, Any]:
