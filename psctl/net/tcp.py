@@ -95,7 +95,8 @@ class TcpStream:
             self._arrives.poll()
             with contextlib.suppress(BlockingIOError):
                 return self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
-        self._wake_at(1)
+        if self._least != 1:
+            self._wake_at(1)
         return self._socket.recv_into(buffer)
 
     def _wake_at(self, least: int) -> None:

@@ -314,7 +314,7 @@ class Peer:
 
     def _take_in(self) -> None:
         connection = self._connection
-        count = self._stream.receive_into(connection.room(), connection.least)
+        count = self._stream.receive_into(*connection.room())
         connection.received(count)
         self.bytes_received += count
 

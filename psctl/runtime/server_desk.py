@@ -193,16 +193,15 @@ class Desk:
 
     def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
         """Let the mind say where a payload goes."""
-        role, rank = self._speaks(peer)
-        mind = self._mind_for(peer)
+        (role, rank), mind = self._speaks(peer)
         if role == "worker":
             return mind.place(rank, _from_worker(message), size)
         return mind.place_from(rank, _between(message), size)
 
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Hand a message to the mind and do what it says."""
-        role, rank = self._speaks(peer)
-        mind, size = self._mind_for(peer), 0 if payload is None else len(payload)
+        (role, rank), mind = self._speaks(peer)
+        size = 0 if payload is None else len(payload)
         lent = self.sharing.heard(peer, message)
         if isinstance(message, Near):
             return
@@ -233,13 +232,14 @@ class Desk:
         if isinstance(message, Step):
             return self._steps
         shard = getattr(message, "shard", None)
-        return self._guard(shard) if shard is not None else nullcontext()
+        return nullcontext() if shard is None else self._locks.get(shard) or self._guard(shard)
 
-    def _speaks(self, peer: Peer) -> Who:
+    def _speaks(self, peer: Peer) -> tuple[Who, ServerMind]:
+        """Return who speaks, and to whom: a member has been let in when there was a mind."""
         who = peer.member.role, peer.member.rank
         if self._peers.get(who) is not peer:
             raise ProtocolError(f"{peer.member} has another connection")
-        return who
+        return who, self._mind if self._mind is not None and not self._closed else self._mind_for(peer)
 
     def _mind_for(self, peer: Peer) -> ServerMind:
         if not self._open:

@@ -130,9 +130,10 @@ class Answers:
         version = state.version
         assert version is not None, "it is settled"
         self._readers.sent(rank, version)
-        if at := self._lending.place(rank, state.values):
-            return [Send(rank, Values(index, version, state.present, clock, self._intake.clocks, at))]
-        head = Values(index, version, state.present, clock, self._intake.clocks)
+        at = self._lending.place(rank, state.values)
+        head = Values(index, version, state.present, clock, self._intake.clocks, at)
+        if at is not None:
+            return [Send(rank, head)]
         view = state.bytes_of(state.travelling())
         outputs = [Send(rank, head, view[:LARGE] or None)]
         for offset in range(LARGE, len(view), LARGE):
@@ -141,6 +142,8 @@ class Answers:
 
     def norms(self) -> list[Send]:
         """Answer who waits for the norms of the clock under way, when all pushes are in."""
+        if not self._norms:
+            return []
         version = self._state.version
         wanted = [rank for rank, clock in self._norms.items() if clock == version]
         found = self._intake.mean() if wanted else None

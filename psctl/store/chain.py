@@ -81,6 +81,10 @@ class Chain:
     ) -> None:
         self.shard, self.me = shard, me
         self._now = Standing(me, epoch)
+        self.role: Role = self._now.role
+        """What this server is to the shard."""
+        self.leads = False
+        """Whether pushes and pulls are answered here: it is the primary."""
         self._machine, self._up = machine, up
         self._down = Downstream(shard, self._now, machine, up, window, copying or Copying())
         self._former: int | None = None  # who led when this server did not
@@ -100,19 +104,9 @@ class Chain:
         return self._now.epoch
 
     @property
-    def role(self) -> Role:
-        """What this server is to the shard."""
-        return self._now.role
-
-    @property
     def members(self) -> list[int]:
         """The servers of the chain, primary first."""
         return self._now.chain
-
-    @property
-    def leads(self) -> bool:
-        """Whether pushes and pulls are answered here."""
-        return self._now.role == "primary"
 
     @property
     def followers(self) -> Mapping[int, Follower]:
@@ -180,7 +174,8 @@ class Chain:
         return outputs + self._tell_up(missed=asked) + self._hand()
 
     def _become(self, role: Role) -> None:
-        self._now.role = role
+        self._now.role = self.role = role
+        self.leads = role == "primary"
         if role == "primary":
             self._now.void = False  # nobody is left who has more
         if role == "none":
@@ -198,7 +193,7 @@ class Chain:
 
     def fill(self) -> list[ChainOutput]:
         """Begin copies that had to wait for others."""
-        return self._down.fill()
+        return self._down.fill() if self._down.each else []
 
     def begun(self) -> list[ChainOutput]:
         """The machine has its first version: pass it on."""

@@ -25,16 +25,13 @@ from psctl.store.compressing import coder
 from psctl.store.ledger import Membership, Order
 from psctl.store.messages import Push, PushPart
 from psctl.store.staged import Handed, HandedPush, Staged, read_handed
-from psctl.store.state import ShardState
+from psctl.store.state import Entry, ShardState
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A gradient that can be applied now."""
+    """A gradient that can be applied now, and how."""
 
-    clock: int
-    order: Order
-    present: bytes
-    ranks: tuple[int, ...]
+    entry: Entry
     gradient: torch.Tensor
 
 
@@ -60,7 +57,8 @@ class Intake(ABC):
 
     def clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is whole here."""
-        return self.taken.get(rank, self.applied_of(rank))
+        taken = self.taken.get(rank)
+        return self.applied_of(rank) if taken is None else taken
 
     def applied_of(self, rank: int) -> int:
         """Return the last clock of a rank that is applied; before its first one, the clock before that."""

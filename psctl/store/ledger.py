@@ -50,7 +50,10 @@ class Membership(msgspec.Struct, frozen=True):
 
     def at(self, clock: int) -> tuple[int, ...]:
         """Return the ranks of a clock."""
-        return next((ranks for first, ranks in reversed(self.changes) if first <= clock), self.changes[0][1])
+        for first, ranks in reversed(self.changes):
+            if first <= clock:
+                return ranks
+        return self.changes[0][1]
 
     def changed(self, clock: int, ranks: Sequence[int]) -> Membership:
         """Return the membership with these ranks from `clock` on; what was said of later clocks is void."""

@@ -63,9 +63,9 @@ class ShardMachine:
         """Return where an entry's payload goes."""
         return self._state.room(head, size)
 
-    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> object:
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
         """Apply an entry."""
-        return self._state.apply(head, payload, kept=kept)
+        self._state.apply(head, payload, kept=kept)
 
     def release(self, payload: memoryview) -> None:
         """Take back a payload."""

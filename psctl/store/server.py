@@ -195,7 +195,7 @@ class ServerMind:
                 return self._asides.place(f"worker/{rank}", message, size)
         if not isinstance(message, Begin | Push | PushPart):
             raise ProtocolError(f"worker/{rank}: {type(message).__name__} with a payload", where=f"worker/{rank}")
-        mind = self._shard(f"worker/{rank}", message.shard)
+        mind = self.shards.get(message.shard) or self._shard(f"worker/{rank}", message.shard)
         if mind is None:
             return None
         with self._guard(message.shard):
@@ -354,7 +354,9 @@ class ServerMind:
         return self.shards[index]
 
     def _for(self, rank: int, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
-        return self._to(index, ask) if self._shard(f"worker/{rank}", index) is not None else []
+        if index in self.shards or self._shard(f"worker/{rank}", index) is not None:
+            return self._to(index, ask)
+        return []
 
     def _each(self, ask: Callable[[ShardMind], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
         asked = [self._to(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
@@ -365,9 +367,10 @@ class ServerMind:
         mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert mind is not None, "it was made"
         with self._guard(index):
-            led, before = mind.leads, mind.chain.role
+            chain = mind.chain
+            led, before = chain.leads, chain.role
             found = ask(mind)
-            leads, role, followers = mind.leads, mind.chain.role, mind.chain.followers.keys()
+            leads, role, followers = chain.leads, chain.role, chain.followers.keys()
         outputs = self._gather(found)
         if leads and not led:
             outputs += self._now_leads(index)

@@ -22,6 +22,7 @@ from psctl.errors import ProtocolError
 from psctl.store.answers import Answers, Readers
 from psctl.store.chain import Chain
 from psctl.store.entries import Copying
+from psctl.store.intake import Ready
 from psctl.store.ledger import Membership, Order
 from psctl.store.lending import Lending, Lent
 from psctl.store.machine import ShardMachine
@@ -169,13 +170,14 @@ class ShardMind:
         Raises:
             ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
         """
-        if not self.leads:
+        if not self.chain.leads:
             return None
         self._check(rank, message)
         return self._intake.place(rank, message, size)
 
     def _check(self, rank: int, message: Push | PushPart) -> None:
-        if isinstance(message, Push) and message.landed > (-1 if self.version is None else self.version):
+        version = self.state.version
+        if isinstance(message, Push) and message.landed > (-1 if version is None else version):
             raise self._wrong(rank, f"push that claims version {message.landed}, which was never sent")
 
     def pushed(self, rank: int, message: Push | PushPart, size: int, lent: Lent = None) -> list[Output]:
@@ -184,7 +186,7 @@ class ShardMind:
         Args:
             lent: all of its bytes, where they lie in shared memory.
         """
-        if not self.leads:
+        if not self.chain.leads:
             return []
         self._check(rank, message)
         if isinstance(message, Push):
@@ -203,7 +205,7 @@ class ShardMind:
             taken = self._intake.lend(rank, message, lent)
         else:
             taken = self._intake.filled(rank, message, size)
-        return [*self._taken(taken, message.clock), *self._again(), *(self._advance() if taken else ())]
+        return [*self._taken(taken, message.clock), *self._again(), *(self._go_on() if taken else ())]
 
     def _taken(self, ranks: Sequence[int], clock: int) -> list[Output]:
         """Tell that pushes are whole: orders wait for it, and where workers hold the values none does."""
@@ -216,7 +218,7 @@ class ShardMind:
             return []
         ranks = sorted(self._intake.given_up)
         self._intake.given_up.clear()
-        if not self.leads:
+        if not self.chain.leads:
             return []
         self._answers.renewed()
         return [Send(rank, Leads(self.chain.epoch, [self.shard.index])) for rank in ranks]
@@ -241,27 +243,34 @@ class ShardMind:
 
     def _advance(self) -> list[Output]:
         """Do all that can be done now."""
-        outputs: list[Output] = []
-        if not self.leads or self.version is None:
-            return outputs
-        outputs += self.chain.fill()
-        while True:
+        if not self.chain.leads or self.state.version is None:
+            return []
+        return [*self._settle(), *self._go_on()]
+
+    def _go_on(self) -> list[Output]:
+        """Apply what is ready, and tell of each version what is on all of the chain."""
+        outputs: list[Output] = [*self.chain.fill(), *self._answers.norms()]
+        while self.chain.may_append and (ready := self._intake.ready()) is not None:
+            outputs += self._apply(ready)
             outputs += self._settle()
             outputs += self._answers.norms()
-            ready = self._intake.ready() if self.chain.may_append else None
-            if ready is None:
-                return outputs
-            number, some = self.version, any(ready.present)
-            payload = self.state.bytes_of(ready.gradient) if some else memoryview(b"")
-            if not len(payload):
-                self.state.give(ready.gradient)
-            head = self.state.head(ready.clock, ready.order, ready.present, ready.ranks)
-            keeps = self.chain.keeps
-            self._answers.renewed()
-            self.state.apply(head, payload, kept=keeps)
-            self._owed.update(ready.ranks)
-            if keeps:
-                outputs += self.chain.append(number, head, payload)
+        return outputs
+
+    def _apply(self, ready: Ready) -> list[ChainOutput]:
+        """Make the next version here, and pass it on."""
+        entry, gradient, keeps, number = ready.entry, ready.gradient, self.chain.keeps, self.state.version
+        assert number is not None, "a clock was summed"
+        some = any(entry.present)
+        self._answers.renewed()
+        if not some:
+            self.state.give(gradient)
+        self.state.enter(entry, gradient if some else None, kept=keeps)
+        self._owed.update(entry.ranks)
+        if not keeps:
+            return []
+        return self.chain.append(
+            number, self.state.head(entry), self.state.bytes_of(gradient) if some else memoryview(b"")
+        )
 
     def _settle(self) -> list[Output]:
         """Tell what is on all of the chain now."""
@@ -269,13 +278,14 @@ class ShardMind:
             return []
         answers = self._answers.values()
         outputs: list[Output] = []
+        if self._terms.staleness is not None:  # values say it as well; but under asp the version is not the clock
+            for answer in answers:
+                self._owed.discard(answer.rank)
         if self._owed:
-            # Values say it as well, but not under asp: there the version is not the clock.
-            heard = {answer.rank for answer in answers} if self._terms.staleness is not None else set()
-            owed, self._owed = sorted(self._owed - heard), set()
+            owed, self._owed = sorted(self._owed), set()
             outputs += [Send(rank, Pushed(self.shard.index, self._intake.applied_of(rank))) for rank in owed]
         outputs += answers
-        return outputs + self._snapshot()
+        return outputs + self._snapshot() if self._intake.saves else outputs
 
     def save(self, rank: int, version: int) -> list[Output]:
         """Copy version `version`, now or when it is reached; once, however many ask."""
@@ -307,14 +317,14 @@ class ShardMind:
 
     def pull(self, rank: int, message: Pull) -> list[Output]:
         """Answer with the values, or remember that this rank waits."""
-        if not self.leads:
+        if not self.chain.leads:
             return []
         self._answers.pulled(rank, message)
         return [*self._answers.values()] if self.chain.settled else []
 
     def norms(self, rank: int, clock: int) -> list[Output]:
         """Answer with the squares of `clock`, or remember that this rank waits."""
-        if not self.leads:
+        if not self.chain.leads:
             return []
         self._answers.asked(rank, clock)
         return [*self._answers.norms()]
@@ -322,7 +332,7 @@ class ShardMind:
     def missing(self, clock: int) -> list[int]:
         """Return the ranks without whose pushes no pull at `clock` can be answered; under asp, those that a checkpoint
         or a worker that asked for everyone's clocks waits for."""
-        if not self.leads or self.version is None:
+        if not self.chain.leads or self.state.version is None:
             return []
         asked, staleness = [*self._intake.saves, *self._answers.wished], self._terms.staleness
         needed = max(asked, default=0) if staleness is None else clock - staleness

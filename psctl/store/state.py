@@ -162,9 +162,9 @@ class ShardState:
         loading.finish(self.held, self.values, self._optimizer)
         self.start()
 
-    def head(self, clock: int, order: Order, present: bytes, ranks: Sequence[int]) -> bytes:
-        """Return an entry's head."""
-        return _encode(Entry(clock, order, present, tuple(ranks)))
+    def head(self, entry: Entry) -> bytes:
+        """Return an entry's head as it goes down the chain."""
+        return _encode(entry)
 
     def room(self, head: bytes, size: int) -> memoryview:
         """Return where an entry's payload goes.
@@ -177,25 +177,31 @@ class ShardState:
             raise ProtocolError(f"shard {self.shard.index}: an entry of {size} bytes where {self.nbytes} belong")
         return self.bytes_of(self.take()) if size else memoryview(bytearray())
 
-    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> Entry:
+    def apply(self, head: bytes, payload: memoryview, *, kept: bool) -> None:
+        """Make the next version by an entry that came down the chain; as `enter`, with the gradient's bytes.
+
+        Raises:
+            ProtocolError: it is no entry of this shard.
+            Refusal: as `enter`.
+        """
+        self.enter(self._entry(head), self._tensor(payload) if len(payload) else None, kept=kept)
+
+    def enter(self, entry: Entry, gradient: torch.Tensor | None, *, kept: bool) -> None:
         """Make the next version.
 
         Args:
-            head: of the entry.
-            payload: the gradient; empty when no piece has one.
-            kept: the payload must stay as it is, for it is still on its way to others; else it is this shard's to use.
+            entry: how.
+            gradient: None when no piece has one.
+            kept: the gradient must stay as it is, for it is still on its way to others; else it is this shard's to use.
 
         Raises:
             Refusal: the optimizer failed; the user's fault.
         """
         assert self.version is not None, "there are values to step from"
-        entry = self._entry(head)
-        if len(payload):
-            gradient = self._tensor(payload)
-            if kept:
-                gradient = self.take().copy_(gradient)
-        else:
+        if gradient is None:
             gradient = self.take().zero_()
+        elif kept:
+            gradient = self.take().copy_(gradient)
         if self._optimizer is None:
             self._leave(self.version)
             self.values = gradient if self.narrow is None else rounded(gradient, self.narrow)
@@ -206,7 +212,6 @@ class ShardState:
         self.present = entry.present
         for rank in entry.ranks:
             self.applied[rank] = entry.clock
-        return entry
 
     def release(self, payload: memoryview) -> None:
         """Take back a payload of `room`, or one that was kept, which nobody needs any more."""

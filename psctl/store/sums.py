@@ -28,7 +28,7 @@ from psctl.store.intake import Intake, Ready
 from psctl.store.ledger import Membership, Order
 from psctl.store.pieces import bytes_view
 from psctl.store.staged import Handed, Staged
-from psctl.store.state import ShardState
+from psctl.store.state import Entry, ShardState
 
 SUM = Order([], None, False)
 """How every clock is applied where workers step."""
@@ -144,7 +144,7 @@ class Joint(Intake):
                 self._first = staged
                 return
             self._sum = self.own(staged)
-            for piece, there in zip(held, staged.present, strict=True):
+            for piece, there in () if whole else zip(held, staged.present, strict=True):
                 if not there:
                     self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
             return
@@ -176,7 +176,7 @@ class Joint(Intake):
         order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
         if order is None:
             return None
-        ready = Ready(clock, order, found[1], self.membership.at(clock), found[0])
+        ready = Ready(Entry(clock, order, found[1], self.membership.at(clock)), found[0])
         self._no_sum()
         return ready
 
@@ -258,7 +258,7 @@ class EachPush(Intake):
             for piece, there in zip(self._state.held, staged.present, strict=True):
                 if not there:
                     gradient.narrow(0, piece.at.start, len(piece.at)).zero_()
-            return Ready(clock, order, staged.present, (rank,), gradient)
+            return Ready(Entry(clock, order, staged.present, (rank,)), gradient)
         return None
 
     def cut(self, rank: int, clock: int) -> None:

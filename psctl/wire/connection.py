@@ -144,14 +144,15 @@ class Connection:
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
-    def room(self) -> memoryview:
-        """Return where to receive the next bytes; to be called when `next_event` returned None."""
-        return self._buffer.room(max(self._needed, len(self._buffer) + 1))
+    def room(self) -> tuple[memoryview, int]:
+        """Return where to receive the next bytes; to be called when `next_event` returned None.
 
-    @property
-    def least(self) -> int:
-        """How many bytes more must come before `next_event` has something to say, as far as is known; 1 at least."""
-        return max(1, self._needed - len(self._buffer))
+        Returns:
+            The room, and how many bytes must come, as far as is known, before `next_event` has something to say.
+        """
+        unread = self._buffer.end - self._buffer.start
+        least = max(1, self._needed - unread)
+        return self._buffer.room(unread + least), least
 
     def received(self, count: int) -> None:
         """Note that `count` bytes were received into `room()`; 0: the stream has ended."""
@@ -162,7 +163,7 @@ class Connection:
         """Take in bytes that lie elsewhere (a copy; `room` and `received` do without)."""
         rest = memoryview(data)
         while rest:
-            room = self.room()
+            room, _ = self.room()
             count = min(len(room), len(rest))
             room[:count] = rest[:count]
             self.received(count)

@@ -145,8 +145,7 @@ class Outbox:
         """Is there anything that may be written now?"""
         if self._owed:
             return True
-        queue = self._next()
-        return bool(queue) and queue[0].cost <= self._credit
+        return self.pending > 0 and self._next()[0].cost <= self._credit
 
     def _next(self) -> deque[Frame]:
         urgent, bulk = self._queues
@@ -161,7 +160,8 @@ class Outbox:
         if self._owed:
             frames.append(control(Credit(self._owed)))
             self._owed = 0
-        while size < BATCH and (queue := self._next()):
+        while size < BATCH and self.pending:
+            queue = self._next()
             frame = queue[0]
             if frame.cost > self._credit:
                 break
