@@ -84,6 +84,15 @@ class Pipe:
             self._changed.notify_all()
             return count
 
+    def arrives(self, seconds: float) -> bool:
+        """Wait until `read` has something to say; False: not in so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(self._readable, seconds)
+
+    def _readable(self) -> bool:
+        silent = self._cut_at is not None and time.monotonic() >= self._cut_at + self._silence
+        return bool(self._parts) or self._reset or self._ended or self._deaf or silent
+
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change, at most until the deadline or until the silence after a cut was long enough."""
         now = time.monotonic()
@@ -148,6 +157,9 @@ class MemoryStream:
 
     def receive_into(self, buffer: memoryview, least: int = 1) -> int:
         return self._incoming.read(buffer, self._limit)
+
+    def arrives(self, seconds: float) -> bool:
+        return self._incoming.arrives(seconds)
 
     def limit(self, seconds: float | None) -> None:
         self._limit = seconds

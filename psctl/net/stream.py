@@ -35,6 +35,9 @@ class Stream(Protocol):
         `least`: fewer are of no use, so waking for them may be spared; some streams do.
         """
 
+    def arrives(self, seconds: float) -> bool:
+        """Wait until `receive_into` has something to say, bytes, the end or an error; False: not in `seconds`."""
+
     def limit(self, seconds: float | None) -> None:
         """Let every later wait end with TimeoutError after `seconds`; None: no limit."""
 

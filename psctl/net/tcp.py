@@ -99,6 +99,11 @@ class TcpStream:
             self._wake_at(1)
         return self._socket.recv_into(buffer)
 
+    def arrives(self, seconds: float) -> bool:
+        if self._least != 1:
+            self._wake_at(1)
+        return bool(self._arrives.poll(1000 * seconds))
+
     def _wake_at(self, least: int) -> None:
         """Have the kernel wake who waits only when so many bytes are there, or the end."""
         if least != self._least:

@@ -1,9 +1,10 @@
 """A made connection at work: one thread reads, one writes, and whoever sends only queues.
 
 Who does what. The reader thread owns all that arrives: it takes bytes in, calls the handler, and is the only one that
-ends things: it alone calls `lost`, as its last act. What leaves is outgoing.py's. Whatever ends the connection (close,
-a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then joins the writer, gives
-the socket back and tells the handler.
+ends things: it alone calls `lost`, as its last act. Who waits for what comes may read in its place for a while
+(turn.py), and leaves to it whatever ends the connection. What leaves is outgoing.py's. Whatever ends the connection
+(close, a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then joins the writer,
+gives the socket back and tells the handler.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.net.outgoing import Outgoing
 from psctl.net.stream import Stream, why_gone
 from psctl.net.tls import Credentials
+from psctl.net.turn import Turn
 from psctl.wire.assembly import Received
 from psctl.wire.connection import Codec, Connection, Credited, Ended, Event, Joined, Left, Named
 from psctl.wire.sealing import Bytes
@@ -28,13 +30,16 @@ NOTHING = memoryview(b"")
 CREDIT = 8
 """Credit is given back for each so many-th part of the window. Given at a half, four workers and four servers with both
 directions busy (100 MB, 200 Mbit/s) took 1.21 times what the wire needs, and 1.12 at an eighth."""
+SHORT = 16 << 10
+"""Bytes up to which what came counts as short (`Peer.offer_turn`)."""
 PAUSE = 0.003
 """Seconds between two words of credit before half of the window is owed. On a fast link an eighth is read in less, and
 who sends would be woken four times as often for nothing."""
 
 
 class Handler(Protocol):
-    """What a room does with its peers. All are called on the peer's reader thread; what they raise ends that peer."""
+    """What a room does with its peers. All are called on the peer's reader thread, `place` and `received` also on one
+    that reads in its place; what they raise ends that peer."""
 
     def joined(self, peer: Peer) -> None:
         """The connection is made; before anything else."""
@@ -75,6 +80,11 @@ class Peer:
         self._closing: str | None = None
         self._ended: ConnectionFailed | None = None
         self._reader: threading.Thread | None = None
+        self.turn = Turn()
+        """To read: taken by who then calls `read_here`."""
+        self._came = 0  # bytes that were received last
+        self._over: ConnectionFailed | None = None  # why nothing more arrives,
+        self._fault: Exception | None = None  # or what was raised, as found by who read in the reader's place
 
     def __repr__(self) -> str:
         return f"Peer({self.name})"
@@ -114,6 +124,31 @@ class Peer:
         with self._lock:
             self._connection.kept -= count
         self._give_credit()
+
+    def offer_turn(self) -> None:
+        """Have the reader thread rest after this, for the next wait to read by itself; only from `received`.
+
+        After a long message it goes on reading: more may come while nobody waits, and then costs nobody's time.
+        """
+        self.turn.offered = self._came <= SHORT
+
+    def read_here(self, over: Callable[[], bool], seconds: float) -> None:
+        """Read on this thread, which took the turn, until `over()` (asked when something came) or so long a silence."""
+        try:
+            while self._over is None and self._fault is None and self._stream.arrives(seconds):
+                self._take_in(patient=False)
+                self._over = self._hand_on()
+                if over():
+                    return
+        except Exception as fault:  # noqa: BLE001  the reader thread ends the connection for it, and tells by lost()
+            self._fault = fault
+        except BaseException as fault:
+            self._fault = InterruptedError(f"reading was interrupted by {type(fault).__name__}")
+            raise
+        finally:
+            self.turn.give()
+            if self._over is not None or self._fault is not None:
+                self.turn.recall()
 
     @property
     def on_written(self) -> Callable[[Any, int], None] | None:
@@ -163,6 +198,7 @@ class Peer:
                 return
             self._closing = reason or "closed"
         self._goodbye(self._closing)
+        self.turn.recall()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until `lost` has returned and both threads have ended; False when that took longer than `timeout`."""
@@ -275,6 +311,20 @@ class Peer:
 
     def _read(self) -> ConnectionFailed:
         """Hand on what arrives; return why nothing more does."""
+        self.turn.begin()
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            over = self._over or self._hand_on()
+            if over is not None:
+                return over
+            if self.turn.offered:
+                self.turn.rest()
+            else:
+                self._take_in()
+
+    def _hand_on(self) -> ConnectionFailed | None:
+        """Hand on what has arrived; return why nothing more does, None while more may."""
         connection, handler, out = self._connection, self._handler, self._outgoing
         me, corked = threading.get_ident(), False
         while True:
@@ -292,8 +342,7 @@ class Peer:
                 case None:
                     if corked:
                         out.cork(None)
-                        corked = False
-                    self._take_in()
+                    return None
                 case Credited(count):
                     out.credit(count)
                 case Left(reason):
@@ -312,9 +361,11 @@ class Peer:
             self._credited, owed = now, connection.owed()
         self._outgoing.owe(owed)
 
-    def _take_in(self) -> None:
+    def _take_in(self, *, patient: bool = True) -> None:
+        """Receive what there is; `patient`: sleep until it is as much as is of use."""
         connection = self._connection
-        count = self._stream.receive_into(*connection.room())
+        room, least = connection.room()
+        count = self._came = self._stream.receive_into(room, least if patient else 1)
         connection.received(count)
         self.bytes_received += count
 

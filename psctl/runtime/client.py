@@ -37,28 +37,26 @@ from typing import Any
 import torch
 
 from psctl.clock import Clock
-from psctl.errors import ConnectionFailed, JobFailed
+from psctl.errors import ConnectionFailed
 from psctl.job.meetings import WorkersAt
 from psctl.job.membership import Reassign, ServerUnreachable, Shared
 from psctl.job.messages import Decision
-from psctl.runtime.heard import Heard, silence
+from psctl.runtime.heard import Heard
 from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
 from psctl.runtime.overlap import UnderWay
 from psctl.runtime.sharing import Sharing, alone
+from psctl.runtime.waiting import Waiting
 from psctl.store.client import ClientMind
 from psctl.store.landing import Take
-from psctl.store.messages import FromServer, Message, Push, PushPart, Why
+from psctl.store.messages import FromServer, Message, Push, PushPart
 from psctl.store.missing import Missing
 from psctl.store.pushing import Out, Say
 from psctl.words import Address, Member, Number, ServerAt
 
-TICK = 1.0
-"""Seconds between two looks at a wait: who is lost, who must be asked."""
-
-ASK_EVERY = 5.0
-"""Seconds between two questions to a server that keeps us waiting."""
+LAST = 1.0
+"""Seconds that what was sent has to leave when all ends."""
 
 
 class ParameterClient:
@@ -97,18 +95,14 @@ class ParameterClient:
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.residual = self._mind.pushes.residual  # what pushes left out so far, flat by dtype (store/sending.py)
-        self.seconds_waiting = 0.0
         self._under_way = UnderWay(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
-        self._clock, self._patience, self._trace, self._tell = clock, patience, trace, tell
+        self._clock, self._trace, self._tell = clock, trace, tell
         self._sharing = sharing or alone(me)
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._until: Callable[[], set[int]] | None = None  # what the user's thread waits for: empty when it is over
         self._epoch = first.epoch  # of the newest assignment
-        self._heard: dict[int, float] = {}
-        self._waiting: tuple[str, set[int]] = ("", set())
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
+        self._waiting = Waiting(self._mind, self._links, self._lock, clock, patience)
         self._host = host
         if host is not None:
             host.begin(self._mind, self._say, tell)
@@ -134,7 +128,7 @@ class ParameterClient:
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, by dtype; waits until what it held before is acknowledged."""
         before = clock - self._mind.buffers
-        self._wait_until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
+        self._waiting.until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
         return self._mind.sending(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
@@ -145,7 +139,7 @@ class ParameterClient:
             present: for each piece of the shard, whether this worker has a gradient; the bytes of others do not count.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        self._wait_until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
+        self._waiting.until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
         self._mind.pushes.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._mind.terms.pushes_ask else self._newest[1]
@@ -177,7 +171,7 @@ class ParameterClient:
         Every rank gets the same numbers to the bit. Parameters that nobody had a gradient for are left out.
         """
         self._say(lambda: self._mind.ask_norms(clock))
-        self._wait_until(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
+        self._waiting.until(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
         with self._lock:
             found = self._mind.norms(clock)
         assert found is not None, "the wait was for them"
@@ -214,7 +208,7 @@ class ParameterClient:
         try:
             self._mind.show(missing.landed())
             while missing.left:
-                self._wait_until(f"values of clock {clock}", clock, missing.servers)
+                self._waiting.until(f"values of clock {clock}", clock, missing.servers)
                 self._mind.show(missing.landed())
         finally:
             with self._lock:
@@ -243,13 +237,18 @@ class ParameterClient:
         """Return what rank 0 left at the start of `clock`; blocks until it is there."""
         self._say(lambda: self._mind.ask_aside(clock))
         missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
-        self._wait_until(f"the state at clock {clock}", clock, missing)
+        self._waiting.until(f"the state at clock {clock}", clock, missing)
         with self._lock:
             found = self._mind.aside_of(clock)
         assert found is not None, "the wait was for it"
         return bytes(found)
 
     # ---- about itself ------------------------------------------------------------------------------------------
+
+    @property
+    def seconds_waiting(self) -> float:
+        """Seconds spent in waits."""
+        return self._waiting.seconds
 
     @property
     def seconds_under_way(self) -> float:
@@ -265,7 +264,7 @@ class ParameterClient:
     def doing(self) -> str:
         """What the client is at, for heartbeats: "compute", or whom it waits for."""
         with self._lock:
-            what, servers = self._waiting
+            what, servers = self._waiting.at
             if not servers:
                 return "compute"
             late = sorted({worker for server in servers for worker in self._mind.because.get(server, [])})
@@ -285,13 +284,13 @@ class ParameterClient:
         Raises:
             PsctlError: as `wait`.
         """
-        self._wait_until("the last clock", self._newest[0] + 1, self._mind.unsettled)
+        self._waiting.until("the last clock", self._newest[0] + 1, self._mind.unsettled)
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""
         if self._host is not None:
             self._host.close()
-        self._links.close(reason, TICK)
+        self._links.close(reason, LAST)
 
     # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
 
@@ -309,7 +308,7 @@ class ParameterClient:
         self._links.assigned(new.servers)
         with self._lock:
             self._send(self._mind.assigned(new.epoch, new.owners, [at.rank for at in new.servers]))
-            self._changed.notify_all()
+            self._waiting.look()
 
     def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
         self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
@@ -318,38 +317,6 @@ class ParameterClient:
 
     def _servers_of(self, clock: int, shard: int) -> set[int]:
         return {self._mind.owners[shard] for shard in self._mind.missing(clock, [shard])}
-
-    def _wait_until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
-        """Block until `missing` names no server any more; see `wait` for what it raises."""
-        with self._lock:
-            self._raise_if_refused()
-            if not (servers := missing()):
-                return
-            began = asked = self._clock.now()
-            try:
-                while servers:
-                    self._waiting, self._until = (what, servers), missing
-                    self._changed.wait(TICK)
-                    self._raise_if_refused()
-                    servers = missing()
-                    if self._clock.now() - asked >= min(ASK_EVERY, self._patience / 3):
-                        asked = self._clock.now()
-                        for server in servers:
-                            self._links.send(server, Why(clock), urgent=True)
-                    self._raise_if_silent(servers, began, what)
-            finally:
-                self._waiting, self._until = ("", set()), None
-                self.seconds_waiting += self._clock.now() - began
-
-    def _raise_if_refused(self) -> None:
-        if (refused := self._mind.refused) is not None:
-            raise JobFailed(refused.reason, refused.hint)
-
-    def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
-        for server in servers:
-            silent = self._clock.now() - max(began, self._heard.get(server, began))
-            if silent > self._patience:
-                raise silence(server, self._links.at(server), self._links.error(server), silent, what)
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
@@ -381,19 +348,17 @@ class ParameterClient:
         with self._lock:
             if not self._links.serves(at, peer):
                 return
-            self._heard[at.rank] = self._clock.now()
             self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload), lent))
             if not self._mind.unanswered and self._newest[1] > self._newest[0]:
                 self._under_way.end()
-            if self._mind.refused is not None or (self._until is not None and not self._until()):
-                self._changed.notify_all()  # only then: a wake-up costs more than a message
+            self._waiting.heard(at.rank, peer)
 
     def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
             if self._links.down(at, peer, error):
                 self._send(self._mind.lost(at.rank))
                 self._sharing.parted(named(at))
-                self._changed.notify_all()
+                self._waiting.look()
 
     def _written(self, message: Message, size: int) -> None:
         if self._trace is not None and isinstance(message, Push | PushPart):

@@ -1,10 +1,10 @@
-"""What one connection to a server tells the parameter client, on that connection's reader thread; and its silence."""
+"""What one connection to a server tells the parameter client, on the thread that reads that connection."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from psctl.errors import ConnectionFailed, PeerLost, TimedOut
+from psctl.errors import ConnectionFailed
 from psctl.words import ServerAt
 
 
@@ -34,28 +34,3 @@ class Heard:
 
     def lost(self, peer: Any, error: ConnectionFailed) -> None:
         self._client.lost(self._at, peer, error)
-
-
-def silence(
-    server: int, at: ServerAt | None, error: ConnectionFailed | None, silent: float, what: str
-) -> PeerLost | TimedOut:  # fmt: skip
-    """Return the error that ends the wait for a server.
-
-    Args:
-        server: its rank.
-        at: where it is, if that is known.
-        error: why there is no connection to it; None: there is one.
-        silent: seconds for which it has said nothing.
-        what: it was asked for.
-    """
-    name, where = f"server/{server}" + (f" at {at.address}" if at is not None else ""), f"server/{server}"
-    if error is not None:
-        why = f"{name} is lost since {silent:.0f} s, and no other took its place: {error.message}"
-        lost = PeerLost(why, where=where)
-        lost.__cause__ = error
-        return lost
-    return TimedOut(
-        f"{name} has not said a word for {silent:.0f} s while it was asked for {what}",
-        f"look at the log of server/{server}",
-        where=where,
-    )

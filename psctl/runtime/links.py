@@ -9,12 +9,13 @@ any more: the deadline is its owner's, who waits for something.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PsctlError
+from psctl.net.turn import Turn
 from psctl.words import Member, ServerAt
 
 FIRST_PAUSE = 0.05
@@ -28,10 +29,12 @@ class Connection(Protocol):
     """What is needed of a net.peer.Peer."""
 
     bytes_received: int
+    turn: Turn
 
     @property
     def bytes_sent(self) -> int: ...
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
+    def read_here(self, over: Callable[[], bool], seconds: float) -> None: ...
     def flush(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
@@ -114,6 +117,16 @@ class Links:
         peer = self._peers.get(server)
         if peer is not None:
             peer.send(message, payload, urgent=urgent)
+
+    def take_turn(self, servers: Collection[int]) -> Connection | None:
+        """Take the turn to read the connection to one server; None: it is not to be had, or these are several, whose
+        connections their own threads read."""
+        found = [peer for server in servers if (peer := self._peers.get(server)) is not None]
+        if len(found) == 1 and len(servers) == 1 and found[0].turn.take():
+            return found[0]
+        for peer in found:
+            peer.turn.recall()
+        return None
 
     def error(self, server: int) -> ConnectionFailed | None:
         """Return why there is no connection to a server; None when there is one, or none was tried."""

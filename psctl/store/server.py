@@ -354,9 +354,7 @@ class ServerMind:
         return self.shards[index]
 
     def _for(self, rank: int, index: int, ask: Callable[[ShardMind], list[Output]]) -> list[Instruction]:
-        if index in self.shards or self._shard(f"worker/{rank}", index) is not None:
-            return self._to(index, ask)
-        return []
+        return self._to(index, ask) if index in self.shards or self._shard(f"worker/{rank}", index) else []
 
     def _each(self, ask: Callable[[ShardMind], list[Output]], *, all_roles: bool = False) -> list[Instruction]:
         asked = [self._to(index, ask) for index, mind in sorted(self.shards.items()) if mind.leads or all_roles]
@@ -367,10 +365,9 @@ class ServerMind:
         mind = self.shards.get(index) or self._shard("the coordinator", index, made=True)
         assert mind is not None, "it was made"
         with self._guard(index):
-            chain = mind.chain
-            led, before = chain.leads, chain.role
+            led, before = mind.chain.leads, mind.chain.role
             found = ask(mind)
-            leads, role, followers = chain.leads, chain.role, chain.followers.keys()
+            leads, role, followers = mind.chain.leads, mind.chain.role, mind.chain.followers.keys()
         outputs = self._gather(found)
         if leads and not led:
             outputs += self._now_leads(index)

@@ -101,11 +101,15 @@ def check_stream(make: Make) -> None:
     assert told.value.errno is None
 
     # The end of the stream comes behind the last byte; afterwards sending fails.
+    assert not a.arrives(0.01)
+    arriving = in_thread(lambda: a.arrives(10))
     b.send(memoryview(b"the end"))
+    assert arriving()
     b.shutdown()
     b.shutdown()
     a.limit(None)
     assert read(a, 100) == b"the end"
+    assert a.arrives(10)
     assert a.receive_into(memoryview(bytearray(1))) == 0
     with pytest.raises(ConnectionError):  # noqa: PT012
         for _ in range(100):

@@ -45,8 +45,8 @@ def until(condition, seconds: float = 10.0) -> None:
 
 
 def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
-    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
-    monkeypatch.setattr("psctl.runtime.client.ASK_EVERY", 0.02)
+    monkeypatch.setattr("psctl.runtime.waiting.TICK", 0.02)
+    monkeypatch.setattr("psctl.runtime.waiting.ASK_EVERY", 0.02)
     with World(LAYOUT, 2, 1) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients
@@ -101,7 +101,7 @@ def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
 
 
 def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkeypatch):
-    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+    monkeypatch.setattr("psctl.runtime.waiting.TICK", 0.02)
     with World(LAYOUT, 2, 1, patience=0.3) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients
@@ -120,7 +120,7 @@ def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkey
 
 
 def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(monkeypatch):
-    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+    monkeypatch.setattr("psctl.runtime.waiting.TICK", 0.02)
 
     class Mute:
         """Takes everything in and never answers."""
@@ -312,3 +312,63 @@ def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_netwo
     assert sum(network.sizes) == size
     assert max(network.sizes) <= 512 * 1024
     assert network.flushes == 2
+
+
+def readers_of(client) -> list[int]:
+    """Note from now on which threads take in what the client is told."""
+    seen, mind = [], client._mind
+    original = mind.received
+
+    def received(*args, **options):
+        seen.append(threading.get_ident())
+        return original(*args, **options)
+
+    mind.received = received
+    return seen
+
+
+def step_once(client, clock: int) -> None:
+    push_all(client, clock, 1.0)
+    client.wait(clock + 1)
+
+
+def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_the_reader_back(monkeypatch):
+    monkeypatch.setattr("psctl.net.turn.REST", 60.0)  # it never looks: only who waits can read, or call it back
+    with World(LAYOUT, 1, 1, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        seen, me = readers_of(client), threading.get_ident()
+        clock = 0
+        while me not in seen:  # once the reader has rested
+            step_once(client, clock)
+            clock += 1
+            assert clock < 100
+        seen.clear()
+        for later in range(clock, clock + 20):
+            step_once(client, later)
+        assert set(seen) == {me}
+    monkeypatch.setattr("psctl.net.turn.REST", 0.005)
+    with World(LAYOUT, 1, 1, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        for clock in range(5):
+            step_once(client, clock)
+        seen = readers_of(client)
+        push_all(client, 5, 1.0)
+        until(lambda: seen)  # nobody waits
+        assert threading.get_ident() not in seen
+        client.wait(6)
+
+
+def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch):
+    monkeypatch.setattr("psctl.net.turn.REST", 60.0)
+    with World(LAYOUT, 1, 2, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        by_server = [[shard for shard, owner in enumerate(client._mind.owners) if owner == server] for server in (0, 1)]
+        assert all(by_server)
+        for clock in range(20):
+            push_all(client, clock, 1.0)
+            for shards in by_server if clock % 2 else ():  # one at a time: their readers may rest after it
+                client.wait(clock + 1, shards)
+            client.wait(clock + 1)

@@ -154,7 +154,7 @@ def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
 
 
 def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(monkeypatch):
-    monkeypatch.setattr("psctl.runtime.client.TICK", 0.02)
+    monkeypatch.setattr("psctl.runtime.waiting.TICK", 0.02)
     values = start_values(MIXED)
     _, optimizer = make_optimizer("SGD", MIXED, values)
     layout = make_layout(MIXED, "SGD", numbers(optimizer))
