@@ -23,6 +23,7 @@ from psctl.errors import ConnectionFailed
 from psctl.net import tcp
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Address, Member
 
 SERVER, WORKER = Member("server", 0), Member("worker", 0)
@@ -166,12 +167,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512 << 10)
     options = parser.parse_args()
     now = time.time()
-    authority = make_authority("bench-1", now)
+    authority, knock = make_authority("bench-1", now), new_secret()
     credentials = {}
     for member in (SERVER, WORKER):
         pair = issue(authority, "bench-1", member, now)
         credentials[member] = Credentials(
-            "bench-1", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem
+            "bench-1", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, knock
         )
     rows = []
     for _ in range(options.rounds):

@@ -262,6 +262,7 @@ class Keys(msgspec.Struct, frozen=True):
     authority: str
     certificate: str
     key: str
+    knock: str
     authority_key: str = ""
 
 
@@ -286,5 +287,5 @@ def agent_orders(
     return AgentOrders(
         job=job, host=host, python=place.python, paths=[place.code], workdir=place.workdir, job_dir=place.job_dir,
         code_dir=place.job_code, authority=keys.authority, certificate=keys.certificate, key=keys.key,
-        coordinator=coordinator, authority_key=keys.authority_key, secrets=dict(secrets), grace=GRACE,
+        knock=keys.knock, coordinator=coordinator, authority_key=keys.authority_key, secrets=dict(secrets), grace=GRACE,
     )  # fmt: skip

@@ -29,7 +29,8 @@ from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.spec.job import OWN_VARIABLES, JobSpec
 from psctl.topology.addresses import rdma_of
-from psctl.wire.authority import Pair, issue, make_authority
+from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Address, HostName, Member
 
 HELLO = 30.0
@@ -165,6 +166,7 @@ class _Launch:
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)
+        self.knock = new_secret()
         self.started: dict[str, Process] = {}
 
     @property
@@ -222,7 +224,8 @@ class _Launch:
         host = self.hosts[shell.name]
         pair = issue(self.authority, self.name, Member("agent", index), self.now)
         place = Place(host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}")
-        keys = _keys(self.authority, pair, head=index == 0)
+        authority_key = self.authority.key_pem if index == 0 else ""
+        keys = Keys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
         orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
         question = {"folder": host.job_dir, "claim": index == 0}
         answer = ask.ask(shell, host.python, ask.FILES, "begin", question, stdin=msgspec.json.encode(orders))
@@ -273,10 +276,6 @@ class _Launch:
             job_file=request.text, job_source=request.source, job_folder=str(request.folder),
             code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints",
         )  # fmt: skip
-
-
-def _keys(authority: Pair, pair: Pair, *, head: bool) -> Keys:
-    return Keys(authority.certificate_pem, pair.certificate_pem, pair.key_pem, authority.key_pem if head else "")
 
 
 def _send_code(stage: Stage, request: Request, seats: Seats, say: Callable[[str, str], None]) -> None:

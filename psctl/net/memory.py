@@ -12,6 +12,7 @@ from typing import Any
 
 from psctl.errors import ConnectionFailed
 from psctl.net.peer import HALF_OPEN, PATIENCE, Acceptor, Allow, dial
+from psctl.net.stream import Stream
 from psctl.net.tls import Credentials
 from psctl.net.traffic import Handler, Peer
 from psctl.words import Address, Member, Role
@@ -38,6 +39,17 @@ class Pipe:
         self._refusing = False  # and the writer can know
         self._reset = False
         self._flip = 0
+        self.told: Callable[[], None] | None = None
+        """Called, under no lock, after bytes came in or the end."""
+
+    def has(self, least: int) -> bool:
+        """Tell whether so many bytes are there, or the end."""
+        with self._changed:
+            return self._size >= least or self._ended or self._deaf or self._reset
+
+    def _tell(self) -> None:
+        if self.told is not None:
+            self.told()
 
     def write(self, data: memoryview, limit: float | None, *, block: bool = True) -> bool:
         """Add a copy of `data`; False when it does not fit and may not block."""
@@ -55,7 +67,8 @@ class Pipe:
                 self._parts.append(memoryview(self._flipped(bytes(data))))
                 self._size += len(data)
                 self._changed.notify_all()
-            return True
+        self._tell()
+        return True
 
     def _flipped(self, data: bytes) -> bytes:
         if not self._flip or not data:
@@ -110,6 +123,7 @@ class Pipe:
             self._shut = True
             self._ended = self._ended or self._cut_at is None
             self._changed.notify_all()
+        self._tell()
 
     def deafen(self) -> None:
         """The reader is done: it finds the end behind what has arrived, the writer finds nobody."""
@@ -117,12 +131,14 @@ class Pipe:
             self._deaf = True
             self._refusing = self._refusing or self._cut_at is None
             self._changed.notify_all()
+        self._tell()
 
     def reset(self) -> None:
         """Both ends find that the other is gone."""
         with self._changed:
             self._reset = True
             self._changed.notify_all()
+        self._tell()
 
     def cut(self) -> None:
         """From now on nothing passes, and nobody is told."""
@@ -142,7 +158,7 @@ class MemoryStream:
     def __init__(self, name: str, window: int, incoming: Pipe, outgoing: Pipe) -> None:
         self.name = name
         self.window = window
-        self._incoming, self._outgoing = incoming, outgoing
+        self.incoming, self._outgoing = incoming, outgoing
         self._limit: float | None = None
 
     def send(self, data: memoryview) -> None:
@@ -156,17 +172,17 @@ class MemoryStream:
         return 0
 
     def receive_into(self, buffer: memoryview, least: int = 1) -> int:
-        return self._incoming.read(buffer, self._limit)
+        return self.incoming.read(buffer, self._limit)
 
     def arrives(self, seconds: float) -> bool:
-        return self._incoming.arrives(seconds)
+        return self.incoming.arrives(seconds)
 
     def limit(self, seconds: float | None) -> None:
         self._limit = seconds
 
     def shutdown(self) -> None:
         self._outgoing.end()
-        self._incoming.deafen()
+        self.incoming.deafen()
 
     def close(self) -> None:
         self.shutdown()
@@ -201,8 +217,9 @@ class MemoryListener:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[MemoryStream] = deque()
+        self._awaited: dict[MemoryStream, int] = {}
         self.closed = False
 
     def offer(self, stream: MemoryStream) -> None:
@@ -213,13 +230,38 @@ class MemoryListener:
             self._waiting.append(stream)
             self._changed.notify_all()
 
-    def accept(self) -> MemoryStream:
+    def accept(self, seconds: float | None = None) -> MemoryStream | None:
+        deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            while not self._waiting:
+            while True:
                 if self.closed:
                     raise OSError(errno.EINVAL, "the listener was closed")
-                self._changed.wait()
-            return self._waiting.popleft()
+                if self._waiting:
+                    return self._waiting.popleft()
+                for stream, least in self._awaited.items():
+                    if stream.incoming.has(least):
+                        self.forget(stream)
+                        return stream
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def await_bytes(self, stream: Stream, least: int) -> None:
+        assert isinstance(stream, MemoryStream), "it came from here"
+        with self._changed:
+            self._awaited[stream] = least
+        stream.incoming.told = self._told
+
+    def forget(self, stream: Stream) -> None:
+        assert isinstance(stream, MemoryStream), "it came from here"
+        stream.incoming.told = None
+        with self._changed:
+            self._awaited.pop(stream)
+
+    def _told(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

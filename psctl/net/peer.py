@@ -9,7 +9,8 @@ from typing import Any
 
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.net import tcp
-from psctl.net.stream import Connect, Listen, Listener, Stream
+from psctl.net.door import Door, show_knock
+from psctl.net.stream import Connect, Listen, Listener, Stream, why_gone
 from psctl.net.tls import Credentials
 from psctl.net.traffic import Handler, Peer
 from psctl.wire.connection import Codec
@@ -62,9 +63,25 @@ def dial(
     except OSError as error:
         why = f"no answer within {timeout:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise PeerLost(f"{expect} at {address}: {why}", where=str(expect)) from error
+    name = f"{expect} at {address}"
+    try:
+        show_knock(stream, credentials.knock, deadline)
+    except (OSError, ConnectionFailed) as error:
+        stream.shutdown()
+        stream.close()
+        if isinstance(error, ConnectionFailed):
+            raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
+        why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else why_gone(error)
+        raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer = Peer(stream, credentials, Codec(kinds), handler, accepting=False)
-    peer.name = f"{expect} at {address}"
-    peer.settle(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
+    peer.name = name
+    try:
+        peer.settle(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
+    except PeerLost as error:
+        if peer.bytes_received or isinstance(error.__cause__, TimeoutError):
+            raise
+        why = "it hung up at our knock: it is ending, or a process of another job listens there now"
+        raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer.start()
     return peer
 
@@ -91,7 +108,7 @@ class Acceptor:
         allow: returns why a member is not wanted (an older incarnation ...), None when it is; called on many threads.
         congestion: TCP's congestion control.
         refused: told of each connection that came to nothing: (its end, why).
-        patience: seconds for a handshake.
+        patience: seconds for the knock (door.py), and again for the handshake.
         half_open: connections that may be in their handshake at once; when there are more, the oldest makes room.
         listen: how a listener is made; tests pass another.
 
@@ -124,6 +141,7 @@ class Acceptor:
         assert credentials.accepting, "damaged credentials show before anything is opened"
         self._listener: Listener = listen(bind_host, ports, congestion)
         self.address = self._listener.address
+        self._door = Door(self._listener, credentials.knock, patience, self._stranger)
         self._thread = threading.Thread(target=self._accept, name=f"psctl acceptor {self.address}", daemon=True)
         self._thread.start()
 
@@ -141,15 +159,20 @@ class Acceptor:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                stream = self._listener.accept()
-            except OSError:  # closed, the caller gave up already, or descriptors are short for a while
+                stream = self._door.next()
+            except OSError:  # closed, or descriptors are short for a while
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, 0.01)
                 continue
             if not self._admit(stream):
                 stream.close()
-                return
+                break
             threading.Thread(target=self._meet, args=(stream,), name=f"psctl {stream.name}", daemon=True).start()
+        self._door.clear()
+
+    def _stranger(self, stream: Stream, why: str) -> None:
+        if self._refused is not None:
+            self._refused(stream.name, PeerLost(f"{stream.name}: {why}", where=stream.name))
 
     def _admit(self, stream: Stream) -> bool:
         """Wait until there is room for one more handshake; the oldest makes room when it has had its second."""

@@ -53,8 +53,24 @@ class Listener(Protocol):
 
     address: Address
 
-    def accept(self) -> Stream:
-        """Wait for the next stream; OSError when the listener was closed or the system lacks means."""
+    def accept(self, seconds: float | None = None) -> Stream | None:
+        """Wait for a stream that is new, or that has what `await_bytes` asks for; only one thread may.
+
+        Returns:
+            None: there was none within `seconds`.
+
+        Raises:
+            OSError: the listener was closed, or the system lacks means.
+        """
+
+    def await_bytes(self, stream: Stream, least: int) -> None:
+        """Let `accept` return this stream once more when `least` bytes are there, or its end.
+
+        This and `forget` are for the thread that calls `accept`.
+        """
+
+    def forget(self, stream: Stream) -> None:
+        """Wait for the bytes of this stream no longer; before it is closed."""
 
     def close(self) -> None:
         """Stop listening and wake who waits in `accept`."""

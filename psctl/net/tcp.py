@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import select
 import socket
 import sys
 import termios
+import threading
+import time
 from pathlib import Path
 
 from psctl.errors import ConnectionFailed, PortTaken, UsageError
+from psctl.net.stream import Stream
 from psctl.words import Address
 
 BUFFER = 8 << 20
@@ -45,6 +49,8 @@ RETRY = 1000
 """Milliseconds between two attempts to send anew, at most. Left alone they double: 0.2, 0.6, 1.4, 3.0, 6.2 s, and a
 link that comes back after 3 s would find nobody trying before SILENCE is over."""
 BACKLOG = 256
+LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors that tell of the system's want, not of who called."""
 
 
 class TcpStream:
@@ -89,22 +95,27 @@ class TcpStream:
         except (OSError, ValueError):  # closed
             return 0
 
+    @property
+    def number(self) -> int:
+        """Its descriptor."""
+        return self._socket.fileno()
+
     def receive_into(self, buffer: memoryview, least: int = 1) -> int:
         while least >= LUMP:  # asleep in poll, for a recv that has taken a part would not be woken for the rest alone
-            self._wake_at(least)
+            self.wake_at(least)
             self._arrives.poll()
             with contextlib.suppress(BlockingIOError):
                 return self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
         if self._least != 1:
-            self._wake_at(1)
+            self.wake_at(1)
         return self._socket.recv_into(buffer)
 
     def arrives(self, seconds: float) -> bool:
         if self._least != 1:
-            self._wake_at(1)
+            self.wake_at(1)
         return bool(self._arrives.poll(1000 * seconds))
 
-    def _wake_at(self, least: int) -> None:
+    def wake_at(self, least: int) -> None:
         """Have the kernel wake who waits only when so many bytes are there, or the end."""
         if least != self._least:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -128,8 +139,52 @@ class TcpListener:
         self._socket, self._congestion = listening, congestion
         host, port = listening.getsockname()[:2]
         self.address = Address(host, port)
+        listening.setblocking(False)
+        self._arrives = select.poll()
+        self._arrives.register(listening, select.POLLIN)
+        self._awaited: dict[int, TcpStream] = {}  # by descriptor
+        self._ending = threading.Lock()
+        self._waiting = self._closed = False
 
-    def accept(self) -> TcpStream:
+    def accept(self, seconds: float | None = None) -> TcpStream | None:
+        with self._ending:
+            self._waiting = not self._closed
+        try:
+            return self._next(None if seconds is None else time.monotonic() + seconds)
+        finally:
+            with self._ending:  # closed meanwhile: the descriptor was not given back under who waited for it
+                self._waiting = False
+                if self._closed:
+                    self._socket.close()
+
+    def _next(self, deadline: float | None) -> TcpStream | None:
+        while not self._closed:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            there = self._arrives.poll(None if left is None else math.ceil(left))
+            if not there:
+                return None
+            awaited = next((self._awaited[number] for number, _ in there if number in self._awaited), None)
+            if awaited is not None:
+                self.forget(awaited)
+                return awaited
+            with contextlib.suppress(BlockingIOError):  # who called has gone already
+                if (found := self._take()) is not None:
+                    return found
+        raise OSError(errno.EINVAL, "the listener was closed")
+
+    def await_bytes(self, stream: Stream, least: int) -> None:
+        assert isinstance(stream, TcpStream), "it came from here"
+        stream.wake_at(least)
+        self._awaited[stream.number] = stream
+        self._arrives.register(stream.number, select.POLLIN)
+
+    def forget(self, stream: Stream) -> None:
+        assert isinstance(stream, TcpStream), "it came from here"
+        self._arrives.unregister(stream.number)
+        del self._awaited[stream.number]
+
+    def _take(self) -> TcpStream | None:
+        """Take the next caller in; None when it has gone already."""
         connected, _ = self._socket.accept()
         try:
             connected.setblocking(True)
@@ -137,14 +192,22 @@ class TcpListener:
             if self._congestion == "auto":
                 _leave_bbr(connected)
             return TcpStream(connected)
+        except OSError as error:
+            connected.close()
+            if error.errno in LACKING:
+                raise
+            return None
         except BaseException:
             connected.close()
             raise
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # wakes accept()
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._ending:
+            self._closed = True
+            with contextlib.suppress(OSError):  # wakes accept()
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if not self._waiting:
+                self._socket.close()
 
 
 def connect(address: Address, timeout: float, congestion: str = "auto") -> TcpStream:

@@ -15,13 +15,14 @@ from psctl.words import Member
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who a process is in its job, and how it proves it; all PEM text."""
+    """Who a process is in its job, and how it proves it: PEM text, and the job's knock (wire/knock.py), hex."""
 
     job: str
     member: Member
     authority: str
     certificate: str
     key: str = field(repr=False)
+    knock: str = field(repr=False)
 
     @cached_property
     def dialling(self) -> ssl.SSLContext:

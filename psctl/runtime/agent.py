@@ -92,8 +92,9 @@ class Agent:
         self._abandoned = False  # the coordinator is gone
         self._left = False
         credentials = Credentials(
-            orders.job.name, Member("agent", orders.host), orders.authority, orders.certificate, orders.key
-        )
+            orders.job.name, Member("agent", orders.host), orders.authority, orders.certificate, orders.key,
+            orders.knock,
+        )  # fmt: skip
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
         self._copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = Link(credentials, register, orders.job.congestion, self._queue.put, self._copies)

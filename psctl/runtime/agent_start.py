@@ -100,8 +100,9 @@ def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address,
     told = ProcessOrders(
         job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
-        authority=start.authority, certificate=start.certificate, key=start.key, congestion=orders.job.congestion,
-        error_file=str(files.error(start.member)), segments=segments, folder=orders.code_dir,
+        authority=start.authority, certificate=start.certificate, key=start.key, knock=orders.knock,
+        congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments,
+        folder=orders.code_dir,
     )  # fmt: skip
     write_private(files.orders(start.member), msgspec.json.encode(told))
 
@@ -109,7 +110,8 @@ def write_orders(orders: AgentOrders, start: StartProcess, coordinator: Address,
 def write_coordinator_orders(orders: AgentOrders, master: Address, report: int, files: Files) -> None:
     """Write the private orders of the coordinator, the authority's key among them."""
     told = CoordinatorOrders(
-        order=orders.job, authority=orders.authority, authority_key=orders.authority_key, master=master,
+        order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
+        knock=orders.knock, master=master,
         job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
         error_file=str(files.error(COORDINATOR)),
     )  # fmt: skip

@@ -82,7 +82,7 @@ class Coordinator:
             order, orders.master, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
         )
         pair = self._issue(ME)
-        credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem)
+        credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock)
         head = order.hosts[0]
         self._acceptor = Acceptor(
             head.address, order.ports, credentials, AnyMessage, self._desk, self._allow, order.congestion

@@ -97,7 +97,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
         job=orders.job, member=orders.member, authority=orders.authority,
-        certificate=orders.certificate, key=orders.key,
+        certificate=orders.certificate, key=orders.key, knock=orders.knock,
     )  # fmt: skip
     session = Session(orders.member, connect=meet)
     session.joined(

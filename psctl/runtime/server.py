@@ -345,7 +345,7 @@ def stream_save(coordinator: Coordinator, save: Save, *, tables: bool = False) -
 
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
-    who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key)
+    who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
     if orders.folder:
         sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
     acceptors: list[Acceptor] = []

@@ -14,6 +14,7 @@ from psctl.errors import ConnectionFailed
 from psctl.net.memory import MemoryNetwork
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Member
 
 
@@ -63,10 +64,12 @@ class Job:
     def __init__(self, name: str = "digits-1") -> None:
         self.name = name
         self.authority = make_authority(name, time.time())
+        self.knock = new_secret()
 
     def credentials(self, member: Member) -> Credentials:
         pair = issue(self.authority, self.name, member, time.time())
-        return Credentials(self.name, member, self.authority.certificate_pem, pair.certificate_pem, pair.key_pem)
+        authority = self.authority.certificate_pem
+        return Credentials(self.name, member, authority, pair.certificate_pem, pair.key_pem, self.knock)
 
 
 SERVER, WORKER = Member("server", 0), Member("worker", 3)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
+import socket
 import ssl
+import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from psctl.errors import PeerLost, ProtocolError
-from psctl.net.peer import Credentials
+from psctl.net.door import MOST, show_knock
+from psctl.net.peer import dial
 from psctl.net.tls import make_context
+from psctl.wire import knock
 from psctl.wire.buffer import ReceiveBuffer
 from psctl.wire.tls import Records
 from psctl.words import Address, Member
@@ -35,11 +41,18 @@ def works(pair: Any, acceptor: Any, note: Any) -> None:
 def test_a_member_of_another_job_is_refused(pair: Any, other_job: Any, note: Any) -> None:
     acceptor = pair.accept()
     stranger = other_job.credentials(Member("worker", 0))
+    with pytest.raises(PeerLost, match=r"server/0 at .*it hung up at our knock: .* another job listens there now"):
+        pair.dial(acceptor, stranger)
+    assert "it has not this job's knock: a stranger, or a process of another job" in pair.refused.get(timeout=10)
+    works(pair, acceptor, note)
+
+
+def test_another_jobs_certificate_is_refused_with_the_right_knock_too(pair: Any, other_job: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    stranger = replace(other_job.credentials(Member("worker", 0)), knock=pair.job.knock)
     with pytest.raises(ProtocolError, match=r"server/0 at .*certificate is not of this job's authority"):
         pair.dial(acceptor, stranger)
-    trusting = Credentials(
-        "digits-1", stranger.member, pair.job.authority.certificate_pem, stranger.certificate, stranger.key
-    )
+    trusting = replace(stranger, job="digits-1", authority=pair.job.authority.certificate_pem)
     with pytest.raises(ProtocolError, match=r"server/0 at .*it refused our certificate or our TLS"):
         pair.dial(acceptor, trusting)
     told = [pair.refused.get(timeout=10), pair.refused.get(timeout=10)]
@@ -111,6 +124,24 @@ def raw(pair: Any, address: Address) -> Any:
     return pair.network.connect(address) if pair.kind == "memory" else tcp.connect(address, 5)
 
 
+def hear(stream: Any, count: int) -> bytes:
+    """Read so many bytes, less at the end."""
+    heard = bytearray(count)
+    have = 0
+    stream.limit(10)
+    with contextlib.suppress(ConnectionResetError):
+        while have < count and (some := stream.receive_into(memoryview(heard)[have:])):
+            have += some
+    return bytes(heard[:have])
+
+
+def knocked(pair: Any, address: Address) -> Any:
+    """A stream of one who has the job's knock, and nothing else."""
+    stream = raw(pair, address)
+    show_knock(stream, pair.job.knock, time.monotonic() + 10)
+    return stream
+
+
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "zeros": bytes(1000),
@@ -121,9 +152,22 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
+def test_garbage_instead_of_a_knock_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
     acceptor = pair.accept()
     stranger = raw(pair, acceptor.address)
+    hear(stranger, knock.GREETING)
+    stranger.send(memoryview(garbage[: knock.ANSWER]))
+    if len(garbage) < knock.ANSWER:
+        stranger.shutdown()
+    assert re.search("has not this job's knock|before it had shown this job's knock", pair.refused.get(timeout=10))
+    stranger.close()
+    works(pair, acceptor, note)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
+    acceptor = pair.accept()
+    stranger = knocked(pair, acceptor.address)
     stranger.send(memoryview(garbage))
     reason = pair.refused.get(timeout=10)
     assert "it does not speak TLS" in reason or "the TLS handshake failed" in reason
@@ -133,7 +177,7 @@ def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, 
 
 def test_one_who_never_stops_its_handshake_is_cut_off(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept()
-    stranger = raw(memory_pair, acceptor.address)
+    stranger = knocked(memory_pair, acceptor.address)
     record = b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff" + bytes((1 << 14) - 4)  # one of four parts of a ClientHello
     with pytest.raises(ConnectionError):  # noqa: PT012
         for _ in range(10_000):
@@ -150,7 +194,7 @@ def test_one_without_a_certificate_is_refused(memory_pair: Any, note: Any) -> No
     context.load_verify_locations(cadata=memory_pair.job.authority.certificate_pem)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing)
-    stranger = raw(memory_pair, acceptor.address)
+    stranger = knocked(memory_pair, acceptor.address)
     buffer = memoryview(bytearray(1 << 16))
     with pytest.raises(ssl.SSLWantReadError):
         session.do_handshake()
@@ -161,6 +205,86 @@ def test_one_without_a_certificate_is_refused(memory_pair: Any, note: Any) -> No
     assert "it showed no certificate" in memory_pair.refused.get(timeout=10)
     stranger.close()
     works(memory_pair, acceptor, note)
+
+
+def test_an_answer_that_was_overheard_answers_no_other_greeting(pair: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    first, second = raw(pair, acceptor.address), raw(pair, acceptor.address)
+    said = knock.answer(pair.job.knock, hear(first, knock.GREETING))
+    hear(second, knock.GREETING)
+    second.send(memoryview(said))
+    assert hear(second, 1) == b""
+    assert "it has not this job's knock" in pair.refused.get(timeout=10)
+    first.send(memoryview(said + b"no TLS"))  # in its own place it is right, and TLS is the next to be asked for
+    assert "does not speak TLS" in pair.refused.get(timeout=10)
+    for stranger in (first, second):
+        stranger.close()
+    works(pair, acceptor, note)
+
+
+def test_a_knock_that_drips_is_let_in_within_the_deadline_and_not_after(pair: Any) -> None:
+    acceptor = pair.accept(patience=0.4)
+    quick, slow = raw(pair, acceptor.address), raw(pair, acceptor.address)
+    for stranger in (quick, slow):
+        said = knock.answer(pair.job.knock, hear(stranger, knock.GREETING))
+        for byte in said[:-1]:
+            stranger.send(memoryview(bytes([byte])))
+        if stranger is quick:
+            stranger.send(memoryview(said[-1:] + b"no TLS"))
+    assert "does not speak TLS" in pair.refused.get(timeout=10)
+    assert "no handshake within 0.4 s" in pair.refused.get(timeout=10)
+    assert hear(slow, 1) == b""
+    for stranger in (quick, slow):
+        stranger.close()
+
+
+def test_who_has_shown_nothing_costs_no_thread_and_no_buffer_and_keeps_nobody_out(pair: Any, note: Any) -> None:
+    acceptor = pair.accept()
+    gc.collect()
+    before = sum(type(one) in (Records, ReceiveBuffer) for one in gc.get_objects())
+    threads = threading.active_count()
+    strangers = [raw(pair, acceptor.address) for _ in range(MOST + 40)]
+    greeted = [hear(stranger, knock.GREETING) for stranger in strangers]
+    assert len(set(greeted)) == len(strangers), "each has a greeting of its own"
+    assert threading.active_count() == threads
+    assert sum(type(one) in (Records, ReceiveBuffer) for one in gc.get_objects()) == before
+    told = [pair.refused.get(timeout=10) for _ in range(40)]
+    assert all("it has shown nothing and made room for others" in reason for reason in told)
+    begin = time.monotonic()
+    works(pair, acceptor, note)
+    assert time.monotonic() - begin < 3, "nobody waited for the deadline of another"
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", ProtocolError, r"no listener of psctl's, for it begins with b'SSH-2.0-OpenSSH_'"),
+        (b"ps", PeerLost, "it ended the connection without a word"),
+        (b"psctl 1\n" + bytes(16), PeerLost, "it hung up at our knock"),
+        (None, PeerLost, r"no handshake within 0.3 s"),
+    ],
+    ids=["another service", "an early end", "another job", "silence"],
+)
+def test_what_is_no_listener_of_ours_is_named(tcp_pair: Any, said: bytes | None, kind: Any, reason: str) -> None:
+    who = tcp_pair.job.credentials(Member("worker", 0))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = Address(*listening.getsockname())
+        other: list[socket.socket] = []
+
+        def serve() -> None:
+            other.append(listening.accept()[0])
+            if said is not None:
+                other[0].sendall(said)
+                other[0].shutdown(socket.SHUT_WR)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        with pytest.raises(kind, match=rf"^server/0 at 127.0.0.1:{address.port}: {reason}"):
+            dial(address, who, Member("server", 0), int, tcp_pair.worker, timeout=0.3)
+        serving.join(10)
+        other[0].close()
 
 
 def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: Any) -> None:
@@ -178,14 +302,14 @@ def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: 
             raise ConnectionError("the acceptor has ended it")
     assert time.monotonic() - begin < 4
     told = [pair.refused.get(timeout=10), pair.refused.get(timeout=10)]
-    assert any("no handshake within 0.3 s" in reason for reason in told), told
+    assert all("no handshake within 0.3 s" in reason for reason in told), told
     for stranger in (silent, dripping):
         stranger.close()
 
 
 def test_many_slow_strangers_do_not_lock_out_members(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept(half_open=4)
-    strangers = [raw(memory_pair, acceptor.address) for _ in range(8)]
+    strangers = [knocked(memory_pair, acceptor.address) for _ in range(8)]
     begin = time.monotonic()
     works(memory_pair, acceptor, note)
     assert time.monotonic() - begin < 4.5, "the oldest strangers made room before their deadline"
@@ -198,15 +322,16 @@ def test_closing_the_acceptor_ends_half_open_connections_and_leaves_peers_alone(
     mine = pair.dial(acceptor)
     pair.worker.next("joined")
     pair.server.next("joined")
-    stranger = raw(pair, acceptor.address)
-    stranger.send(memoryview(b"\x16\x03"))
+    stranger, shaking = raw(pair, acceptor.address), knocked(pair, acceptor.address)
+    for line in (stranger, shaking):
+        line.send(memoryview(b"\x16\x03"))
+    hear(stranger, knock.GREETING)
     acceptor.close()
-    stranger.limit(5)
-    with contextlib.suppress(ConnectionResetError):  # closed with our bytes unread
-        assert stranger.receive_into(memoryview(bytearray(1))) == 0
+    for line in (stranger, shaking):
+        assert hear(line, 1) == b""
+        line.close()
     mine.send(note("still here"))
     assert pair.server.next("received")[1][0].text == "still here"
-    stranger.close()
 
 
 def test_keys_touch_no_disk_and_no_descriptor_stays(job: Any) -> None:
@@ -242,7 +367,7 @@ def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
     gc.disable()
     try:
         for number in range(20):
-            stream = raw(memory_pair, acceptor.address)
+            stream = knocked(memory_pair, acceptor.address)
             stream.send(memoryview(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else b"\x16\x03\x01\x00\x05hello"))
             memory_pair.refused.get(timeout=10)
             stream.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +141,28 @@ def check_stream(make: Make) -> None:
     b.close()
     listener.close()
 
+    # A stream comes a second time when it has what was asked of it, or has ended; not when it is forgotten.
+    a, b, listener = make()
+    assert listener.accept(0.0) is None
+    listener.await_bytes(b, 4)
+    a.send(memoryview(b"one"))
+    assert listener.accept(0.05) is None
+    a.send(memoryview(b"more"))
+    assert listener.accept(5) is b
+    assert listener.accept(0.0) is None
+    assert read(b, 7) == b"onemore"
+    listener.await_bytes(b, 4)
+    listener.forget(b)
+    a.send(memoryview(b"many"))
+    assert listener.accept(0.05) is None
+    assert read(b, 4) == b"many"
+    listener.await_bytes(b, 4)
+    a.shutdown()
+    assert listener.accept(5) is b
+    assert b.receive_into(memoryview(bytearray(1))) == 0
+    for one in (a, b, listener):
+        one.close()
+
 
 @pytest.mark.parametrize("make", [make_tcp, make_memory], ids=["tcp", "memory"])
 def test_every_stream_conforms(make: Make) -> None:
@@ -194,6 +217,20 @@ def test_left_to_itself_a_near_connection_never_runs_bbr() -> None:
         assert name.rstrip(b"\0") != b"bbr"
         stream.close()
     listener.close()
+
+
+def test_who_has_gone_before_it_was_accepted_is_no_error_of_the_listener() -> None:
+    listener = tcp.listen("127.0.0.1", None)
+    for _ in range(3):
+        with socket.create_connection((listener.address.host, listener.address.port), 5) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    dialled = tcp.connect(listener.address, 5)
+    accepted = listener.accept(5)
+    assert accepted is not None
+    dialled.send(memoryview(b"me"))
+    assert read(accepted, 2) == b"me"
+    for one in (dialled, accepted, listener):
+        one.close()
 
 
 def test_nobody_listening_is_an_error_at_once() -> None:

@@ -27,9 +27,11 @@ from psctl.runtime.session import Session
 from psctl.store.messages import Kinds
 from psctl.store.shards import cut, sizes
 from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Member, TensorSlice, first_assignment
 
 WAIT = 20.0
+KNOCK = new_secret()
 
 
 @cache
@@ -40,7 +42,7 @@ def authority():
 @cache
 def credentials(member: Member) -> Credentials:
     pair = issue(authority(), "job-1", member, time.time())
-    return Credentials("job-1", member, authority().certificate_pem, pair.certificate_pem, pair.key_pem)
+    return Credentials("job-1", member, authority().certificate_pem, pair.certificate_pem, pair.key_pem, KNOCK)
 
 
 class Killed(BaseException):

@@ -39,10 +39,12 @@ from psctl.runtime.sharing import Sharing
 from psctl.store.messages import Kinds
 from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
 
 LARGEST = 130 << 20
 """Bytes of a segment of shared memory."""
+KNOCK = new_secret()
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,7 +52,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 @cache
 def credentials(member: Member) -> Credentials:
     pair = issue(_authority(), "world-1", member, time.time())
-    return Credentials("world-1", member, _authority().certificate_pem, pair.certificate_pem, pair.key_pem)
+    return Credentials("world-1", member, _authority().certificate_pem, pair.certificate_pem, pair.key_pem, KNOCK)
 
 
 @cache

@@ -22,6 +22,7 @@ from psctl.job import events
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.runtime.call import call
 from psctl.wire.authority import issue, make_authority
+from psctl.wire.knock import new_secret
 from psctl.words import Address, Member
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,7 @@ class Cluster:
             job_file="name: try", congestion="auto", **{**settings, **more},
         )  # fmt: skip
         self.authority = make_authority(self.name, time.time())
+        self.knock = new_secret()
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def job_dir(self, host: int) -> Path:
@@ -83,7 +85,7 @@ class Cluster:
             job=self.order, host=host, python=sys.executable, paths=[str(ROOT)],
             workdir=str(self.folder / f"host{host}"), job_dir=str(self.job_dir(host)),
             code_dir=str(self.folder / "code"), authority=self.authority.certificate_pem,
-            certificate=pair.certificate_pem, key=pair.key_pem, coordinator=coordinator,
+            certificate=pair.certificate_pem, key=pair.key_pem, knock=self.knock, coordinator=coordinator,
             authority_key=self.authority.key_pem if host == 0 else "", secrets=self.secrets, grace=2.0,
         )  # fmt: skip
         self.job_dir(host).mkdir(parents=True)
@@ -446,7 +448,8 @@ def hear(kind):
         if isinstance(message, kind): return message
 
 peer = dial(orders.coordinator,
-            Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key),
+            Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key,
+                        orders.knock),
             Member("coordinator", 0), m.AnyMessage, Handler())
 rank, steps = orders.member.rank, int(os.environ.get("STEPS", "1000000"))
 peer.send(m.Join(os.getpid()))

@@ -61,7 +61,7 @@ def started(tmp_path):
     orders = ProcessOrders(
         job="world-1", member=me.member, world=1, host="here", local_rank=0, coordinator=acceptor.address,
         bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
-        congestion="auto", error_file="", segments=None,
+        knock=me.knock, congestion="auto", error_file="", segments=None,
     )  # fmt: skip
     write_orders(tmp_path / "orders.json", orders)
     process = subprocess.Popen(

@@ -1,0 +1,146 @@
+"""The door of a listener: callers are greeted and waited for, and come in once they have shown the job's knock.
+
+One thread serves it, and a caller that has shown nothing costs a descriptor and a few microseconds, whatever it does:
+no thread, no buffer, no TLS. When there are more of them than `most`, the oldest is dropped, without waiting: a
+member answers within a round trip, before a flood of a thousand a second has filled the door.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from psctl.errors import PeerLost
+from psctl.net.stream import Listener, Stream
+from psctl.wire import knock
+
+MOST = 128
+"""Callers that have shown nothing yet and are waited for; each holds a descriptor."""
+BRIEF = 0.01
+"""Seconds to wait, at most, for what `accept` has said to be there."""
+
+
+class Caller(NamedTuple):
+    """Somebody who was greeted."""
+
+    greeting: bytes
+    deadline: float
+
+
+class Door:
+    """Lets in who shows the knock.
+
+    Args:
+        listener: where streams come in.
+        secret: the job's knock.
+        patience: seconds for a caller's answer.
+        refused: told of each caller that does not come in, and why.
+        most: callers that are waited for at once.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        secret: str,
+        patience: float,
+        refused: Callable[[Stream, str], None],
+        most: int = MOST,
+    ) -> None:
+        self._listener, self._secret, self._patience, self._refused = listener, secret, patience, refused
+        self._most = most
+        self._callers: dict[Stream, Caller] = {}  # oldest first
+        self._answer = bytearray(knock.ANSWER)
+
+    def next(self) -> Stream:
+        """Wait for the next caller that has shown the knock; called by one thread.
+
+        Raises:
+            OSError: the listener was closed, or the system lacks means for a while.
+        """
+        while True:
+            stream = self._listener.accept(self._drop_late())
+            if stream is None:
+                continue
+            caller = self._callers.pop(stream, None)
+            if caller is None:
+                self._greet(stream)
+            elif self._has_shown(stream, caller):
+                return stream
+
+    def clear(self) -> None:
+        """Drop all who are waited for; by the thread that calls `next`, once the listener is closed."""
+        for stream in list(self._callers):
+            self._drop(stream, "the listener was closed")
+
+    def _drop_late(self) -> float | None:
+        """Drop who took too long; return the seconds until the next one has, None where nobody is waited for."""
+        while self._callers:
+            stream, caller = next(iter(self._callers.items()))
+            left = caller.deadline - time.monotonic()
+            if left > 0:
+                return left
+            self._drop(stream, f"no handshake within {self._patience:g} s")
+        return None
+
+    def _drop(self, stream: Stream, why: str) -> None:
+        if self._callers.pop(stream, None) is not None:
+            self._listener.forget(stream)
+        stream.shutdown()
+        stream.close()
+        self._refused(stream, why)
+
+    def _greet(self, stream: Stream) -> None:
+        if len(self._callers) >= self._most:
+            self._drop(next(iter(self._callers)), "it has shown nothing and made room for others")
+        greeting = knock.greet()
+        try:
+            sent = stream.send_now(memoryview(greeting))
+        except OSError:  # gone
+            sent = 0
+        if sent < len(greeting):
+            self._drop(stream, "it ended before it was greeted")
+            return
+        self._callers[stream] = Caller(greeting, time.monotonic() + self._patience)
+        self._listener.await_bytes(stream, knock.ANSWER)
+
+    def _has_shown(self, stream: Stream, caller: Caller) -> bool:
+        have, count = 0, 1
+        with contextlib.suppress(OSError):  # reset; or a wake-up for nothing, which no member's stream gives
+            stream.limit(BRIEF)
+            while count and have < knock.ANSWER:
+                count = stream.receive_into(memoryview(self._answer)[have:])
+                have += count
+        if have < knock.ANSWER:
+            self._drop(stream, "it ended before it had shown this job's knock")
+        elif not knock.holds(self._secret, caller.greeting, bytes(self._answer)):
+            self._drop(stream, "it has not this job's knock: a stranger, or a process of another job")
+        else:
+            return True
+        return False
+
+
+def show_knock(stream: Stream, secret: str, deadline: float) -> None:
+    """Answer the greeting of who was dialled.
+
+    Args:
+        stream: just connected.
+        secret: the job's knock.
+        deadline: when it must be there, by `time.monotonic`.
+
+    Raises:
+        ProtocolError: something else speaks there.
+        PeerLost: it ended before it had greeted.
+        OSError: as streams do; TimeoutError at the deadline.
+    """
+    heard = bytearray(knock.GREETING)
+    have = 0
+    while have < len(heard):
+        stream.limit(max(0.001, deadline - time.monotonic()))
+        count = stream.receive_into(memoryview(heard)[have:])
+        if not count:
+            raise PeerLost("it ended the connection without a word")
+        have += count
+        knock.check_greeting(bytes(heard[:have]))
+    stream.send(memoryview(knock.answer(secret, bytes(heard))))
