@@ -80,8 +80,7 @@ class Peer:
         self._closing: str | None = None
         self._ended: ConnectionFailed | None = None
         self._reader: threading.Thread | None = None
-        self.turn = Turn()
-        """To read: taken by who then calls `read_here`."""
+        self.turn = Turn()  # to read; who takes it calls `read_here`
         self._came = 0  # bytes that were received last
         self._over: ConnectionFailed | None = None  # why nothing more arrives,
         self._fault: Exception | None = None  # or what was raised, as found by who read in the reader's place
@@ -132,14 +131,14 @@ class Peer:
         """
         self.turn.offered = self._came <= SHORT
 
-    def read_here(self, over: Callable[[], bool], seconds: float) -> None:
+    def read_here(self, over: Callable[[], bool], seconds: float) -> bool:
         """Read on this thread, which took the turn, until `over()` (asked when something came) or so long a silence."""
         try:
             while self._over is None and self._fault is None and self._stream.arrives(seconds):
                 self._take_in(patient=False)
                 self._over = self._hand_on()
                 if over():
-                    return
+                    return True
         except Exception as fault:  # noqa: BLE001  the reader thread ends the connection for it, and tells by lost()
             self._fault = fault
         except BaseException as fault:
@@ -149,6 +148,7 @@ class Peer:
             self.turn.give()
             if self._over is not None or self._fault is not None:
                 self.turn.recall()
+        return False
 
     @property
     def on_written(self) -> Callable[[Any, int], None] | None:

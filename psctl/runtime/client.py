@@ -92,6 +92,7 @@ class ParameterClient:
         terms = terms_of(decision, world)
         first, servers = decision.assignment, [at.rank for at in decision.assignment.servers]
         self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
+        self._pushes_ask = terms.pushes_ask
         self.landing = self._mind.landing
         """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
         self.residual = self._mind.pushes.residual  # what pushes left out so far, flat by dtype (store/sending.py)
@@ -139,10 +140,11 @@ class ParameterClient:
             present: for each piece of the shard, whether this worker has a gradient; the bytes of others do not count.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        self._waiting.until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
+        if self._mind.missing(clock, [shard]):  # a look without the lock can only be late
+            self._waiting.until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
         self._mind.pushes.encode(clock, shard, present)
         with self._lock:
-            self._newest = clock, clock + 1 if self._mind.terms.pushes_ask else self._newest[1]
+            self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
             self._under_way.begin()
             self._send(self._mind.push(clock, shard, present, weight))
 

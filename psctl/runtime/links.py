@@ -34,7 +34,7 @@ class Connection(Protocol):
     @property
     def bytes_sent(self) -> int: ...
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def read_here(self, over: Callable[[], bool], seconds: float) -> None: ...
+    def read_here(self, over: Callable[[], bool], seconds: float) -> bool: ...
     def flush(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
@@ -121,10 +121,12 @@ class Links:
     def take_turn(self, servers: Collection[int]) -> Connection | None:
         """Take the turn to read the connection to one server; None: it is not to be had, or these are several, whose
         connections their own threads read."""
-        found = [peer for server in servers if (peer := self._peers.get(server)) is not None]
-        if len(found) == 1 and len(servers) == 1 and found[0].turn.take():
-            return found[0]
-        for peer in found:
+        for server in servers:
+            peer = self._peers.get(server)
+            if peer is None:
+                continue
+            if len(servers) == 1 and peer.turn.take():
+                return peer
             peer.turn.recall()
         return None
 

@@ -167,8 +167,9 @@ class ServerSum:
         self._client, self._flat = client, flat
         self._clock = client.base
         self._asked = False
+        self._direct = flat.direct
         self.buckets = flat.members
-        if flat.direct:
+        if self._direct:
             client.deliver(flat.read_sums)
 
     @property
@@ -189,7 +190,7 @@ class ServerSum:
     def finish(self) -> None:
         self._client.wait(self._clock + 1)
         self._asked = False
-        if not self._flat.direct:
+        if not self._direct:
             there = self._client.presence(self._clock)
             self._flat.write(self._client.landing, (at for at, one in enumerate(there) if one), gradients=True)
         self._clock += 1

@@ -71,9 +71,9 @@ class Waiting:
             try:
                 while True:
                     self.at = what, servers
-                    self._pass_time(servers, missing)
+                    over = self._pass_time(servers, missing)
                     self._raise_if_refused()
-                    if not (servers := missing()):
+                    if over or not (servers := missing()):
                         return
                     if self._clock.now() - asked >= min(ASK_EVERY, self._patience / 3):
                         asked = self._clock.now()
@@ -100,8 +100,8 @@ class Waiting:
         """Have every wait look whether it is over."""
         self._changed.notify_all()
 
-    def _pass_time(self, servers: set[int], missing: Callable[[], set[int]]) -> None:
-        """Read, or sleep, until the wait may be over or must look."""
+    def _pass_time(self, servers: set[int], missing: Callable[[], set[int]]) -> bool:
+        """Read, or sleep, until the wait may be over or must look; tell whether it is known to be over."""
         peer = self._links.take_turn(servers)
         if peer is None:
             self._missing = missing
@@ -109,10 +109,10 @@ class Waiting:
                 self._changed.wait(TICK)
             finally:
                 self._missing = None
-            return
+            return False
         self._lock.release()
         try:
-            peer.read_here(lambda: self._over(missing), LOOK)
+            return peer.read_here(lambda: self._over(missing), LOOK)
         finally:
             self._lock.acquire()
 

@@ -49,6 +49,7 @@ from psctl.store.messages import (
 from psctl.store.pieces import bytes_view, pieces
 from psctl.store.pushing import Out, Pushing, Say
 from psctl.store.route import Route
+from psctl.store.shards import sizes
 from psctl.store.state import Terms
 from psctl.words import Number, Shard
 
@@ -80,9 +81,10 @@ class ClientMind:
         self.terms, self.shards, self.rank = terms, shards, rank
         self.buffers = terms.buffers
         """Clocks whose gradients are kept at most."""
-        self.held = pieces(terms.layout, shards)
+        self.held, self.sizes = pieces(terms.layout, shards), sizes(shards)
         self.refused: Refused | None = None
         self.because: dict[int, list[int]] = {}  # server -> workers that it waits for, as it last said
+        self._pushes_ask = terms.pushes_ask
         self._route = Route(owners, sorted(set(owners)) if servers is None else servers)
         self._landings = Landings(terms, shards, self.held)
         self.landing = self._landings.front
@@ -183,7 +185,7 @@ class ClientMind:
         """
         assert not self._landings.missing(clock, [shard], False), f"shard {shard}: push before its values have landed"
         assert not self._outbox.holds(clock - self.buffers), f"clock {clock - self.buffers} is not acknowledged"
-        if self.terms.pushes_ask and self._landings.each[shard].asked == clock:
+        if self._pushes_ask and self._landings.each[shard].asked == clock:
             self.pull(clock + 1)
         return self._pushing.push(clock, shard, present, weight)
 
@@ -215,7 +217,7 @@ class ClientMind:
         Where pushes ask (`Terms.pushes_ask`) nothing is sent but for the start values, and the first push of the clock
         before has called this already.
         """
-        pushes_ask = self.terms.pushes_ask and clock > self.terms.base
+        pushes_ask = self._pushes_ask and clock > self.terms.base
         if pushes_ask and self._landings.each[0].asked == clock:
             return []
         self.show()  # what has landed: the next values need its place
@@ -384,4 +386,4 @@ class ClientMind:
         """Tell whether a server is the one that this worker speaks to about a shard."""
         if not 0 <= shard < len(self.shards):
             raise wrong(server, shard, f"there are {len(self.shards)} shards")
-        return self.owners[shard] == server
+        return self._route.owners[shard] == server

@@ -215,18 +215,13 @@ class Landings:
 
     def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
-        wanted = range(len(self.each)) if shards is None else shards
-        if self._terms.staleness is None:
-            oldest = self.oldest(clock, exact)
-            late = [(one, self.each[one]) for one in wanted]
-            missing = [shard for shard, one in late if one.answered < clock or one.clocks < oldest]
-            asked = [self.each[shard].asked for shard in missing]
-        else:
-            clock = self.oldest(clock, exact)
-            missing = [shard for shard in wanted if self.each[shard].version < clock]
-            asked = [self.each[shard].wanted for shard in missing]
-        for shard, newest in zip(missing, asked, strict=True):
-            assert newest >= clock, f"shard {shard}: clock {clock} was never pulled"
+        asp, oldest, missing = self._terms.staleness is None, self.oldest(clock, exact), []
+        for shard in range(len(self.each)) if shards is None else shards:
+            one = self.each[shard]
+            if (one.answered < clock or one.clocks < oldest) if asp else one.version < oldest:
+                never = one.asked < clock if asp else one.wanted < oldest
+                assert not never, f"shard {shard}: clock {clock} was never pulled"
+                missing.append(shard)
         return missing
 
     def show(self, shards: Sequence[int] | None = None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psctl.store.client import ClientMind
-from psctl.store.shards import sizes
 
 PART = 4
 """What has landed is copied when it is this part of what was missing the last time,"""
@@ -30,7 +29,7 @@ class Missing:
 
     def __init__(self, mind: ClientMind, clock: int, shards: Sequence[int], *, exact: bool) -> None:
         self._mind, self._clock, self._exact = mind, clock, exact
-        self._sizes, self._before = sizes(mind.shards), list(shards)
+        self._sizes, self._before = mind.sizes, list(shards)
         self.left = mind.missing(clock, shards, exact)
         self._enough = 0  # bytes that may be left when it is time to copy
 
@@ -49,4 +48,4 @@ class Missing:
         return {self._mind.owners[shard] for shard in self.left}
 
     def _bytes(self) -> int:
-        return sum(self._sizes[shard] for shard in self.left)
+        return sum(map(self._sizes.__getitem__, self.left))

@@ -107,6 +107,8 @@ class Outbox:
 
     def unacknowledged(self, clock: int) -> set[int]:
         """Return the servers that have not acknowledged all pushes up to `clock`."""
+        if not self._pushes:
+            return set()
         owners = self._route.owners
         return {owners[shard] for known, shards in self._pushes.items() if known <= clock for shard in shards}
 
@@ -149,7 +151,7 @@ class Outbox:
     def orders(self) -> list[tuple[int, Step]]:
         """Return the orders that may leave now, with their servers; they count as sent."""
         found: list[tuple[int, Step]] = []
-        for clock in sorted(self._steps):
+        for clock in sorted(self._steps) if self._steps else ():
             behind = self._behind.get(clock, {})
             if len(behind) > 1 or self._beside.get(clock):
                 continue

@@ -61,7 +61,8 @@ class Pushing:
         landed: Callable[[int], int],
     ) -> None:
         self.sending = Sending(terms, shards, held, rank, lending)
-        self.outbox = Outbox(route, ordered=terms.update == "server")
+        self._ordered = terms.update == "server"
+        self.outbox = Outbox(route, ordered=self._ordered)
         self._shards, self._held, self._rank = shards, held, rank
         self._route, self._lending, self._landed = route, lending, landed
         self._pushed = [terms.base - 1] * len(shards)
@@ -118,7 +119,7 @@ class Pushing:
 
     def orders(self) -> list[Say]:
         """Send the orders that may leave now."""
-        return [Out(server, step) for server, step in self.outbox.orders()]
+        return [Out(server, step) for server, step in self.outbox.orders()] if self._ordered else []
 
     # ---- servers --------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class ShardMind:
         self.shard, self.held, lending = shard, held, lending or Lending()
         self._readers = Readers()
         self.state = ShardState(terms, shard, held, self._readers.may_read, lending)
-        self._terms, self._restored = terms, restored
+        self._terms, self._restored, self._pushes_ask = terms, restored, terms.pushes_ask
         self._intake = intake(self.state, membership or Membership.first(terms.world, terms.base))
         self._answers = Answers(self.state, self._intake, self._readers, lending)
         self.chain = Chain(shard.index, me, ShardMachine(self.state, self._intake), up, epoch, copying=copying)
@@ -192,7 +192,7 @@ class ShardMind:
         if isinstance(message, Push):
             self._readers.landed(rank, message.landed)
             self._readers.covered(message.covers, message.clock)  # who hands in a clock has its version
-            if self._terms.pushes_ask:
+            if self._pushes_ask:
                 self._answers.pushed(rank, message.clock)
         if message.clock <= self._intake.clock_of(rank):
             self._intake.late(rank, message)

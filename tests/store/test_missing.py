@@ -16,6 +16,7 @@ class Mind:
     def __init__(self, count: int, size: int) -> None:
         words = size // 4
         self.shards = [Shard(at, "float32", Range(at * words, (at + 1) * words)) for at in range(count)]
+        self.sizes = [size] * count
         self.owners = [at % 2 for at in range(count)]
         self.landed: set[int] = set()
 
