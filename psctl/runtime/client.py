@@ -129,7 +129,10 @@ class ParameterClient:
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
         """Return the send buffer of `clock`, by dtype; waits until what it held before is acknowledged."""
         before = clock - self._mind.buffers
-        self._waiting.until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
+        with self._lock:
+            full = self._mind.unacknowledged(before)
+        if full:
+            self._waiting.until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
         return self._mind.sending(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
@@ -208,7 +211,8 @@ class ParameterClient:
             late = missing.left
             self._mind.opened(late, True)
         try:
-            self._mind.show(missing.landed())
+            if landed := missing.landed():
+                self._mind.show(landed)
             while missing.left:
                 self._waiting.until(f"values of clock {clock}", clock, missing.servers)
                 self._mind.show(missing.landed())

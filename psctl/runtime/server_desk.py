@@ -45,6 +45,14 @@ Who = tuple[str, int]
 """A member without its incarnation: role and rank."""
 
 
+class Locks(dict[int, AbstractContextManager[object]]):
+    """A lock for each shard of the job, and for LEDGER."""
+
+    def __missing__(self, shard: int) -> AbstractContextManager[object]:
+        """Return one for what is no shard of the job: the mind will say so."""
+        return threading.Lock()
+
+
 class Desk:
     """The handler of all connections of workers and servers, those that we dialled included.
 
@@ -68,7 +76,7 @@ class Desk:
         self._closed = False
         self._lock = threading.Lock()
         self._steps = threading.Lock()
-        self._locks: dict[int, AbstractContextManager[object]] = {}
+        self._locks = Locks()
         self._peers: dict[Who, Peer] = {}
         self._newest: dict[Who, int] = {}  # incarnation that may speak; those below are dead
         self._alive: set[Member] | None = None  # servers
@@ -83,12 +91,9 @@ class Desk:
             make: called with the mind's `guard`.
             shards: how many the job has.
         """
-        self._locks = {index: threading.RLock() for index in (LEDGER, *range(shards))}
-        mind = self._mind = make(self._guard)
+        self._locks.update((index, threading.RLock()) for index in (LEDGER, *range(shards)))
+        mind = self._mind = make(self._locks.__getitem__)
         return mind
-
-    def _guard(self, shard: int) -> AbstractContextManager[object]:
-        return self._locks.get(shard) or threading.Lock()  # of no shard of the job: the mind will say so
 
     def follow(self, instructions: Sequence[Instruction]) -> None:
         """Do what the mind said. Who is not connected misses his message; it is said again when he is back."""
@@ -232,7 +237,7 @@ class Desk:
         if isinstance(message, Step):
             return self._steps
         shard = getattr(message, "shard", None)
-        return nullcontext() if shard is None else self._locks.get(shard) or self._guard(shard)
+        return nullcontext() if shard is None else self._locks[shard]
 
     def _speaks(self, peer: Peer) -> tuple[Who, ServerMind]:
         """Return who speaks, and to whom: a member has been let in when there was a mind."""

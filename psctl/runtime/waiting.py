@@ -16,7 +16,7 @@ from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
 from psctl.runtime.links import Links
 from psctl.store.client import ClientMind
-from psctl.store.messages import Why
+from psctl.store.messages import Refused, Why
 from psctl.words import ServerAt
 
 TICK = 1.0
@@ -64,7 +64,8 @@ class Waiting:
             JobFailed: the servers refuse to go on; the message says why and whose fault it is.
         """
         with self._lock:
-            self._raise_if_refused()
+            if self._mind.refused is not None:
+                raise refusal(self._mind.refused)
             if not (servers := missing()):
                 return
             began = asked = self._clock.now()
@@ -72,7 +73,8 @@ class Waiting:
                 while True:
                     self.at = what, servers
                     over = self._pass_time(servers, missing)
-                    self._raise_if_refused()
+                    if self._mind.refused is not None:
+                        raise refusal(self._mind.refused)
                     if over or not (servers := missing()):
                         return
                     if self._clock.now() - asked >= min(ASK_EVERY, self._patience / 3):
@@ -120,15 +122,16 @@ class Waiting:
         with self._lock:
             return not missing() or self._mind.refused is not None
 
-    def _raise_if_refused(self) -> None:
-        if (refused := self._mind.refused) is not None:
-            raise JobFailed(refused.reason, refused.hint)
-
     def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
         for server in servers:
             silent = self._clock.now() - max(began, self._heard.get(server, began))
             if silent > self._patience:
                 raise silence(server, self._links.at(server), self._links.error(server), silent, what)
+
+
+def refusal(refused: Refused) -> JobFailed:
+    """Return the error that ends a wait when the servers refuse to go on."""
+    return JobFailed(refused.reason, refused.hint)
 
 
 def silence(

@@ -67,15 +67,17 @@ class Downstream:
     @property
     def settled(self) -> bool:
         """Whether all that count have all there is."""
+        if not self.each:
+            return self._machine.version is not None and not self._standing.void
         version = self.version
-        return version >= 0 and (not self.each or self.acknowledged == version)
+        return version >= 0 and self.acknowledged == version
 
     @property
     def may_append(self) -> bool:
         """Whether the primary may make another entry."""
-        version, epoch = self.version, self._standing.epoch
         if not self.each:
-            return self._standing.role == "primary" and version >= 0
+            return self._standing.role == "primary" and self._machine.version is not None
+        version, epoch = self.version, self._standing.epoch
         if self._standing.role != "primary" or version < 0 or version - self.acknowledged >= self._window:
             return False
         for one in self.each.values():

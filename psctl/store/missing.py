@@ -45,7 +45,7 @@ class Missing:
         self.left = self._mind.missing(self._clock, self.left, self._exact)
         if self._enough and self._bytes() <= self._enough:
             return set()
-        return {self._mind.owners[shard] for shard in self.left}
+        return {self._mind.owners[shard] for shard in self.left} if self.left else set()
 
     def _bytes(self) -> int:
         return sum(map(self._sizes.__getitem__, self.left))

@@ -188,10 +188,12 @@ class ShardMind:
         """
         if not self.chain.leads:
             return []
-        self._check(rank, message)
+        if not size:
+            self._check(rank, message)  # else `place` did
         if isinstance(message, Push):
             self._readers.landed(rank, message.landed)
-            self._readers.covered(message.covers, message.clock)  # who hands in a clock has its version
+            if message.covers:
+                self._readers.covered(message.covers, message.clock)  # who hands in a clock has its version
             if self._pushes_ask:
                 self._answers.pushed(rank, message.clock)
         if message.clock <= self._intake.clock_of(rank):

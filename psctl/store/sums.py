@@ -169,6 +169,8 @@ class Joint(Intake):
         return self._sum
 
     def ready(self) -> Ready | None:
+        if not self._staged and self._sum is None and self._first is None:
+            return None  # nothing of the clock under way is here
         found = self.mean()
         if found is None or self._state.version is None:
             return None
@@ -176,7 +178,7 @@ class Joint(Intake):
         order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
         if order is None:
             return None
-        ready = Ready(Entry(clock, order, found[1], self.membership.at(clock)), found[0])
+        ready = Ready(Entry(clock, order, found[1], self._turns[0]), found[0])
         self._no_sum()
         return ready
 
