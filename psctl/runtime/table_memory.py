@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from psctl.net.segments import Segments
 from psctl.runtime.sharing import Sharing
-from psctl.store.table_packing import Array
+from psctl.store.reductions import Array
 
 SMALLEST = 1 << 16
 """Bytes of the smallest room: less is sent."""

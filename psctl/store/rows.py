@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psctl.store.reductions import Lanes
+from psctl.store.reductions import Array, Lanes, words_of
 
 Keys: TypeAlias = npt.NDArray[np.int64]
 
@@ -140,6 +140,7 @@ class Rows:
         self._index = Index()
         self._room = 0
         self._lists: dict[int, tuple[Keys, Keys]] = {}
+        self._words: tuple[torch.Tensor, Array] | None = None
         self.lanes = self.empty(0)
         """By slot; valid up to the number of rows."""
 
@@ -150,6 +151,13 @@ class Rows:
     def keys(self) -> Keys:
         """The keys, by slot."""
         return self._index.keys[: len(self)]
+
+    @property
+    def words(self) -> Array:
+        """The values by slot, as `words_of` gives them."""
+        if self._words is None or self._words[0] is not self.lanes.values:
+            self._words = self.lanes.values, words_of(self.lanes.values)
+        return self._words[1]
 
     def empty(self, count: int) -> Lanes:
         """Return lanes of so many rows, all zero."""

@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 import torch
 
-from psctl.store.reductions import Lanes
+from psctl.store.reductions import Array, Lanes
 from psctl.store.rows import Keys
 from psctl.store.table_kinds import Kind
-from psctl.store.table_packing import Array
 from psctl.store.table_state import Table
 
 
@@ -26,9 +25,16 @@ class Own(msgspec.Struct, eq=False):
     shard: int
     table: str
     keys: Keys
-    lanes: Lanes
+    held: Lanes
+    """Among others its rows, one behind the other from the `first` on."""
     clock: int
     sequence: int | None = None
+    first: int = 0
+
+    @property
+    def lanes(self) -> Lanes:
+        """Its rows."""
+        return self.held.at(slice(self.first, self.first + len(self.keys)))
 
 
 class Cache:

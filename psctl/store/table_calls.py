@@ -6,7 +6,7 @@ what a message may leave out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from psctl.store.reductions import Lanes
+from psctl.store.reductions import Array, Lanes, words_of
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_cache import Own, overlay
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
-from psctl.store.table_packing import LIMIT, Array, Room, Writer, lanes_size, pack
-from psctl.store.table_routes import Route, Routes
+from psctl.store.table_packing import LIMIT, Reader, Room, Writer, lanes_size, pack
+from psctl.store.table_routes import Route, Routes, Stop
 
 
 class Out(msgspec.Struct, frozen=True):
@@ -62,6 +62,8 @@ class Want(msgspec.Struct, eq=False):
     keys: Keys
     there: Array
     lanes: Lanes
+    words: Array
+    """The values again (`words_of`)."""
     inverse: Keys | None
     """Where each key of the call stands among the unique ones; None: as they are."""
 
@@ -185,16 +187,36 @@ def pieces(
     size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
     writer = Writer(size, room)
     for kind, route, lanes in parts:
-        done = 0
-        for stop in route.stops:
-            count, start = len(stop.keys), writer.at
-            held = writer.rows(lanes, route.order[done : done + count])
-            section = Section(stop.shard, kind.spec.name, count, what)
-            piece = Piece(section, stop.keys, stop.digest, writer.whole[start : writer.at])
-            shards.setdefault(stop.shard, []).append(piece)
-            owns.append(Own(stop.shard, kind.spec.name, stop.keys, held, clock))
-            done += count
+        name = kind.spec.name
+        for stop, rows, held, first in _laid(writer, kind, route, lanes):
+            section = Section(stop.shard, name, len(stop.keys), what)
+            shards.setdefault(stop.shard, []).append(Piece(section, stop.keys, stop.digest, rows))
+            owns.append(Own(stop.shard, name, stop.keys, held, clock, None, first))
     return shards, owns
+
+
+def _laid(writer: Writer, kind: Kind, route: Route, lanes: Lanes) -> Iterator[tuple[Stop, Array, Lanes, int]]:
+    """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
+    words, beside = words_of(lanes.values), lanes.beside
+    width, a_row = words.shape[1], words.shape[1] * words.itemsize
+    together, first = beside is None and a_row % 8 == 0, 0  # then nothing stands between one stop's rows and the next's
+    if together:
+        start = writer.at
+        writer.rows(words, None, route.order)
+        held = Reader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
+    for stop in route.stops:
+        count = len(stop.keys)
+        if together:
+            end = start + count * a_row
+            yield stop, writer.whole[start:end], held, first
+            start = end
+        else:
+            start = writer.at
+            writer.rows(words, beside, route.order[first : first + count])
+            part = writer.whole[start : writer.at]
+            beside_row = 0 if beside is None else beside.shape[1]
+            yield stop, part, Reader(part.data).lanes(count, width, kind.dtype, beside_row), 0
+        first += count
 
 
 def called(

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 import torch
 
-from psctl.store.reductions import WORDS, Lanes
+from psctl.store.reductions import Array, Lanes, words_of
 from psctl.store.rows import Keys, rounds, shard_of
 from psctl.store.table_cache import Own
 from psctl.store.table_calls import Piece
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Section
-from psctl.store.table_packing import Array, Room, Writer, lanes_size, padded
+from psctl.store.table_packing import Reader, Room, Writer, lanes_size, padded
 
 ROOM = 1 << 20
 """Bytes of rows that wait together at most."""
@@ -44,7 +44,7 @@ class Rows(msgspec.Struct, eq=False):
 
 def _room(kind: Kind, count: int) -> Rows:
     lanes = kind.given(count)
-    return Rows(kind, lanes, lanes.values.view(WORDS[kind.dtype.itemsize]).numpy())
+    return Rows(kind, lanes, words_of(lanes.values))
 
 
 class Pushes:
@@ -75,8 +75,7 @@ class Pushes:
         at = len(keys)
         if at == len(rows.words):
             rows = self._tables[name] = _grown(rows)
-        word = WORDS[kind.dtype.itemsize]
-        rows.words[at] = lanes.values.view(word).numpy()
+        rows.words[at] = words_of(lanes.values)
         if rows.lanes.beside is not None and lanes.beside is not None:
             rows.lanes.beside[at] = lanes.beside[0]
         rows.keys.append(key)
@@ -130,12 +129,15 @@ def _laid(
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
                for start, stop in pairwise(edges))  # fmt: skip
     writer = Writer(size, room)
-    at = torch.from_numpy(order)
+    kind, beside = rows.kind, rows.lanes.beside
     for start, stop in pairwise(edges):
         shard, part, first = int(held[start]), keys[start:stop], writer.at
         writer.array(part)
         writer.array(numbers[start:stop])
-        lanes = writer.rows(rows.lanes, at[start:stop])
+        begin = writer.at
+        writer.rows(rows.words, beside, order[start:stop])
+        reader = Reader(writer.whole[begin : writer.at].data)
+        lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.beside)
         section = Section(shard, name, stop - start, numbered=True)
         shards.setdefault(shard, []).append(Piece(section, None, b"", writer.whole[first : writer.at]))
         new = numbers[start:stop] > before.get(shard, -1)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from psctl.store.reductions import words_of
 from psctl.store.rows import Keys
 from psctl.store.table_cache import Cache, Own, overlay
 from psctl.store.table_calls import Place, Read, Scan, Want, scanned
@@ -77,8 +78,8 @@ class Known:
 
     def _want(self, read: Read, kind: Kind, route: Route) -> Want:
         count = len(route.unique)
-        want = Want(kind, route.unique, np.zeros(count, dtype=bool), kind.room(count), None)
-        want.inverse = route.inverse
+        room = kind.room(count)
+        want = Want(kind, route.unique, np.zeros(count, dtype=bool), room, words_of(room.values), route.inverse)
         missing = np.ones(count, dtype=bool)
         if read.clock != ANY:
             cache = self._caches.setdefault(kind.spec.name, Cache(kind))
@@ -116,19 +117,23 @@ class Known:
             lanes = reader.lanes(given.count, kind.spec.width, kind.dtype, kind.held_beside)
         if not wanted:
             return
-        of_shard = self._owns[given.shard]
-        owns = [own for own in of_shard if own.table == given.table and not self._included(own, given)]
-        want = place.want if place is not None else None
+        want, owns = place.want if place is not None else None, self._owns[given.shard]
+        if owns:
+            owns = [own for own in owns if own.table == given.table and not self._included(own, given)]
         if isinstance(want, Scan):  # what is kept until all have answered is no longer the message's memory
             keys, lanes = keys.copy(), lanes.at(torch.arange(len(keys)))
             want.found.append(scanned(want, (given.shard, self._spec.shards), keys, held, lanes, owns))
             return
-        there, lanes = overlay(kind, keys, held, lanes, owns)
+        there = held
+        if owns:
+            there, lanes = overlay(kind, keys, held, lanes, owns)
         if self._spec.staleness is not None:
             cache = self._caches.setdefault(given.table, Cache(kind))
             cache.put(given.shard, keys, there, lanes, given.clock, held)
         if want is not None and place is not None:
-            want.lanes.put(torch.from_numpy(place.at), lanes)
+            want.words[place.at] = words_of(lanes.values)
+            if want.lanes.beside is not None and lanes.beside is not None:
+                want.lanes.beside[torch.from_numpy(place.at)] = lanes.beside
             want.there[place.at] = there
 
     def _included(self, own: Own, given: Given) -> bool:

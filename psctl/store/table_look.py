@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from psctl.store.messages import PART
+from psctl.store.reductions import Array
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import TableSpec
 from psctl.store.table_outbox import READERS, Outbox, Send
-from psctl.store.table_packing import Array, bytes_of
+from psctl.store.table_packing import bytes_of
 from psctl.store.table_slot import Slot
 
 AT_ONCE = 8

@@ -16,12 +16,11 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.messages import LARGE
-from psctl.store.reductions import Lanes
+from psctl.store.reductions import Array, Lanes, word_of
 from psctl.store.rows import Keys
 from psctl.store.table_messages import More
 
@@ -30,8 +29,6 @@ LIMIT = 64 << 20
 
 HASHED = 32
 """Keys from which a list is known by its hash."""
-
-Array = npt.NDArray[Any]
 
 
 def digest_of(keys: Keys) -> bytes:
@@ -107,17 +104,19 @@ class Writer:
         """Copy an array."""
         self.room(array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
-    def rows(self, lanes: Lanes, rows: torch.Tensor) -> Lanes:
-        """Copy these rows; return them where they lie now."""
-        beside = None if lanes.beside is None else self._gathered(lanes.beside, rows)
-        return Lanes(self._gathered(lanes.values, rows), beside)
+    def rows(self, words: Array, beside: torch.Tensor | None, rows: Keys) -> None:
+        """Copy these rows.
 
-    def _gathered(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        count, width, dtype = len(rows), values.shape[1], values.dtype
-        if not count * width:
-            return torch.empty(count, width, dtype=dtype)
-        room = torch.from_numpy(self.room(count * width * dtype.itemsize)).view(dtype).view(count, width)
-        return torch.index_select(values, 0, rows, out=room)
+        Args:
+            words: the values (`words_of`).
+            beside: the whole numbers beside them.
+            rows: which; of a negative one it copies any.
+        """
+        for each in (words,) if beside is None else (beside.numpy(), words):
+            (count,), width = rows.shape, each.shape[1]
+            room = self.room(count * width * each.itemsize).view(each.dtype).reshape(count, width)
+            if room.size:
+                each.take(rows, 0, room, "clip")
 
 
 class Reader:
@@ -135,9 +134,10 @@ class Reader:
     def array(self, count: int, dtype: Any) -> Array:
         """Return the next `count` elements, where they lie."""
         size = count * np.dtype(dtype).itemsize
-        if count < 0 or self._at + size > len(self._bytes):
+        stop = self._at + size
+        if count < 0 or stop > len(self._bytes):
             raise ProtocolError("a payload is shorter than its message says")
-        found: Array = self._bytes[self._at : self._at + size].view(dtype)
+        found: Array = self._bytes[self._at : stop].view(dtype)
         self._at += padded(size)
         return found
 
@@ -148,10 +148,11 @@ class Reader:
     def lanes(self, count: int, width: int, dtype: torch.dtype, beside: int) -> Lanes:
         """Return the next so many rows."""
         whole = torch.from_numpy(self.array(count * beside, np.int64)).view(count, beside) if beside else None
-        size = count * width * dtype.itemsize
-        array = self.array(size, np.uint8)
-        values = torch.from_numpy(array).view(dtype).view(count, width) if size else torch.empty(0, width, dtype=dtype)
-        return Lanes(values, whole)
+        return Lanes(torch.from_numpy(self.words(count, width, dtype)).view(dtype), whole)
+
+    def words(self, count: int, width: int, dtype: torch.dtype) -> Array:
+        """Return the values of the next so many rows, as `words_of` gives them."""
+        return self.array(count * width, word_of(dtype)).reshape(count, width)
 
 
 def lanes_arrays(lanes: Lanes) -> list[Array]:

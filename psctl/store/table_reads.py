@@ -10,8 +10,8 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from psctl.store.reductions import words_of
 from psctl.store.rows import Keys
 from psctl.store.table_messages import Advanced, Asked, Fetched, Given
 from psctl.store.table_outbox import Outbox, Send
@@ -74,8 +74,12 @@ def laid(found: Sequence[Found], room: Room = private) -> memoryview:
         if told:
             writer.array(keys)
         writer.array((slots >= 0).view(np.uint8))
-        lanes = table.rows.lanes if len(table.rows) else table.rows.empty(1)
-        writer.rows(lanes, torch.from_numpy(np.maximum(slots, 0)))
+        rows = table.rows
+        if len(rows):
+            writer.rows(rows.words, rows.lanes.beside, slots)
+        else:
+            none = rows.empty(1)
+            writer.rows(words_of(none.values), none.beside, slots)
     return writer.whole.data
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-import torch
 
 from psctl.store.rows import Keys, shard_of
 from psctl.store.table_messages import TableSpec
@@ -18,9 +17,6 @@ ROUTES = 64
 
 FIRST: Keys = np.zeros(1, dtype=np.int64)
 """The place of the only key of a list."""
-
-ONLY = torch.zeros(1, dtype=torch.int64)
-"""The same."""
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -42,7 +38,7 @@ class Route(msgspec.Struct, frozen=True):
     unique: Keys
     inverse: Keys | None
     stops: list[Stop]
-    order: torch.Tensor
+    order: Keys
 
     @property
     def plain(self) -> bool:
@@ -97,7 +93,7 @@ class Routes:
     def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> Route:
         if len(keys) == 1:  # key by key: no sorting
             shard = int(shard_of(table, keys, self._shards)[0])
-            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, named(keys))], ONLY)
+            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, named(keys))], FIRST)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
             ascending = np.argsort(keys, kind="stable")
@@ -113,4 +109,4 @@ class Routes:
             part = unique[at]
             shard = int(shard_of(table, part[:1], self._shards)[0])
             stops.append(Stop(shard, part, at, named(part)))
-        return Route(unique, inverse, stops, torch.from_numpy(order))
+        return Route(unique, inverse, stops, order)

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from psctl.store.reductions import Array
 from psctl.store.rows import Keys
 from psctl.store.table_kinds import Functions, Kind
 from psctl.store.table_messages import Asked, Fetch, Refused, Section, StoreSpec, Update
-from psctl.store.table_packing import Array, Reader, digest_of
+from psctl.store.table_packing import Reader, digest_of
 from psctl.store.table_state import Part
 
 REMEMBERED = 32 << 20

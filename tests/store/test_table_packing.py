@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psctl.store.reductions import Lanes
+from psctl.store.reductions import Lanes, words_of
 from psctl.store.rows import Rows
 from psctl.store.table_packing import Reader, Writer, lanes_size, pack
 from psctl.store.table_routes import Routes
@@ -16,13 +16,14 @@ from .table_world import World, spec
 def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:
     lanes = Lanes(torch.arange(12.0, dtype=torch.float32).view(4, 3))
     writer = Writer(2 * lanes_size(lanes, 2))
-    first, second = writer.rows(lanes, torch.tensor([3, 1])), writer.rows(lanes, torch.tensor([0, 2]))
+    for rows in ([3, 1], [0, 2]):
+        writer.rows(words_of(lanes.values), None, np.array(rows))
     half = len(writer.whole) // 2
     payload = pack([writer.whole[:half], writer.whole[half:]])
     assert np.shares_memory(np.frombuffer(payload, dtype=np.uint8), writer.whole)
     reader = Reader(payload)
-    assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == first.values.tolist() == [[9, 10, 11], [3, 4, 5]]
-    assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == second.values.tolist()
+    assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == [[9, 10, 11], [3, 4, 5]]
+    assert reader.lanes(2, 3, torch.float32, 0).values.tolist() == [[0, 1, 2], [6, 7, 8]]
 
 
 def test_what_does_not_lie_in_a_row_is_copied_in_its_order() -> None:
