@@ -46,21 +46,29 @@ def _write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None
     words_of(into)[rows.numpy()] = words_of(values.detach())
 
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes: what numpy knows too, for it has no bfloat16."""
-
-_NUMPY = {1: np.dtype(np.uint8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "bool",
+                                                           "float16", "float32", "float64")}  # fmt: skip
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, of what numpy does not know
 
 
 def words_of(values: torch.Tensor) -> Array:
-    """Return a tensor's memory as whole numbers of numpy's, whose calls on rows cost a tenth of torch's."""
-    found: Array = values.view(WORDS[values.dtype.itemsize]).numpy()
+    """Return a tensor's memory as an array, to move rows: numpy's calls cost a tenth of torch's.
+
+    Its type is that of the values where numpy has it (it has no bfloat16), else whole numbers of the same size.
+    """
+    found: Array = (values if values.dtype in _SAME else values.view(_WORDS[values.dtype.itemsize])).numpy()
     return found
 
 
-def word_of(dtype: torch.dtype) -> Any:
-    """Return the numpy type of `words_of` such values."""
-    return _NUMPY[dtype.itemsize]
+def word_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the type of what `words_of` makes of such values."""
+    return _SAME.get(dtype) or _SAME[_WORDS[dtype.itemsize]]
+
+
+def values_of(words: Array, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values whose memory this is: what `words_of` was given."""
+    values = torch.from_numpy(words)
+    return values if dtype in _SAME else values.view(dtype)
 
 
 Join = Callable[[Lanes, Lanes], Lanes]

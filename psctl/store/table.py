@@ -328,10 +328,12 @@ class TableMind:
         for section in message.sections:
             parts.setdefault(section.shard, []).append(session.part(section, reader, self._functions))
         outputs: list[Output] = []
+        head = Head(message.store)
         for shard, each in parts.items():
             if self._is_led(shard, message.term):
-                entry = Entry(worker, message.sequence, message.clock, each)
-                outputs += self._put(message.store, [self.slots[shard]], entry)
+                slot = self.slots[shard]
+                slot.work.append(Work(head, Entry(worker, message.sequence, message.clock, each)))
+                outputs += self._go(slot)
         return outputs
 
     def _put(self, store: str, slots: Sequence[Slot], entry: Entry) -> list[Output]:
@@ -383,7 +385,7 @@ class TableMind:
         for (name, worker, sequence), versions in did.items():
             shards = {shard: at for shard, at in versions.items() if shard in self.slots and self.slots[shard].leads}
             if shards and worker in self.stores[name].sessions:
-                own = min(self.slots[shard].at(name, worker).own for shard in shards)
+                own = min(self.slots[shard].own(name, worker) for shard in shards)
                 self._outbox.put(Send(worker, Done(name, sequence, sorted(shards), own)), shards)
         for opened in self.stores.values():
             if opened.spec.staleness is not None:

@@ -80,7 +80,7 @@ class Known:
         count = len(route.unique)
         room = kind.room(count)
         want = Want(kind, route.unique, np.zeros(count, dtype=bool), room, words_of(room.values), route.inverse)
-        missing = np.ones(count, dtype=bool)
+        missing = None
         if read.clock != ANY:
             cache = self._caches.setdefault(kind.spec.name, Cache(kind))
             floors = np.array(self.heard)
@@ -88,11 +88,10 @@ class Known:
             if fresh.any():
                 want.lanes.put(torch.from_numpy(fresh), cache.read(route.unique[fresh]))
                 want.there |= fresh
-                missing &= ~fresh
+                missing = ~fresh
         for stop in route.stops:
             at, keys, digest = stop.at, stop.keys, stop.digest
-            left = missing[at]
-            if not left.all():
+            if missing is not None and not (left := missing[at]).all():
                 at, keys, digest = at[left], keys[left], b""
             if len(keys):
                 asked = Asked(stop.shard, kind.spec.name, len(keys))

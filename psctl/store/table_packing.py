@@ -20,7 +20,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.store.messages import LARGE
-from psctl.store.reductions import Array, Lanes, word_of
+from psctl.store.reductions import Array, Lanes, values_of, word_of
 from psctl.store.rows import Keys
 from psctl.store.table_messages import More
 
@@ -148,7 +148,7 @@ class Reader:
     def lanes(self, count: int, width: int, dtype: torch.dtype, beside: int) -> Lanes:
         """Return the next so many rows."""
         whole = torch.from_numpy(self.array(count * beside, np.int64)).view(count, beside) if beside else None
-        return Lanes(torch.from_numpy(self.words(count, width, dtype)).view(dtype), whole)
+        return Lanes(values_of(self.words(count, width, dtype), dtype), whole)
 
     def words(self, count: int, width: int, dtype: torch.dtype) -> Array:
         """Return the values of the next so many rows, as `words_of` gives them."""

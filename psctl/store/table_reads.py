@@ -170,7 +170,8 @@ class Answers:
         name, wanted = opened.spec.name, [each for each in waiting.wanted if self._led(each[0].shard)]
         if not wanted:
             return
-        if min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < waiting.message.clock:
+        clock = waiting.message.clock
+        if clock > 0 and min(self._slots[asked.shard].clock(name) for asked, _ in wanted) < clock:
             opened.waiting.append(waiting)
             return
         send = answer(opened, waiting.worker, waiting.message.ticket, wanted, self._slots, self._room)

@@ -76,11 +76,14 @@ class Slot:
         found = self.machine.stores.get(store)
         return -1 if found is None else found.sequences.get(worker, -1)
 
+    def own(self, store: str, worker: int) -> int:
+        """Return how many clocks a worker has finished."""
+        found = self.machine.stores.get(store)
+        return 0 if found is None else found.clocks.get(worker, 0)
+
     def at(self, store: str, worker: int) -> ShardAt:
         """Return how far the shard is, for a worker."""
-        found = self.machine.stores.get(store)
-        own = 0 if found is None else found.clocks.get(worker, 0)
-        return ShardAt(self.shard, self.clock(store), own, self.last(store, worker))
+        return ShardAt(self.shard, self.clock(store), self.own(store, worker), self.last(store, worker))
 
     def due(self) -> Iterator[Work]:
         """Yield, and take out, what may be done now; what was yielded is done when the next is asked for."""
