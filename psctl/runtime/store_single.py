@@ -82,5 +82,5 @@ def _row(kind: Kind, key: Any, value: Any) -> Lanes:
         and value.shape == kind.spec.shape
         and value.is_cpu
     ):
-        return Lanes(value.detach().reshape(1, -1))
+        return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
     return rows_of(kind, key, value, 1)

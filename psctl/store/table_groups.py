@@ -10,6 +10,7 @@ them otherwise, and a shard that took in a part of a group before drops that par
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from psctl.store.reductions import Array, Lanes, words_of
-from psctl.store.rows import Keys, rounds, shard_of
+from psctl.store.rows import ONE, Keys, rounds, shard_of, shard_of_one
 from psctl.store.table_cache import Own
 from psctl.store.table_calls import Piece
 from psctl.store.table_kinds import Kind
@@ -122,16 +123,14 @@ def _laid(
 ) -> None:
     """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
     name, keys, numbers = rows.kind.spec.name, np.array(rows.keys, dtype=np.int64), np.array(rows.numbers)
-    held = shard_of(name, keys, len(turns))
-    order = np.lexsort((keys, turns[held]))
-    keys, numbers, held = keys[order], numbers[order], held[order]
-    edges = [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
+    order, held, edges = _in_order(name, keys, turns)
+    keys, numbers = keys[order], numbers[order]
     size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
                for start, stop in pairwise(edges))  # fmt: skip
     writer = Writer(size, room)
     kind, beside = rows.kind, rows.lanes.beside
     for start, stop in pairwise(edges):
-        shard, part, first = int(held[start]), keys[start:stop], writer.at
+        shard, part, first = held[start], keys[start:stop], writer.at
         writer.array(part)
         writer.array(numbers[start:stop])
         begin = writer.at
@@ -140,12 +139,21 @@ def _laid(
         lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.beside)
         section = Section(shard, name, stop - start, numbered=True)
         shards.setdefault(shard, []).append(Piece(section, None, b"", writer.whole[first : writer.at]))
-        new = numbers[start:stop] > before.get(shard, -1)
-        if not new.all():
+        if shard in before and not (new := numbers[start:stop] > before[shard]).all():
             part, lanes = part[new], lanes.at(torch.from_numpy(new))
         for each in rounds(part):
             its = lanes if len(each) == len(part) else lanes.at(torch.from_numpy(each))
             owns.append(Own(shard, name, part[each], its, clock))
+
+
+def _in_order(table: str, keys: Keys, turns: Keys) -> tuple[Keys, Sequence[int], list[int]]:
+    """Return the places of keys by shard and key; the shards in that order; where each begins there, and the end."""
+    if len(keys) == 1:
+        return ONE, [shard_of_one(table, int(keys[0]), len(turns))], [0, 1]
+    held = shard_of(table, keys, len(turns))
+    order = np.lexsort((keys, turns[held]))
+    held = held[order]
+    return order, held.tolist(), [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
 
 
 class Reads(msgspec.Struct, eq=False):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from psctl.store.rows import Keys, shard_of
+from psctl.store.rows import ONE, Keys, shard_of, shard_of_one
 from psctl.store.table_messages import TableSpec
 from psctl.store.table_packing import digest_of
 
 ROUTES = 64
 """Key lists whose routes are remembered."""
-
-FIRST: Keys = np.zeros(1, dtype=np.int64)
-"""The place of the only key of a list."""
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -92,8 +90,8 @@ class Routes:
 
     def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> Route:
         if len(keys) == 1:  # key by key: no sorting
-            shard = int(shard_of(table, keys, self._shards)[0])
-            return Route(keys.copy(), None, [Stop(shard, keys.copy(), FIRST, named(keys))], FIRST)
+            only = Stop(shard_of_one(table, int(keys[0]), self._shards), keys.copy(), ONE, named(keys))
+            return Route(only.keys, None, [only], ONE)
         unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
         if not (keys[1:] > keys[:-1]).all():
             ascending = np.argsort(keys, kind="stable")
@@ -105,8 +103,8 @@ class Routes:
         order, shards = ascending[by_stop], shards[by_stop]
         starts = np.flatnonzero(np.diff(shards)) + 1
         stops = []
-        for at in np.split(order, starts) if len(order) else ():
+        for start, stop in pairwise([0, *starts.tolist(), len(order)]) if len(order) else ():
+            at = order[start:stop]
             part = unique[at]
-            shard = int(shard_of(table, part[:1], self._shards)[0])
-            stops.append(Stop(shard, part, at, named(part)))
+            stops.append(Stop(int(shards[start]), part, at, named(part)))
         return Route(unique, inverse, stops, order)

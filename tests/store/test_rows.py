@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psctl.store.rows import Index, Rows, mix, shard_of
+from psctl.store.rows import Index, Rows, mix, mix_one, shard_of, shard_of_one
 
 
 def splitmix(key: int) -> int:
@@ -17,7 +17,9 @@ def splitmix(key: int) -> int:
 
 def test_the_mixer_is_splitmix64s_finaliser() -> None:
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF]
-    assert mix(np.array(keys)).tolist() == [splitmix(key & (2**64 - 1)) for key in keys]
+    right = [splitmix(key & (2**64 - 1)) for key in keys]
+    assert mix(np.array(keys)).tolist() == right
+    assert [mix_one(key) for key in keys] == right
 
 
 def test_an_index_is_a_dict() -> None:
@@ -29,6 +31,9 @@ def test_an_index_is_a_dict() -> None:
     keys = np.array(list(known))
     assert index.find(keys).tolist() == list(known.values()) == list(range(len(known)))
     assert (index.find(keys + 1) == -1).all()
+    assert [index.find(keys[at : at + 1]).tolist() for at in range(len(keys))] == [[slot] for slot in known.values()]
+    assert all(index.find(keys[at : at + 1] + 1).tolist() == [-1] for at in range(len(keys)))
+    assert Index().find(keys[:1]).tolist() == [-1]
     assert index.keys[: len(index)].tolist() == keys.tolist()
 
 
@@ -37,6 +42,12 @@ def test_shards_hold_equal_shares_of_hash_values() -> None:
     assert counts.min() > 4_600
     assert counts.max() < 5_400
     assert len({int(shard_of(name, np.zeros(1, dtype=np.int64), 8)[0]) for name in "abcdefghijk"}) > 3
+
+
+def test_one_key_is_in_the_shard_where_it_is_among_others() -> None:
+    keys = np.random.default_rng(2).integers(-(2**63), 2**63, 500)
+    for table, shards in (("", 8), ("w", 5), ("\u00fc", 1)):
+        assert [shard_of_one(table, int(key), shards) for key in keys] == shard_of(table, keys, shards).tolist()
 
 
 def test_rows_grow_and_keep_their_values() -> None:
