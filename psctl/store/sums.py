@@ -81,7 +81,9 @@ class Joint(Intake):
         if not self._divided:
             world = self._state.terms.world
             near = self._weight == 0 or abs(self._weight - world) <= NEAR * world
-            self._own_sum().div_(world if near else self._weight)
+            total, by = self._own_sum(), world if near else self._weight
+            if by != 1:
+                total.div_(by)
             self._divided = True
         assert self._sum is not None, "a clock has at least one member"
         return self._sum, self._joint
