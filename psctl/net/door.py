@@ -95,15 +95,12 @@ class Door:
         if len(self._callers) >= self._most:
             self._drop(next(iter(self._callers)), "it has shown nothing and made room for others")
         greeting = knock.greet()
-        try:
-            sent = stream.send_now(memoryview(greeting))
-        except OSError:  # gone
-            sent = 0
-        if sent < len(greeting):
-            self._drop(stream, "it ended before it was greeted")
-            return
-        self._callers[stream] = Caller(greeting, time.monotonic() + self._patience)
-        self._listener.await_bytes(stream, knock.ANSWER)
+        with contextlib.suppress(OSError):  # gone
+            if stream.send_now(memoryview(greeting)) == len(greeting):
+                self._listener.await_bytes(stream, knock.ANSWER)
+                self._callers[stream] = Caller(greeting, time.monotonic() + self._patience)
+                return
+        self._drop(stream, "it ended before it was greeted")
 
     def _has_shown(self, stream: Stream, caller: Caller) -> bool:
         have, count = 0, 1
