@@ -200,7 +200,9 @@ class Desk:
         """Let the mind say where a payload goes."""
         (role, rank), mind = self._speaks(peer)
         if role == "worker":
-            return mind.place(rank, _from_worker(message), size)
+            if type(message) not in FROM_WORKER:
+                raise _wrong_way(message)
+            return mind.place(rank, message, size)
         return mind.place_from(rank, _between(message), size)
 
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
@@ -212,7 +214,9 @@ class Desk:
             return
         with self._in_order(message):
             if role == "worker":
-                self.follow(mind.received(rank, _from_worker(message), size, lent))
+                if type(message) not in FROM_WORKER:
+                    raise _wrong_way(message)
+                self.follow(mind.received(rank, message, size, lent))
             else:
                 self.follow(mind.received_from(rank, _between(message), size))
 
@@ -258,10 +262,8 @@ def _who(member: Member) -> Who:
     return member.role, member.rank
 
 
-def _from_worker(message: Kinds) -> FromWorker:
-    if type(message) not in FROM_WORKER:
-        raise ProtocolError(f"{type(message).__name__} is a server's message")
-    return message  # type: ignore[return-value]
+def _wrong_way(message: Kinds) -> ProtocolError:
+    return ProtocolError(f"{type(message).__name__} is a server's message")
 
 
 def _between(message: Kinds) -> Between:

@@ -215,7 +215,8 @@ class Landings:
 
     def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
         """Return those of the shards (None: of all) whose values for `clock` have not landed."""
-        asp, oldest, missing = self._terms.staleness is None, self.oldest(clock, exact), []
+        staleness, missing = self._terms.staleness, []
+        asp, oldest = staleness is None, clock if staleness == 0 else self.oldest(clock, exact)
         for shard in range(len(self.each)) if shards is None else shards:
             one = self.each[shard]
             if (one.answered < clock or one.clocks < oldest) if asp else one.version < oldest:
