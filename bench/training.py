@@ -10,6 +10,9 @@ gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/performance.md.
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: nothing is faster that has to compute and to send. With values on servers that is 2 (n-1)/n S/B as for a ring,
 half of it where both ways travel in 16 bits.
+
+Where servers step, a round's first forward has no values on their way beside it, and the wait at its end no forward: one
+forward a round is not hidden, which in training is one a job. So a round has many steps.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ def main() -> int:
     parser.add_argument("--compute", default="1.0,0.6", help="of what a ring takes for the gradients")
     parser.add_argument("--cases", default="ps,auto,bf16,bf16-ps-worker")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10, help="of each, a round")
     given = parser.parse_args()
     if shutil.which("iperf3") is None or os.getuid() != 0:
         print("needs root and iperf3")
