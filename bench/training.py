@@ -11,8 +11,8 @@ The bound of a ratio is what DistributedDataParallel takes, over the longer of c
 move: nothing is faster that has to compute and to send. With values on servers that is 2 (n-1)/n S/B as for a ring,
 half of it where both ways travel in 16 bits.
 
-Where servers step, a round's first forward has no values on their way beside it, and the wait at its end no forward: one
-forward a round is not hidden, which in training is one a job. So a round has many steps.
+Where servers step, a round's first forward has no values on their way beside it, and the wait at its end no forward:
+one forward a round is not hidden, which in training is one a job. So a round has many steps.
 """
 
 from __future__ import annotations
