@@ -346,17 +346,18 @@ class Director:
         newest = max(version for one in held for version in one.versions.values())
         apart = min([*clocks.values(), *(clock for one in held for clock in one.apart.values())])
         last = apart if newest <= apart + 1 else last
-        dying = {dead.rank for dead in self._dead}
-        others = [rank for rank in self.members if rank not in dying | self._done]
-        versions = {version for one in held for version in one.versions.values()}
-        if self._scenario.staleness is not None and not any(self._cuts.get(rank, last - 1) < last for rank in others):
-            if len(versions) > 1:  # nobody is left who would order what is applied on some shards only
-                self.status = "inconsistent"
-                return
-            last = newest - 1  # it is done again
         if gone.rank == 0 or self._scenario.staleness is None:  # who joins needs what was left beside
             last = min(last, max(one.aside for one in held) - 1)
-        if last < -1 or (self._scenario.staleness is not None and newest > last + 1):
+        inconsistent = last < -1
+        if self._scenario.staleness is not None:
+            dying = {dead.rank for dead in self._dead}
+            others = [rank for rank in self.members if rank not in dying | self._done]
+            versions = {version for one in held for version in one.versions.values()}
+            inconsistent |= newest > last + 1  # some shard will have applied what another can't
+            if not any(self._cuts.get(rank, last - 1) < last for rank in others):
+                inconsistent |= len(versions) > 1  # nobody is left who would order what is applied on some shards only
+                last = newest - 1  # it is done again
+        if inconsistent:
             self.status = "inconsistent"
             return
         self._dead.pop(0)
