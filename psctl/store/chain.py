@@ -309,9 +309,11 @@ class Chain:
         if isinstance(begin, HandOver):
             self._handed = (server, begin.epoch, begin.head, data)
             return self._take_over()
-        if self.role == "primary":
+        if self.role == "primary" and begin.epoch <= self.epoch:
             return []
         self._took = begin.copy
+        if self.role == "primary":
+            return []  # handing by that assignment
         if self.role == "handing":  # what it has is the newest, or void
             return self._tell_up()
         first, self._now.void = self._down.version < 0, False

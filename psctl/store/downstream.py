@@ -101,7 +101,9 @@ class Downstream:
             # It says what it has, and what those after it have now, before anything counts as acknowledged.
             known = before.get(server, Follower(True, filled=True))
             known.counts, known.acked = True, known.acked if known.told >= standing.epoch else -1
-            known.filled = known.filled and not standing.void
+            # Where nothing is here yet, what it has can only be of a primary that died before it had passed that on to
+            # all; the same version number will say something else here. So it is copied to, whatever it has.
+            known.filled = known.filled and self._base >= 0
             self.each[server] = known
         for server in standing.copies if standing.role == "primary" else ():
             self.each[server] = before.get(server, Follower(False))

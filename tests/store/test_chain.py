@@ -165,3 +165,29 @@ def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
     assert chain.role == "handing"
     chain.received(0, CopyBegin(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
     assert chain.place(0, CopyPart(0, 0), 4) is None
+
+
+def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_the_same() -> None:
+    servers = Servers(4, window=4)
+    servers.assigned(1, [0, 1, 2])
+    servers.deliver()
+    servers.deaf = {1}  # of what the primary begins with nothing comes to the others
+    servers.begin(0)
+    servers.put(0, 7)
+    servers.put(0, 8)
+    servers.assigned(2, [0, 1, 2], (3,))
+    servers.deliver()
+    assert servers.numbers(3) == [7, 8]
+    servers.die(0)
+    servers.deaf.clear()
+    servers.assigned(3, [1, 2, 3])
+    servers.deliver()
+    servers.alive.discard(2)  # not connected yet
+    servers.begin(1)
+    servers.put(1, 5)
+    servers.put(1, 6)
+    servers.alive.add(2)
+    servers.follow(1, servers.chains[1].joined(2))
+    servers.deliver()
+    assert [servers.numbers(server) for server in (1, 2, 3)] == [[5, 6]] * 3
+    assert servers.chains[1].settled
