@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from psctl.errors import PeerLost
+from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.net.stream import Listener, Stream
 from psctl.wire import knock
 
@@ -36,7 +36,7 @@ class Door:
         listener: where streams come in.
         secret: the job's knock.
         patience: seconds for a caller's answer.
-        refused: told of each caller that does not come in, and why.
+        refused: told of each caller that does not come in: (its end, why); ProtocolError where it answered wrongly.
         most: callers that are waited for at once.
     """
 
@@ -45,7 +45,7 @@ class Door:
         listener: Listener,
         secret: str,
         patience: float,
-        refused: Callable[[Stream, str], None],
+        refused: Callable[[str, ConnectionFailed], None] | None,
         most: int = MOST,
     ) -> None:
         self._listener, self._secret, self._patience, self._refused = listener, secret, patience, refused
@@ -84,12 +84,13 @@ class Door:
             self._drop(stream, f"no handshake within {self._patience:g} s")
         return None
 
-    def _drop(self, stream: Stream, why: str) -> None:
+    def _drop(self, stream: Stream, why: str, kind: type[ConnectionFailed] = PeerLost) -> None:
         if self._callers.pop(stream, None) is not None:
             self._listener.forget(stream)
         stream.shutdown()
         stream.close()
-        self._refused(stream, why)
+        if self._refused is not None:
+            self._refused(stream.name, kind(f"{stream.name}: {why}", where=stream.name))
 
     def _greet(self, stream: Stream) -> None:
         if len(self._callers) >= self._most:
@@ -112,7 +113,7 @@ class Door:
         if have < knock.ANSWER:
             self._drop(stream, "it ended before it had shown this job's knock")
         elif not knock.holds(self._secret, caller.greeting, bytes(self._answer)):
-            self._drop(stream, "it has not this job's knock: a stranger, or a process of another job")
+            self._drop(stream, "it has not this job's knock: a stranger, or a process of another job", ProtocolError)
         else:
             return True
         return False

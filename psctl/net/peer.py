@@ -141,7 +141,7 @@ class Acceptor:
         assert credentials.accepting, "damaged credentials show before anything is opened"
         self._listener: Listener = listen(bind_host, ports, congestion)
         self.address = self._listener.address
-        self._door = Door(self._listener, credentials.knock, patience, self._stranger)
+        self._door = Door(self._listener, credentials.knock, patience, refused)
         self._thread = threading.Thread(target=self._accept, name=f"psctl acceptor {self.address}", daemon=True)
         self._thread.start()
 
@@ -169,10 +169,6 @@ class Acceptor:
                 break
             threading.Thread(target=self._meet, args=(stream,), name=f"psctl {stream.name}", daemon=True).start()
         self._door.clear()
-
-    def _stranger(self, stream: Stream, why: str) -> None:
-        if self._refused is not None:
-            self._refused(stream.name, PeerLost(f"{stream.name}: {why}", where=stream.name))
 
     def _admit(self, stream: Stream) -> bool:
         """Wait until there is room for one more handshake; the oldest makes room when it has had its second."""

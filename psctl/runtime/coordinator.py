@@ -47,6 +47,7 @@ from psctl.runtime.coordinator_log import EventLog
 from psctl.runtime.keeper import EVENTS
 from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders
 from psctl.runtime.saver import Saver, resumed
+from psctl.runtime.turned_away import TurnedAway
 from psctl.store.shards import cut, sizes
 from psctl.wire.authority import Pair, issue
 from psctl.words import Member
@@ -85,8 +86,9 @@ class Coordinator:
         credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock)
         head = order.hosts[0]
         self._acceptor = Acceptor(
-            head.address, order.ports, credentials, AnyMessage, self._desk, self._allow, order.congestion
-        )
+            head.address, order.ports, credentials, AnyMessage, self._desk, self._allow, order.congestion,
+            refused=TurnedAway("the coordinator"),
+        )  # fmt: skip
         self._open = True
 
     def run(self) -> None:

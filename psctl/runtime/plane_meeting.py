@@ -24,6 +24,7 @@ from psctl.runtime.orders import ProcessOrders
 from psctl.runtime.plane import Plane
 from psctl.runtime.plane_memory import Shared
 from psctl.runtime.plane_sealed import PlaneKinds, Sealed
+from psctl.runtime.turned_away import TurnedAway
 from psctl.schedule.transfer import Schedule
 from psctl.words import Address, Member
 
@@ -129,7 +130,7 @@ class Meeting:
     def _acceptor(self, sealed: Sealed) -> Acceptor:
         return Acceptor(
             self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._against,
-            self._orders.congestion,
+            self._orders.congestion, refused=TurnedAway(str(self._orders.member)),
         )  # fmt: skip
 
     def _against(self, member: Member) -> str | None:

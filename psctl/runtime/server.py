@@ -46,6 +46,7 @@ from psctl.runtime.sharing import Sharing
 from psctl.runtime.table_desk import TableDesk
 from psctl.runtime.table_memory import TableMemory
 from psctl.runtime.table_part import TablePart
+from psctl.runtime.turned_away import TurnedAway
 from psctl.store.fit import scalars, warm_up
 from psctl.store.messages import PART, Kinds
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Save
@@ -346,9 +347,8 @@ def stream_save(coordinator: Coordinator, save: Save, *, tables: bool = False) -
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
-    if orders.folder:
-        sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
-    acceptors: list[Acceptor] = []
+    sys.path += [orders.folder] if orders.folder else []  # users' functions; last, so that they hide nothing of ours
+    acceptors, turned_away = list[Acceptor](), TurnedAway(str(orders.member))
 
     def allow_tables(member: Member) -> str | None:
         assert server.tables is not None, "it has some"
@@ -356,7 +356,7 @@ def serve(orders: ProcessOrders) -> int:
 
     def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
         allow = server.desk.allow if desk is server.desk else allow_tables
-        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion)
+        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion, refused=turned_away)
         acceptors.append(made)
         return made.address
 

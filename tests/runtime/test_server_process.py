@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from psctl.runtime.client import ParameterClient
 from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, write_orders
 from psctl.store.messages import Kinds
 from psctl.store.shards import cut
+from psctl.wire.knock import ANSWER
 from psctl.words import Address, Member, first_assignment
 
 _world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
@@ -129,6 +131,21 @@ def test_a_server_process_ends_when_its_coordinator_is_lost(started):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "server/0 ends: the coordinator is lost" in errors
+
+
+def test_strangers_at_its_port_are_one_line_of_its_log(started):
+    coordinator, process, address = started
+    for _ in range(3):
+        with socket.create_connection((address.host, address.port), timeout=10) as stranger:
+            stranger.sendall(bytes(ANSWER))
+            while stranger.recv(100):
+                pass
+    coordinator.peer.send(Leave("the job is done"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    (line,) = errors.splitlines()
+    assert line.startswith("psctl: server/0 turned a caller away: 127.0.0.1:")
+    assert line.endswith("it has not this job's knock: a stranger, or a process of another job")
 
 
 def test_a_server_is_not_started_by_hand():

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from psctl.store.reductions import Lanes
 from psctl.store.rows import rounds
-from psctl.store.table_groups import ROOM
+from psctl.store.table_groups import ROOM, Pushes
+from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Fetch, Update
 
 from .table_world import Functions, World, spec
@@ -142,3 +144,14 @@ def test_rounds_have_each_key_once_and_in_order() -> None:
     assert [each.tolist() for each in rounds(np.array([1, 1, 1, 4, 7, 7]))] == [[0, 3, 4], [1, 5], [2]]
     assert [each.tolist() for each in rounds(np.array([1, 2]))] == [[0, 1]]
     assert list(rounds(np.array([], dtype=np.int64))) == []
+
+
+def test_of_a_group_that_is_pushed_again_only_what_is_new_is_laid_over_reads() -> None:
+    kind = Kind(spec(), Functions())
+    pushes = Pushes(lambda size: np.empty(size, dtype=np.uint8))
+    for number, (key, value) in enumerate([(4, 1.0), (7, 2.0), (4, 4.0), (4, 8.0)]):
+        pushes.add(kind, key, Lanes(torch.tensor([[value]], dtype=torch.float64)), number, number)
+    shards, owns, tickets, _ = pushes.take(np.zeros(1, dtype=np.int64), 0, {0: 1})
+    assert tickets == [0, 1, 2, 3]
+    assert [piece.section.count for piece in shards[0]] == [4]  # the server drops what it has
+    assert [(own.keys.tolist(), own.lanes.values.flatten().tolist()) for own in owns] == [([4], [4.0]), ([4], [8.0])]
