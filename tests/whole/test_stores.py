@@ -105,7 +105,7 @@ def test_without_replicas_a_store_goes_back_with_the_rest_to_the_last_checkpoint
 
 @pytest.mark.soak
 def test_counting_and_training_go_on_together_when_a_server_dies(tmp_path: Path) -> None:
-    events = train(tmp_path, 25, "--servers", "3")
+    events = train(tmp_path, 25, "--servers", "3", "--set", 'args=["--pause", "0.1"]')
     assert not [event for event in events if event["event"] == "restored"]
     assert taken(events) == [EXACT] * 2
 
