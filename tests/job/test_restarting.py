@@ -272,4 +272,4 @@ def test_shards_are_made_when_all_prepared_and_all_servers_listen_whoever_is_fir
         play(Connected(again(worker)))
         play.hear(again(worker), messages.Join(1))
         new = play.hear(again(worker), messages.Prepare(LAYOUT, ()))
-    assert [each for each in new if isinstance(each, MakeShards)] == [MakeShards(LAYOUT, 1)]
+    assert [each for each in new if isinstance(each, MakeShards)] == [MakeShards(LAYOUT, 1, near=False)]

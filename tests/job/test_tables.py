@@ -64,7 +64,7 @@ def test_a_plan_begins_with_the_servers_that_are_there_and_tables_stay_where_the
         play.hear(worker, messages.Join(1))
         play.hear(worker, messages.Prepare(LAYOUT, ()))
     assert starts(play(PlanMade("ps", "server", [0, 1], PLAN))) == [(S1, 1)]
-    assert MakeShards(LAYOUT, 2) in serves(play, S1)
+    assert MakeShards(LAYOUT, 2, near=False) in serves(play, S1)
     decided = told(play(ShardsMade([], [])), messages.Decision)
     assert [member for member, _ in decided] == [S0, S1, W0, W1]
     assert told(play.hear(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
@@ -78,7 +78,7 @@ def test_a_plan_of_the_servers_that_are_there_is_cut_at_once() -> None:
         play(Connected(worker))
         play.hear(worker, messages.Join(1))
         play.hear(worker, messages.Prepare(LAYOUT, ()))
-    assert play(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1)
+    assert play(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1, near=False)
 
 
 def two(replicas: int | None, servers: int = 2) -> Play:
