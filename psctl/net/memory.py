@@ -48,8 +48,9 @@ class Pipe:
             return self._size >= least or self._ended or self._deaf or self._reset
 
     def _tell(self) -> None:
-        if self.told is not None:
-            self.told()
+        told = self.told  # `forget` may take it away meanwhile
+        if told is not None:
+            told()
 
     def write(self, data: memoryview, limit: float | None, *, block: bool = True) -> bool:
         """Add a copy of `data`; False when it does not fit and may not block."""

@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -347,8 +348,9 @@ def stream_save(coordinator: Coordinator, save: Save, *, tables: bool = False) -
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
-    sys.path += [orders.folder] if orders.folder else []  # users' functions; last, so that they hide nothing of ours
-    acceptors, turned_away = list[Acceptor](), TurnedAway(str(orders.member))
+    if orders.folder:
+        sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
+    turned_away = TurnedAway(str(orders.member))
 
     def allow_tables(member: Member) -> str | None:
         assert server.tables is not None, "it has some"
@@ -357,7 +359,7 @@ def serve(orders: ProcessOrders) -> int:
     def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
         allow = server.desk.allow if desk is server.desk else allow_tables
         made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion, refused=turned_away)
-        acceptors.append(made)
+        closing.callback(made.close)
         return made.address
 
     def dialler(kinds: Any) -> Callable[[Member, Address, Any], Any]:
@@ -366,8 +368,8 @@ def serve(orders: ProcessOrders) -> int:
     segments = inherited(orders.member, orders.segments)
     own, memory = Sharing(segments), TableMemory(segments)
     server = Server(orders.member, lambda desk: accept(TableKinds, desk), dialler(TableKinds), own, memory)
-    address = accept(Kinds, server.desk)
-    try:
+    with ExitStack() as closing:
+        address = accept(Kinds, server.desk)
         coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
         status = server.run(coordinator, address, dialler(Kinds))
         if server.tables is not None:
@@ -375,9 +377,6 @@ def serve(orders: ProcessOrders) -> int:
         coordinator.close("the server ends")
         coordinator.join(5.0)
         return status
-    finally:
-        for acceptor in acceptors:
-            acceptor.close()
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.words import Member
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of this protocol; ends that differ refuse each other."""
 
 

@@ -8,7 +8,8 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ class Lab:
     def train(self, job: Path, *arguments: str) -> subprocess.Popen[str]:
         return self.psctl.start("train", str(job), "--cluster", str(self.cluster), "-o", "jsonl", *arguments)
 
+    @contextmanager
+    def training(self) -> Iterator[Followed]:
+        """A long training that goes on; in the end it has lost nobody, stops when it is told to, and leaves nothing."""
+        with self.train(STEADY, LONG) as process:
+            job = Followed(process)
+            job.goes_on(seconds=60)
+            yield job
+            assert not [each for each in job.events if each["event"].endswith("-lost")]
+            assert self.psctl.run("stop", "steady").code == 0
+            assert job.ended()["status"] == "stopped"
+        self.clean()
+
     def signal(self, kind: str, signal: str) -> None:
         found = [(name, pid) for name in self.hosts for pid, line in self.hosts.processes(name) if KINDS[kind] in line]
         name, pid = found[-1]
@@ -126,9 +139,7 @@ class Lab:
 def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """Links cut without a word for 4 s, processes that stand still for 8 s."""
     lab = Lab(make_hosts(2), tmp_path / "home")
-    with lab.train(STEADY, LONG) as process:
-        job = Followed(process)
-        job.goes_on(seconds=60)
+    with lab.training() as job:
         for host in ("h2", "h1"):
             lab.hosts.cut(host)
             time.sleep(4)
@@ -139,29 +150,19 @@ def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: P
             time.sleep(8)
             lab.signal(kind, "CONT")
             job.goes_on()
-        assert not [each for each in job.events if each["event"].endswith("-lost")]
-        assert lab.psctl.run("stop", "steady").code == 0
-        assert job.ended()["status"] == "stopped"
-    lab.clean()
 
 
 @pytest.mark.soak
 def test_training_goes_on_whatever_strangers_do_at_its_ports(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """With no knock, a wrong one, an overheard one, one that drips, and the right one without a certificate."""
     lab = Lab(make_hosts(2), tmp_path / "home")
-    with lab.train(STEADY, LONG) as process:
-        job = Followed(process)
-        job.goes_on(seconds=60)
+    with lab.training() as job:
         for host in lab.hosts:
             ports = ",".join(str(port) for port in lab.hosts.ports(host))
             address = lab.hosts[host].address
             told = lab.hosts.exec("h2", [lab.hosts.python, "-c", STRANGER, address, ports], timeout=120)
             assert all(word in told.stdout for word in ("right, without a certificate", "held")), told
             job.goes_on()
-        assert not [each for each in job.events if each["event"].endswith("-lost")]
-        assert lab.psctl.run("stop", "steady").code == 0
-        assert job.ended()["status"] == "stopped"
-    lab.clean()
 
 
 @pytest.mark.soak
