@@ -3,6 +3,8 @@
 #             four at a time, for most of the time they wait for real processes; the long files first (tests/conftest.py)
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
+# make audit  are the pinned versions complete, as installed, and without known vulnerabilities (says what it could not ask)
+# make lock   pin what is installed in .venv, with hashes of what hosts are given (asks the index)
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/job tests/plan tests/view tests/checkpoint tests/launch \
 	tests/test_units.py tests/runtime/test_loader.py tests/runtime/test_trees.py tests/runtime/test_cuts.py tests/remote/test_known_hosts.py
 
-.PHONY: demo test simulate soak bench lint clean system
+.PHONY: demo test simulate soak bench lint audit lock clean system
 
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
@@ -55,6 +57,14 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit: $(VENV)/installed-dev
+	$(BIN)/python .ci/audit.py
+
+lock: $(VENV)/installed-dev
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
+	PATH="$(abspath $(VENV)/lock/bin):$$PATH" $(BIN)/python .ci/lock.py
+
 clean:
 	rm -rf $(VENV) dist build
 
@@ -64,19 +74,19 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } || { echo "install python3-venv first: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -c constraints.txt -e .
+$(VENV)/installed: pyproject.toml psctl/constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c psctl/constraints.txt -e .
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -c constraints.txt -e '.[dev]'
+$(VENV)/installed-dev: pyproject.toml psctl/constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c psctl/constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
-# Test hosts want sshd, ip and namespaces, drawings graphviz, the probe a shell that is not bash; without root tests use
-# what is there and say so.
+# Test hosts want sshd, ip and namespaces, drawings graphviz, the probe a shell that is not bash, logins other shells;
+# without root tests use what is there and say so.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox"; do \
+	  for need in "sshd openssh-server" "ssh openssh-client" "ip iproute2" "unshare util-linux" "git git" "iperf3 iperf3" "dot graphviz" "busybox busybox" "tcsh tcsh" "zsh zsh" "fish fish"; do \
 	    set -- $$need; \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$1 >/dev/null || missing="$$missing $$2"; \
 	  done; \

@@ -46,7 +46,7 @@ class Play:
         self.count = max(2, workers // 10)
         self.order = order(workers - workers % self.hosts, self.hosts)
         self.now = 0.0
-        self.mind = Mind(self.order, Address("10.0.0.1", 29500), 5.0, None, 0.0, 0.0)
+        self.mind = Mind(self.order, 5.0, None, 0.0, 0.0)
         self.workers = [Member("worker", rank) for rank in range(sum(host.workers for host in self.order.hosts))]
         self.servers = [Member("server", rank) for rank in range(self.count)]
         self.mind.start(0.0)

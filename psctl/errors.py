@@ -5,6 +5,7 @@
     |- InvalidFile                  invalid-file        2   a cluster, job or topology file is wrong
     |- NotInThisVersion             usage / invalid-file 2  promised, not built yet
     |- HostUnreachable              host-unreachable    3   no route, refused, name unknown
+    |  '- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
     |- AuthFailed                   auth-failed         3   reached, but not let in
     |- PythonMissing                python-missing      4
     |- DiskFull                     disk-full           4
@@ -22,6 +23,7 @@
     |- CommandFailed                host-command-failed 1   a command on a host ended non-zero
     '- ConnectionFailed             connection-failed   1   a data-plane connection ended; never the user's fault
        |- ProtocolError             protocol            1   the peer broke the protocol (or is a stranger)
+       |  '- MessageRefused         protocol            1   a member sent what psctl's tables of messages do not allow
        '- PeerLost                  peer-lost           1   the peer died or the link was cut
 
 `ValueError` family for what a user wrote, `assert` for what we got wrong. Only cli/app.py turns one of these into an
@@ -38,6 +40,8 @@ class PsctlError(Exception):
         message: one line: what is wrong, where, whose fault.
         hint: one line: what to do next; empty when there is nothing to do.
         where: file:line:column, host name, or job name; empty when unknown.
+
+    `others` holds further errors that were found with it: all mistakes of one file are told at once.
     """
 
     code = "internal"
@@ -48,10 +52,15 @@ class PsctlError(Exception):
         self.message = message
         self.hint = hint
         self.where = where
+        self.others: tuple[PsctlError, ...] = ()
 
     def document(self) -> dict[str, dict[str, object]]:
-        """Return the error as the JSON document promised to users."""
-        body = {"code": self.code, "exit": self.exit, "message": self.message, "hint": self.hint, "where": self.where}
+        """Return the error as the JSON document promised to users; `others` is there when it is not alone."""
+        body: dict[str, object] = {
+            "code": self.code, "exit": self.exit, "message": self.message, "hint": self.hint, "where": self.where,
+        }  # fmt: skip
+        if self.others:
+            body["others"] = [other.document()["error"] for other in self.others]
         return {"error": body}
 
 
@@ -85,6 +94,10 @@ class HostUnreachable(PsctlError):
     """No connection to a host's sshd: name unknown, refused, no route or no answer."""
 
     code, exit = "host-unreachable", 3
+
+
+class LoginShellFailed(HostUnreachable):
+    """A host let us in, but its login shell does not run commands: a start-up file of the user prevents it."""
 
 
 class AuthFailed(PsctlError):
@@ -211,6 +224,10 @@ class ProtocolError(ConnectionFailed):
     """The peer sent what the protocol does not allow: the connection is ended, nothing else is harmed."""
 
     code = "protocol"
+
+
+class MessageRefused(ProtocolError):
+    """A member of the job sent a message that it may not send, or one that is no message; its connection ends."""
 
 
 class PeerLost(ConnectionFailed):

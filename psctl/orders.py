@@ -1,4 +1,4 @@
-"""What one agent is told at its start: written by launch/, sent over standard input, kept 0600, read by runtime/."""
+"""What one agent is told at its start: written by launch/, sent over standard input, read by runtime/."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     job_file: str  # text of job.yaml, for the manifest
     environment: dict[str, str]  # from the job file, secrets left out
     congestion: str  # auto | reno | cubic | bbr
+    require_encryption: bool = False  # nothing of the training may go between hosts unencrypted
     restarts: int = 3  # losses that the job survives
     replicas: int | None = 0  # copies of every shard beyond the first; None: 1 where there are two servers
     on_worker_loss: str = "restart"  # restart: all go back to the last checkpoint | wait | continue
@@ -67,11 +68,12 @@ class JobOrder(msgspec.Struct, frozen=True):
     staleness: int | None = 0  # clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp
     period: int = 1  # steps that workers take alone between two synchronisations; 1: none
     compression: Compression = PLAIN
+    log_limit: int = 10**9  # bytes of the log files of a rank on a host
     costs: dict[str, dict[str, float]] = {}  # what `bench` found of gloo, nccl, psctl, ps: alpha, overhead, gamma
 
 
 class AgentOrders(msgspec.Struct, frozen=True):
-    """All that one agent needs. Secrets and keys are in here, so the file is 0600 and never printed."""
+    """All that one agent needs. Secrets and keys are in here, so it is on no disk and never printed."""
 
     job: JobOrder
     host: int  # index into job.hosts

@@ -195,3 +195,8 @@ def _short(text: str) -> str:
     if len(text) > LONGEST:
         raise ValueError(f'"{text[:LONGEST]}...": too long for a quantity')
     return text.strip()
+
+
+def hide_credentials(text: str) -> str:
+    """Return a text without the user names, passwords and tokens of the URLs in it."""
+    return re.sub(r"(?<=://)[^/\s@'\"]*@", "***@", text)

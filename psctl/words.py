@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
+
+MOST_RANKS = 1_000_000
+"""Bound of all ranks, incarnations and counts of processes that a message may name."""
+
+MOST_DIMENSIONS = 64
+"""Dimensions that a tensor may have; torch has the same bound."""
+
+MOST_LISTED = 1 << 20
+"""Tensors, shards or members that one list of a message may have."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_LISTED)]
+Step = Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Fields with these types are checked when a message or file is decoded, before memory is taken for them."""
 
 HostName = NewType("HostName", str)
 """The `name:` of a host in the cluster file; unique there."""
@@ -52,8 +70,8 @@ class Member(msgspec.Struct, frozen=True, order=True):
     """
 
     role: Role
-    rank: int
-    incarnation: int = 0
+    rank: Count
+    incarnation: Count = 0
 
     def __str__(self) -> str:
         return f"{self.role}/{self.rank}"
@@ -62,8 +80,8 @@ class Member(msgspec.Struct, frozen=True, order=True):
 class Address(msgspec.Struct, frozen=True, order=True):
     """Where a listener can be reached: a numeric IP address and a port that is bound."""
 
-    host: str
-    port: int
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -76,9 +94,9 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     (`trainable` false) has no gradient and no place in the flat spaces.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str  # torch's name without "torch.": float32, bfloat16 ...
+    name: Name
+    shape: Shape
+    dtype: Name  # torch's name without "torch.": float32, bfloat16 ...
     group: int
     trainable: bool = True
 
@@ -104,10 +122,10 @@ class Layout(msgspec.Struct, frozen=True):
     script's default dtype, else float32.
     """
 
-    parameters: tuple[ParameterInfo, ...]
-    optimizer: str
-    groups: tuple[dict[str, Number], ...]
-    scalars: str = "float32"
+    parameters: Annotated[tuple[ParameterInfo, ...], msgspec.Meta(max_length=MOST_LISTED)]
+    optimizer: Name
+    groups: Annotated[tuple[dict[str, Number], ...], msgspec.Meta(max_length=MOST_LISTED)]
+    scalars: Name = "float32"
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -121,8 +139,8 @@ class Shard(msgspec.Struct, frozen=True):
 class ServerAt(msgspec.Struct, frozen=True):
     """A server that is alive, which start of it, and where it listens."""
 
-    rank: int
-    incarnation: int
+    rank: Count
+    incarnation: Count
     address: Address
 
 
@@ -160,11 +178,14 @@ class TensorSlice(msgspec.Struct, frozen=True):
     Names: `param/NAME`, `optim/NAME/KEY`, `buffer/NAME`, `track/KEY/NAME`. `shape` is the whole tensor's.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+    name: Name
+    dtype: Name
+    shape: Shape
+    start: Size
+    stop: Size
+
+
+Slices = Annotated[list[TensorSlice], msgspec.Meta(max_length=MOST_LISTED)]
 
 
 class Compression(msgspec.Struct, frozen=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
 
+from psctl.errors import NotInThisVersion
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 from psctl.spec.kinds import kind_of
@@ -51,3 +53,15 @@ def test_the_digits_are_all_there_small_and_their_source_is_named() -> None:
     source = (folder / "SOURCE.txt").read_text()
     assert "UCI Machine Learning Repository" in source
     assert "CC BY 4.0" in source
+
+
+def test_the_changelog_refuses_what_is_refused_and_nothing_else() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    (refused,) = re.findall(r'^- Refused with "not in this version".*?(?=^- )', text + "- ", re.M | re.S)
+    named = [found.split(".") for found in re.findall(r"`(\w+\.\w+: \w+)`", refused)]
+    job = "version: 1\nname: digits\nscript: train.py\n"
+    for section, value in named:
+        with pytest.raises(NotInThisVersion):
+            load_job(f"{job}{section}: {{{value}}}\n", "job.yaml")
+    sources = (ROOT / "psctl" / "spec").glob("*.py")
+    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named)

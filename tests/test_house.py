@@ -13,7 +13,7 @@ import pytest
 PSCTL = Path(__file__).resolve().parent.parent / "psctl"
 
 FLOORS = {
-    "errors": 0, "units": 0, "words": 0, "clock": 0, "orders": 0,
+    "errors": 0, "units": 0, "words": 0, "clock": 0, "orders": 0, "permits": 0,
     "spec": 1, "topology": 1, "schedule": 1, "store": 1, "wire": 1, "job": 1,
     "plan": 2, "net": 2, "remote": 2, "checkpoint": 2,
     "runtime": 3, "launch": 3, "": 3, "nn": 3,
@@ -23,7 +23,7 @@ FLOORS = {
 DOORS = {
     "yaml": ("spec/",), "rich": ("view/",), "typer": ("cli/",), "click": ("cli/",),
     "fabric": ("remote/ssh",), "paramiko": ("remote/ssh",), "invoke": ("remote/ssh",),
-    "torch": ("store/", "runtime/"), "numpy": ("store/", "runtime/"), "safetensors": ("checkpoint/",),
+    "torch": ("store/", "runtime/"), "numpy": ("store/", "runtime/"),
     "fsspec": ("checkpoint/",), "cryptography": ("wire/",), "ssl": ("wire/", "net/"),
     "socket": ("net/", "runtime/", "launch/", "remote/"), "subprocess": ("remote/", "runtime/", "launch/"),
     "psutil": ("runtime/", "launch/"), "msgspec": ("",), "networkx": ("topology/",),

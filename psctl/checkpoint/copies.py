@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from psctl import errors
-from psctl.checkpoint.disk import CHUNK, Disk, pieces
-from psctl.checkpoint.landing import Arrivals, Buffer, OpenFile
-from psctl.checkpoint.manifest import MANIFEST, Manifest
+from psctl.checkpoint.disk import CHUNK, Disk, Unfit, pieces, regular_size
+from psctl.checkpoint.landing import Arrivals, Buffer, Held, OpenFile
+from psctl.checkpoint.manifest import MANIFEST, MAX_FILES, Manifest
 from psctl.checkpoint.reader import open_checkpoint, verify
 from psctl.checkpoint.writer import publish, temporary
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.(?:safetensors|json)")
-MAX_FILES = 1 << 16
 
 
 def outgoing(folder: Path, manifest: Manifest) -> dict[str, int]:
     """Return the files of a checkpoint and their sizes in bytes, the manifest last."""
-    return manifest.sizes() | {MANIFEST: (folder / MANIFEST).stat().st_size}
+    return manifest.sizes() | {MANIFEST: regular_size(folder / MANIFEST)}
 
 
 def parts(folder: Path, files: Mapping[str, int], chunk: int = CHUNK) -> Iterator[tuple[str, int, bytes]]:
@@ -35,7 +34,7 @@ def parts(folder: Path, files: Mapping[str, int], chunk: int = CHUNK) -> Iterato
             for data in pieces(folder / name, 0, size, chunk):
                 yield name, offset, data
                 offset += len(data)
-        except FileNotFoundError:
+        except (FileNotFoundError, Unfit):
             offset = -1
         if offset != size:
             raise errors.CheckpointIncomplete(f"{folder / name} went away while it was copied", where=str(folder))
@@ -63,14 +62,14 @@ class Receiver:
             if not _FILE_NAME.fullmatch(name) or size < 0 or len(files) > MAX_FILES:
                 raise errors.CheckpointCorrupt(f"a copy of a checkpoint cannot hold a file {name!r} of {size} bytes")
         self._disk.remove(self._partial)
-        self._disk.make_folder(self._partial)
+        self._at = Held(self._disk.make_folder(self._partial))
         wanted, free = sum(files.values()), shutil.disk_usage(self._partial).free
         if wanted > free:
-            self._disk.remove(self._partial)
+            self.discard()
             raise errors.DiskFull(f"{folder} needs {wanted} bytes, the disk has {free} left", hint="free space there")
         try:
             for name in files:
-                self._open[name] = OpenFile(self._partial / name, self._disk)
+                self._open[name] = OpenFile(self._partial / name, self._at.descriptor, self._disk)
         except errors.PsctlError:
             self.discard()
             raise
@@ -82,6 +81,17 @@ class Receiver:
         if fault:
             raise errors.CheckpointCorrupt(f"the copy of {self.folder} got {fault} for {file!r}")
         self._open[file].write(view, offset)
+
+    def taker(self, file: str) -> Callable[[bytes], None]:
+        """Return what takes a file's bytes in order."""
+        offset = 0
+
+        def take(data: bytes) -> None:
+            nonlocal offset
+            self.part(file, offset, data)
+            offset += len(data)
+
+        return take
 
     def finish(self) -> Manifest:
         """All was sent: bring it to the disk, prove every byte, give the folder its final name.
@@ -102,6 +112,7 @@ class Receiver:
         if faults:
             raise errors.CheckpointCorrupt(f"the copy of {self.folder} is damaged: {faults[0]}", where=str(self.folder))
         publish(self._partial, self.folder, self._disk)
+        self._at.close()
         return open_checkpoint(self.folder)
 
     def discard(self) -> None:
@@ -109,6 +120,7 @@ class Receiver:
         for file in self._open.values():
             file.close()
         self._disk.remove(self._partial)
+        self._at.close()
 
 
 def copy(source: Path, folder: Path, disk: Disk | None = None) -> Manifest:

@@ -1,11 +1,18 @@
-"""The few operations on a disk that writing a checkpoint needs, in one class, so that tests can fail each of them."""
+"""The few operations on a disk that checkpoints need. Those that write are one class, so that tests can fail each.
+
+What is read may have been made by somebody else, so only regular files are opened: no link is followed, no pipe waited
+for, no device touched. What is written lies in a folder that is new and held open, and is opened below it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,15 +63,34 @@ def writing(path: Path) -> Iterator[None]:
 class Disk:
     """The machine's own disk. All methods raise DiskFull or CheckpointIncomplete, as `writing` says."""
 
-    def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents."""
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+    def make_folder(self, path: Path) -> int:
+        """Make a new folder, and its parents where they are missing, for this user alone, whatever the umask.
 
-    def create(self, path: Path) -> int:
-        """Make a new file and return its descriptor, open for reading and writing."""
+        Returns:
+            Its descriptor, to create files in it. While it is open the folder is locked, which tells `writer.sweep` of
+            every process and container of this machine that its writer lives.
+        """
         with writing(path):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            for folder in reversed([each for each in path.parents if not each.is_dir()]):
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o700)
+            os.mkdir(path, 0o700)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.fchmod(descriptor, 0o700)
+            with contextlib.suppress(OSError):  # a disk without such locks (NFS): the name tells the writer
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+
+    def create(self, path: Path, folder: int | None = None) -> int:
+        """Make a new file that this user alone may read; return its descriptor, open for reading and writing.
+
+        Args:
+            path: of the file.
+            folder: descriptor of the folder that it is made in, whatever has that folder's name by now.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with writing(path):
+            return os.open(path if folder is None else path.name, flags, 0o600, dir_fd=folder)
 
     def write(self, path: Path, descriptor: int, data: memoryview, offset: int) -> None:
         """Write all of `data` at byte `offset`."""
@@ -96,9 +122,9 @@ class Disk:
         """Remove a folder and all in it; what cannot be removed stays."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def put(self, path: Path, data: bytes) -> None:
-        """Write a new small file and wait until it is on the disk."""
-        descriptor = self.create(path)
+    def put(self, path: Path, data: bytes, folder: int | None = None) -> None:
+        """Write a new small file and wait until it is on the disk; `folder` as for `create`."""
+        descriptor = self.create(path, folder)
         try:
             self.write(path, descriptor, memoryview(data), 0)
             self.sync(path, descriptor)
@@ -106,12 +132,69 @@ class Disk:
             os.close(descriptor)
 
 
+def locked(folder: Path) -> bool:
+    """Tell whether a process writes a folder that `Disk.make_folder` made. OSError as the system has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a disk without such locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class Unfit(OSError):
+    """What was to be read is a link, a pipe, a device or a folder, or has more bytes than it may; strerror says it."""
+
+
+def regular_size(path: Path) -> int:
+    """Return the number of bytes of a regular file. OSError as the system has it, Unfit for anything else."""
+    return _size(path, path.lstat())
+
+
+def _size(path: Path, found: os.stat_result) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        raise Unfit(errno.EINVAL, "it is no regular file", str(path))
+    return found.st_size
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[int, int]]:
+    """Open a regular file; give its descriptor and its bytes. OSError as `regular_size`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise Unfit(errno.EINVAL, "it is no regular file", str(path)) from error
+        raise
+    try:
+        yield descriptor, _size(path, os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def content(path: Path, most: int) -> bytes:
+    """Return all bytes of a regular file that has `most` of them at most. OSError as `regular_size`."""
+    with reading(path) as (descriptor, size):
+        if size > most:
+            raise Unfit(errno.EFBIG, f"it has {size} bytes, more than any may", str(path))
+        return b"".join(_pieces(descriptor, 0, size, CHUNK))
+
+
 def pieces(path: Path, start: int, stop: int, chunk: int = CHUNK) -> Iterator[bytes]:
-    """Yield bytes [start, stop) of a file, at most `chunk` at a time; stops early where the file ends early."""
-    with path.open("rb", buffering=0) as file:
-        while start < stop:
-            data = os.pread(file.fileno(), min(chunk, stop - start), start)
-            if not data:
-                return
-            yield data
-            start += len(data)
+    """Yield bytes [start, stop) of a regular file, at most `chunk` at a time; stops early where the file ends early."""
+    with reading(path) as (descriptor, _):
+        yield from _pieces(descriptor, start, stop, chunk)
+
+
+def _pieces(descriptor: int, start: int, stop: int, chunk: int) -> Iterator[bytes]:
+    while start < stop:
+        data = os.pread(descriptor, min(chunk, stop - start), start)
+        if not data:
+            return
+        yield data
+        start += len(data)

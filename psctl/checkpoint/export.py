@@ -8,9 +8,10 @@ from pathlib import Path
 
 from psctl import errors
 from psctl.checkpoint import tensorfile
-from psctl.checkpoint.disk import Disk, writing
-from psctl.checkpoint.manifest import Manifest, whole
+from psctl.checkpoint.disk import Disk, checksum, new_checksum, writing
+from psctl.checkpoint.manifest import Manifest, by_name, whole
 from psctl.checkpoint.reader import read
+from psctl.checkpoint.writer import sweep_beside, temporary
 from psctl.words import TensorSlice
 
 MODEL = ("param/", "buffer/")
@@ -28,19 +29,15 @@ def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None
         UsageError: the checkpoint has no parameters.
     """
     disk = disk or Disk()
-    tensors = _named(manifest)
-    if not tensors:
-        raise errors.UsageError(f"{manifest.id} holds no parameters", where=manifest.id)
-    targets = [TensorSlice(name, t.dtype, t.shape, t.start, t.stop) for name, t in tensors.items()]
-    header, places = tensorfile.lay_out(targets, {"format": "pt", "psctl": manifest.id})
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    header, tensors = _laid_out(manifest)
+    partial = temporary(out)
     partial.unlink(missing_ok=True)
     size = len(header)
     try:
         descriptor = disk.create(partial)
         try:
             disk.write(partial, descriptor, memoryview(header), 0)
-            for tensor, place in zip(tensors.values(), places, strict=True):
+            for tensor, place in tensors:
                 for offset, data in read(folder, manifest, tensor):
                     disk.write(partial, descriptor, memoryview(data), place + offset)
                     size += len(data)
@@ -53,6 +50,90 @@ def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None
             partial.unlink(missing_ok=True)
         raise
     return size
+
+
+class Exported:
+    """An exported model that comes here from a host, byte by byte compared with what the manifest says; a context that
+    leaves nothing of one that is not whole.
+
+    Args:
+        manifest: of the checkpoint; proved.
+        out: the new file; one of that name is replaced by `finish`.
+
+    Attributes:
+        size: the bytes that it must have.
+    """
+
+    def __init__(self, manifest: Manifest, out: Path, disk: Disk | None = None) -> None:
+        header, tensors = _laid_out(manifest)
+        slices = by_name(manifest.files)
+        stretches = [(len(header), checksum(header), "its header")]
+        for tensor, _ in sorted(tensors, key=lambda pair: pair[1]):
+            pieces = [piece for _, piece in slices[tensor.name]]
+            found = pieces[:1] if tensor.shape == () else pieces
+            stretches += [(piece.size, piece.checksum, tensor.name) for piece in found if piece.size]
+        self.size = sum(size for size, _, _ in stretches)
+        self._id, self._out, self._disk = manifest.id, out, disk or Disk()
+        self._partial = temporary(out)
+        self._left = iter(stretches)
+        self._stretch, self._missing, self._running = next(self._left), len(header), new_checksum()
+        self._offset = 0
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            sweep_beside(out)
+            self._partial.unlink(missing_ok=True)
+        self._descriptor = self._disk.create(self._partial)
+
+    def take(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            CheckpointCorrupt: they are not the checkpoint's. DiskFull: no room here.
+        """
+        self._disk.write(self._partial, self._descriptor, memoryview(data), self._offset)
+        self._offset += len(data)
+        view = memoryview(data)
+        if self._offset > self.size:
+            raise errors.CheckpointCorrupt(f"the exported model of {self._id} has more than its bytes", where=self._id)
+        while view:
+            part, view = view[: self._missing], view[self._missing :]
+            self._running.update(part)
+            self._missing -= len(part)
+            if self._missing == 0:
+                _, expected, what = self._stretch
+                if self._running.hexdigest() != expected:
+                    raise errors.CheckpointCorrupt(
+                        f"the exported model of {self._id} is not the checkpoint's: {what} differs", where=self._id
+                    )
+                self._stretch = next(self._left, (0, "", ""))
+                self._missing, self._running = self._stretch[0], new_checksum()
+
+    def finish(self) -> None:
+        """All has come: give the file its name. CheckpointIncomplete when bytes are missing."""
+        if self._offset != self.size:
+            raise errors.CheckpointIncomplete(
+                f"{self._offset} of {self.size} bytes of the exported model of {self._id} came", where=self._id
+            )
+        self._disk.sync(self._partial, self._descriptor)
+        self._disk.rename(self._partial, self._out)
+
+    def __enter__(self) -> Exported:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+        with writing(self._partial):
+            self._partial.unlink(missing_ok=True)
+
+
+def _laid_out(manifest: Manifest) -> tuple[bytes, list[tuple[TensorSlice, int]]]:
+    """Return the header of an exported file, and each tensor of the checkpoint with its place in it."""
+    tensors = _named(manifest)
+    if not tensors:
+        raise errors.UsageError(f"{manifest.id} holds no parameters", where=manifest.id)
+    targets = [TensorSlice(name, t.dtype, t.shape, t.start, t.stop) for name, t in tensors.items()]
+    header, places = tensorfile.lay_out(targets, {"format": "pt", "psctl": manifest.id})
+    return header, list(zip(tensors.values(), places, strict=True))
 
 
 def _named(manifest: Manifest) -> Mapping[str, TensorSlice]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from psctl.checkpoint.copies import Receiver, copy, outgoing, parts
-from psctl.checkpoint.export import export
+from psctl.checkpoint.export import Exported, export
 from psctl.checkpoint.manifest import Manifest, whole
 from psctl.checkpoint.reader import (
     Found,
     Newest,
     folder_name,
+    found,
+    is_step,
     listing,
+    manifest_bytes,
     newest_verified,
     open_checkpoint,
     read,
@@ -17,9 +20,11 @@ from psctl.checkpoint.reader import (
     verify,
 )
 from psctl.checkpoint.shelf import prune, remove, resolve
-from psctl.checkpoint.writer import Writer, sweep
+from psctl.checkpoint.writer import EXPORT, Writer, sweep, sweep_beside
 
 __all__ = [
+    "EXPORT",
+    "Exported",
     "Found",
     "Manifest",
     "Newest",
@@ -28,7 +33,10 @@ __all__ = [
     "copy",
     "export",
     "folder_name",
+    "found",
+    "is_step",
     "listing",
+    "manifest_bytes",
     "newest_verified",
     "open_checkpoint",
     "outgoing",
@@ -39,6 +47,7 @@ __all__ = [
     "remove",
     "resolve",
     "sweep",
+    "sweep_beside",
     "verify",
     "whole",
 ]

@@ -68,14 +68,27 @@ class Arrivals:
         return self._running.hexdigest()
 
 
-class OpenFile:
-    """A new file that parts are written to; safe for several threads."""
+class Held:
+    """The descriptor of a folder that is being written; `close` gives up its lock, again is harmless."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Close it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class OpenFile:
+    """A new file that parts are written to; safe for several threads. `folder` is the descriptor of its folder."""
+
+    def __init__(self, path: Path, folder: int, disk: Disk) -> None:
         self.path = path
         self._disk = disk
         self._lock = threading.Lock()
-        self._descriptor = disk.create(path)
+        self._descriptor = disk.create(path, folder)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write at byte `offset`; nothing after `close`."""
@@ -97,15 +110,17 @@ class OpenFile:
 
 
 class Landing:
-    """One sender's safetensors file while its slices arrive."""
+    """One sender's safetensors file while its slices arrive; `folder` is the descriptor of the folder it lies in."""
 
-    def __init__(self, source: str, path: Path, slices: Sequence[TensorSlice], metadata: dict[str, str], disk: Disk):
+    def __init__(
+        self, source: str, path: Path, folder: int, slices: Sequence[TensorSlice], metadata: dict[str, str], disk: Disk
+    ) -> None:
         self._source = source
         self._slices = tuple(slices)
         self._header, self._places = tensorfile.lay_out(slices, metadata)
         sizes = [(piece.stop - piece.start) * tensorfile.width(piece.dtype) for piece in slices]
         self._arrivals = [Arrivals(size) for size in sizes]
-        self.file = OpenFile(path, disk)
+        self.file = OpenFile(path, folder, disk)
         try:
             self.file.write(memoryview(self._header), 0)
         except errors.PsctlError:

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder: `manifest.json`, `state.json` (rank 0's state), and one safetensors file a sender. The
 manifest names each file's size and the checksum of every byte in it: the header's, and each slice's. The manifest's own
-first line holds the checksum of the lines below it. So any flipped byte is noticed and named.
+first line holds the checksum of the lines below it. So any flipped byte is noticed and named. The first line also holds
+the signature of that checksum by the job's authority, so that whoever knows the authority notices any other writer.
 
 Slices of a tensor are half-open ranges of it laid flat. Together the slices of all files cover every named tensor
 exactly once. Only a scalar (shape ()) may come from several senders (the step count of a parameter that is cut over two
@@ -12,7 +13,7 @@ servers); then all must be equal, and it counts once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -27,8 +28,21 @@ STATE = "state.json"
 MAX_MANIFEST = 1 << 28
 """Bytes of a manifest that are read at most."""
 
-_FIRST_LINE = re.compile(rb'\{"checksum":"([0-9a-f]{64})",')
+MAX_FILES = 1 << 16
+"""Files of a checkpoint at most: one a sender."""
+
+MAX_STATE = 1 << 30
+"""Bytes of rank 0's state at most; it is read in one piece."""
+
+MAX_DIMENSIONS = 64
+
+_FIRST_LINE = re.compile(rb'\{"checksum":"([0-9a-f]{64})",(?:"signature":"((?:[0-9a-f]{2}){1,200})",)?')
+_SIGNED = b"psctl checkpoint manifest\n"  # before the checksum in what is signed: the key signs other things too
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors")
+
+
+Sign = Callable[[bytes], bytes]
+"""Signs what it is given with the key of a job's authority."""
 
 
 class StoredSlice(msgspec.Struct, frozen=True):
@@ -117,11 +131,19 @@ class Problem(msgspec.Struct, frozen=True):
         return kind(f"{where}: {self.text}", hint="use another checkpoint (psctl checkpoint list)", where=where)
 
 
-def encode(manifest: Manifest) -> bytes:
-    """Return the manifest's file."""
+def encode(manifest: Manifest, sign: Sign | None = None) -> bytes:
+    """Return the manifest's file; `sign` returns the signature of the job's authority."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     rest = body.removeprefix(b"{").lstrip(b"\n") + b"\n"
-    return b'{"checksum":"' + checksum(rest).encode() + b'",\n' + rest
+    digest = checksum(rest).encode()
+    signature = b'"signature":"' + sign(_SIGNED + digest).hex().encode() + b'",' if sign is not None else b""
+    return b'{"checksum":"' + digest + b'",' + signature + b"\n" + rest
+
+
+def signature_of(data: bytes) -> tuple[bytes, bytes] | None:
+    """Return what was signed of a manifest's file that `decode` has read, and the signature; None when it has none."""
+    match = _FIRST_LINE.fullmatch(data.partition(b"\n")[0])
+    return (_SIGNED + match[1], bytes.fromhex(match[2].decode())) if match is not None and match[2] else None
 
 
 def decode(data: bytes, where: str) -> Manifest:
@@ -149,7 +171,7 @@ def decode(data: bytes, where: str) -> Manifest:
                 where=where,
             )
         manifest = _MANIFEST.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Problem(f"{MANIFEST} is damaged: {error}").error(where) from error
     for problem in (*misplaced(manifest), *uncovered(manifest.files)):
         raise problem.error(where)
@@ -158,11 +180,17 @@ def decode(data: bytes, where: str) -> Manifest:
 
 def misplaced(manifest: Manifest) -> Iterator[Problem]:
     """Yield what is wrong with the numbers of the manifest alone: names, sizes, offsets."""
-    names = [file.name for file in manifest.files]
-    for name in names:
-        if not _FILE_NAME.fullmatch(name) or names.count(name) > 1:
-            yield Problem(f"{MANIFEST} names a file {name!r} that cannot be one of a checkpoint")
+    if len(manifest.files) > MAX_FILES:
+        yield Problem(f"{MANIFEST} names {len(manifest.files)} files, more than {MAX_FILES}")
+    if not 0 <= manifest.state.size <= MAX_STATE or manifest.step < 0:
+        yield Problem(f"{MANIFEST} is damaged: step {manifest.step}, {manifest.state.size} bytes of state")
+    seen: set[str] = set()
     for file in manifest.files:
+        if not _FILE_NAME.fullmatch(file.name) or file.name in seen:
+            yield Problem(f"{MANIFEST} names a file {file.name!r} that cannot be one of a checkpoint")
+        seen.add(file.name)
+        if not 0 <= file.header <= tensorfile.MAX_HEADER + 8:
+            yield Problem(f"{file.name}: a header cannot have {file.header} bytes")
         end = file.header
         for piece in sorted(file.slices, key=lambda s: (s.offset, s.stop)):
             yield from _slice_problems(file.name, piece)
@@ -176,6 +204,9 @@ def misplaced(manifest: Manifest) -> Iterator[Problem]:
 def _slice_problems(file: str, piece: StoredSlice) -> Iterator[Problem]:
     if piece.dtype not in tensorfile.DTYPES:
         yield Problem(f"{file}: {piece.name} has the unknown dtype {piece.dtype}")
+        return
+    if len(piece.shape) > MAX_DIMENSIONS:
+        yield Problem(f"{file}: {piece.name} has {len(piece.shape)} dimensions")
         return
     if not 0 <= piece.start <= piece.stop <= tensorfile.elements(piece.shape):
         yield Problem(f"{file}: {piece.name}[{piece.start}:{piece.stop}] is no part of shape {list(piece.shape)}")

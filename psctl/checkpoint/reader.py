@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -13,12 +14,15 @@ import msgspec
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint import tensorfile
-from psctl.checkpoint.disk import CHUNK, new_checksum, pieces
+from psctl.checkpoint.disk import CHUNK, Unfit, content, new_checksum, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
 from psctl.checkpoint.state import decode_state
 from psctl.words import TensorSlice
 
-_STEP_NAME = re.compile(r"[0-9]{10,}")
+_STEP_NAME = re.compile(r"[0-9]{10,18}")
+
+MOST_EXTRA = 100
+"""Names in a checkpoint's folder that are no part of it: so many are told at most."""
 
 
 def folder_name(step: int) -> str:
@@ -42,12 +46,19 @@ def open_checkpoint(folder: Path) -> Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest alone. Raises as `open_checkpoint`."""
-    path = folder / MANIFEST
+    return manifests.decode(manifest_bytes(folder), str(folder))
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """Return the bytes of a checkpoint's manifest.
+
+    Raises:
+        CheckpointIncomplete: there is none. CheckpointCorrupt: it is no regular file, or too large.
+    """
     try:
-        size = path.stat().st_size
-        if size > manifests.MAX_MANIFEST:
-            raise Problem(f"{MANIFEST} has {size} bytes, more than any").error(str(folder))
-        data = path.read_bytes()
+        return content(folder / MANIFEST, manifests.MAX_MANIFEST)
+    except Unfit as error:
+        raise Problem(f"{MANIFEST}: {error.strerror}").error(str(folder)) from None
     except FileNotFoundError:
         raise Problem(f"it has no {MANIFEST}: its writer was ended before it was whole", torn=True).error(
             str(folder)
@@ -56,16 +67,18 @@ def read_manifest(folder: Path) -> Manifest:
         raise Problem(f"{MANIFEST} cannot be read: {os.strerror(error.errno or 0)}", torn=True).error(
             str(folder)
         ) from error
-    return manifests.decode(data, str(folder))
 
 
 def _file_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     for name, size in manifest.sizes().items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
+        try:
+            found = regular_size(folder / name)
+        except FileNotFoundError:
             yield Problem(f"{name} is missing", torn=True)
             continue
-        found = path.stat().st_size
+        except OSError as error:
+            yield Problem(f"{name}: {error.strerror}")
+            continue
         if found < size:
             yield Problem(f"{name} ends at byte {found}, it had {size}", torn=True)
         elif found > size:
@@ -75,8 +88,11 @@ def _file_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Yield what is wrong with a checkpoint, reading every byte of it; memory stays small."""
     known = {MANIFEST, *manifest.sizes()}
-    for extra in sorted(path.name for path in folder.iterdir() if path.name not in known):
-        yield Problem(f"{extra} is not part of it")
+    with os.scandir(folder) as entries:
+        others = (entry.name for entry in entries if entry.name not in known)
+        extra = sorted(itertools.islice(others, MOST_EXTRA))
+    for name in extra:
+        yield Problem(f"{name} is not part of it")
     bad = list(_file_problems(folder, manifest))
     yield from bad
     if not bad:
@@ -96,7 +112,7 @@ def _byte_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             for data in pieces(folder / name, start, stop):
                 running.update(data)
         except OSError as error:
-            yield Problem(f"{name} cannot be read: {os.strerror(error.errno or 0)}", torn=True)
+            yield Problem(f"{name} cannot be read: {error.strerror}", torn=True)
             continue
         if running.hexdigest() != expected:
             yield Problem(f"{name}: bytes of {label} were changed" if label else f"{name}: its bytes were changed")
@@ -114,7 +130,7 @@ def verify(folder: Path) -> list[str]:
 def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Return rank 0's state. CheckpointCorrupt when its bytes were changed."""
     running = new_checksum()
-    data = (folder / STATE).read_bytes()
+    data = content(folder / STATE, manifest.state.size)
     running.update(data)
     if running.hexdigest() != manifest.state.checksum:
         raise Problem(f"{STATE}: its bytes were changed").error(str(folder))
@@ -187,15 +203,21 @@ class Found(msgspec.Struct, frozen=True):
 def listing(root: Path, job: str | None = None) -> list[Found]:
     """Return the checkpoints of a job (None: of all) under `<workdir>/checkpoints`, by job and step; bytes unread."""
     jobs = [root / job] if job is not None else sorted(root.iterdir()) if root.is_dir() else []
-    found = []
+    result = []
     for folder in jobs:
-        steps = [path for path in folder.iterdir() if _STEP_NAME.fullmatch(path.name)] if folder.is_dir() else []
-        found += [_found(folder.name, path) for path in sorted(steps, key=lambda path: int(path.name))]
-    return found
+        steps = [path for path in folder.iterdir() if is_step(path)] if folder.is_dir() else []
+        result += [found(path) for path in sorted(steps, key=lambda path: int(path.name))]
+    return result
 
 
-def _found(job: str, folder: Path) -> Found:
-    step = int(folder.name)
+def is_step(folder: Path) -> bool:
+    """Tell whether a folder has the name of a step, as those of a job's folder have."""
+    return _STEP_NAME.fullmatch(folder.name) is not None
+
+
+def found(folder: Path) -> Found:
+    """Return what a listing shows of one checkpoint, which lies in its job's folder."""
+    job, step = folder.parent.name, int(folder.name)
     try:
         manifest = open_checkpoint(folder)
     except errors.PsctlError as error:
@@ -214,10 +236,10 @@ class Newest(msgspec.Struct, frozen=True):
 def newest_verified(root: Path, job: str) -> Newest:
     """Return the newest checkpoint of a job whose every byte is right; a job without any is no error."""
     skipped: list[str] = []
-    for found in reversed(listing(root, job)):
-        folder = Path(found.folder)
+    for each in reversed(listing(root, job)):
+        folder = Path(each.folder)
         faults = verify(folder)
         if not faults:
             return Newest(folder, open_checkpoint(folder), tuple(skipped))
-        skipped.append(f"{job}@{found.step} skipped: {faults[0]}")
+        skipped.append(f"{job}@{each.step} skipped: {faults[0]}")
     return Newest(None, None, tuple(skipped))

@@ -4,6 +4,8 @@ A file is 8 bytes with the header's length (little-endian), the header as JSON, 
 sizes are known before the bytes come, the header is written first and each part goes straight to its place. Wider
 dtypes lie first, so every tensor starts at a multiple of its element's size. A slice of a tensor is an entry of its
 own, named `NAME[start:stop]`; a whole tensor has its plain name and its shape.
+
+The safetensors library writes tensors that are all in memory, so it is no dependency; tests read the files with it.
 """
 
 from __future__ import annotations

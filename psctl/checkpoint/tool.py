@@ -34,11 +34,16 @@ def show(question: Question) -> Answer:
     """Return one checkpoint: its row, its manifest without the slices, and its files with their sizes."""
     folder = _folder(question)
     manifest = files.open_checkpoint(folder)
+    return brief(manifest, str(folder), files.outgoing(folder, manifest))
+
+
+def brief(manifest: files.Manifest, folder: str, sizes: Mapping[str, int]) -> Answer:
+    """Return what `checkpoint show` prints of a checkpoint that lies in a folder; `sizes` are its files' bytes."""
     body = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
     tensors = [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.whole(manifest)]
     return {
-        **body, "id": manifest.id, "folder": str(folder), "bytes": manifest.bytes, "complete": True,
-        "tensors": tensors, "files": files.outgoing(folder, manifest),
+        **body, "id": manifest.id, "folder": folder, "bytes": manifest.bytes, "complete": True, "tensors": tensors,
+        "files": dict(sizes),
     }  # fmt: skip
 
 
@@ -46,9 +51,7 @@ def verify(question: Question) -> Answer:
     """Read every byte of a checkpoint; return its row with what is wrong."""
     folder = _folder(question)
     problems = files.verify(folder)
-    listed = files.listing(folder.parent.parent, folder.parent.name)
-    found = next((each for each in listed if Path(each.folder) == folder), None)
-    row = _row(found) if found is not None else bare_row(folder)
+    row = _row(files.found(folder)) if files.is_step(folder) and folder.is_dir() else bare_row(folder)
     return {**row, "verified": not problems, "problems": problems}
 
 
@@ -67,7 +70,8 @@ def export(question: Question) -> Answer:
 
 
 def prune(question: Question) -> Answer:
-    """Remove a job's older checkpoints."""
+    """Remove a job's older checkpoints, and what dead writers left."""
+    files.sweep(Path(question["root"]))
     best = question.get("keep_best")
     removed = files.prune(Path(question["root"]), question["job"], question["keep"], tuple(best) if best else None)
     return {"removed": [_row(each) for each in removed]}

@@ -7,14 +7,18 @@ All is written to a folder beside the final one, named `STEP.HOST.PID.partial`:
                         then one rename gives the folder its final name; then the parent folder's names
 
 A folder without `.partial` therefore always has its manifest, and a manifest only ever names bytes that were on the
-disk before it. What a killed writer leaves ends in `.partial` and is never listed; `sweep` removes it.
+disk before it. What a killed writer or copier leaves ends in `.partial` (or `.export`) and is never listed; `sweep`
+removes it.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
+import stat
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -23,8 +27,8 @@ from typing import Any
 import psctl
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
-from psctl.checkpoint.disk import Disk, checksum
-from psctl.checkpoint.landing import Buffer, Landing
+from psctl.checkpoint.disk import Disk, checksum, locked
+from psctl.checkpoint.landing import Buffer, Held, Landing
 from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
 from psctl.checkpoint.reader import verify
 from psctl.checkpoint.state import encode_state
@@ -33,7 +37,13 @@ from psctl.words import TensorSlice
 PARTIAL = ".partial"
 
 _SOURCE = re.compile(r"[a-z]+/[0-9]+")
-_PARTIAL_NAME = re.compile(r"[0-9]+(?:-[a-z]+)?\.(.+)\.([0-9]+)\.partial")
+EXPORT = ".export"
+
+QUIET = 86400.0
+"""Seconds without a change after which what another host's process, or nobody knows whose, was writing is given up."""
+
+_LEFT_NAME = re.compile(r"[0-9]{10,}[.-].+\.(?:partial|export)")
+_WRITER = re.compile(r"\.([0-9]+)\.partial\Z")
 
 
 def temporary(folder: Path) -> Path:
@@ -63,17 +73,51 @@ def publish(partial: Path, folder: Path, disk: Disk) -> None:
 
 
 def sweep(root: Path, disk: Disk | None = None) -> list[str]:
-    """Remove what dead writers of this host left in a job's folder of checkpoints; return the names.
+    """Remove what dead writers and copiers left in the folders of all jobs; return the names.
 
-    The folder may lie on a shared disk, so another host's are left to that host.
+    What a living process writes stays: it holds the lock of its folder. The disk may be shared, and some have no such
+    locks; so without a lock it is a process of this host that must be gone, or nothing has changed for QUIET seconds.
+
+    Args:
+        root: `<workdir>/checkpoints`.
+        disk: for tests.
     """
     removed = []
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        match = _PARTIAL_NAME.fullmatch(path.name)
-        if match and match[1] == os.uname().nodename and not Path("/proc", match[2]).exists():
-            (disk or Disk()).remove(path)
-            removed.append(path.name)
+    for job in sorted(root.iterdir()) if root.is_dir() else []:
+        for path in sorted(job.iterdir()) if job.is_dir() and not job.is_symlink() else []:
+            if _LEFT_NAME.fullmatch(path.name) and _abandoned(path):
+                removed += _removed(path, disk or Disk())
     return removed
+
+
+def sweep_beside(target: Path, disk: Disk | None = None) -> list[str]:
+    """Remove what dead processes left that were writing `target`; return the names."""
+    around = target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL}") if target.parent.is_dir() else []
+    return [name for path in sorted(around) if _abandoned(path) for name in _removed(path, disk or Disk())]
+
+
+def _removed(path: Path, disk: Disk) -> list[str]:
+    if stat.S_ISDIR(path.lstat().st_mode):
+        disk.remove(path)
+    else:
+        path.unlink(missing_ok=True)
+    return [path.name]
+
+
+def _abandoned(path: Path) -> bool:
+    """Tell whether nobody writes there any more; a link is none of ours."""
+    try:
+        kind = path.lstat().st_mode
+        if not (stat.S_ISREG(kind) or (stat.S_ISDIR(kind) and not locked(path))):
+            return False
+        match = _WRITER.search(path.name)
+        ours = match is not None and path.name[: match.start()].endswith(f".{os.uname().nodename}")
+        if match is not None and ours and not Path("/proc", match[1]).exists():
+            return True
+        changed = [each.lstat().st_mtime for each in (path, *(path.iterdir() if stat.S_ISDIR(kind) else ()))]
+    except FileNotFoundError:  # it was finished, or swept by somebody else
+        return False
+    return bool(time.time() - max(changed) > QUIET)
 
 
 class Writer:
@@ -95,7 +139,7 @@ class Writer:
         self._landings: dict[str, Landing] = {}
         self._files: dict[str, TensorFile] = {}
         self._disk.remove(self._partial)
-        self._disk.make_folder(self._partial)
+        self._at = Held(self._disk.make_folder(self._partial))
 
     def begin(self, source: str, slices: Sequence[TensorSlice]) -> None:
         """Make the file of a sender ("worker/0", "server/1") that will send these slices.
@@ -111,7 +155,7 @@ class Writer:
                 raise errors.CheckpointCorrupt(f"{source} began the checkpoint of step {self.step} twice")
             path = self._partial / (source.replace("/", "-") + ".safetensors")
             metadata = {"format": "pt", "psctl": f"{self.job}@{self.step} {source}"}
-            self._landings[source] = Landing(source, path, slices, metadata, self._disk)
+            self._landings[source] = Landing(source, path, self._at.descriptor, slices, metadata, self._disk)
 
     def part(self, source: str, index: int, offset: int, data: Buffer) -> None:
         """Write bytes of slice number `index` of a sender, from byte `offset` of that slice."""
@@ -144,6 +188,7 @@ class Writer:
         metrics: Mapping[str, float],
         code_hash: str,
         job_file: str,
+        sign: manifests.Sign | None = None,
     ) -> Manifest:
         """Make the checkpoint whole: all senders ended, every tensor covered once, manifest written, name given.
 
@@ -151,6 +196,7 @@ class Writer:
             time: seconds since the epoch.
             state: rank 0's, JSON values.
             metrics: of that step; those that are no finite number are kept as null.
+            sign: signs the manifest for the job's authority; None: it stays unsigned.
 
         Raises:
             CheckpointIncomplete: a sender did not end, or a tensor has a hole.
@@ -171,9 +217,10 @@ class Writer:
             metrics={name: value if isfinite(value) else None for name, value in metrics.items()},
             job_file=job_file, state=StateFile(len(text), checksum(text)), files=entries,
         )  # fmt: skip
-        self._disk.put(self._partial / manifests.STATE, text)
-        self._disk.put(self._partial / manifests.MANIFEST, manifests.encode(manifest))
+        self._disk.put(self._partial / manifests.STATE, text, self._at.descriptor)
+        self._disk.put(self._partial / manifests.MANIFEST, manifests.encode(manifest, sign), self._at.descriptor)
         publish(self._partial, self.folder, self._disk)
+        self._at.close()
         return manifest
 
     def discard(self) -> None:
@@ -183,3 +230,4 @@ class Writer:
         for landing in landings:
             landing.file.close()
         self._disk.remove(self._partial)
+        self._at.close()

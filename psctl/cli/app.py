@@ -16,6 +16,8 @@ from psctl.cli import (
     attach,
     bench,
     checkpoint,
+    clusters,
+    completion,
     doctor,
     down,
     init,
@@ -29,6 +31,7 @@ from psctl.cli import (
     topo,
     train,
     up,
+    use,
     validate,
 )
 from psctl.cli.context import Context, Told, print_json, quiet_pipe
@@ -41,8 +44,8 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
 VERBS = (
-    init, validate, doctor, up, down, topo, plan, train, attach, logs, status, jobs, stop, scale, store, checkpoint,
-    bench,
+    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stop, scale, store,
+    checkpoint, bench,
 )  # fmt: skip
 """In the order of a user's way through them."""
 
@@ -102,7 +105,7 @@ def root(
         output=output, no_color=no_color, quiet=quiet, verbose=verbose, debug=debug, yes=yes, no_input=no_input,
         timeout=timeout, forks=forks, verb=context.invoked_subcommand or "",
     )  # fmt: skip
-    context.obj = Context(options, os.environ)
+    context.obj = Context(options, os.environ, context.obj or ())
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -121,8 +124,8 @@ def _run(arguments: list[str], output: str, debug: bool) -> int:
             return _version(output)
         command = get_command(make_app())
         if "_PSCTL_COMPLETE" in os.environ:
-            command.main(prog_name="psctl")  # the shell asks for completions
-        with command.make_context("psctl", [*front, *rest]) as context:
+            return completion.answer(command, os.environ)
+        with command.make_context("psctl", [*front, *rest], obj=arguments) as context:
             code = command.invoke(context)
         return code if isinstance(code, int) else 0
     except typer.Exit as leaving:
@@ -178,7 +181,9 @@ def _usage(error: Exception, output: str, debug: bool) -> int:
 def _report(error: PsctlError, output: str, debug: bool, *, told: bool = False) -> int:
     """Say what went wrong: two lines on stderr, or a document on stdout unless it was `told` with the results."""
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        from psctl.view.text import sanitize
+
+        sys.stderr.write(sanitize("".join(traceback.format_exception(error))))  # a host's words may be in it
     if output == "table":
         from psctl.view.console import make_console
         from psctl.view.failure import draw_error

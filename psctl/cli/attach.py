@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def attach(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.", autocompletion=completion.jobs),
+    ] = None,
     on_interrupt: Annotated[
         str | None, typer.Option("--on-interrupt", metavar="detach|stop", help="What the first Ctrl-C does.")
     ] = None,

@@ -6,20 +6,27 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def bench(
     context: typer.Context,
     operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull", help="What to measure.")],
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
+    cluster: completion.ClusterOption = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers.")] = None,
     servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of parameter servers.")] = None,
     sizes: Annotated[
         str | None, typer.Option("--sizes", metavar="1KB:256MB", help="A:B by powers of four, or a list A,B,C.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="all|S,S", help="What to measure; all: what is feasible.")
+        str | None,
+        typer.Option(
+            "--strategy",
+            metavar="all|S,S",
+            help="What to measure; all: what is feasible.",
+            autocompletion=completion.strategies,
+        ),
     ] = None,
     congestion: Annotated[
         str | None,

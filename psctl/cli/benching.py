@@ -63,6 +63,7 @@ class Benching:
         """Return what `bench -o json` prints; beside the promised records, the winner of each size."""
         assert self._outlook is not None, "after go"
         found: dict[str, Any] = {
+            "cluster": self._chosen.spec.name,
             "results": [each.document() for each in self._results],
             "sizes": benching.sizes_document(self._outlook, self._results),
         }
@@ -75,10 +76,8 @@ class Benching:
         own, say = self._context, self._context.progress
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
             asked = benching.wanted(Path(folder), self._wish, benching.whole_job(self._wish))
-        if not self._chosen.embedded:
-            own.tell(f"{self._chosen.spec.name}: connecting to {len(self._chosen.spec.hosts)} hosts")
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as stage:
-            prepare.make_ready(stage, say)
+            prepare.make_ready(stage, say, own.warn)
             self._outlook = benching.Outlook(stage, asked)
             self._controls = congestion.allowed(stage, self._wish.controls)
             return stage
@@ -91,7 +90,7 @@ class Benching:
             request = prepare.request_of(asked, chosen, os.environ, self._detail)
             with own.home.starting():
                 stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
-                record = prepare.run(stage, request, own.connect, None, self._detail)
+                record = prepare.run(stage, request, None, self._detail, own.warn)
             return Measuring(own, record, presses, stage.fleet, self._hear).run()
 
     def _detail(self, host: str, sentence: str) -> None:

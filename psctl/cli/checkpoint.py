@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 if TYPE_CHECKING:
+    from psctl.launch.checkpoints import Located
     from psctl.launch.home import JobRecord
     from psctl.remote.shell import Shell
 
@@ -19,16 +21,25 @@ VERB = typer.Typer(
     help="List, show, verify, restore, export, pull and prune checkpoints.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Reference = Annotated[str, typer.Argument(metavar="JOB@STEP", help="digits-3@500, digits-3@latest, digits@best.")]
+Reference = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB@STEP", help="digits-3@500, digits-3@latest, digits@best.", autocompletion=completion.checkpoints
+    ),
+]
 
 
 @VERB.command("list")
 def list_(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="A job, or a name for all its runs; nothing: all jobs.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="A job, or a name for all its runs; nothing: all jobs.", autocompletion=completion.jobs),
+    ] = None,
 ) -> None:
     """List checkpoints, oldest first, torn ones marked."""
-    from psctl.launch import checkpoints
+    from psctl.errors import Partial
+    from psctl.launch.listing import list_all
     from psctl.view.tables import draw_checkpoints
 
     own: Context = context.obj
@@ -36,8 +47,20 @@ def list_(
     if job is not None:
         exact = own.home.job(job)
         records = [record for record in records if record.job == job] or [r for r in records if r.name == exact.name]
-    rows = checkpoints.list_all(own.home, records, own.connect)
-    own.result({"checkpoints": rows}, draw_checkpoints)
+    listed = list_all(own.home, records, own.connect)
+    for note in listed.notes:
+        own.warn(note)
+    for record in records:
+        if record.job not in listed.missing:
+            own.home.note_steps(record.job, {int(row["step"]) for row in listed.rows if row["job"] == record.job})
+    if listed.missing and len(listed.missing) == len(records):
+        raise next(iter(listed.missing.values()))
+    failure = None
+    if listed.missing:
+        name, error = next(iter(listed.missing.items()))
+        text = f"the checkpoints of {', '.join(listed.missing)} are not listed: {error.message}"
+        failure = Partial(text, hint=error.hint or "the others are above", where=name)
+    own.results({"checkpoints": listed.rows}, draw_checkpoints, failure)
 
 
 @VERB.command()
@@ -56,7 +79,12 @@ def show(context: typer.Context, checkpoint: Reference) -> None:
 def verify(
     context: typer.Context,
     checkpoint: Annotated[
-        str, typer.Argument(metavar="JOB@STEP|PATH", help="A checkpoint, or a folder that holds one.")
+        str,
+        typer.Argument(
+            metavar="JOB@STEP|PATH",
+            help="A checkpoint, or a folder that holds one.",
+            autocompletion=completion.checkpoints,
+        ),
     ],
 ) -> None:
     """Read every byte of a checkpoint and compare it with its manifest."""
@@ -66,7 +94,7 @@ def verify(
 
     own: Context = context.obj
     if "/" in checkpoint or Path(checkpoint).is_dir():
-        row = _verify_here(Path(checkpoint))
+        row = _verify_here(own, Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
         with _head_shell(own, record) as shell:
@@ -83,10 +111,10 @@ def verify(
 def restore(
     context: typer.Context,
     checkpoint: Reference,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
+    cluster: completion.ClusterOption = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers, any.")] = None,
     servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of servers, any.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", metavar="NAME", help="Way to synchronise.")] = None,
+    strategy: completion.StrategyOption = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file.")
     ] = None,
@@ -94,6 +122,13 @@ def restore(
         str | None,
         typer.Option("--job", metavar="JOB.yaml", help="Another job file and its folder, not the saved ones."),
     ] = None,
+    trust_manifest: Annotated[
+        bool,
+        typer.Option(
+            "--trust-manifest",
+            help="Run the job file and code that the checkpoint names where this machine recorded others.",
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Start it, print its name, and leave.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
     on_interrupt: Annotated[
@@ -102,7 +137,7 @@ def restore(
 ) -> int:
     """Verify a checkpoint, then go on from it as a new job, on any number of workers and servers."""
     from psctl.cli import launching
-    from psctl.launch import checkpoints
+    from psctl.launch import checkpoints, trust
     from psctl.launch.prepare import load_wanted
 
     own: Context = context.obj
@@ -114,7 +149,10 @@ def restore(
         text, source = own.cwd_file(job, "a job file")
         wanted, code = load_wanted(text, source, given, []), None
     else:
-        wanted, code = load_wanted(found.brief["job_file"], record.job_source, given, []), found.brief["code_hash"]
+        runs = trust.source_of(record, found.manifest, lambda lines: _agree(own, found, lines, trust_manifest))
+        wanted, code = load_wanted(runs.job_file, record.job_source, given, []), runs.code
+        if not runs.own:
+            trust.refuse_shell(wanted.job, wanted.env, found.id)
     run = launching.Run(own, wanted, own.cluster(cluster), code)
     if dry_run:
         run.dry()
@@ -155,25 +193,31 @@ def pull(
     with _head_shell(own, record) as shell:
         found = checkpoints.locate(shell, record, which)
         target = checkpoints.pull(shell, found, folder)
-    own.result({"id": found.id, "path": str(target.absolute()), "bytes": found.brief["bytes"]}, draw_fields)
+    own.result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
 
 
 @VERB.command()
 def prune(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job, such as digits-3.")],
+    job: Annotated[str, typer.Argument(help="The job, such as digits-3.", autocompletion=completion.jobs)],
     keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Newest checkpoints that stay.")],
 ) -> None:
     """Remove a job's older checkpoints; the best one stays too."""
     from psctl.launch import checkpoints
-    from psctl.view.tables import draw_checkpoints
+    from psctl.launch.listing import rows_of
+    from psctl.view.tables import draw_pruned
 
     own: Context = context.obj
     record = own.home.job(job)
-    own.confirm(f"remove all checkpoints of {record.job} but the newest {keep} and the best", asked_for=True)
-    with _head_shell(own, record) as shell:
-        rows = checkpoints.prune(shell, record, keep)
-    own.result({"checkpoints": rows}, draw_checkpoints)
+    with _head_shell(own, record, acts=True) as shell:
+        doomed = checkpoints.to_prune(shell, record, keep)
+        if doomed:
+            own.confirm(f"remove {len(doomed)} of {record.job}'s checkpoints: {', '.join(doomed)}")
+        rows = checkpoints.prune(shell, record, keep) if doomed else []
+        kept = rows_of(shell, record.head, record)
+    own.result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
+    if rows and len(record.hosts) > 1:
+        own.tell("copies that the job's other hosts keep were not removed")
 
 
 def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
@@ -184,28 +228,49 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
 
 @contextmanager
-def _head_shell(own: Context, record: JobRecord) -> Iterator[Shell]:
+def _head_shell(own: Context, record: JobRecord, *, acts: bool = False) -> Iterator[Shell]:
     """Give a shell on the host that keeps a job's checkpoints; raises what keeps us from there."""
     from psctl.words import HostName
 
-    with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
+    with own.connect(own.cluster_of(record, acts=acts), [record.head.name]) as fleet:
         for error in fleet.failed.values():
             raise error
         yield fleet.shells[HostName(record.head.name)]
 
 
-def _verify_here(folder: Path) -> dict[str, Any]:
+def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
     from psctl import errors
-    from psctl.checkpoint import tool
+    from psctl.checkpoint import files, tool
+    from psctl.launch import trust
 
     if not folder.is_dir():
         raise errors.NoSuchCheckpoint(f"{folder}: there is no such folder", hint="psctl checkpoint list")
-    return tool.verify({"folder": str(folder.absolute())})
+    row = tool.verify({"folder": str(folder.absolute())})
+    if not row["job"] or not row["complete"]:
+        return {**row, "signed": "none"}
+    record = next((each for each in own.home.jobs() if each.job == row["job"]), None)
+    data = files.manifest_bytes(folder)
+    wrong = trust.fault(record, data)
+    problems = [*row["problems"], *([wrong] if wrong else [])]
+    return {**row, "verified": not problems, "problems": problems, "signed": trust.signer(record, data)}
+
+
+def _agree(own: Context, found: Located, lines: list[str], trusted: bool) -> bool:
+    """Show in what a manifest differs from this machine's record of the job, and ask; --yes is no answer to that."""
+    from psctl.view.console import say
+    from psctl.view.text import one_line
+
+    say(own.err, f"{found.id} names another job file or code than {found.record.job} was started with:")
+    say(own.err, *(f"  {one_line(line)}" for line in lines))
+    return trusted or own.agreed(
+        "run the job file and code that the checkpoint names",
+        hint="--job JOB.yaml runs a job file of this machine; --trust-manifest takes the checkpoint's",
+    )
 
 
 def _draw_brief(console: Any, brief: Any) -> None:
     from psctl.units import format_bytes
-    from psctl.view.tables import draw_fields
+    from psctl.view.tables import SIGNED, draw_fields
     from psctl.view.text import date_time, number
 
     metrics = " ".join(f"{name}={number(value)}" for name, value in brief["metrics"].items())
@@ -214,5 +279,6 @@ def _draw_brief(console: Any, brief: Any) -> None:
         "size": format_bytes(brief["bytes"]), "folder": brief["folder"], "metrics": metrics,
         "workers": brief["world"], "servers": brief["servers"], "strategy": brief["strategy"],
         "optimizer on": brief["update"], "seed": brief["seed"], "psctl": brief["version"], "code": brief["code_hash"],
-        "tensors": len(brief["tensors"]), "continue": f"psctl checkpoint restore {brief['id']}",
+        "tensors": len(brief["tensors"]), "signature": SIGNED[brief["signed"]],
+        "continue": f"psctl checkpoint restore {brief['id']}",
     })  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +43,11 @@ class Context:
     Args:
         options: the global options.
         environment: the process's.
+        words: the command line, without the program's name.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
-        self.options, self.environment = options, environment
+    def __init__(self, options: Options, environment: Mapping[str, str], words: Sequence[str] = ()) -> None:
+        self.options, self.environment, self.words = options, environment, words
 
     @cached_property
     def home(self) -> Home:
@@ -112,12 +114,11 @@ class Context:
         """Say what is being done on a host ("": on all)."""
         self.tell(f"{host}: {sentence}" if host else sentence)
 
-    def confirm(self, question: str, *, asked_for: bool = False) -> None:
+    def confirm(self, question: str) -> None:
         """Ask before something is lost.
 
         Args:
             question: what would be lost, without the question mark.
-            asked_for: the command line says so itself (--purge, --keep 3): nobody is asked where nobody is there.
 
         Raises:
             UsageError: it was declined, or nobody is there to ask.
@@ -125,13 +126,26 @@ class Context:
         if self.options.yes:
             return
         if self.options.no_input or not sys.stdin.isatty():
-            if asked_for:
-                return
-            raise UsageError(f"{question}: nobody is there to be asked", hint="--yes says yes")
+            words = ["--yes", *self.words] if "--" in self.words else [*self.words, "--yes"]
+            raise UsageError(
+                f"{question}: nobody is there to be asked, so nothing was done", hint=shlex.join(["psctl", *words])
+            )
         sys.stderr.write(f"{question}? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UsageError("nothing was done", hint="--yes says yes without asking")
+
+    def agreed(self, question: str, *, hint: str) -> bool:
+        """Ask what --yes does not answer; return the answer.
+
+        Raises:
+            UsageError: nobody is there to ask; `hint` says what to do instead.
+        """
+        if self.options.no_input or not sys.stdin.isatty():
+            raise UsageError(f"{question}: nobody is there to be asked", hint=hint)
+        sys.stderr.write(f"{question}? [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     # ---- clusters and jobs ---------------------------------------------------------------------------------------
 
@@ -140,14 +154,26 @@ class Context:
         from psctl.launch.clusters import choose
 
         chosen = choose(self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment)
-        self.detail(f"cluster {chosen.spec.name}: {chosen.known.source or 'this machine, without a file'}")
-        return self._in_time(chosen)
+        return self._in_time(self._named(chosen))
 
-    def cluster_of(self, record: JobRecord) -> Chosen:
-        """Return the cluster that a job runs on."""
+    def cluster_of(self, record: JobRecord, *, acts: bool = False) -> Chosen:
+        """Return the cluster that a job runs on; a command that `acts` on the job names it."""
         from psctl.launch.clusters import recall
 
-        return self._in_time(recall(self.home, record.cluster))
+        chosen = recall(self.home, record.cluster)
+        return self._in_time(self._named(chosen) if acts else chosen)
+
+    def _named(self, chosen: Chosen) -> Chosen:
+        """Say which cluster a command works on."""
+        self.tell(f"cluster: {chosen.title}")
+        self.detail(f"cluster file: {chosen.known.source or 'none, this machine alone'}")
+        return chosen
+
+    def train_command(self, chosen: Chosen) -> str:
+        """Return the command that trains on a cluster from here."""
+        from psctl.launch.clusters import train_command
+
+        return train_command(self.home, chosen, self.environment)
 
     def _in_time(self, chosen: Chosen) -> Chosen:
         """Return the cluster with --timeout in place of its own `connect_timeout`."""

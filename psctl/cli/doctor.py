@@ -6,13 +6,17 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def doctor(
     context: typer.Context,
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="Cluster file or name; nothing: the current.")
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
+        ),
     ] = None,
 ) -> None:
     """Check every host in parallel, from its name to the way between hosts; changes nothing."""
@@ -24,8 +28,9 @@ def doctor(
     chosen = own.cluster(cluster)
     reports = examination.examine(own.home, chosen, own.connect)
     failed = {report.name: report.error for report in reports if report.error is not None}
-    own.results(examination.document(reports), draw_doctor, verdict(failed, len(reports), "well"))
-    own.tell(f"{chosen.spec.name}: all well. Next: psctl train JOB.yaml")
+    document = {"cluster": chosen.spec.name, **examination.document(reports)}
+    own.results(document, draw_doctor, verdict(failed, len(reports), "well"))
+    own.tell(f"{chosen.spec.name}: all well. Next: {own.train_command(chosen)}")
 
 
 VERB = doctor

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def down(
     context: typer.Context,
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="Cluster file or name; nothing: the current.")
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
+        ),
     ] = None,
     purge: Annotated[bool, typer.Option("--purge", help="Remove logs and checkpoints there too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Stop running jobs first.")] = False,
 ) -> None:
     """Undo `up`: remove psctl, code and environments from the hosts. Logs and checkpoints stay unless --purge."""
+    import msgspec
+
     from psctl.launch import teardown
+    from psctl.launch.clusters import shown_path
     from psctl.launch.converge import verdict
+    from psctl.launch.home import PARTIAL
     from psctl.view.tables import draw_up
 
     own: Context = context.obj
     chosen = own.cluster(cluster)
+    where = ", ".join(host.name for host in chosen.spec.hosts)
     if purge:
-        own.confirm(f"remove all logs and checkpoints from the hosts of {chosen.spec.name}", asked_for=True)
+        jobs = [record.job for record in own.home.jobs() if record.cluster.name == chosen.spec.name]
+        of = f" of {', '.join(jobs)}" if jobs else ""
+        own.confirm(f"remove {chosen.spec.runtime.workdir} with all logs and checkpoints{of} from {where}")
     with own.connect(chosen) as fleet:
-        rows, failed = teardown.tear_down(own.home, chosen, fleet, purge=purge, force=force, say=own.progress)
+        sites = teardown.look_at(chosen, fleet)
+        running = teardown.running_jobs(sites)
+        if running and force:
+            own.confirm(f"end running jobs: {teardown.listed(running)}")
+        rows, failed = teardown.tear_down(own.home, chosen, fleet, sites, purge=purge, force=force, say=own.progress)
     if not failed:
         own.home.forget(chosen.spec.name)
-    own.results({"hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
+    elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():
+        own.home.remember(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
+    own.results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
     own.tell(f"{chosen.spec.name} is down")
     if not purge:
-        command = " ".join(["psctl down", *([chosen.known.source] if chosen.known.source else []), "--purge"])
-        own.tell(f"logs and checkpoints are still there; {command} removes them")
+        named = chosen.spec.name if chosen.embedded else shown_path(Path(chosen.known.source))
+        own.tell(f"logs and checkpoints are still there; psctl down {named} --purge removes them")
 
 
 VERB = down

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,28 @@ from psctl.cli.context import Context, print_json
 from psctl.cli.ladder import Act, Ladder, Press
 from psctl.cli.signals import Terminated
 from psctl.clock import SystemClock
-from psctl.job.events import PROMISED, AnyEvent, CheckpointWritten, Finished, Progress, Restored, Started, State
+from psctl.job.events import (
+    PROMISED,
+    AnyEvent,
+    CheckpointWritten,
+    Finished,
+    Log,
+    Planned,
+    Progress,
+    Restored,
+    Started,
+    State,
+)
 from psctl.launch import stop
+from psctl.launch.clusters import choose, reference
 from psctl.launch.follow import Follower
 from psctl.launch.home import JobRecord
+from psctl.launch.prepare import split_notes
+from psctl.launch.translate import resumed_by
 from psctl.remote.shell import Shell
+from psctl.spec.job import load_job
 from psctl.view.console import is_live, say
-from psctl.view.failure import draw_end
+from psctl.view.failure import Uncounted, draw_end
 from psctl.view.live import LiveScreen
 from psctl.view.plain import PlainLog
 from psctl.words import HostName
@@ -67,6 +85,8 @@ class Show:
         silent = context.options.machine or context.options.quiet
         self.screen: Any = None if silent else (LiveScreen if live else PlainLog)(context.err, HINT)
         self.checkpoint: CheckpointWritten | None = None
+        self.plan: Planned | None = None
+        self.printed: Log | None = None  # the last line of the lowest rank that has printed one
         self.ranks: dict[str, dict[str, Any]] = {}
         self.began: float | None = None  # the head's clock
         self.base = self.step = 0  # finished steps of the job: before this run, and until now
@@ -76,6 +96,11 @@ class Show:
         match event:
             case CheckpointWritten():
                 self.checkpoint = event
+            case Planned():
+                self.plan = event
+            case Log(stream="stdout", text=text) if text.strip():
+                if self.printed is None or event.rank == self.printed.rank or event.rank == "worker/0":
+                    self.printed = event
             case Started():
                 self.began = event.time
             case Restored():
@@ -227,9 +252,27 @@ class Following:
 
     def _own(self, event: Finished) -> Finished:
         """A job that was stopped from here ends with the code of the signal; another's stop, now, is exit 1."""
+        if event.failure:
+            failure = resumed_by(event.failure, self.record, self._train_options())
+            event = msgspec.structs.replace(event, failure=failure)
         if event.status != "stopped" or not (self._ladder.by or self._runs):
             return event
         return msgspec.structs.replace(event, exit=self._ladder.exit if self._ladder.by else 1)
+
+    def _train_options(self) -> list[str]:
+        """Return the options with which `train` runs this job again: those that it was given (variables without their
+        values), and --cluster where the job's cluster is not the one that `train` would take."""
+        record, own = self.record, self.context
+        text, settings, variables = split_notes(record.job_file)
+        words = [f"--set {shlex.quote(each)}" for each in settings]
+        words += [f"--env {variable.partition('=')[0]}" for variable in variables]
+        ran_on = own.cluster_of(record)
+        with contextlib.suppress(errors.NoSuchCluster, errors.InvalidFile):
+            job, folder = load_job(text, record.job_source, settings), Path(record.job_source).parent
+            plain = choose(own.home, None, job_cluster=job.cluster, job_folder=folder, environment=own.environment)
+            if plain.same(ran_on):
+                return words
+        return [*words, f"--cluster {reference(own.home, ran_on)}"]
 
     def _killed(self, show: Show) -> Finished:
         now = self._clock.wall()
@@ -254,7 +297,8 @@ class Following:
         if not self.context.options.machine:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
-                draw_end(self.context.err, job, last, show.checkpoint, local)
+                uncounted = Uncounted(show.printed) if show.plan is None else None
+                draw_end(self.context.err, job, last, show.checkpoint, local, uncounted)
         return last.exit
 
     def _left(self) -> list[str]:
@@ -262,13 +306,12 @@ class Following:
         return stop.sweep(self._fleet, self.record.hosts, kill=False) if self._fleet is not None else []
 
     def _settle(self, last: Finished, show: Show) -> None:
-        state = show.screen.state if show.screen is not None else None
-        plan = state.plan if state is not None else None
         settled = msgspec.structs.replace(
-            self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit, step=last.steps,
-            ranks=list(show.ranks.values()), size=plan.size if plan else self.record.size,
+            self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit,
+            step=stop.last_step({"ranks": show.ranks}, last.steps),
+            ranks=list(show.ranks.values()), size=show.plan.size if show.plan else self.record.size,
         )  # fmt: skip
-        self.context.home.save(settled)
+        self.context.home.update(settled)
 
 
 def follow(

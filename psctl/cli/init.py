@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
@@ -14,7 +15,13 @@ def init(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill; made when missing.")] = Path("."),
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="Job to copy: digits, minimal, ddp, store.")
+        str,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="Job to copy: digits, minimal, ddp, store.",
+            autocompletion=completion.templates,
+        ),
     ] = "digits",
     hosts: Annotated[
         str | None, typer.Option("--hosts", metavar="a,b,c", help="Hosts to train on, as ssh knows them.")

@@ -58,7 +58,7 @@ class Run:
                 stage = stack.enter_context(self._reach(request))
                 if located is None:
                     located = self._resume_from(stage, resume)
-                record = prepare.run(stage, request, self.context.connect, located, self.context.progress)
+                record = prepare.run(stage, request, located, self.context.progress, self.context.warn)
             if detach:
                 self._detached(record)
                 return 0
@@ -72,9 +72,6 @@ class Run:
 
     @contextlib.contextmanager
     def _reach(self, request: Request) -> Iterator[Stage]:
-        if not self.chosen.embedded:
-            count = len(self.chosen.spec.hosts)
-            self.context.tell(f"{self.chosen.spec.name}: connecting to {count} host{'s' if count > 1 else ''}")
         own = self.context
         with prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress) as stage:
             yield stage
@@ -85,11 +82,8 @@ class Run:
             return None
         if resume in (AUTO, LATEST):
             found = self._newest(stage, resume)
-            if found is None and resume == LATEST:
-                raise errors.NoSuchCheckpoint(
-                    f"no job {self.wanted.job.name} has a checkpoint", hint="--resume auto starts anew then",
-                    where=self.wanted.job.name,
-                )  # fmt: skip
+            if found is None:
+                self._none_found(resume)
             return found
         job, which = checkpoints.split(resume)
         record = self.context.home.job(job)
@@ -97,8 +91,11 @@ class Run:
         return checkpoints.find(self.context.home, record, which, self.context.connect)
 
     def _newest(self, stage: Stage, resume: str) -> checkpoints.Located | None:
-        """Return the newest sound checkpoint of this job's earlier runs; auto passes over runs that were done."""
-        for record in reversed([r for r in self.context.home.jobs() if r.name == self.wanted.job.name]):
+        """Return the newest sound checkpoint of this job's earlier runs on this cluster; auto passes over done runs.
+
+        A job of that name on another cluster may be another one altogether.
+        """
+        for record in self._earlier(here=True):
             if resume == AUTO and record.state == "done":
                 return None
             with prepare.source_of(stage, record, self.context.connect, record.head.name) as shell:
@@ -106,6 +103,25 @@ class Run:
             if found is not None:
                 return found
         return None
+
+    def _earlier(self, *, here: bool) -> list[JobRecord]:
+        """Return the earlier jobs of this name on this cluster, or on all others; newest first."""
+        named = [record for record in self.context.home.jobs() if record.name == self.wanted.job.name]
+        name = self.chosen.known.name
+        return [record for record in reversed(named) if (record.cluster.name == name) == here]
+
+    def _none_found(self, resume: str) -> None:
+        """No job of this name has a checkpoint on this cluster: refuse `latest`; say of others that are passed over."""
+        name, elsewhere = self.wanted.job.name, self._earlier(here=False)
+        where = f" on cluster {self.chosen.known.name}" if elsewhere else ""
+        hint = "--resume auto starts anew then"
+        if elsewhere:
+            other = elsewhere[0]
+            hint = f"{other.job} ran on cluster {other.cluster.name}; --resume {other.job}@latest goes on from it"
+        if resume == LATEST:
+            raise errors.NoSuchCheckpoint(f"no job {name} has a checkpoint{where}", hint=hint, where=name)
+        if elsewhere:
+            self.context.tell(f"{name} starts anew{where}: {hint}")
 
     def _greet(self, record: JobRecord) -> None:
         hosts = len(record.hosts)
@@ -118,7 +134,7 @@ class Run:
 
     def _detached(self, record: JobRecord) -> None:
         if self.context.options.machine:
-            print_json({"job": record.job})
+            print_json({"job": record.job, "cluster": record.cluster.name})
             return
         print(record.job, flush=True)
         self.context.tell(

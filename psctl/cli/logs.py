@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context, Told, duration_ago, print_json
 
 if TYPE_CHECKING:
@@ -18,10 +19,20 @@ if TYPE_CHECKING:
 
 def logs(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.", autocompletion=completion.jobs),
+    ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing what comes.")] = False,
     role: Annotated[
-        str, typer.Option("-r", "--role", metavar="ROLE[:RANKS]", help="worker:3, worker:0-3, server, worker,server:0.")
+        str,
+        typer.Option(
+            "-r",
+            "--role",
+            metavar="ROLE[:RANKS]",
+            help="worker:3, worker:0-3, server, worker,server:0.",
+            autocompletion=completion.ranks,
+        ),
     ] = "",
     tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Last lines only.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="5m", help="Lines of that time only.")] = None,
@@ -31,8 +42,8 @@ def logs(
 ) -> None:
     """Print what the processes of a job printed, from all its hosts.
 
-    Without -f and --since the log files of the hosts are read, which hold every line, rank by rank; with them the
-    job's event log is, in the order of time.
+    Without -f and --since the log files of the hosts are read, which hold the newest lines of each rank up to
+    `logs: {max}` of the job file; with them the job's event log is, in the order of time.
     """
     from psctl.launch.logs import Selector
 
@@ -47,12 +58,21 @@ def logs(
 
 def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int | None, grep: str | None) -> None:
     from psctl.launch.converge import verdict
-    from psctl.launch.logs import collect, pattern_of
+    from psctl.launch.logs import check, collect, pattern_of
+    from psctl.words import HostName
 
     if grep is not None:
         pattern_of(grep)
     with own.connect(own.cluster_of(record), [host.name for host in record.hosts]) as fleet:
-        lines, missing = collect(record, fleet, selector, tail, grep)
+        head = fleet.shells.get(HostName(record.head.name))
+        if head is not None:
+            check(head, record, selector)
+        lines, removed, missing = collect(record, fleet, selector, tail, grep)
+    for gap in removed:
+        own.warn(
+            f"{gap.rank} on {gap.host}: the first {gap.lines:,} lines of {gap.stream} are not kept any more "
+            "(logs: {max} in the job file)"
+        )
     error = verdict(missing, len(record.hosts), "read")
     if error is not None and len(missing) == len(record.hosts):
         raise error
@@ -75,7 +95,7 @@ def _from_events(
     from psctl.clock import SystemClock
     from psctl.job.events import Log, RoleOf, Started, State
     from psctl.launch.follow import Follower
-    from psctl.launch.logs import Line, pattern_of, tail_of
+    from psctl.launch.logs import Line, check, pattern_of, tail_of
 
     after = duration_ago(since, "--since") if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
@@ -84,6 +104,7 @@ def _from_events(
         for error in fleet.failed.values():
             raise error
         shell = next(iter(fleet.shells.values()))
+        check(shell, record, selector)
         follower = Follower(record, lambda: shell, SystemClock(), own.warn, shell)
         held: list[Line] | None = []  # what was there already, until --tail has been applied to it
         one_document = follow and own.options.output == "json"  # printed whole, at the job's end

@@ -6,13 +6,17 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def plan(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(metavar="JOB.yaml", help="Job file; nothing: any job.")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB.yaml", help="Job file; nothing: any job.", autocompletion=completion.files),
+    ] = None,
+    cluster: completion.ClusterOption = None,
     topology: Annotated[
         str | None,
         typer.Option(

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def scale(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="A running job; nothing: the newest.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="A running job; nothing: the newest.", autocompletion=completion.jobs)
+    ] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
     servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
 ) -> None:
@@ -28,11 +31,9 @@ def scale(
         raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
     record = own.home.job(job)
     if record.over:
-        raise NoSuchJob(
-            f"{record.job} runs no more", hint=f"psctl checkpoint restore {record.job}@latest", where=record.job
-        )
+        raise NoSuchJob(f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job)
     head = HostName(record.head.name)
-    with own.connect(own.cluster_of(record), [head]) as fleet:
+    with own.connect(own.cluster_of(record, acts=True), [head]) as fleet:
         if head in fleet.failed:
             raise fleet.failed[head]
         done = ask(fleet.shells[head], record, workers, servers)

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def status(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="One job; nothing: all that run, else the newest.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="One job; nothing: all that run, else the newest.", autocompletion=completion.jobs),
+    ] = None,
 ) -> None:
     """Show running jobs rank by rank, and the hosts of their cluster."""
     from psctl.launch import status as looking

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def stop(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.", autocompletion=completion.jobs),
+    ] = None,
     save: Annotated[bool, typer.Option("--save", help="Write a checkpoint first, whatever the job file says.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Do not ask the job: end its processes now.")] = False,
 ) -> None:
@@ -28,14 +32,15 @@ def stop(
     record = own.home.job(job)
     if not record.over:
         own.tell(f"stopping {record.job}")
-    with own.connect(own.cluster_of(record), [host.name for host in record.hosts]) as fleet:
+    with own.connect(own.cluster_of(record, acts=True), [host.name for host in record.hosts]) as fleet:
         done = ending.stop(own.home, record, fleet, save=save, force=force, by="psctl stop")
     own.result(
         msgspec.to_builtins(done), lambda console, fields: draw_fields(console, {fields["job"]: fields["state"]})
     )
     if done.was in ("done", "failed", "stopped"):
         own.tell(f"{done.job} had ended already")
-    own.tell(f"continue: psctl checkpoint restore {record.job}@latest")
+    if done.checkpoint is not None and done.state != "done":
+        own.tell(f"continue: psctl checkpoint restore {done.checkpoint}")
 
 
 VERB = stop

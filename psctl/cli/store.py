@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def store(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="A running job: digits-3, or digits for its newest.")],
+    job: Annotated[
+        str, typer.Argument(help="A running job: digits-3, or digits for its newest.", autocompletion=completion.jobs)
+    ],
     keys: Annotated[
         list[str] | None, typer.Argument(help="Names, or integers; none: what the store has.", show_default=False)
     ] = None,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 from psctl.cli.globals import PICTURES
 
@@ -14,7 +15,10 @@ from psctl.cli.globals import PICTURES
 def topo(
     context: typer.Context,
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="Cluster file or name; nothing: the current.")
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
+        ),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the links between hosts and between GPUs, and keep the result.")

@@ -6,17 +6,23 @@ from typing import Annotated
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context
 
 
 def train(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="JOB.yaml", help="Job file, or a folder that holds job.yaml.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB.yaml", help="Job file, or a folder that holds job.yaml.", autocompletion=completion.files
+        ),
+    ],
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Start it, print its name, and leave.")] = False,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.")] = None,
+    cluster: completion.ClusterOption = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers.")] = None,
     servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of parameter servers.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", metavar="NAME", help="Way to synchronise.")] = None,
+    strategy: completion.StrategyOption = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file, such as seed=1.")
     ] = None,
@@ -24,7 +30,13 @@ def train(
         list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the job; bare K: from your shell.")
     ] = None,
     resume: Annotated[
-        str, typer.Option("--resume", metavar="auto|latest|never|JOB@STEP", help="Checkpoint to go on from.")
+        str,
+        typer.Option(
+            "--resume",
+            metavar="auto|latest|never|JOB@STEP",
+            help="Checkpoint to go on from.",
+            autocompletion=completion.resumes,
+        ),
     ] = "never",
     size: Annotated[
         str | None, typer.Option("--size", metavar="160MB", help="Bytes of gradients, for the plan of --dry-run.")

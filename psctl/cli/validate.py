@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from psctl.cli import completion
 from psctl.cli.context import Context, print_json
 
 if TYPE_CHECKING:
@@ -14,12 +16,15 @@ if TYPE_CHECKING:
 
 def validate(
     context: typer.Context,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Cluster and job files.")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Cluster and job files.", autocompletion=completion.files),
+    ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema: of both kinds of file, or of those that FILEs are.")
     ] = False,
 ) -> None:
-    """Check cluster and job files: what is wrong, at which line and column, and the nearest valid name."""
+    """Check cluster and job files, and the script: all that is wrong, at which line and column, and what is meant."""
     from psctl.errors import UsageError
     from psctl.spec.schema import cluster_schema, job_schema
 
@@ -54,16 +59,32 @@ def _kind(own: Context, file: str) -> str:
 
 def _check(own: Context, file: str) -> tuple[dict[str, Any], PsctlError | None]:
     from psctl.errors import PsctlError
-    from psctl.spec.kinds import kind_of, load
+    from psctl.spec.decode import raise_all
+    from psctl.spec.kinds import kind_of
 
     kind = None
     try:
-        text, _ = own.cwd_file(file, "a cluster or job file")
-        kind = kind_of(text, file)
-        load(text, file)
+        text, path = own.cwd_file(file, "a cluster or job file")
+        shown = file if Path(file).expanduser().is_file() else path
+        kind = kind_of(text, shown)
+        raise_all(_problems(kind, text, shown))
     except PsctlError as error:
         return {"file": file, "kind": kind, "valid": False, "error": error.document()["error"]}, error
     return {"file": file, "kind": kind, "valid": True, "error": None}, None
+
+
+def _problems(kind: str, text: str, source: str) -> list[PsctlError]:
+    """Return all that is wrong with a file, and with the script that it names."""
+    from psctl.errors import PsctlError
+    from psctl.launch import entry
+    from psctl.spec.kinds import load
+
+    found: list[PsctlError] = entry.problems(text, source) if kind == "job" else []
+    try:
+        load(text, source)
+    except PsctlError as error:
+        found += [error, *error.others]
+    return found
 
 
 def _draw(console: Any, document: Any) -> None:

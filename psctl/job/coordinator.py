@@ -26,9 +26,11 @@ from psctl.job import (
     meetings,
     membership,
     messages,
+    plausible,
     restarting,
     scaling,
     sharding,
+    stacks,
     starting,
     stores,
     tables,
@@ -36,9 +38,11 @@ from psctl.job import (
     watch,
 )
 from psctl.job.instructions import (
+    Broke,
     Connected,
     ConnectionLost,
     CopySent,
+    Dismiss,
     Happening,
     Heard,
     Instruction,
@@ -51,7 +55,7 @@ from psctl.job.instructions import (
 from psctl.job.messages import AnyMessage, Resume
 from psctl.job.table import Job, Rank
 from psctl.orders import JobOrder
-from psctl.words import Address, Member
+from psctl.words import Member
 
 
 class Mind:
@@ -59,7 +63,6 @@ class Mind:
 
     Args:
         order: the job.
-        master: where torch's store can be reached, for MASTER_ADDR and MASTER_PORT.
         grace: seconds between TERM and KILL.
         resume: where the job goes on; None when it starts anew.
         now: seconds that only go forward; every later time is from the same clock.
@@ -68,10 +71,9 @@ class Mind:
     """
 
     def __init__(
-        self, order: JobOrder, master: Address, grace: float, resume: Resume | None, now: float, wall: float,
-        pid: int = 0,
-    ) -> None:  # fmt: skip
-        self._job = Job(order, master, grace, resume, now, wall)
+        self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float, pid: int = 0
+    ) -> None:
+        self._job = Job(order, grace, resume, now, wall)
         self._pid = pid
 
     @property
@@ -93,7 +95,13 @@ class Mind:
             if newest is not None and newest != member.incarnation:
                 return f"{member} is of incarnation {member.incarnation}, {newest} was started"
             known = member in self._job.ranks
+        if member in self._job.refused:
+            return f"{member} broke the protocol before"
         return "" if known else f"{member} is not of this job"
+
+    def refuses(self, member: Member, message: AnyMessage) -> str:
+        """Return why a member may not say this now, or ""; may be called on any thread."""
+        return plausible.refused(self._job, member, message)
 
     def start(self, now: float) -> list[Instruction]:
         """Begin; return the first instructions."""
@@ -116,6 +124,8 @@ class Mind:
                 job.ranks[member].connected, job.ranks[member].heard = True, now
             case ConnectionLost(member=member, reason=reason):
                 losses.disconnected(job, member, reason)
+            case Broke(member=member, reason=reason):
+                losses.broke(job, member, reason)
             case PlanMade():
                 starting.plan_made(job, happening)
             case ShardsMade():
@@ -129,6 +139,7 @@ class Mind:
             case Connected():
                 pass  # an agent; it counts when it registers
         self._move(isinstance(happening, Tick))
+        training.commit_sent(job)
         restarting.advance(job)
         ending.advance(job)
         return self._taken()
@@ -150,6 +161,14 @@ class Mind:
 
     def _heard(self, member: Member, message: AnyMessage) -> None:
         job = self._job
+        if member in job.refused:
+            return  # it was on its way when the connection was closed
+        why = self.refuses(member, message)
+        if why:
+            why = f"{type(message).__name__}: {why}"
+            job.out.append(Dismiss(member, why))
+            losses.broke(job, member, why)
+            return
         match message:
             case messages.StopWanted() if member.role in ("agent", "coordinator"):
                 ending.stop(job, message)
@@ -168,9 +187,11 @@ class Mind:
             case messages.Exited(member=member) if self._on(agent, member):
                 losses.exited(job, job.ranks[member], message)
             case messages.Lines(member=member) if self._was_on(agent, member):
-                training.lines(job, message)
+                training.lines(job, job.order.hosts[agent.rank].name, message)
+            case messages.Stacks(member=member) if self._on(agent, member):
+                stacks.heard(job, job.ranks[member], message)
             case messages.Sample():
-                training.sample(job, message)
+                training.sample(job, agent, message)
             case messages.ScaleWanted():
                 scaling.wanted(job, agent, message)
             case messages.CopyDone():
@@ -218,6 +239,10 @@ class Mind:
                 sharding.handed_over(job, rank, message)
             case membership.ServerUnreachable():
                 sharding.unreachable(job, rank, message)
+            case membership.Misbehaved(member=other, reason=reason) if other in job.ranks:
+                losses.broke(job, other, f"{reason} (to {rank.member})")
+            case membership.Misbehaved():
+                pass  # an earlier start of that rank, which is over
             case meetings.Listens() if rank.member.role == "worker":
                 starting.listens(job, rank, message)
             case stores.TablesWanted() if rank.member.role == "worker":
@@ -228,6 +253,8 @@ class Mind:
                 tables.heard(job, rank, message)
             case messages.SaveBegin():
                 pass
+            case membership.StepUnfit() if rank.member.role == "worker":
+                restarting.unfit(job, rank, message)
             case messages.Finished(step=step) if rank.member.role == "worker":
                 training.finished(job, rank, step)
             case _:

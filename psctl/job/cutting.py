@@ -100,10 +100,9 @@ def _order(job: Job, before: Rank, host: int) -> None:
     if host != before.host:
         job.tell(Member("agent", host), HoldSlots(local + 1))
     rank.step = before.step
-    if before.member.rank == 0 or sharding.leaves_out(job):
-        job.saves.sources.add(rank.member)
+    job.saves.sources.add(rank.member)
     job.tell_state(rank)
-    environment = worker_environment(job.order, job.seats(), before.member.rank, job.master, job.losses + job.scalings)
+    environment = worker_environment(job.order, job.seats(), before.member.rank, job.losses + job.scalings)
     job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psctl.job import events, failures, leaving, lifecycle, training
+from psctl.job import events, failures, leaving, lifecycle, stacks, training
 from psctl.job.instructions import Close, Discard
 from psctl.job.messages import Failure, Leave, StopProcesses, StopWanted
 from psctl.job.table import Ending, Job
@@ -152,7 +152,7 @@ def _verdict(job: Job, end: Ending) -> None:
             kind = events.WorkerLost if rank.member.role == "worker" else events.ServerLost
             reason = end.first.exception
             job.append(kind(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
-        if name != end.first.member and (not rank.ended or rank.state == "failed"):
+        if name != end.first.member and not rank.ended:
             end.stopped.append(name)
 
 
@@ -199,7 +199,9 @@ def _exit(end: Ending) -> int:
 
 def _failure(job: Job, end: Ending) -> dict[str, Any] | None:
     if end.first is not None and end.outcome == "failed":
-        return failures.document(end.first, job.order.name, end.stopped, job.saves.checkpoint())
+        others = {each.member: each for each in end.failures if each.member != end.first.member}
+        told = failures.document(end.first, job.order.name, end.stopped, job.saves.checkpoint(), others.values())
+        return {**told, "stacks": stacks.document(job)} if job.stacks_asked is not None else told
     if end.outcome == "stopped" and end.saving and job.saves.problem:
         return {"exception": job.saves.problem, "checkpoint": job.saves.checkpoint()}
     return None

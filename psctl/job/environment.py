@@ -6,9 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from psctl.orders import HostOrder, JobOrder
-from psctl.words import Address
 
 SPINS = "GOMP_SPINCOUNT"
+
+
+NAMES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "PSCTL_JOB", "PSCTL_ROLE", "PSCTL_HOST",
+    "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", SPINS,
+})  # fmt: skip
+"""All variables that psctl sets by itself; what else the coordinator gives a process must be the job file's."""
 
 
 def places(order: JobOrder) -> list[tuple[int, int]]:
@@ -29,14 +38,15 @@ class Seats:
         self.groups = {host: group for group, host in enumerate(sorted(self.on))}
 
 
-def worker_environment(order: JobOrder, seats: Seats, rank: int, master: Address, restarts: int = 0) -> dict[str, str]:
+def worker_environment(order: JobOrder, seats: Seats, rank: int, restarts: int = 0) -> dict[str, str]:
     """Return what psctl sets for a worker; the job's own variables win over the tunable ones.
+
+    Its agent adds MASTER_ADDR and MASTER_PORT, which are its host's own.
 
     Args:
         order: the job.
         seats: of all workers.
         rank: which worker.
-        master: where torch's store listens.
         restarts: how often workers were started again before.
     """
     index, local = seats.places[rank]
@@ -54,8 +64,6 @@ def worker_environment(order: JobOrder, seats: Seats, rank: int, master: Address
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": master.host,
-        "MASTER_PORT": str(master.port),
         "TORCHELASTIC_RUN_ID": order.name,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(order.restarts),

@@ -58,6 +58,8 @@ class Planned(Event, frozen=True, tag="plan"):
     reason: str
     decided: bool
     candidates: list[Candidate]
+    sums: str = ""
+    """In which order gradients are summed: floating-point sums depend on it."""
 
 
 class Progress(Event, frozen=True, tag="progress"):

@@ -8,6 +8,7 @@ loss is not named while there is a better one.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,10 @@ SETTLE_LOSS = 5.0
 
 HOST_LOST = "HostLost"
 """How the failure of a rank begins whose host was lost."""
+
+TRAIN_AGAIN = "psctl train JOB.yaml --resume latest"
+"""The command that goes on after an error in the user's code. psctl puts the path of the job file in, which only the
+machine knows that submitted the job."""
 
 _LOSSES = frozenset({"peer-lost", "connection-failed", "protocol"})
 
@@ -83,8 +88,30 @@ def exit_code(failure: Failure) -> int:
     return failure.exit if failure.code and failure.exit else 1
 
 
-def document(failure: Failure, job: str, stopped: list[str], checkpoint: str | None) -> dict[str, Any]:
-    """Return what `finished.failure` holds: who, where, when, why, what else ended, and what to do next."""
+def resume_command(failure: Failure, checkpoint: str | None) -> str | None:
+    """Return the command that goes on after a failure; None without a checkpoint.
+
+    A restore replays the code that the checkpoint was made with. That is right after a lost process or host; the user's
+    own error would come again, so the job file and the mended script are sent anew.
+    """
+    if checkpoint is None:
+        return None
+    in_code = failure.member.startswith("worker/") and not is_death(failure)
+    return TRAIN_AGAIN if in_code else f"psctl checkpoint restore {checkpoint}"
+
+
+def document(
+    failure: Failure, job: str, stopped: list[str], checkpoint: str | None, others: Iterable[Failure] = ()
+) -> dict[str, Any]:
+    """Return what `finished.failure` holds: who, where, when, why, what else ended, and what to do next.
+
+    Args:
+        failure: the first.
+        job: its name.
+        stopped: ranks that psctl ended because of it.
+        checkpoint: the newest that is verified.
+        others: failures of ranks that ended by themselves.
+    """
     role, _, rank = failure.member.partition("/")
     body: dict[str, Any] = msgspec.to_builtins(failure)
     del body["member"]
@@ -93,7 +120,11 @@ def document(failure: Failure, job: str, stopped: list[str], checkpoint: str | N
         "role": role,
         "rank": int(rank or 0),
         "stopped": stopped,
+        "failed": [
+            {"rank": each.member, "host": each.host, "status": each.status, "exception": each.exception}
+            for each in others
+        ],
         "checkpoint": checkpoint,
-        "resume": f"psctl checkpoint restore {checkpoint}" if checkpoint else None,
+        "resume": resume_command(failure, checkpoint),
         "log": f"psctl logs {job} -r {role}:{int(rank or 0)}" if role in ("worker", "server") else f"psctl logs {job}",
     }

@@ -34,6 +34,13 @@ class ConnectionLost(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Broke(msgspec.Struct, frozen=True):
+    """A member sent what it may not send; its connection is closed."""
+
+    member: Member
+    reason: str
+
+
 class PlanMade(msgspec.Struct, frozen=True):
     """Answer to MakePlan. `servers` has the host index of each server; `options` are the chosen schedule's; `problem`
     says why there is no plan."""
@@ -82,7 +89,9 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Happening = Heard | Connected | ConnectionLost | PlanMade | ShardsMade | Written | CopySent | Restorable | Tick
+Happening = (
+    Heard | Connected | ConnectionLost | Broke | PlanMade | ShardsMade | Written | CopySent | Restorable | Tick
+)  # fmt: skip
 
 # ---- what it asks for ----------------------------------------------------------------------------------------------
 
@@ -104,6 +113,13 @@ class Tell(msgspec.Struct, frozen=True):
     message: AnyMessage
 
 
+class Dismiss(msgspec.Struct, frozen=True):
+    """Close the connection of a member that sent what it may not send."""
+
+    member: Member
+    reason: str
+
+
 class Append(msgspec.Struct, frozen=True):
     """Append an event to the log."""
 
@@ -111,10 +127,11 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class MakePlan(msgspec.Struct, frozen=True):
-    """Choose the strategy for this layout and the job as it is now; answer PlanMade."""
+    """Choose the strategy for this layout and the job as it is now; answer PlanMade. `on_gpus`: parameters are."""
 
     layout: Layout
     order: JobOrder
+    on_gpus: bool = False
 
 
 class MakeShards(msgspec.Struct, frozen=True):
@@ -162,4 +179,6 @@ class Close(msgspec.Struct, frozen=True):
     status: str
 
 
-Instruction = Start | Tell | Append | MakePlan | MakeShards | Commit | Discard | Copy | FindRestorable | Close
+Instruction = (
+    Start | Tell | Dismiss | Append | MakePlan | MakeShards | Commit | Discard | Copy | FindRestorable | Close
+)  # fmt: skip

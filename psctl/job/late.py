@@ -8,10 +8,9 @@ interpreter is held by a library, or that is stopped, is silent. Nothing is ende
 
 from __future__ import annotations
 
+from psctl.job.activity import is_wait
+from psctl.job.culprits import SILENT
 from psctl.job.table import Job, Rank
-
-SILENT = 3.0
-"""Seconds without a word after which a rank is called silent: beats come once a second."""
 
 
 def look(job: Job) -> None:
@@ -30,7 +29,7 @@ def look(job: Job) -> None:
     if not pace.is_late(job.now, job.order.report_seconds):
         return
     behind = [rank for rank in workers if rank.step == least]
-    for rank in [each for each in behind if not each.doing.startswith("sync")] or behind:
+    for rank in [each for each in behind if not is_wait(each.doing)] or behind:
         if rank.member.rank not in late:
             late.add(rank.member.rank)
             usual = f"{pace.usual or 0.0:.2g} s"

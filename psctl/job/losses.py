@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.job import dividing, ending, failures, lifecycle, surviving, training
-from psctl.job.messages import Exited, Failure
+from psctl.job.messages import EndProcesses, Exited, Failure
 from psctl.job.table import Job, Rank, Recovery
 from psctl.words import Member
 
@@ -63,6 +63,7 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
     if message.failure is not None and rank.joined:
         training.moved(job, rank, message.failure.step)
     failure = message.failure or job.failure(rank, f"ended with status {message.status}", status=message.status)
+    failure = replace(failure, member=str(rank.member), host=job.host(rank))  # an agent speaks for its own host
     early = rank.member.role == "server" and job.ending is None and not rank.leaving
     trouble = early or (message.status != 0 and not rank.leaving)
     error = failure.exception if trouble else ""
@@ -104,6 +105,19 @@ def disconnected(job: Job, member: Member, reason: str) -> None:
         rank.connected, rank.lost_at = False, job.now
         training.agreed(job, job.saves.without(member))
         training.give_up(job, {member})
+
+
+def broke(job: Job, member: Member, reason: str) -> None:
+    """A member sent what it may not send: it is treated as lost, and its process is ended."""
+    if member in job.refused:
+        return
+    job.refused.add(member)
+    rank = job.ranks.get(member)
+    who = job.where(rank) if rank is not None else str(member)
+    job.say(f"{who} is refused: {reason}")
+    if rank is not None and not rank.ended:
+        job.tell(Member("agent", rank.host), EndProcesses([member], 0.0, reason))
+    disconnected(job, member, reason)
 
 
 def _host_lost(job: Job, host: int, reason: str) -> None:

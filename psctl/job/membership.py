@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.words import Assignment
+from psctl.words import Assignment, Count, Member, Name, Size
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class CountUntil(Message, frozen=True):
 class HoldSlots(Message, frozen=True):
     """To an agent: so many workers have their places on this host from now on; other jobs may have the other slots."""
 
-    workers: int
+    workers: Count
 
 
 # ---- servers and workers to the coordinator ------------------------------------------------------------------------
@@ -98,27 +98,44 @@ class CaughtUp(Message, frozen=True):
     """A primary says that `server`, which it fills for this shard since assignment `epoch`, has the newest clock."""
 
     epoch: int
-    shard: int
-    server: int
+    shard: Size
+    server: Count
 
 
 class HandedOver(Message, frozen=True):
     """A server says that, as assignment `epoch` has it, it is no longer the shard's primary and answers nothing."""
 
     epoch: int
-    shard: int
+    shard: Size
+
+
+class StepUnfit(Message, frozen=True):
+    """Servers cannot take this worker's step after `step`, for what `reason` says; the worker waits to be ended.
+
+    Sent where servers step by `update: auto`, in a worker's first step.
+    """
+
+    step: Size
+    reason: Name
 
 
 class ServerUnreachable(Message, frozen=True):
     """A worker's or server's connection to that server broke and could not be made again."""
 
-    server: int
-    incarnation: int
+    server: Count
+    incarnation: Count
     reason: str
+
+
+class Misbehaved(Message, frozen=True):
+    """A server to the coordinator: this member sent it what it may not send; `reason` says what."""
+
+    member: Member
+    reason: Name
 
 
 Kinds = (
     Reassign | Members | MembersAsked | Shared | WorkerGone | CountUntil | HoldSlots
-    | HeldOf | Drawn | CaughtUp | HandedOver | ServerUnreachable
+    | HeldOf | Drawn | CaughtUp | HandedOver | ServerUnreachable | Misbehaved | StepUnfit
 )  # fmt: skip
 """All that is said of it."""

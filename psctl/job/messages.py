@@ -3,12 +3,15 @@
 A message that carries a payload says so; the payload's bytes travel behind it, never inside it.
 """
 
+# long: one class a message, in the order of who speaks to whom
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from psctl import words
 from psctl.job import meetings, membership, stores
 from psctl.job.membership import Message
 from psctl.words import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Member, Shard, TensorSlice
@@ -58,12 +61,25 @@ class Exited(Message, frozen=True):
 
 
 class Lines(Message, frozen=True):
-    """Lines that a process printed. `dropped` of them were left out here (the host's log file has all)."""
+    """Lines that a process printed; `dropped` more are in the host's log file alone, which lacks `unwritten` of all."""
 
     member: Member
     stream: str  # "stdout" | "stderr"
     lines: list[str]
-    dropped: int = 0
+    dropped: words.Size = 0
+    unwritten: words.Size = 0
+
+
+class Stacks(Message, frozen=True):
+    """Answer to StacksWanted, for one process: frames outermost first, "train.py:88 in step: loss = f(x)".
+
+    `main` is of the main thread and empty when the stack is not known; `problem` says why then.
+    """
+
+    member: Member
+    main: words.Names
+    others: Annotated[tuple[words.Names, ...], msgspec.Meta(max_length=64)]  # one for each other thread
+    problem: words.Name = ""
 
 
 class Sample(Message, frozen=True):
@@ -73,6 +89,7 @@ class Sample(Message, frozen=True):
     cpu: float  # share of all cores, 0..1
     memory: float  # share used, 0..1
     gpus: list[float] = msgspec.field(default_factory=list)
+    busy: list[Member] = msgspec.field(default_factory=list)  # processes that used the processor since the last one
 
 
 class StopWanted(Message, frozen=True):
@@ -87,8 +104,8 @@ class ScaleWanted(Message, frozen=True):
     """psctl scale: so many workers and servers, None: as it is. Answered by ScaleAnswer."""
 
     ticket: int
-    workers: int | None
-    servers: int | None
+    workers: words.Count | None
+    servers: words.Count | None
 
 
 class ScaleAnswer(Message, frozen=True):
@@ -105,29 +122,41 @@ class ScaleAnswer(Message, frozen=True):
 class CopyDone(Message, frozen=True):
     """The copy of a checkpoint on this host is verified (problem "") or is not."""
 
-    step: int
+    step: words.Step
     problem: str = ""
+
+
+# ---- the coordinator to every member -----------------------------------------------------------------------------
+
+
+class NewCertificate(Message, frozen=True):
+    """Use this certificate and key, PEM text, for connections from now on: the former certificate ends soon."""
+
+    certificate: Annotated[str, msgspec.Meta(max_length=16_384)]
+    key: Annotated[str, msgspec.Meta(max_length=16_384)]
 
 
 # ---- the coordinator to an agent ---------------------------------------------------------------------------------
 
 
 class StartProcess(Message, frozen=True):
-    """Start one process. Certificate and key are PEM text for 0600 files."""
+    """Start one process. Certificate and key are PEM text for 0600 files. `store`: where agents of other hosts than the
+    head dial to reach torch's store."""
 
     member: Member
-    world: int  # number of workers
-    local_rank: int
+    world: words.Count  # number of workers
+    local_rank: words.Count
     environment: dict[str, str]
     authority: str
     certificate: str
     key: str
+    store: Address | None = None
 
 
 class StopProcesses(Message, frozen=True):
     """End all processes of the host: TERM, then KILL after `grace` seconds (0: KILL at once)."""
 
-    grace: float
+    grace: words.Seconds
     reason: str
 
 
@@ -135,8 +164,14 @@ class EndProcesses(Message, frozen=True):
     """End these processes of the host, TERM then KILL after `grace` seconds; the agent stays, and may start others."""
 
     members: list[Member]
-    grace: float
+    grace: words.Seconds
     reason: str
+
+
+class StacksWanted(Message, frozen=True):
+    """What are these processes of the host at? Answered by one Stacks for each."""
+
+    members: list[Member]
 
 
 class RenewStore(Message, frozen=True):
@@ -146,22 +181,22 @@ class RenewStore(Message, frozen=True):
 class CopyBegin(Message, frozen=True):
     """A checkpoint comes to this host as a second copy; `files` maps names to sizes in bytes."""
 
-    step: int
-    files: dict[str, int]
+    step: words.Step
+    files: dict[words.Name, words.Size]
 
 
 class CopyPart(Message, frozen=True):
     """Payload: bytes of one of its files."""
 
-    step: int
+    step: words.Step
     file: str
-    offset: int
+    offset: words.Size
 
 
 class CopyEnd(Message, frozen=True):
     """All bytes were sent: verify, publish, answer CopyDone."""
 
-    step: int
+    step: words.Step
 
 
 class Finish(Message, frozen=True):
@@ -182,12 +217,13 @@ class Join(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error.
 
-    `outer`: an optimizer steps at the ends of periods, so workers step alone in between.
+    `outer`: an optimizer steps at the ends of periods, so workers step alone in between. `on_gpus`: parameters are.
     """
 
     layout: Layout
-    buffers: tuple[str, ...]
+    buffers: words.Names
     outer: bool = False
+    on_gpus: bool = False
 
 
 class Ready(Message, frozen=True):
@@ -199,30 +235,31 @@ class Ready(Message, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """What one rank reported of one step."""
 
-    step: int
-    epoch: int
+    step: words.Step
+    epoch: words.Step
     weight: float  # examples
-    metrics: dict[str, float]
+    metrics: dict[words.Name, float]
 
 
 class Report(Message, frozen=True):
     """Progress of a worker since its last report; seconds and bytes are sums over that time."""
 
-    step: int  # last finished
-    epoch: int
+    step: words.Step  # last finished
+    epoch: words.Step
     steps: list[StepReport]
     examples: float
     compute_seconds: float
     sync_seconds: float
-    bytes_moved: int
+    bytes_moved: words.Size
     staleness: int = 0  # clocks that the values lacked which the last step was computed from
     hidden_seconds: float = 0.0  # of these compute_seconds gradients or values were under way, and nobody waited
+    rested: int = 0  # the last step of which the loop can report no more: its point of rest is behind
 
 
 class Beat(Message, frozen=True):
     """A worker or server is alive; `doing` says at what ("compute", "sync: waiting for server/1")."""
 
-    step: int
+    step: words.Step
     doing: str
 
 
@@ -230,21 +267,20 @@ class Position(Message, frozen=True):
     """Answer to Propose: the step in progress. The sender does not start step+2 before it hears CutAt."""
 
     ticket: int
-    step: int
+    step: words.Step
 
 
 class StartBegin(Message, frozen=True):
-    """Rank 0's start values of what no server holds: these slices follow. Worker 0 sends it; the coordinator passes it,
-    and the parts and the end behind it, on to every other worker unread and in order."""
+    """Rank 0's start values of what no server holds: these slices follow, handed on to every other worker unread."""
 
-    slices: list[TensorSlice]
+    slices: words.Slices
 
 
 class StartPart(Message, frozen=True):
     """Payload: bytes of slice number `index` of StartBegin, from byte `offset` of that slice."""
 
-    index: int
-    offset: int
+    index: words.Size
+    offset: words.Size
 
 
 class StartEnd(Message, frozen=True):
@@ -254,8 +290,8 @@ class StartEnd(Message, frozen=True):
 class SaveBegin(Message, frozen=True):
     """Parts of the checkpoint of `step` come from this sender: these slices, and (rank 0) its state as JSON text."""
 
-    step: int
-    slices: list[TensorSlice]
+    step: words.Step
+    slices: words.Slices
     state: dict[str, Any] | None = None
     tables: bool = False  # a server's tables, which it sends apart from its parameters
 
@@ -263,16 +299,16 @@ class SaveBegin(Message, frozen=True):
 class SavePart(Message, frozen=True):
     """Payload: bytes of slice number `index` from byte `offset` of that slice."""
 
-    step: int
-    index: int
-    offset: int
+    step: words.Step
+    index: words.Size
+    offset: words.Size
     tables: bool = False
 
 
 class SaveEnd(Message, frozen=True):
     """All slices of this sender were sent."""
 
-    step: int
+    step: words.Step
     tables: bool = False
 
 
@@ -280,13 +316,13 @@ class LoadWanted(Message, frozen=True):
     """Send me these slices of the checkpoint that the job resumes from; answered by LoadPart, then LoadEnd."""
 
     ticket: int
-    slices: list[TensorSlice]
+    slices: words.Slices
 
 
 class Finished(Message, frozen=True):
     """The worker's script reached its end after `step` steps; its last checkpoint is on its way or done."""
 
-    step: int
+    step: words.Step
 
 
 # ---- the coordinator to a worker or server -----------------------------------------------------------------------
@@ -332,6 +368,8 @@ class Decision(Message, frozen=True):
     staleness: int | None = 0
     period: int = 1
     elastic: bool = False
+    auto: bool = False  # nobody asked for this `update`
+    sums: dict[str, Any] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()
 
@@ -350,7 +388,7 @@ class CutAt(Message, frozen=True):
     """After finishing `step`: save if `save`, then leave if `stop`. Answers all Propose of this ticket."""
 
     ticket: int
-    step: int
+    step: words.Step
     save: bool
     stop: bool
 
@@ -358,7 +396,7 @@ class CutAt(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The checkpoint of `step` is whole on disk (problem "") or was given up."""
 
-    step: int
+    step: words.Step
     problem: str = ""
 
 
@@ -366,8 +404,8 @@ class LoadPart(Message, frozen=True):
     """Payload: bytes of the wanted slice number `index`, from byte `offset` of it."""
 
     ticket: int
-    index: int
-    offset: int
+    index: words.Size
+    offset: words.Size
 
 
 class LoadEnd(Message, frozen=True):
@@ -384,10 +422,11 @@ class Leave(Message, frozen=True):
 
 
 AnyMessage = (
-    Register | Started | Exited | Lines | Sample | StopWanted | CopyDone | ScaleWanted | ScaleAnswer
+    Register | Started | Exited | Lines | Sample | Stacks | StopWanted | CopyDone | ScaleWanted | ScaleAnswer
+    | StacksWanted
     | StartProcess | StopProcesses | EndProcesses | RenewStore | CopyBegin | CopyPart | CopyEnd | Finish
     | Join | Prepare | Ready | Report | Beat | Position | SaveBegin | SavePart | SaveEnd | LoadWanted | Finished
     | StartBegin | StartPart | StartEnd | membership.Kinds | stores.Kinds | meetings.Kinds
-    | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave
+    | Welcome | Decision | Go | Propose | CutAt | Saved | LoadPart | LoadEnd | Leave | NewCertificate
 )  # fmt: skip
 """Every kind: what a connection to or from the coordinator is made with."""

@@ -42,6 +42,7 @@ class Reports:
         self._values: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}  # step, name, rank: (weight, value)
         self._epochs: dict[int, int] = {}
         self._reached: dict[int, float] = {}
+        self._rested: dict[int, int] = {}  # by rank: the last step whose point of rest is behind it
         self._last: dict[str, tuple[int, float]] = {}
         self._tallies: dict[int, _Tally] = {}
         self._since = start
@@ -53,6 +54,7 @@ class Reports:
         """Take in one rank's report."""
         before = self._reached.get(rank, float(self._first))
         self._reached[rank] = max(before, float(report.step))
+        self._rested[rank] = max(self._rested.get(rank, self._first), report.rested)
         self.step = max(self.step, report.step)
         self.epoch = max(self.epoch, report.epoch)
         for each in report.steps:
@@ -73,7 +75,7 @@ class Reports:
         self._values = {each: found for each, found in self._values.items() if each <= step}
         self._epochs = {each: found for each, found in self._epochs.items() if each <= step}
         self._last = {name: found for name, found in self._last.items() if found[0] <= step}
-        self._reached, self._tallies = {}, {}
+        self._reached, self._rested, self._tallies = {}, {}, {}
         self._first = self.step = step
         self._since = now
         self.epoch = max(self._epochs.values(), default=0)
@@ -101,9 +103,18 @@ class Reports:
                 self._epochs.pop(step, None)
         return found
 
+    def settled(self, step: int, live: set[int]) -> bool:
+        """Tell whether every live rank is past what it could report of a step."""
+        return all(self._rested.get(rank, self._first) >= step for rank in live)
+
     def at(self, step: int) -> dict[str, float]:
         """Return the numbers of one step, from the ranks that reported it so far."""
         return {name: _mean(by_rank) for name, by_rank in sorted(self._values.get(step, {}).items())}
+
+    @property
+    def waiting(self) -> int:
+        """Steps whose numbers are kept."""
+        return len(self._values)
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch of a step that was reported, else the newest epoch."""

@@ -13,7 +13,8 @@ Why this is right whatever was lost, and when:
 - *It ends.* Every phase has a deadline; every restart uses up one of `restart.max`; a failure that comes again at the
   same step, and was no signal from outside, ends the job at once: starting again would not help.
 
-`psctl scale --workers` goes this way too, from a checkpoint that is made for it at a common step, so that none is lost.
+`psctl scale --workers` goes this way too, from a checkpoint that is made for it at a common step, so that none is lost;
+so does a job under ps whose script changes gradients in its first step, where `update: auto` took servers (`unfit`).
 
 A lost host's workers move to hosts of the job that have slots left; hosts keep their places in the roster, so ranks are
 given out anew in roster order and the plan is made again. Without slots enough the job ends of the loss.
@@ -23,12 +24,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.job import ending, events, failures, lifecycle, losses, starting, tables
+from psctl.job import ending, events, failures, lifecycle, losses, starting, tables, training
 from psctl.job.instructions import Discard, FindRestorable, Restorable
-from psctl.job.membership import HoldSlots
+from psctl.job.membership import HoldSlots, StepUnfit
 from psctl.job.messages import EndProcesses, Failure, RenewStore, Resume
 from psctl.job.stores import Tables
-from psctl.job.table import Division, Job, Recovery
+from psctl.job.table import Division, Job, Rank, Recovery
 from psctl.orders import HostOrder
 from psctl.words import Member
 
@@ -107,6 +108,7 @@ def _count(job: Job, first: Failure) -> None:
 
 def _end(job: Job, recovery: Recovery) -> None:
     """Have everything ended that is left."""
+    training.commit_sent(job, at_once=True)
     for step in job.saves.again(job.now):
         job.out.append(Discard(step))
     _to(recovery, "end", job.now + job.grace + ending.SLACK)
@@ -114,6 +116,30 @@ def _end(job: Job, recovery: Recovery) -> None:
         there = [rank.member for rank in job.alive() if rank.host == agent.rank]
         if there:
             job.tell(agent, EndProcesses(there, job.grace, "the job starts again"))
+
+
+ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
+
+
+def unfit(job: Job, rank: Rank, message: StepUnfit) -> None:
+    """Servers cannot take a worker's first step: start again with the optimizer on workers.
+
+    A step is applied when every rank's push is there, so none was. It is no loss, and counts as none.
+    """
+    if job.recovery is not None or job.ending is not None:
+        return
+    first = job.failure(rank, message.reason, hint=f"{ON_SERVERS}, or set `update: worker` under sync: in the job file")
+    plan, auto = job.plan, job.order.update == "auto" and job.order.staleness == 0
+    if plan is None or plan.update != "server" or not auto or not job.training or message.step != job.first_step:
+        losses.give_up(job, [first])
+        return
+    job.say(
+        f"{message.reason}. No step was applied yet, so all start again with `update: worker`, where .grad holds the "
+        f"mean of all ranks after backward; to keep the optimizer on servers, {ON_SERVERS}"
+    )
+    job.rescaled = replace(job.order, update="worker", strategy=plan.chosen)
+    job.recovery = Recovery("leaving", job.now, job.now, [first])
+    _end(job, job.recovery)
 
 
 def restorable(job: Job, found: Restorable) -> None:

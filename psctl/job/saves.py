@@ -1,10 +1,10 @@
 """Which checkpoints are being made, by whom, and when the next is due.
 
-A checkpoint's parts come from several senders; it can be committed when all of them have ended. Who they are: worker 0,
-and, where the optimizer steps on servers, those that lead a shard now. Servers that lead none may send a part too (what
-they led when the step was ordered, or an empty one) and are waited for once they have begun: one that came a moment ago
-may never have heard of the order. A cut is how all workers agree on one
-step: everybody tells the step in progress and waits before the one after next; the cut is one beyond the largest.
+A checkpoint's parts come from several senders; it can be committed when all of them have ended. Who they are: all
+workers, and, where the optimizer steps on servers, those that lead a shard now. Servers that lead none may send a part
+too (what they led when the step was ordered, or an empty one) and are waited for once they have begun: one that came a
+moment ago may never have heard of the order. A cut is how all workers agree on one step: everybody tells the step in
+progress and waits before the one after next; the cut is one beyond the largest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Save(msgspec.Struct):
     ended: set[Member] = msgspec.field(default_factory=set)
     tables: set[Member] | None = None
     """Servers whose part of the tables is still to come; None: nobody was asked yet."""
+    sent: float | None = None
+    """When its last part had come; the numbers that ranks reported of its step may still be on their way."""
     committing: bool = False
 
 
@@ -75,17 +77,21 @@ class Saves:
         save.tables = set(servers)
         return True
 
-    def ended(self, member: Member, step: int, *, of_tables: bool = False) -> bool:
-        """A sender has sent all; return True when the checkpoint can be committed now."""
+    def ended(self, member: Member, step: int, now: float, *, of_tables: bool = False) -> bool:
+        """A sender has sent all; return True when it was the last."""
         save = self.open.get(step)
-        if save is None or save.committing:
+        if save is None or save.sent is not None:
             return False
         if of_tables and save.tables is not None:
             save.tables.discard(member)
         elif not of_tables:
             save.ended.add(member)
-        save.committing = save.ended >= self.sources | save.begun and not save.tables
-        return save.committing
+        save.sent = now if save.ended >= self.sources | save.begun and not save.tables else None
+        return save.sent is not None
+
+    def sent(self) -> list[Save]:
+        """Return those of which every part has come, oldest step first, and which nobody has committed yet."""
+        return [save for _, save in sorted(self.open.items()) if save.sent is not None and not save.committing]
 
     def written(self, step: int, problem: str) -> None:
         """A commit came to its end."""
@@ -102,7 +108,7 @@ class Saves:
         lost = [
             step
             for step, save in self.open.items()
-            if not save.committing and (((self.sources | save.begun) - save.ended) | (save.tables or set())) & gone
+            if save.sent is None and (((self.sources | save.begun) - save.ended) | (save.tables or set())) & gone
         ]
         for step in lost:
             del self.open[step]
@@ -119,7 +125,7 @@ class Saves:
 
     def abandon(self) -> list[int]:
         """Return, and forget, the steps whose parts are still coming."""
-        lost = [step for step, save in self.open.items() if not save.committing]
+        lost = [step for step, save in self.open.items() if save.sent is None]
         for step in lost:
             del self.open[step]
             self._dropped.add(step)

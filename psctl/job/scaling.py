@@ -18,6 +18,9 @@ from psctl.job.table import Job, Recovery
 from psctl.orders import HostOrder
 from psctl.words import Member
 
+SERVERS_A_HOST = 64
+"""Servers for which a host may be asked: each is a process with the engine loaded."""
+
 INSTEAD = "psctl stop {job} --save, then psctl checkpoint restore {job}@latest --workers N --servers M"
 
 
@@ -70,6 +73,9 @@ def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
     hosts = [agent.rank for agent in job.agents if job.order.hosts[agent.rank].may_serve]
     if not hosts and message.servers > _servers(job):
         return "no host of the job may hold another server", f"roles: [server] on one of them; {INSTEAD}"
+    most = SERVERS_A_HOST * len(hosts)
+    if message.servers > max(most, _servers(job)):
+        return f"{message.servers} servers do not fit: {SERVERS_A_HOST} a host are {most}", "ask for fewer servers"
     held = job.tables.holdings
     moving = job.holdings is None or not job.holdings.settled or (held is not None and not held.settled)
     if moving or job.tables.asked or any(not rank.ready for rank in job.live("server")):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from psctl.job import dividing, events, training
+from psctl.job import dividing, events, sums, training
 from psctl.job.environment import server_environment
 from psctl.job.holding import Holdings, Place
 from psctl.job.instructions import Discard, ShardsMade, Start
 from psctl.job.membership import CaughtUp, HandedOver, Reassign, ServerUnreachable
 from psctl.job.messages import Decision, Leave, Resume
 from psctl.job.table import Job, Rank
-from psctl.words import PLAIN, Assignment, Member, ServerAt
+from psctl.words import Assignment, Member, ServerAt
 
 HAND_OVER = 30.0
 """Seconds in which a server must have handed its shards over: it has at most one clock to finish."""
@@ -43,17 +43,6 @@ def place_of(rank: Rank) -> Place:
     return Place(ServerAt(rank.member.rank, rank.member.incarnation, rank.address), rank.host)
 
 
-def together(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Return the workers that share a host, where a host's gradients are summed before they leave it (one push a host):
-    in step, as they are, and where there is another host for them to go to."""
-    order, found = job.order, dict[int, list[int]]()
-    if job.plan is None or job.plan.chosen != "ps" or order.staleness != 0 or order.compression != PLAIN:
-        return ()
-    for rank in job.of("worker"):
-        found.setdefault(rank.host, []).append(rank.member.rank)
-    return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1) if len(order.hosts) > 1 else ()
-
-
 def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decision:
     """Return how gradients are synchronised, as a rank is told."""
     assert job.plan is not None
@@ -62,7 +51,8 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
         strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
         resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
         elastic=job.order.on_worker_loss == "continue" and job.plan.update == "server",
-        compression=job.order.compression, hosts=job.together or (),
+        compression=job.order.compression, hosts=job.together or (), auto=job.order.update == "auto",
+        sums=sums.recorded(job),
     )  # fmt: skip
 
 

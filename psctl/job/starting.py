@@ -7,7 +7,9 @@ goes to everyone; when all workers have their start values: go. A script that ne
 
 from __future__ import annotations
 
-from psctl.job import cutting, events, losses, sharding, tables
+from msgspec.structs import replace
+
+from psctl.job import cutting, events, losses, sharding, sums, tables
 from psctl.job.environment import server_environment, worker_environment
 from psctl.job.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
 from psctl.job.layouts import difference
@@ -47,7 +49,7 @@ def order_workers(job: Job) -> None:
     """Have all workers started."""
     seats = job.seats()
     for rank in job.of("worker"):
-        _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.master, job.losses + job.scalings))
+        _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.losses + job.scalings))
 
 
 def order_servers(job: Job, plan: PlanMade) -> None:
@@ -78,7 +80,7 @@ def started(job: Job, rank: Rank, pid: int) -> None:
     """A process runs."""
     first = rank.pid == 0
     rank.pid = pid
-    rank.heard = job.now
+    rank.heard = rank.active = job.now
     if rank.state == "starting":
         job.move_rank(rank, "started")
     if first and rank.member.role == "worker" and job.reaches("started") and job.state == "starting":
@@ -134,7 +136,8 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
     if last:
         job.first["planning"] = job.now
         if job.plan is None:
-            job.out.append(MakePlan(zero.layout, job.order))
+            on_gpus = any(each.prepared is not None and each.prepared.on_gpus for each in workers)
+            job.out.append(MakePlan(zero.layout, job.order, on_gpus))
         else:  # a restart, of which only what was lost is new
             _shards(job)
 
@@ -150,7 +153,8 @@ def plan_made(job: Job, plan: PlanMade) -> None:
         losses.fail(job, job.failure(job.of("worker")[0], f"no plan could be made: {plan.problem}"))
         return
     job.plan = plan
-    job.append(plan.event)
+    sums.settle(job)
+    job.append(replace(plan.event, sums=sums.in_words(job)))
     order_servers(job, plan)
     _shards(job)
 
@@ -217,13 +221,10 @@ def _decide(job: Job, made: ShardsMade) -> None:
     assert zero is not None
     assert job.plan is not None
     job.layout, job.buffers = zero.layout, zero.buffers
-    if job.together is None:  # started again elsewhere it goes on with the same sums, to the bit
-        job.together = sharding.together(job)
     holding = job.of("server") if job.plan.servers else []  # else there may be some that hold tables alone
     assignment = sharding.begin(job, made) if holding else NO_SERVERS
     decision = sharding.decision(job, job.resume, assignment)
-    if job.order.period > 1 or zero.outer or sharding.leaves_out(job):  # each rank has something of its own
-        job.saves.sources |= {rank.member for rank in job.of("worker")}
+    job.saves.sources |= {rank.member for rank in job.of("worker")}  # each has its random generators' states
     job.first["decided"] = job.now
     for rank in [*holding, *job.of("worker")]:
         rank.decided = True

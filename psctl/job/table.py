@@ -12,7 +12,7 @@ from psctl.job.holding import Holdings
 from psctl.job.instructions import Append, Instruction, PlanMade, Tell
 from psctl.job.meetings import Listens
 from psctl.job.membership import Shared
-from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume, StopWanted
+from psctl.job.messages import AnyMessage, Failure, Prepare, Register, Resume, Stacks, StopWanted
 from psctl.job.pace import Pace
 from psctl.job.reports import Reports
 from psctl.job.saves import Saves
@@ -35,6 +35,7 @@ class Rank(msgspec.Struct):
     staleness: int = 0  # of the values that its last step was computed from, in clocks
     moved: float = 0.0  # when the step last moved
     heard: float = 0.0  # when it last sent anything
+    active: float = 0.0  # when it last printed a line or used the processor
     connected: bool = False
     lost_at: float | None = None  # when its connection ended
     joined: bool = False
@@ -112,16 +113,13 @@ class Job:
 
     Args:
         order: the job.
-        master: where torch's store listens.
         grace: seconds between TERM and KILL.
         resume: where the job goes on, None when it starts anew.
         now: seconds that only go forward; wall: what to add to get seconds since the epoch.
     """
 
-    def __init__(
-        self, order: JobOrder, master: Address, grace: float, resume: Resume | None, now: float, wall: float
-    ) -> None:
-        self.order, self.master, self.grace, self.resume = order, master, grace, resume
+    def __init__(self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float) -> None:
+        self.order, self.grace, self.resume = order, grace, resume
         self.now, self.began, self._wall = now, now, wall
         self.state = "submitted"
         self.first_step = self.base = resume.step if resume else 0  # of this start of all, and of the first
@@ -142,7 +140,7 @@ class Job:
         self.stop_wanted: StopWanted | None = None  # a stop that waits until those that are replaced train
         self.recovery: Recovery | None = None
         self.losses = 0  # that the job has survived
-        self.scalings = 0  # starts of all with another number of workers
+        self.scalings = 0  # starts of all with another number of workers, or with `update: worker`
         self.rescaled: JobOrder | None = None  # the order after the restart that is under way
         self.last_loss: Failure | None = None
         self.lost_steps = 0  # by the last restart
@@ -159,7 +157,10 @@ class Job:
         self.division = Division()
         self.reports = Reports(now, self.first_step)
         self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
+        self.refused: set[Member] = set()  # who sent what it may not send; such a start of it is not let in again
         self.noticed: set[tuple[str, object]] = set()
+        self.stacks: dict[Member, Stacks] = {}  # of ranks that stood still, as last told
+        self.stacks_asked: float | None = None  # when they were asked for because the job is to end
         self.progress_at = now
         self.progress_told: tuple[int, dict[str, float]] = (self.first_step, {})
         self.states_at = now

@@ -7,12 +7,16 @@ import math
 from psctl.job import events
 from psctl.job.instructions import Commit, Copy, CopySent, Discard, Written
 from psctl.job.messages import Beat, CopyDone, CutAt, Lines, Position, Propose, Report, Sample, Saved
-from psctl.job.saves import Cut
+from psctl.job.saves import Cut, Save
 from psctl.job.table import Job, Rank
 from psctl.words import Member
 
 STATES_EVERY = 5.0
 """Seconds between two state events of a rank that only tell its step."""
+
+REPORTS_WAIT = 10.0
+"""Seconds that a checkpoint waits for what ranks reported of its step. They send it when they come to that step: at the
+same time where steps are joint, later where ranks may be apart."""
 
 MEMORY_FULL = 0.95
 """Share of a host's memory above which people are told: the kernel ends processes soon after."""
@@ -46,20 +50,33 @@ def finished(job: Job, rank: Rank, step: int) -> None:
     agreed(job, job.saves.without(rank.member))
 
 
-def lines(job: Job, message: Lines) -> None:
+def lines(job: Job, host: str, message: Lines) -> None:
     """What a process printed goes to the log of everyone."""
     name = str(message.member)
+    if message.member in job.ranks:
+        job.ranks[message.member].active = job.now
     for text in message.lines:
         job.append(events.Log(time=job.time, rank=name, stream=message.stream, text=text))
     if message.dropped:
-        text = f"... {message.dropped} lines left out here; `psctl logs {job.order.name}` has them all"
+        text = f"... {message.dropped} lines left out here; see `psctl logs {job.order.name}`"
         job.append(events.Log(time=job.time, rank=name, stream=message.stream, text=text))
+    if message.unwritten:
+        job.say_once(
+            ("logs", host),
+            f"the disk of {host} is full: what {name} and others print there is not kept until there is room; training "
+            "goes on. Free space there, or lower `logs: {max}` in the job file",
+        )
 
 
-def sample(job: Job, message: Sample) -> None:
-    """How busy a host is."""
+def sample(job: Job, agent: Member, message: Sample) -> None:
+    """How busy an agent's host is, and which of its processes are."""
+    for member in message.busy:
+        rank = job.ranks.get(member)
+        if rank is not None and rank.host == agent.rank:
+            rank.active = job.now
     if message.memory >= MEMORY_FULL:
-        job.say_once(("memory", message.host), f"{message.host}: {message.memory:.0%} of the memory is used")
+        name = job.order.hosts[agent.rank].name
+        job.say_once(("memory", name), f"{name}: {message.memory:.0%} of the memory is used")
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------
@@ -67,8 +84,7 @@ def sample(job: Job, message: Sample) -> None:
 
 def progress(job: Job) -> None:
     """Append a progress event if there is something new."""
-    live = {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
-    step = job.reports.complete(live)
+    step = job.reports.complete(_reporting(job))
     every = job.reports.at(step) if step is not None else {}
     metrics = {name: value for name, value in every.items() if math.isfinite(value)}
     for name in every.keys() - metrics.keys():
@@ -87,6 +103,11 @@ def progress(job: Job) -> None:
             hidden_seconds=rates.hidden_seconds,
         )
     )  # fmt: skip
+
+
+def _reporting(job: Job) -> set[int]:
+    """Return the ranks of the workers that may report further steps."""
+    return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
 
 
 def final_metrics(job: Job) -> dict[str, float]:
@@ -150,14 +171,34 @@ def save_begun(job: Job, rank: Rank, step: int) -> None:
 
 def save_ended(job: Job, rank: Rank, step: int, *, of_tables: bool = False) -> None:
     """A sender has sent its part; commit when it was the last."""
-    if not job.saves.ended(rank.member, step, of_tables=of_tables):
-        return
+    if job.saves.ended(rank.member, step, job.now, of_tables=of_tables):
+        commit_sent(job)
+
+
+def commit_sent(job: Job, *, at_once: bool = False) -> None:
+    """Commit the checkpoints whose parts have all come, each as soon as every live rank has reported its step.
+
+    A checkpoint's metrics are those of its own step over all ranks, or absent: those of a step that not all ranks have
+    reported in time, or of another step, would make `keep_best` keep the wrong one.
+
+    Args:
+        job: the job.
+        at_once: wait for no report any more.
+    """
+    for save in job.saves.sent():
+        whole = not job.reports.at(save.step) or job.reports.settled(save.step, _reporting(job))
+        assert save.sent is not None, "these are the ones that were sent"
+        if whole or at_once or job.now - save.sent >= REPORTS_WAIT:
+            _commit(job, save, job.reports.at(save.step) if whole else {})
+
+
+def _commit(job: Job, save: Save, metrics: dict[str, float]) -> None:
     assert job.plan is not None, "senders are known from the plan"
-    metrics = job.reports.at(step) or job.reports.last_values()
+    save.committing = True
     job.out.append(
         Commit(
-            step=step, epoch=job.reports.epoch_of(step), world=len(job.of("worker")), servers=len(job.of("server")),
-            strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
+            step=save.step, epoch=job.reports.epoch_of(save.step), world=len(job.of("worker")),
+            servers=len(job.of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
             parameters=[each.name for each in job.layout.parameters] if job.layout is not None else [],
         )
     )  # fmt: skip

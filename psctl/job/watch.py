@@ -6,12 +6,17 @@ servers that listen, start values that arrive, steps that move.
 
 from __future__ import annotations
 
-from psctl.job import ending, late, leaving, losses, tables, training
+from msgspec.structs import replace
+
+from psctl.job import culprits, ending, late, leaving, losses, stacks, tables, training
 from psctl.job.messages import Failure
 from psctl.job.table import Job, Rank
 
 STALL_NOTICE = 30.0
 """Seconds without a new step after which a rank is named: longer than an interpreter lock is ever held (20 s)."""
+
+NAMED = 4
+"""Ranks that one sentence names at most."""
 
 LOST_SLACK = 10.0
 """Seconds between the end of a process's connection and the report of its exit by its agent; both take a second."""
@@ -25,6 +30,7 @@ def tick(job: Job) -> None:
         ending.stop(job, job.stop_wanted)
     if job.ending is None and job.recovery is None:
         _start(job)
+        _idle(job)
         _tables(job)
         _connections(job)
         if job.training:
@@ -43,6 +49,7 @@ def _timed_out(job: Job, rank: Rank | None, text: str) -> None:
     hint = "timeouts: in the job file says how long to wait"
     if rank is not None:
         failure = job.failure(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
+        failure = replace(failure, frames=stacks.frames(job, rank.member))
     else:
         host = next((index for index in range(len(job.order.hosts)) if index not in job.registered), 0)
         failure = Failure(
@@ -76,6 +83,21 @@ def _start(job: Job) -> None:
             who = ", ".join(job.where(rank) for rank in missing)
             _timed_out(job, missing[0], f"{who} {text} within {limit:.0f} s")
             return
+
+
+def _idle(job: Job) -> None:
+    """End a job whose script does not tell its steps when no worker prints or uses the processor any more."""
+    workers = job.live("worker")
+    if job.ending is not None or job.training or "prepared" in job.first or not workers:
+        return
+    limit = job.order.stall_timeout
+    if not all(rank.pid and job.now - rank.active >= limit for rank in workers):
+        job.stacks_asked = None
+    elif stacks.gathered(job, workers):
+        names = ", ".join(job.where(rank) for rank in workers[:NAMED])
+        more = f" and {len(workers) - NAMED} more" if len(workers) > NAMED else ""
+        text = f"{names}{more} printed nothing and used no processor for {limit:.0f} s, which timeouts.stall allows"
+        _timed_out(job, workers[0], text)
 
 
 def _stages(job: Job) -> list[tuple[str, list[Rank], str]]:
@@ -123,24 +145,34 @@ def _vain(job: Job) -> None:
 
 
 def _stalls(job: Job) -> None:
-    """Name those whose step stands still; those that only wait for others are not named while there are others."""
+    """Name those that ranks whose step stands still wait for, and end the job when it stands still too long."""
     still = [
         rank
         for rank in job.live("worker")
         if rank.connected and not rank.finished and job.now - rank.moved >= min(STALL_NOTICE, job.order.stall_timeout)
     ]
-    if not still or job.ending is not None:
+    if job.ending is not None:
         return
-    behind = min(rank.step for rank in still)
-    last = [rank for rank in still if rank.step == behind]
-    named = [each for each in last if not each.doing.startswith("sync")] or last
-    for rank in named:
-        job.say_once(("stall", (rank.member, rank.step)), _standstill(job, rank))
-    if any(job.now - rank.moved >= job.order.stall_timeout for rank in named):
+    if not still:
+        job.stacks_asked = None
+        return
+    named = culprits.culprits(job, still)
+    since = min(rank.moved for rank in still)
+    new = [rank for rank in named if ("stall", (rank.member, rank.step)) not in job.noticed]
+    for rank in new:
+        job.say_once(("stall", (rank.member, rank.step)), _standstill(job, rank, since))
+    if job.now - since < job.order.stall_timeout:
+        job.stacks_asked = None
+        stacks.ask(job, new)
+    elif stacks.gathered(job, [*job.live("worker"), *(each for each in named if each.member.role == "server")]):
         gone = [f"{each.member} ended at step {each.step}" for each in job.of("worker") if each.ended or each.finished]
-        text = "; ".join([*(_standstill(job, rank) for rank in named), *gone])
+        unknown = [f"{each.member}: no stack, {why}" for each in named if (why := stacks.problem(job, each.member))]
+        text = "; ".join([*(_standstill(job, rank, since) for rank in named), *gone, *unknown])
         _timed_out(job, named[0], f"{text}; timeouts.stall is {job.order.stall_timeout:.0f} s")
 
 
-def _standstill(job: Job, rank: Rank) -> str:
+def _standstill(job: Job, rank: Rank, since: float) -> str:
+    """Say since when a rank has kept others: a worker does so by its step, a server since a worker first waited."""
+    if rank.member.role == "server":
+        return f"{job.where(rank)} keeps workers waiting since {job.now - since:.0f} s: {late.last(job, rank)}"
     return f"{job.where(rank)} is at step {rank.step} since {job.now - rank.moved:.0f} s: {late.last(job, rank)}"

@@ -16,11 +16,15 @@ import re
 import msgspec
 
 from psctl import errors
+from psctl.launch.pins import version_of
 from psctl.launch.site import NEEDED, Site
-from psctl.units import format_bytes
+from psctl.units import format_bytes, hide_credentials
 
 ROOM = 200_000_000
 """Bytes that must be free before anything is installed; a full disk in the middle helps nobody."""
+
+FILES, INSTALLED_FILES = 1_000, 20_000
+"""Files that a disk must take before anything is sent there, and before packages are installed (torch: 12,000)."""
 
 
 class Action(msgspec.Struct, frozen=True, tag=True):
@@ -71,7 +75,7 @@ class Install(Action, frozen=True):
 
     def __str__(self) -> str:
         source = f" from wheels/{self.wheels[:12]}" if self.wheels else ""
-        return f"install {' '.join(self.packages)} into envs/{self.key}{source}"
+        return hide_credentials(f"install {' '.join(self.packages)} into envs/{self.key}{source}")
 
 
 class WriteReady(Action, frozen=True):
@@ -116,6 +120,7 @@ class Wants(msgspec.Struct, frozen=True):
     wheels: str = ""
     wheels_size: int = 0
     wheels_pip: bool = False
+    pins: dict[str, str] = {}  # by name, with hashes (pins.py); empty: what is installed from decides
 
 
 def decide(site: Site, wants: Wants) -> list[AnyAction]:
@@ -123,7 +128,9 @@ def decide(site: Site, wants: Wants) -> list[AnyAction]:
 
     Raises:
         DiskFull, PythonMissing: it cannot be done there.
+        InvalidFile: others may write the workdir.
     """
+    _check_private(site)
     actions: list[AnyAction] = []
     if not site.codes.get(wants.code):
         actions.append(SendCode(wants.code, wants.code_size))
@@ -176,6 +183,7 @@ def missing(site: Site, wants: Wants) -> list[str]:
 def _needs(wants: Wants) -> dict[str, str]:
     """Return psctl's needs by module, as requirements; torch as it is wanted."""
     needs = {name: f"{name}>={oldest}" for name, oldest in NEEDED.items() if name != "torch" or wants.torch is not None}
+    needs |= {name: f"{name}=={version_of(line)}" for name, line in wants.pins.items() if name in needs}
     if wants.torch:
         needs["torch"] = f"torch=={wants.torch}"
     return needs
@@ -198,17 +206,15 @@ def _managed(site: Site, wants: Wants) -> list[MakeEnvironment | Install]:
     """`environment: managed`: everything in an environment of its own."""
     packages = [*_needs(wants).values(), *wants.requirements]
     options = _options(wants)
-    key = _key("managed", site.minor, wants.wheels, *options, *packages)
+    key = _key("managed", site.minor, wants.wheels, hide_credentials(wants.index or ""), *options, *packages)
     _check_pip(site, wants, has_pip=False)
     make = MakeEnvironment(key, site.executable, site.minor, pip=not wants.wheels_pip)
     return [make, Install(key, tuple(packages), options, wants.wheels)]
 
 
 def _options(wants: Wants) -> tuple[str, ...]:
-    """How pip finds packages: the wheelhouse alone, the index that was given, or what pip on the host is set to."""
-    if wants.wheels:
-        return ("--no-index",)
-    return ("--index-url", wants.index) if wants.index else ()
+    """How pip finds packages beside the index: in the wheelhouse alone, where one was sent."""
+    return ("--no-index",) if wants.wheels else ()
 
 
 def _check_pip(site: Site, wants: Wants, has_pip: bool) -> None:
@@ -218,6 +224,14 @@ def _check_pip(site: Site, wants: Wants, has_pip: bool) -> None:
             hint="apt install python3-venv there, or put pip's own wheel into runtime.wheelhouse",
             where=site.name,
         )
+
+
+def _check_private(site: Site) -> None:
+    if site.open is not None:
+        raise errors.InvalidFile(
+            f"{site.name}: {site.open['why']}; what lies in runtime.workdir ({site.workdir}) is run by psctl",
+            hint=f"on {site.name}: {site.open['cure']}, or set runtime.workdir to another folder", where=site.name,
+        )  # fmt: skip
 
 
 def _check_room(site: Site, actions: list[AnyAction]) -> None:
@@ -232,6 +246,12 @@ def _check_room(site: Site, actions: list[AnyAction]) -> None:
         raise errors.DiskFull(
             f"{site.name}: {format_bytes(site.free)} left where {site.workdir} is: too little for psctl",
             hint="free space there, or set runtime.workdir to another disk",
+            where=site.name,
+        )
+    if site.inodes is not None and site.inodes < (INSTALLED_FILES if installs else FILES):
+        raise errors.DiskFull(
+            f"{site.name}: {site.inodes} more files can be made where {site.workdir} is (inodes): too few for psctl",
+            hint="remove files there (df -i shows it), or set runtime.workdir to another disk",
             where=site.name,
         )
 

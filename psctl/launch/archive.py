@@ -1,6 +1,6 @@
 """Folders as content-addressed archives: the same files give the same name on every machine.
 
-An archive is a tar (sorted, times 0, owner 0, modes 644 or 755) compressed with gzip. Its name is the hash of the tar,
+An archive is a tar (sorted, times 0, owner 0, modes 600 or 700) compressed with gzip. Its name is the hash of the tar,
 not of the compressed bytes, which depend on the zlib at hand. Symbolic links that stay inside travel as links; one that
 leads outside is refused, for it would mean another file on another host.
 """
@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import msgspec
 import psctl
 from psctl import errors
 from psctl.launch import ignore
+from psctl.launch.pins import CONSTRAINTS
 from psctl.units import format_bytes
 
 WARN = 100_000_000
@@ -27,6 +29,10 @@ WARN = 100_000_000
 
 LIMIT = 2_000_000_000
 """Bytes of files from which on a folder is refused: data does not travel with code."""
+
+
+UNPACKED_LIMIT = 2 * LIMIT
+"""Bytes of a tar at most: the files of a folder, and what tar adds."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -65,13 +71,33 @@ def pack_folder(folder: Path, exclude: Sequence[str] = ()) -> Archive:
     return Archive(_name(data), gzip.compress(data, 6, mtime=0), [name for name, _ in entries], size, warning)
 
 
+def prove(data: bytes, name: str) -> None:
+    """See that a packed archive is the one of this name.
+
+    Raises:
+        InvalidFile: it is not, whoever sent it.
+    """
+    found, size = hashlib.sha256(), 0
+    try:
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            while part := unpacked.read(1 << 20):
+                size += len(part)
+                if size > UNPACKED_LIMIT:
+                    raise errors.InvalidFile(f"an archive of more than {UNPACKED_LIMIT} bytes")
+                found.update(part)
+    except (OSError, EOFError, zlib.error) as error:
+        raise errors.InvalidFile(f"it is no archive: {error}") from error
+    if found.hexdigest()[:40] != name:
+        raise errors.InvalidFile("its bytes are not those that its name tells")
+
+
 def pack_psctl() -> Archive:
     """Pack psctl's own package, without templates: what travels to hosts in place of an installation."""
     root = Path(psctl.__file__).resolve().parent
     entries = [
         (f"psctl/{name}", path)
         for name, path in walk(root, ("_templates/", "_clusters/"))
-        if path.is_dir() or path.suffix == ".py"
+        if path.is_dir() or path.suffix == ".py" or name == CONSTRAINTS
     ]
     data = _tar([("psctl", root), *entries])
     size = sum(path.stat().st_size for _, path in entries if path.is_file())
@@ -175,14 +201,14 @@ def _add(tar: tarfile.TarFile, name: str, path: Path, root: Path) -> None:
                 hint="put a copy in its place, or leave it out with `exclude:`",
                 where=str(path),
             )
-        info.type, info.linkname = tarfile.SYMTYPE, target
+        info.type, info.linkname = tarfile.SYMTYPE, os.path.relpath(meant, path.parent)
         tar.addfile(info)
     elif path.is_dir():
-        info.type, info.mode = tarfile.DIRTYPE, 0o755
+        info.type, info.mode = tarfile.DIRTYPE, 0o700
         tar.addfile(info)
     else:
         data = path.read_bytes()
-        info.size, info.mode = len(data), 0o755 if os.access(path, os.X_OK) else 0o644
+        info.size, info.mode = len(data), 0o700 if os.access(path, os.X_OK) else 0o600
         tar.addfile(info, io.BytesIO(data))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ THERE, FILES, NET, LINK, COPY = "there", "there_files", "there_net", "there_link
 
 _DISK_FULL = 28
 
+_IMPORT = re.compile(r"^from psctl\.launch\.(there_\w+) import (?:\([^)]*\)|[^(\n]*)\n", re.MULTILINE)
+
 
 @cache
 def source(program: str) -> str:
-    """Return the text of one of the programs."""
+    """Return the text of one of the programs; in place of another that it imports names of stands that one's text."""
     spec = importlib.util.find_spec(f"psctl.launch.{program}")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).read_text()
+    text = Path(spec.origin).read_text()
+    return _IMPORT.sub(lambda found: source(found[1]).replace("from __future__ import annotations\n", ""), text)
 
 
 def words(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:

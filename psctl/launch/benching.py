@@ -22,9 +22,10 @@ from psctl.launch.prepare import Wanted, load_wanted, seats_of
 from psctl.launch.roster import job_order
 from psctl.launch.submit import Stage
 from psctl.orders import JobOrder
+from psctl.plan.asked import Asked
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import Search
-from psctl.plan.choose import Asked, Plan, Planner
+from psctl.plan.choose import Plan, Planner
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import place_servers, serve
 from psctl.plan.timing import Costs, Pace, Timing, paced
@@ -186,7 +187,11 @@ class Outlook:
             costs=calibration.recall(stage.home, stage.chosen, stage.state),
         )  # fmt: skip
         self.ground: Ground = ground_of(self.order)
-        self._planner = Planner(self.ground, self.order.hosts, Asked("auto", "worker", self.order.servers))
+        self._planner = Planner(
+            self.ground,
+            self.order.hosts,
+            Asked("auto", "worker", self.order.servers, encrypted=self.order.require_encryption),
+        )
         self._plans: dict[int, Plan] = {}
 
     def plan(self, size: int) -> Plan:
@@ -223,7 +228,8 @@ class Outlook:
                 rounds.append(Round(size, played))
             if "ps" in names:
                 served.append(Job(Question(wish.operation, [Round(size, {"ps": {}})]), "ps"))
-        collectives = [Job(Question(wish.operation, rounds), "native")] if rounds else []
+        strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
+        collectives = [Job(Question(wish.operation, rounds), strategy)] if rounds else []
         return [*collectives, *served]
 
 

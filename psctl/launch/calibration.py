@@ -26,7 +26,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What was found, and on which machines: host to address, cores and GPUs.
+    """What was found, and on which machines: host to address, cores, GPUs and identity.
 
     `paces` says of strategies how many times as long as predicted their bytes flow, `waits` their messages wait.
     """
@@ -73,7 +73,7 @@ def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:
     except errors.PsctlError:  # a host has no address that others could use: whoever needs one says so
         at = {}
     return {
-        name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus"
+        name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"
         for name, site in state.sites.items()
     }
 

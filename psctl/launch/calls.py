@@ -3,12 +3,56 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from psctl import errors
 from psctl.launch import ask
 from psctl.launch.home import HostRecord
 from psctl.remote.shell import Process, Shell
+
+
+class _RankTold(msgspec.Struct):
+    role: str
+    rank: int
+    host: str = ""
+    state: str = ""
+    pid: int | None = None
+    step: int = 0
+    last_error: str | None = None
+
+
+class _Roles(msgspec.Struct):
+    roles: list[_RankTold]
+
+
+class _Step(msgspec.Struct):
+    step: int
+
+
+class _Size(msgspec.Struct):
+    size: int
+
+
+class _End(msgspec.Struct):
+    status: Literal["done", "failed", "stopped"]
+    exit: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    steps: int
+    failure: dict[str, Any] | None = None
+
+
+class _Digest(msgspec.Struct):
+    """What a digest must be, as far as it is read."""
+
+    alive: bool
+    ranks: dict[str, _RankTold]
+    state: str = ""
+    started: _Roles | None = None
+    plan: _Size | None = None
+    progress: _Step | None = None
+    checkpoint: _Step | None = None
+    finished: _End | None = None
 
 
 def call(
@@ -43,14 +87,30 @@ def call(
 
 def alive(shell: Shell, host: HostRecord) -> bool:
     """Tell whether the agent of a host runs."""
-    return bool(host.started) and shell.alive(Process(host.pid, host.started))
+    if not host.started:  # psctl died when it had started the agent
+        return bool(digests(shell, [host])[host.job_dir]["alive"])
+    return shell.alive(Process(host.pid, host.started))
 
 
 def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
-    """Return, by job folder, what the event logs on a head host tell of their jobs."""
+    """Return, by job folder, what the event logs on a head host tell of their jobs.
+
+    What is kept of it decides what later commands read, so an answer that is none is refused here.
+
+    Raises:
+        CommandFailed: the host answers with something else.
+    """
     python = hosts[0].python
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
-    return dict(ask.ask(shell, python, ask.THERE, "digest", question))
+    answer = ask.ask(shell, python, ask.THERE, "digest", question)
+    try:
+        told = msgspec.convert(answer, dict[str, _Digest])
+    except msgspec.ValidationError as error:
+        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"no digest: {error}") from error
+    lacking = next((host.job_dir for host in hosts if host.job_dir not in told), None)
+    if lacking is not None:
+        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"nothing is said of {lacking}")
+    return dict(answer)
 
 
 def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:

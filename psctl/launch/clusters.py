@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -10,8 +12,14 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch.home import Home, KnownCluster
+from psctl.launch.home import NEW, READY, Home, KnownCluster
+from psctl.spec import yaml
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
+from psctl.spec.yaml import LARGEST
+from psctl.units import format_bytes
+
+MOST_BYTES = 4 * LARGEST
+"""Bytes of a YAML file that are read: each of its characters takes four at most."""
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -24,6 +32,27 @@ class Chosen(msgspec.Struct, frozen=True):
     def embedded(self) -> bool:
         """Whether no file stands behind it."""
         return not self.known.text
+
+    @property
+    def title(self) -> str:
+        """How a command names its target: "lab (3 hosts)"."""
+        count = len(self.spec.hosts)
+        inside = "this machine" if self.embedded else f"{count} host{'s' if count > 1 else ''}"
+        return f"{self.spec.name} ({inside})"
+
+    def same(self, other: Chosen) -> bool:
+        """Tell whether both are the same file's same text, or both this machine."""
+        return (self.known.name, self.known.text) == (other.known.name, other.known.text)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A cluster in `psctl clusters`. `state`: ready, partial, new, changed (its file was) or file-missing."""
+
+    name: str
+    file: str | None
+    current: bool
+    hosts: list[str]
+    state: str
 
 
 def is_path(reference: str) -> bool:
@@ -74,6 +103,83 @@ def recall(home: Home, known: KnownCluster) -> Chosen:
     return Chosen(load_cluster(known.text, known.source), known) if known.text else embedded(home)
 
 
+def use(home: Home, chosen: Chosen) -> None:
+    """Make a cluster the current one; its name is known from then on."""
+    name = chosen.known.name
+    if not chosen.embedded:
+        before = home.cluster(name) if name in home.clusters() else None
+        if before is None or before.text != chosen.known.text:
+            home.remember(msgspec.structs.replace(chosen.known, state=NEW))
+    home.use(name)
+
+
+def rows(home: Home) -> list[Row]:
+    """Return every known cluster as this machine left it, `local` first; no host is asked."""
+    names = home.clusters()
+    found = [] if LOCAL in names else [embedded(home)]
+    found += [recall(home, home.cluster(name)) for name in names]
+    current = home.current() or LOCAL
+    return [
+        Row(each.known.name, each.known.source or None, each.known.name == current,
+            [host.name for host in each.spec.hosts], _state(each))
+        for each in found
+    ]  # fmt: skip
+
+
+def _state(chosen: Chosen) -> str:
+    """Return the state that was kept, unless the file is no longer what was kept of it."""
+    if chosen.embedded:
+        return READY
+    try:
+        text = Path(chosen.known.source).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "file-missing"
+    return chosen.known.state if text == chosen.known.text else "changed"
+
+
+def train_command(home: Home, chosen: Chosen, environment: Mapping[str, str]) -> str:
+    """Return the command that trains on this cluster now: the job file that is near, and --cluster where it is needed.
+
+    Without --cluster, the job file's own `cluster:`, PSCTL_CLUSTER and the current cluster decide, in this order.
+    """
+    folders = [Path.cwd()] if chosen.embedded else [Path.cwd(), Path(chosen.known.source).parent]
+    job = next((folder / "job.yaml" for folder in folders if (folder / "job.yaml").is_file()), None)
+    words = ["psctl", "train", "JOB.yaml" if job is None else shown_path(job)]
+    try:
+        folder = job.parent if job is not None else None
+        plain = choose(home, None, job_cluster=_cluster_of(job), job_folder=folder, environment=environment)
+    except errors.PsctlError:  # what would be taken is unknown or broken
+        plain = None
+    if plain is None or not plain.same(chosen):
+        words += ["--cluster", reference(home, chosen)]
+    return " ".join(words)
+
+
+def reference(home: Home, chosen: Chosen) -> str:
+    """Return how a command line names a cluster: by its name where that means it, else by its file."""
+    name = chosen.known.name
+    known = home.cluster(name) if name in home.clusters() else None
+    by_name = chosen.embedded if known is None else known.text == chosen.known.text
+    return name if by_name else shown_path(Path(chosen.known.source))
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as one types it here: relative where it lies below this folder, quoted where it must be."""
+    short = os.path.relpath(path)
+    if short.startswith(".."):
+        short = str(path)
+    return shlex.quote(short)
+
+
+def _cluster_of(job: Path | None) -> str | None:
+    """Return the `cluster:` of a job file; None where it has none or cannot be read."""
+    if job is None:
+        return None
+    node = yaml.parse(read_text(job, "a job file"), str(job))
+    found = node.get("cluster") if isinstance(node, yaml.Mapping) else None
+    return found.text if isinstance(found, yaml.Scalar) and not found.null else None
+
+
 def waiting(chosen: Chosen, seconds: float) -> Chosen:
     """Return a cluster whose hosts are waited for this long at most, whatever its file says."""
     ssh = msgspec.structs.replace(chosen.spec.ssh, connect_timeout=seconds)
@@ -81,9 +187,18 @@ def waiting(chosen: Chosen, seconds: float) -> Chosen:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return the text of a file that a user named; InvalidFile says what is wrong with it."""
+    """Return the text of a file that a user named, reading no more of it than a YAML document may have.
+
+    Raises:
+        InvalidFile: it cannot be read, is larger than that, or is no UTF-8; the user's fault.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            message = f"{path}: larger than {format_bytes(MOST_BYTES)}, the most that is read"
+            raise errors.InvalidFile(message, hint="is it the right file?", where=str(path))
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise errors.InvalidFile(f"{path}: no text: {error.reason}", hint="save it as UTF-8", where=str(path)) from None
     except OSError as error:

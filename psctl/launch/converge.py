@@ -31,14 +31,17 @@ from psctl.launch.actions import (
 )
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
 from psctl.launch.clusters import Chosen
+from psctl.launch.installing import install, runs_of
+from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.launch.site import Site, look
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.addresses import Chosen as Address
+from psctl.units import hide_credentials
 from psctl.words import HostName
 
-INSTALL_TIMEOUT = 3600.0
-"""Seconds for pip: torch with CUDA is gigabytes."""
+PRIVATELY = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+"""Words before a command: what it writes is for this user alone, whatever the login's umask."""
 
 Say = Callable[[str, str], None]
 """Told of progress: host, sentence."""
@@ -97,6 +100,7 @@ def wants_of(chosen: Chosen) -> tuple[Wants, dict[str, Archive]]:
         requirements=runtime.requirements, index=runtime.index, wheels=wheels.hash if wheels else "",
         wheels_size=len(wheels.data) if wheels else 0,
         wheels_pip=any(name.startswith("pip-") for name in wheels.files) if wheels else False,
+        pins={} if wheels else hashed(),
     )  # fmt: skip
     return wants, archives
 
@@ -228,7 +232,7 @@ def _make_environment(shell: Shell, site: Site, action: MakeEnvironment) -> None
     path = f"{site.workdir}/envs/{action.key}"
     pip = action.pip and site.modules.get("ensurepip") is not None
     flags = ["--clear"] if pip else ["--clear", "--without-pip"]
-    shell.run([action.python, "-m", "venv", *flags, path], timeout=300)
+    shell.run([*PRIVATELY, action.python, "-m", "venv", *flags, path], timeout=300)
     if action.sees:
         lines = "".join(f"{folder}\n" for folder in action.sees)
         shell.put(lines.encode(), f"{path}/lib/python{action.minor}/site-packages/psctl-sees.pth")
@@ -239,15 +243,10 @@ def _install(state: Converging, shell: Shell, site: Site, action: Install) -> No
     options = [*action.options]
     if action.wheels:
         options += ["--find-links", f"{site.workdir}/wheels/{action.wheels}"]
-    pip = _pip(state, site, action, python)
-    try:
-        shell.run(
-            [*pip, "install", "--disable-pip-version-check", "--no-input", "--quiet", *options, *action.packages],
-            timeout=INSTALL_TIMEOUT,
-        )
-    except errors.CommandFailed as error:
-        raise _install_failed(shell.name, error) from error
-    note = msgspec.json.encode({"packages": list(action.packages), "python": python})
+    constraints = f"{site.workdir}/code/{state.wants.code}/psctl/{CONSTRAINTS}"
+    runs = runs_of(action.packages, state.wants.pins, constraints)
+    install(shell, _pip(state, site, action, python), options, runs, None if action.wheels else state.wants.index)
+    note = msgspec.json.encode({"packages": [hide_credentials(each) for each in action.packages], "python": python})
     shell.put(note, f"{site.workdir}/envs/{action.key}/psctl-ready.json")
 
 
@@ -260,17 +259,6 @@ def _pip(state: Converging, site: Site, action: Install, python: str) -> list[st
     if wheel:
         return [python, f"{site.workdir}/wheels/{action.wheels}/{wheel}/pip"]
     return [site.executable, "-m", "pip", "--python", python]
-
-
-def _install_failed(host: str, error: errors.CommandFailed) -> errors.PsctlError:
-    if "No space left" in error.tail:
-        return errors.DiskFull(f"{host}: no space left for packages", hint="set runtime.workdir to another disk")
-    said = [line for line in error.tail.splitlines() if line.startswith("ERROR")] or [error.message]
-    return errors.PythonMissing(
-        f"{host}: packages could not be installed: {said[-1].removeprefix('ERROR: ')}",
-        hint="no network there? runtime: {wheelhouse: FOLDER} sends wheels from this machine",
-        where=host,
-    )
 
 
 def _beside(chosen: Chosen, path: str) -> Path:

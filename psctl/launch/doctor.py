@@ -15,20 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask, reach
+from psctl.launch import ask, ports, reach
 from psctl.launch.actions import missing, torch_of
 from psctl.launch.clusters import Chosen
 from psctl.launch.connecting import Connect
 from psctl.launch.converge import Converging, look_at_all
 from psctl.launch.home import Home
-from psctl.launch.roster import Machine
+from psctl.launch.planning import any_job
+from psctl.launch.roster import Machine, seat
 from psctl.launch.site import Site
 from psctl.launch.submit import machines_of
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
+from psctl.remote.ssh import SshShell
 from psctl.remote.target import resolve
 from psctl.spec.cluster import ClusterSpec, HostSpec
-from psctl.units import format_bytes, format_seconds
+from psctl.units import format_bytes, format_count, format_seconds
 from psctl.words import HostName
 
 SKEW = 2.0
@@ -36,6 +38,9 @@ SKEW = 2.0
 
 LITTLE = 2_000_000_000
 """Bytes below which a disk is called full: checkpoints and logs grow."""
+
+FEW = 10_000
+"""Files that can still be made, below which a disk is called full."""
 
 DRIVERS = {"11": 450, "12": 525, "13": 580}
 """The first branch of the driver for each major version of CUDA, as NVIDIA's notes on compatibility list them."""
@@ -88,7 +93,24 @@ def examine(home: Home, chosen: Chosen, connect: Connect) -> list[Report]:
         _versions(reports, state)
         reach.find(home, chosen, fleet, state, lambda *_: None, keep=False)
         _network(chosen, fleet, state, reports)
+        _sessions(fleet, reports)
     return list(reports.values())
+
+
+def _sessions(fleet: Fleet, reports: Mapping[str, Report]) -> None:
+    """Run a command while another one runs: sshd may allow one session a connection."""
+
+    def two(_: HostName, shell: Shell) -> int:
+        with shell.tail("/dev/null"):
+            shell.run(["true"])
+        return shell.logins if isinstance(shell, SshShell) else 1
+
+    for host, outcome in fleet.each(two, names=list(fleet.shells)).items():
+        if outcome.error is not None:
+            reports[host].bad("sessions", outcome.error)
+        elif outcome.value > 1:
+            few = f"sshd allows few sessions on a connection (MaxSessions): psctl logged in {outcome.value} times"
+            reports[host].good("sessions", f"{few}; a larger value in sshd_config saves time")
 
 
 def _outside(cluster: ClusterSpec, reports: Mapping[str, Report]) -> None:
@@ -151,6 +173,10 @@ def _refused(report: Report, error: errors.PsctlError) -> None:
     elif isinstance(error, errors.AuthFailed):
         report.good("host key", "known")
         report.bad("auth", error)
+    elif isinstance(error, errors.LoginShellFailed):
+        report.good("host key", "known")
+        report.good("auth", "logged in")
+        report.bad("login shell", error)
     else:
         report.bad("ssh", error)
 
@@ -175,17 +201,27 @@ def _inside(report: Report, site: Site, state: Converging) -> None:
     torch = site.modules.get("torch")
     report.good("torch", torch or "none yet")
     _gpus(report, site)
-    if site.free < LITTLE:
-        report.bad("disk", errors.DiskFull(f"{format_bytes(site.free)} left at {site.workdir}", "free space there"))
-    elif not site.writable:
-        report.bad("disk", errors.DiskFull(f"{site.workdir} cannot be written", "set runtime.workdir"))
-    else:
-        report.good("disk", f"{format_bytes(site.free)} left")
+    _disk(report, site, state.failed.get(site.name))
     detail = f"{format_seconds(abs(site.skew))} {'ahead' if site.skew > 0 else 'behind'}" if site.skew else "as here"
     if abs(site.skew) > SKEW:
         report.bad("clock", errors.VersionMismatch(detail, "run a time service there (chrony, systemd-timesyncd)"))
     else:
         report.good("clock", detail)
+
+
+def _disk(report: Report, site: Site, refused: errors.PsctlError | None) -> None:
+    if site.free < LITTLE:
+        report.bad("disk", errors.DiskFull(f"{format_bytes(site.free)} left at {site.workdir}", "free space there"))
+    elif site.inodes is not None and site.inodes < FEW:
+        left = f"{format_bytes(site.free)} but only {site.inodes} more files (inodes) left at {site.workdir}"
+        report.bad("disk", errors.DiskFull(left, "remove files there (df -i shows it)"))
+    elif site.open is not None and refused is not None:
+        report.bad("disk", refused)
+    elif not site.writable:
+        report.bad("disk", errors.DiskFull(f"{site.workdir} cannot be written", "set runtime.workdir"))
+    else:
+        files = "" if site.inodes is None else f", {format_count(site.inodes)} files"
+        report.good("disk", f"{format_bytes(site.free)}{files} left")
 
 
 def _gpus(report: Report, site: Site) -> None:
@@ -245,31 +281,36 @@ def _network(chosen: Chosen, fleet: Fleet, state: Converging, reports: Mapping[s
         why = f"{machine.reason}; psctl's own traffic is sealed, Gloo's and NCCL's is not"
         reports[name].good("interface", f"{at}: {why}")
     if chosen.spec.network.ports is not None:
-        _ports(chosen.spec.network.ports, fleet, state, machines, reports)
+        _ports(chosen.spec.network.ports, chosen, fleet, state, machines, reports)
     if len(machines) > 1:
         _reach(chosen.spec.network.ports, fleet, state, machines, reports)
 
 
 def _ports(
     span: tuple[int, int],
+    chosen: Chosen,
     fleet: Fleet,
     state: Converging,
     machines: Mapping[str, Machine],
     reports: Mapping[str, Report],
 ) -> None:
-    def look(name: HostName, shell: Shell) -> int:
-        question = {"host": machines[name].address, "first": span[0], "last": span[1]}
-        return int(ask.ask(shell, state.sites[name].executable, ask.NET, "ports", question)["free"])
-
+    """Compare what is free with what a job of no particular wishes needs, on hosts where no job holds ports already."""
+    at = {name: machine.address for name, machine in machines.items()}
+    seen = ports.look(span, fleet, state, at)
+    idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+    needs = ports.needed(any_job(), seat(chosen.spec, idle, any_job()))
     total = span[1] - span[0] + 1
-    for name, outcome in fleet.each(look, names=[HostName(name) for name in machines]).items():
-        if outcome.error is not None:
-            reports[name].bad("ports", outcome.error)
-        elif outcome.value == 0:
-            message = f"none of {span[0]}-{span[1]} is free on {machines[name].address}"
-            reports[name].bad("ports", errors.PortTaken(message, "ss -ltnp shows who holds them; widen network.ports"))
+    for name, answer in seen.items():
+        if isinstance(answer, errors.PsctlError):
+            reports[name].bad("ports", answer)
+            continue
+        wanted = sum(needs.get(name, {}).values())
+        few = ports.lacking(span, {name: needs.get(name, {})}, {name: answer}, at, chosen.known.source)
+        if few is not None and not state.sites[name].jobs:
+            reports[name].bad("ports", few)
         else:
-            reports[name].good("ports", f"{outcome.value} of {total} free in {span[0]}-{span[1]}")
+            detail = f"{answer.free} of {total} free in {span[0]}-{span[1]}; a job needs about {wanted} here"
+            reports[name].good("ports", detail)
 
 
 def _reach(

@@ -16,6 +16,7 @@ from psctl.clock import Clock
 from psctl.job.events import AnyEvent, Finished, finished_by_failure, from_line
 from psctl.launch import calls
 from psctl.launch.home import JobRecord
+from psctl.launch.translate import SourcePaths
 from psctl.remote.shell import Shell, Tail
 
 POLL = 0.1
@@ -82,6 +83,7 @@ class Follower:
         self._record, self._connect, self._clock, self._notice = record, connect, clock, notice
         self._shell = shell
         self._lines = Lines()
+        self._paths = SourcePaths(record)
         self._lost_since: float | None = None
         self._tries = 0
 
@@ -138,7 +140,7 @@ class Follower:
 
     def _event(self, line: bytes) -> AnyEvent:
         try:
-            return from_line(line)
+            return self._paths.event(from_line(line))
         except msgspec.DecodeError as error:
             raise errors.ProtocolError(
                 f"{self.path} on {self._record.head.name} holds no event at byte {self._lines.offset}: {error}",

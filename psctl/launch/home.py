@@ -3,7 +3,7 @@
     $PSCTL_HOME/clusters/lab.json       a copy of the file and where it lay, so that a later command needs no file
     $PSCTL_HOME/measured/links/lab.json what was measured between its hosts; measured/reach/lab.json: their addresses
     $PSCTL_HOME/measured/costs/lab.json what messages cost there, as `bench` found
-    $PSCTL_HOME/current                 the name of the cluster that `up` saw last
+    $PSCTL_HOME/current                 the name of the current cluster: `up` and `use` write it, nothing else does
     $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
 
 Two psctl at once are safe: a job's name is taken by making its folder, which only one of them can; every file is
@@ -13,34 +13,47 @@ written under another name and renamed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from psctl import errors
+from psctl.launch.there import open_to_others
+from psctl.launch.there_files import make_private
 
 MEASURED = ("links", "reach", "costs")
 """What may be kept of a cluster beside its file."""
 
+FOLDERS = ("clusters", "measured", "jobs")
+"""Folders of a home that must not be open to other users, as the home itself."""
+
+PLACING = "placing"
+"""A file in a job's folder that is locked by the psctl which starts the job."""
+
+READY, PARTIAL, NEW = "ready", "partial", "new"
+"""States of a cluster as this machine left it: every host made ready, some of them, none yet."""
+
 S = TypeVar("S", bound=msgspec.Struct)
 
-_JOB = re.compile(r"(?P<name>.+)-(?P<number>[0-9]+)")
+_JOB = re.compile(r"(?P<name>.+)-(?P<number>[0-9]{1,9})")
 
 
 class KnownCluster(msgspec.Struct, frozen=True):
-    """A cluster file as `up` saw it. `text` is empty for the embedded local cluster."""
+    """A cluster file as psctl last read it. `text` is empty for the embedded local cluster."""
 
     name: str
     source: str  # absolute path of the file
     text: str
     time: float
+    state: str = READY
 
 
 class HostRecord(msgspec.Struct, frozen=True):
@@ -69,10 +82,13 @@ class JobRecord(msgspec.Struct, frozen=True):
     code_hash: str
     checkpoints: str  # folder of this job's checkpoints on the head
     state: str = "submitted"  # last one seen; done, failed and stopped are final
+    limit: float = 120.0  # seconds from `created` in which its agents must be started
+    reason: str = ""  # why it failed, where none of its ranks has said so
     exit: int | None = None
     step: int = 0
     size: int | None = None  # bytes of gradients, once the run has decided its plan
     ranks: list[dict[str, Any]] = []  # last known, once the job is over
+    authority: str = ""  # certificate (PEM) of the job's authority, which signs its checkpoints; "": not known
 
     @property
     def head(self) -> HostRecord:
@@ -103,23 +119,37 @@ class Home:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Home:
-        """Return the home that PSCTL_HOME names, else ~/.psctl."""
-        return cls(Path(environment.get("PSCTL_HOME") or "~/.psctl").expanduser().absolute())
+        """Return the home that PSCTL_HOME names, else ~/.psctl.
+
+        Raises:
+            UsageError: another user may write there.
+        """
+        root = Path(environment.get("PSCTL_HOME") or "~/.psctl").expanduser().absolute()
+        found = open_to_others(str(root), FOLDERS)
+        if found is not None:
+            raise errors.UsageError(
+                f"PSCTL_HOME ({root}): {found['why']}; what psctl keeps there decides what it runs",
+                hint=f"{found['cure']}, or set PSCTL_HOME to another folder",
+            )
+        return cls(root)
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """Be the only psctl of this home that starts a job: between looking for free slots and taking them."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / "starting").open("w") as file:
+        make_private(str(self.root))
+        with os.fdopen(os.open(self.root / "starting", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
             yield
 
     # ---- clusters ------------------------------------------------------------------------------------------------
 
     def remember(self, cluster: KnownCluster) -> None:
-        """Keep a cluster and make it the current one."""
+        """Keep a cluster, so that its name is known; the current one stays what it is."""
         write_atomic(self.root / "clusters" / f"{cluster.name}.json", msgspec.json.encode(cluster))
-        write_atomic(self.root / "current", cluster.name.encode() + b"\n")
+
+    def use(self, name: str) -> None:
+        """Make a known cluster, or "local", the current one."""
+        write_atomic(self.root / "current", name.encode() + b"\n")
 
     def forget(self, name: str) -> None:
         """Forget a cluster, also as the current one."""
@@ -184,7 +214,7 @@ class Home:
     def allocate(self, name: str, above: int = 0) -> str:
         """Reserve the next free job name "NAME-N"; N is above `above` and above every number used here."""
         folder = self.root / "jobs"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(str(folder))
         used = [split[1] for path in folder.iterdir() if (split := split_job(path.name)) and split[0] == name]
         number = max([above, *used]) + 1
         while True:
@@ -193,6 +223,7 @@ class Home:
             except FileExistsError:
                 number += 1
             else:
+                (folder / f"{name}-{number}").chmod(0o700)
                 return f"{name}-{number}"
 
     def release(self, job: str) -> None:
@@ -202,6 +233,51 @@ class Home:
     def save(self, record: JobRecord) -> None:
         """Write a job's record."""
         write_atomic(self.root / "jobs" / record.job / "record.json", msgspec.json.encode(record))
+
+    def update(self, record: JobRecord) -> None:
+        """Write what was learnt of a job anew, if the disk takes it: the job's event log says the same again."""
+        try:
+            self.save(record)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def note_steps(self, job: str, steps: Iterable[int]) -> None:
+        """Keep which checkpoints a job was seen to have, for completion of their names."""
+        folder = self.root / "jobs" / job
+        if folder.is_dir():
+            write_atomic(folder / "steps.json", msgspec.json.encode(sorted(steps)))
+
+    def steps(self, record: JobRecord) -> list[int]:
+        """Return the steps of a job's checkpoints, newest first: those that lie here, else those seen last."""
+        here = Path(record.checkpoints) / record.job
+        if not record.cluster.text and here.is_dir():
+            return sorted((int(path.name) for path in here.iterdir() if path.name.isdecimal()), reverse=True)
+        try:
+            seen = msgspec.json.decode((self.root / "jobs" / record.job / "steps.json").read_bytes(), type=list[int])
+        except (OSError, msgspec.DecodeError):  # a hint for the shell, no more
+            return []
+        return sorted(seen, reverse=True)
+
+    @contextlib.contextmanager
+    def placing(self, job: str) -> Iterator[None]:
+        """Be the psctl that starts a job, until this is left or the process ends."""
+        path = self.root / "jobs" / job / PLACING
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+            path.unlink(missing_ok=True)
+
+    def is_placed_now(self, job: str) -> bool:
+        """Tell whether a psctl that lives is starting this job."""
+        try:
+            with (self.root / "jobs" / job / PLACING).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
 
     def jobs(self) -> list[JobRecord]:
         """Return all records, oldest first."""
@@ -236,8 +312,12 @@ class Home:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, readable by this user only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(str(path.parent))
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from psctl import errors
-from psctl.launch import ask
+from psctl.launch import ask, calls
 from psctl.launch.home import HostRecord, JobRecord
+from psctl.launch.translate import SourcePaths
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.words import HostName
 
 _FILE = re.compile(r"(?P<role>[a-z]+)-(?P<rank>[0-9]+)\.(?P<stream>stdout|stderr)\.log")
 _SELECTOR = re.compile(r"(?P<role>worker|server|coordinator)(?::(?P<ranks>[0-9,-]+))?")
+
+
+SHOWN = 20
+"""Ranks that an error names."""
+
+MOST_RANKS = 10_000
+"""Ranks that one range of a selector may hold."""
 
 
 class Line(NamedTuple):
@@ -25,6 +33,15 @@ class Line(NamedTuple):
     host: str
     stream: str
     text: str
+
+
+class Removed(NamedTuple):
+    """How many first lines of a stream are not kept any more."""
+
+    rank: str
+    host: str
+    stream: str
+    lines: int
 
 
 class Selector:
@@ -46,6 +63,11 @@ class Selector:
             known = self._wanted.get(match["role"], set())
             self._wanted[match["role"]] = None if ranks is None or known is None else known | ranks
 
+    @property
+    def given(self) -> bool:
+        """Whether anything was selected."""
+        return bool(self._wanted)
+
     def takes(self, rank: str) -> bool:
         """Tell whether "worker/3" is meant."""
         if not self._wanted:
@@ -55,6 +77,16 @@ class Selector:
             return False
         ranks = self._wanted[role]
         return ranks is None or (number.isdecimal() and int(number) in ranks)
+
+    def absent(self, ranks: Iterable[str]) -> list[str]:
+        """Return what is meant and is not among these ranks: "worker/9", or "server" where there is no server."""
+        known = set(ranks)
+        roles = {rank.partition("/")[0] for rank in known}
+        found = []
+        for role, wanted in self._wanted.items():
+            meant = [f"{role}/{rank}" for rank in sorted(wanted or ())] if role in roles else [role]
+            found += [each for each in meant if each not in known]
+        return found
 
     def prefixes(self) -> list[str]:
         """Return how the names of wanted log files begin."""
@@ -67,9 +99,31 @@ class Selector:
         ]
 
 
+def check(shell: Shell, record: JobRecord, selector: Selector) -> None:
+    """Refuse a selector that means ranks which the job does not have.
+
+    Args:
+        shell: of the job's head.
+
+    Raises:
+        UsageError: names the ranks that there are.
+    """
+    if not selector.given:
+        return
+    digest = calls.digests(shell, [record.head])[record.head.job_dir]
+    placed = (digest.get("started") or {}).get("roles", [])
+    ranks = sorted({*digest["ranks"], *(f"{role['role']}/{role['rank']}" for role in placed)}, key=_order)
+    absent = selector.absent(ranks)
+    if absent and ranks:
+        shown = ", ".join(ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+        raise errors.UsageError(
+            f"{record.job} has no {', '.join(absent[:SHOWN])}", hint=f"there are {shown}", where=record.job
+        )
+
+
 def collect(
     record: JobRecord, fleet: Fleet, selector: Selector, tail: int | None, grep: str | None
-) -> tuple[list[Line], dict[str, errors.PsctlError]]:
+) -> tuple[list[Line], list[Removed], dict[str, errors.PsctlError]]:
     """Read the log files of every host, in parallel.
 
     Args:
@@ -79,20 +133,23 @@ def collect(
         grep: regular expression that lines must match.
 
     Returns:
-        lines, by rank and stream, each in the order it was printed; and why hosts are missing.
+        lines, by rank and stream, each in the order it was printed; which are not kept; and why hosts are missing.
     """
     if grep is not None:
         pattern_of(grep)
     by_name = {host.name: host for host in record.hosts}
     question: dict[str, object] = {"prefixes": selector.prefixes(), "tail": tail, "grep": grep}
 
-    def read(name: HostName, shell: Shell) -> list[Line]:
+    def read(name: HostName, shell: Shell) -> tuple[list[Line], list[Removed]]:
         return _read(shell, by_name[name], question)
 
     found = fleet.each(read, names=[HostName(name) for name in by_name])
     missing = {str(name): outcome.error for name, outcome in found.items() if outcome.error is not None}
-    lines = [line for outcome in found.values() if outcome.ok for line in outcome.value]
-    return sorted(lines, key=lambda line: _order(line.rank)), missing
+    paths = SourcePaths(record)
+    parts = [outcome.value for outcome in found.values() if outcome.ok]
+    removed = [gap for part in parts for gap in part[1]]
+    lines = [line._replace(text=paths.text(line.text)) for part in parts for line in part[0]]
+    return sorted(lines, key=lambda line: _order(line.rank)), removed, missing
 
 
 def pattern_of(grep: str) -> re.Pattern[str]:
@@ -105,16 +162,21 @@ def pattern_of(grep: str) -> re.Pattern[str]:
         ) from error
 
 
-def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> list[Line]:
+def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[Line], list[Removed]]:
     asked = {**question, "folder": host.job_dir}
     result = shell.run(ask.words(host.python, ask.THERE, "logs", asked), timeout=None)
-    lines = []
+    lines, removed = [], []
     for raw in result.stdout.splitlines():
         name, text = json.loads(raw)
         match = _FILE.fullmatch(name)
-        if match is not None:
-            lines.append(Line(f"{match['role']}/{match['rank']}", host.name, match["stream"], text))
-    return lines
+        if match is None:
+            continue
+        rank = f"{match['role']}/{match['rank']}"
+        if isinstance(text, int):
+            removed.append(Removed(rank, host.name, match["stream"], text))
+        else:
+            lines.append(Line(rank, host.name, match["stream"], text))
+    return lines, removed
 
 
 def _order(rank: str) -> tuple[str, int]:
@@ -128,6 +190,8 @@ def _ranks(text: str, whole: str) -> set[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise errors.UsageError(f'-r {whole}: "{part}" is no rank or range of ranks', hint="worker:0-3 or worker:5")
+        if int(last or first) - int(first) >= MOST_RANKS:
+            raise errors.UsageError(f'-r {whole}: "{part}" is too many ranks', hint=f"at most {MOST_RANKS} at once")
         found |= set(range(int(first), int(last or first) + 1))
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -77,8 +77,8 @@ THOROUGH = Effort(seconds=0.6, burn=0.2, repeats=3, pings=200)
 class Measurements(msgspec.Struct, frozen=True):
     """All that was measured of a cluster.
 
-    `addresses` are those that it was measured at. `missing` says of pairs why they could not be. `inside` has the
-    copies within hosts.
+    `addresses` are those that it was measured at, `machines` the identities of the hosts (`Site.identity`).
+    `missing` says of pairs why they could not be. `inside` has the copies within hosts.
     """
 
     time: float
@@ -86,6 +86,7 @@ class Measurements(msgspec.Struct, frozen=True):
     series: tuple[Series, ...] = ()
     missing: tuple[tuple[str, str, str], ...] = ()
     inside: dict[str, tuple[Link, ...]] = {}
+    machines: dict[str, str] = {}
 
     def fabric(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
         """Return what lies between these hosts, as far as it was measured."""
@@ -114,7 +115,7 @@ def measure(chosen: Chosen, fleet: Fleet, state: Converging, say: Say, effort: E
     at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
     hosts = [host.name for host in chosen.spec.hosts if host.name in at and host.name in fleet.shells]
     if len(hosts) < 2:
-        return Measurements(time.time(), at)
+        return Measurements(time.time(), at, machines=_machines(state, at))
     work = _Work(chosen, fleet, state, {name: at[name] for name in hosts}, effort)
     plan: Sequence[Sequence[Pair]] = rounds(hosts)
     count = f"the links between {len(hosts)} hosts: {len(plan)} round{'s' if len(plan) > 1 else ''}"
@@ -130,7 +131,13 @@ def measure(chosen: Chosen, fleet: Fleet, state: Converging, say: Say, effort: E
     if not work.series:
         a, b, why = work.missing[0]
         raise errors.HostUnreachable(f"nothing could be measured: {a} - {b}: {why}", "psctl doctor shows why", a)
-    return Measurements(time.time(), dict(work.at), tuple(work.series), tuple(work.missing))
+    return Measurements(
+        time.time(), dict(work.at), tuple(work.series), tuple(work.missing), machines=_machines(state, work.at)
+    )
+
+
+def _machines(state: Converging, names: Iterable[str]) -> dict[str, str]:
+    return {name: state.sites[name].identity for name in names}
 
 
 class _Work:
@@ -244,7 +251,7 @@ def keep(home: Home, chosen: Chosen, measured: Measurements) -> None:
 
 
 def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None:
-    """Return what is kept, when it was measured of all these hosts at the addresses that they have now; else None.
+    """Return what is kept, when it was measured of these very machines at the addresses that they have now; else None.
 
     Call `reach.find` or `reach.settled` before. Sets `state.rates`.
     """
@@ -255,6 +262,8 @@ def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None
     except errors.PsctlError:  # damaged, or no address fits: there is nothing to recall
         return None
     if kept is None or not at.items() <= kept.addresses.items():
+        return None
+    if not _machines(state, at).items() <= kept.machines.items():  # a host was installed anew, or replaced
         return None
     state.rates = ports(between(chosen, state, kept), at)
     return kept
@@ -267,12 +276,13 @@ def plan(home: Home, chosen: Chosen, state: Converging) -> None:
     """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
 
     Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
     """
     hosts = [name for name in state.plans if name not in state.failed]
-    try:
-        settled = reach.settled(home, chosen, state)
-    except errors.PsctlError:  # a host has no address: whoever needs one says so
-        return
+    settled = reach.settled(home, chosen, state)
+    reach.addresses(chosen.spec, state)
     if len(hosts) < 2 or chosen.embedded or any(state.sites[name].jobs for name in hosts):
         return
     if settled and recall(home, chosen, state) is not None:
@@ -293,18 +303,21 @@ def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: 
         for name, actions in state.plans.items():
             state.plans[name] = [action for action in actions if not isinstance(action, ours)]
         return (f"the links were not measured: {error.message}",)
-    keep(home, chosen, msgspec.structs.replace(measured, inside=_inside_before(home, chosen)))
+    keep(home, chosen, msgspec.structs.replace(measured, inside=_inside_before(home, chosen, measured)))
     recall(home, chosen, state)
     return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
 
 
-def _inside_before(home: Home, chosen: Chosen) -> dict[str, tuple[Link, ...]]:
-    """The copies that `topo --measure` found: new links between hosts change nothing inside them."""
+def _inside_before(home: Home, chosen: Chosen, measured: Measurements) -> dict[str, tuple[Link, ...]]:
+    """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
     try:
         before = home.kept("links", chosen.spec.name, Measurements)
     except errors.InvalidFile:
         return {}
-    return before.inside if before is not None else {}
+    if before is None:
+        return {}
+    same = {name for name, identity in measured.machines.items() if before.machines.get(name) == identity}
+    return {name: links for name, links in before.inside.items() if name in same}
 
 
 # ---- what it means ---------------------------------------------------------------------------------------------------

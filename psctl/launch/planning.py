@@ -17,9 +17,10 @@ from psctl.launch.roster import job_order, seat, servers_of, staleness_of
 from psctl.launch.saved import read_saved
 from psctl.launch.submit import machines_of
 from psctl.orders import JobOrder
+from psctl.plan.asked import Asked
 from psctl.plan.by_size import spans, winners
 from psctl.plan.capacity import VALUE, capacity
-from psctl.plan.choose import UNKNOWN, Asked, Plan, Planner, planner_in, planner_of
+from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_in, planner_of
 from psctl.plan.ground import ground_in
 from psctl.remote.fleet import Fleet
 from psctl.schedule import catalog

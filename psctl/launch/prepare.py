@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import calibration, checkpoints, converge, measure
+from psctl.launch import calibration, checkpoints, entry, measure, ports, readying
 from psctl.launch import reach as reach_each_other
 from psctl.launch.archive import pack_folder
 from psctl.launch.clusters import Chosen, recall
@@ -20,13 +20,14 @@ from psctl.launch.home import Home, JobRecord
 from psctl.launch.planning import plan_of
 from psctl.launch.roster import Machine, Resumed, Seats, job_order, seat
 from psctl.launch.submit import Request, Stage, machines_of, secrets_of, submit, variables
-from psctl.plan.choose import Plan
+from psctl.orders import JobOrder
+from psctl.plan.choose import Plan, planner_of
 from psctl.remote.shell import Shell
-from psctl.spec import yaml
 from psctl.spec.job import JobSpec, load_job
 from psctl.words import HostName
 
 Say = Callable[[str, str], None]
+Warn = Callable[[str], None]
 
 NOTE = "# psctl train "
 """How a line begins that keeps an option of the command line in a job file's text."""
@@ -43,7 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
     @property
     def folder(self) -> Path:
         """The job's folder: `workdir:`, beside the job file."""
-        return (Path(self.source).parent / Path(self.job.workdir).expanduser()).resolve()
+        return entry.folder_of(self.job, self.source)
 
 
 def request_of(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], say: Say) -> Request:
@@ -54,12 +55,8 @@ def request_of(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], say: Sa
         UsageError: a variable is not set in the user's shell.
     """
     job, folder = wanted.job, wanted.folder
-    if job.script is not None and not (folder / job.script).is_file():
-        raise errors.InvalidFile(
-            f"script: {folder / job.script} is not there",
-            hint="script is relative to workdir",
-            where=_place(wanted, "script"),
-        )
+    if error := entry.missing(job.script, folder, _place(wanted, "script")):
+        raise error
     archive = pack_folder(folder, job.exclude)
     if job.script is not None and job.script not in archive.files:
         raise errors.InvalidFile(
@@ -79,7 +76,7 @@ def request_by_hash(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], co
     """Return a request for code that hosts have by its hash: what a checkpoint's manifest names."""
     job = wanted.job
     return Request(
-        job=job, text=wanted.text, source=wanted.source, folder=Path(wanted.source).parent, code=code,
+        job=job, text=wanted.text, source=wanted.source, folder=None, code=code,
         environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
     )  # fmt: skip
 
@@ -92,24 +89,20 @@ def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str], say: S
         the first host's own error when any cannot be used: nothing has been touched then.
     """
     with connect(chosen, None) as fleet:
-        state = converge.look_at_all(chosen, fleet, codes)
+        state = readying.decide(home, chosen, fleet, codes)
         for error in state.failed.values():
             raise _of_all(state.failed, error)
-        converge.check_versions(state)
         reach_each_other.find(home, chosen, fleet, state, say)
         measure.recall(home, chosen, state)
         yield Stage(home, chosen, fleet, state, connect)
 
 
-def make_ready(stage: Stage, say: Say) -> None:
+def make_ready(stage: Stage, say: Say, warn: Warn) -> None:
     """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
-    if not any(stage.state.plans.values()):
-        return
-    converge.carry_out(stage.state, stage.fleet, say)
+    for warning in readying.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
+        warn(warning)
     for error in stage.state.failed.values():
         raise _of_all(stage.state.failed, error)
-    if not stage.chosen.embedded:
-        stage.home.remember(stage.chosen.known)
 
 
 def seats_of(stage: Stage, job: JobSpec) -> tuple[Seats, dict[str, Machine]]:
@@ -118,21 +111,26 @@ def seats_of(stage: Stage, job: JobSpec) -> tuple[Seats, dict[str, Machine]]:
     return seat(stage.chosen.spec, machines, job), machines
 
 
-def run(stage: Stage, request: Request, connect: Connect, resume: checkpoints.Located | None, say: Say) -> JobRecord:
+def run(stage: Stage, request: Request, resume: checkpoints.Located | None, say: Say, warn: Warn) -> JobRecord:
     """Make the hosts ready and start the job.
 
     Args:
         stage: a cluster that was reached.
         request: the job.
         resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
+        say, warn: told of progress, and of what is odd about the hosts' links.
     """
-    seats, _ = seats_of(stage, request.job)
-    make_ready(stage, say)
+    connect = stage.connect
+    seats, _ = seats_of(stage, request.job)  # too few slots or ports are refused before anything is touched
+    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
+    planner_of(_order(stage, request, seats)).check()
+    make_ready(stage, say, warn)
+    seats, _ = seats_of(stage, request.job)  # the links' rates may have been measured since
     resumed = None
     if resume is not None:
         with source_of(stage, resume.record, connect, resume.host.name) as source:
             if request.archive is None:
-                archive = checkpoints.bring_code(source, resume, stage.state)
+                archive = checkpoints.bring_code(source, resume, stage.state, request.code)
                 request = msgspec.structs.replace(request, archive=archive)
             resumed = Resumed(_bring(stage, seats, source, resume, say), resume.id)
     return submit(stage, request, seats, resumed, say)
@@ -150,18 +148,25 @@ def source_of(stage: Stage, record: JobRecord, connect: Connect, name: str) -> I
         yield fleet.shells[HostName(name)]
 
 
+def _order(stage: Stage, request: Request, seats: Seats) -> JobOrder:
+    """Return the job's order as far as a plan needs it."""
+    return job_order(
+        request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code,
+        topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
+        costs=calibration.recall(stage.home, stage.chosen, stage.state),
+    )  # fmt: skip
+
+
 def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
     seats, _ = seats_of(stage, request.job)
-    known = machines_document(stage.home, stage.chosen, stage.state, seats.names)
-    order = job_order(
-        request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code, topology=known,
-        costs=calibration.recall(stage.home, stage.chosen, stage.state),
-    )  # fmt: skip
+    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
+    order = _order(stage, request, seats)
     plan, document = plan_of(order, size)
     span = order.ports
     return {
         "job": request.job.name,
+        "cluster": stage.chosen.spec.name,
         "processes": _processes(seats, plan),
         "hosts": [
             {
@@ -186,7 +191,7 @@ def load_wanted(text: str, source: str, overrides: list[str], env: list[str]) ->
         overrides: `key=value` of --set and its short forms.
         env: `K=V` of --env; a bare `K` takes the value from the shell.
     """
-    text, kept, kept_env = _split_notes(text)
+    text, kept, kept_env = split_notes(text)
     overrides, env = [*kept, *overrides], [*kept_env, *env]
     given: dict[str, str | None] = {}
     for item in env:
@@ -206,13 +211,10 @@ def load_wanted(text: str, source: str, overrides: list[str], env: list[str]) ->
 
 
 def _place(wanted: Wanted, key: str) -> str:
-    """Return where a key of the job file stands: file:line:column; the file alone when --set gave it."""
-    node = yaml.parse(wanted.text, wanted.source)
-    found = node.get(key) if isinstance(node, yaml.Mapping) else None
-    return found.where if found is not None else wanted.source
+    return entry.place(wanted.text, wanted.source, key)
 
 
-def _split_notes(text: str) -> tuple[str, list[str], list[str]]:
+def split_notes(text: str) -> tuple[str, list[str], list[str]]:
     """Take the notes of an earlier command line off a job file; return the rest, its --set and its --env."""
     lines = text.splitlines(keepends=True)
     notes = [line[len(NOTE) :].rstrip("\n") for line in lines if line.startswith(NOTE)]
@@ -226,7 +228,7 @@ def _bring(stage: Stage, seats: Seats, source: Shell, resume: checkpoints.Locate
     host = stage.host(resume.record.job, head)
     folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
     same = _same_cluster(stage, resume.record) and resume.host.name == head
-    if same and folder == resume.brief["folder"]:
+    if same and folder == resume.folder:
         return folder
     say(head, f"carrying {resume.id} over from {resume.host.name}")
     target = stage.fleet.shells[HostName(head)]
@@ -261,7 +263,7 @@ def _sends(stage: Stage, request: Request, name: str) -> list[str]:
 
 
 def _files(request: Request) -> list[dict[str, Any]]:
-    if request.archive is None:
+    if request.archive is None or request.folder is None:
         return []
     found = []
     for name in request.archive.files:

@@ -1,7 +1,7 @@
 """By which address hosts really reach each other: every host listens on all of its own, every other host dials them.
 
 It costs two seconds where an address is dead, so it is done only where a host has a choice, and what came of it is kept
-with the cluster, under a fingerprint of the hosts and addresses that it was asked of.
+with the cluster, under a fingerprint of the machines and addresses that it was asked of.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psctl.launch.serving import Serving, Way, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
-from psctl.topology.addresses import Candidate, Chosen, Reach, candidates, choose_addresses
+from psctl.topology.addresses import Candidate, Chosen, Reach, candidates, choose_addresses, refuse_unreachable
 from psctl.topology.reached import Network, contest, networks, settle
 from psctl.topology.rounds import Pair, rounds
 from psctl.words import HostName
@@ -49,7 +49,7 @@ def settled(home: Home, chosen: Cluster, state: Converging) -> bool:
     if not asked:
         state.addresses = {}
         return True
-    known = _kept(home, chosen, fingerprint(asked))
+    known = _kept(home, chosen, fingerprint(asked, state))
     state.addresses = known.chosen if known else {}
     return known is not None
 
@@ -75,7 +75,7 @@ def find(home: Home, chosen: Cluster, fleet: Fleet, state: Converging, say: Say,
     default = choose_addresses(hosts, chosen.spec.network.interface)
     state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
     if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
-        home.keep("reach", chosen.spec.name, Known(fingerprint(asked), state.addresses))
+        home.keep("reach", chosen.spec.name, Known(fingerprint(asked, state), state.addresses))
 
 
 def reaches(cluster: ClusterSpec, state: Converging) -> dict[HostName, Reach]:
@@ -93,11 +93,11 @@ def addresses(cluster: ClusterSpec, state: Converging) -> dict[str, Chosen]:
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
     """
-    if state.sites.keys() <= state.addresses.keys():
-        return {name: state.addresses[name] for name in state.sites}
-    return {
-        str(name): one for name, one in choose_addresses(reaches(cluster, state), cluster.network.interface).items()
-    }
+    hosts = reaches(cluster, state)
+    if not state.sites.keys() <= state.addresses.keys():
+        return {str(name): one for name, one in choose_addresses(hosts, cluster.network.interface).items()}
+    refuse_unreachable(hosts, {name: state.addresses[name] for name in hosts})
+    return {name: state.addresses[name] for name in state.sites}
 
 
 def probe(fleet: Fleet, way: Way, asked: Candidates) -> dict[HostName, Chosen]:
@@ -151,9 +151,12 @@ def _burst(fleet: Fleet, way: Way, servers: Serving, network: Network) -> float:
     return least
 
 
-def fingerprint(asked: Candidates) -> str:
-    """Return what tells these hosts and addresses from others."""
-    rows = sorted((name, sorted((each.interface, each.address) for each in own)) for name, own in asked.items())
+def fingerprint(asked: Candidates, state: Converging) -> str:
+    """Return what tells these machines and addresses from others."""
+    rows = sorted(
+        (name, state.sites[name].identity, sorted((each.interface, each.address) for each in own))
+        for name, own in asked.items()
+    )
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 

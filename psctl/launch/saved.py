@@ -25,7 +25,10 @@ from psctl.topology.machine import build
 from psctl.topology.readings import Failure, Reading, Unknown
 
 LARGEST = 16_000_000
-"""Bytes of one file; what these commands print is a thousandth of that."""
+"""Bytes of one file: a document of `topo -o json` for a thousand hosts takes as much."""
+
+LARGEST_TEXT = 2_000_000
+"""Bytes of one file of commands' output; lspci -vv of a server with hundreds of functions prints half of that."""
 
 MOST = 4096
 """Entries of one folder."""
@@ -174,6 +177,8 @@ def _understand(data: bytes, outputs: Outputs) -> None:
     if text.lstrip().startswith("{"):
         outputs.documents.append(_document(data))
         return
+    if len(data) > LARGEST_TEXT:
+        raise Refused(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
     for reading in recognise.read_all(text):
         if isinstance(reading, Unknown):
             begins = f'it is none of the outputs that are known; it begins with "{reading.first[:60]}"'
@@ -197,6 +202,8 @@ def _document(data: bytes) -> Saved:
         if failed:
             body = {**body, "hosts": [host for host in body["hosts"] if host not in failed]}
         cluster = read_cluster_document(body)
+    except RecursionError:
+        raise Refused("its JSON is nested deeper than that of any document") from None
     except msgspec.DecodeError as error:
         raise Refused(f"it begins as a JSON document and is none: {error}") from None
     except InvalidFile as error:

@@ -39,7 +39,7 @@ def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | N
     answer = calls.call(shell, record.head, "scale", {"workers": workers, "servers": servers})
     if answer is None:
         raise errors.NoSuchJob(
-            f"{record.job} runs no more", hint=f"psctl checkpoint restore {record.job}@latest", where=record.job
+            f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job
         )
     if answer["problem"]:
         raise errors.UsageError(f"{record.job}: {answer['problem']}", hint=str(answer["hint"]), where=record.job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ OLDEST = (3, 11)
 """The oldest Python that psctl runs on."""
 
 NEEDED = {
-    "msgspec": "0.19", "cryptography": "43", "safetensors": "0.4", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
+    "msgspec": "0.19", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
 }  # fmt: skip
 """Modules that psctl needs on a host, with the oldest version of each that will do."""
 
@@ -58,6 +59,7 @@ class Site(msgspec.Struct, frozen=True):
     home: str
     free: int
     writable: bool
+    open: dict[str, str] | None  # why others may change what lies in the workdir, and the cure
     skew: float  # seconds by which its clock is surely ahead of ours (behind: below 0); the round trip hides less
     codes: dict[str, bool]
     environments: dict[str, dict[str, Any] | None]
@@ -66,6 +68,16 @@ class Site(msgspec.Struct, frozen=True):
     names: list[str]  # of jobs and checkpoints that lie there
     hostname: str
     cores: int
+    inodes: int | None = None  # files that can still be made there; None: no limit
+    machine: str = ""  # a hash of its installation's id and its network cards
+
+    @property
+    def identity(self) -> str:
+        """Return what tells this machine from another under the same name; it outlives reboots."""
+        facts = self.facts
+        cards = sorted((nic.name, nic.driver, nic.speed) for nic in facts.nics if nic.kind == "physical")
+        parts = (self.machine, facts.machine, facts.cpu, facts.sockets, [gpu.name for gpu in facts.gpus], cards)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
     def minor(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,8 @@ from psctl.launch.clusters import Chosen, recall
 from psctl.launch.connecting import Connect
 from psctl.launch.converge import look_at_all
 from psctl.launch.home import Home, HostRecord, JobRecord
-from psctl.launch.stop import settle
+from psctl.launch.listing import by_cluster
+from psctl.launch.stop import last_step, settle
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.words import HostName
@@ -21,12 +22,12 @@ from psctl.words import HostName
 def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[dict[str, Any]]:
     """Return `status.jobs` for these jobs; those that were not over are asked for on their heads, in parallel.
 
-    A job whose head is not reached keeps its last known state, and says why in `problem`.
+    What a job does whose head is not reached is unknown; its `problem` says why.
     """
     open_jobs = [record for record in records if not record.over]
     answers: dict[str, dict[str, Any]] = {}
     problems: dict[str, str] = {}
-    for cluster, group in _by_cluster(open_jobs):
+    for cluster, group in by_cluster(open_jobs):
         heads = sorted({record.head.name for record in group})
         with connect(recall(home, cluster.cluster), heads) as fleet:
             _ask_heads(fleet, group, answers, problems)
@@ -54,13 +55,6 @@ def host_rows(home: Home, chosen: Chosen, connect: Connect) -> list[dict[str, An
         return rows
 
 
-def _by_cluster(records: Iterable[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
-    groups: dict[tuple[str, str], list[JobRecord]] = {}
-    for record in records:
-        groups.setdefault((record.cluster.name, record.cluster.text), []).append(record)
-    return [(group[0], group) for group in groups.values()]
-
-
 def _ask_heads(
     fleet: Fleet, group: Sequence[JobRecord], answers: dict[str, dict[str, Any]], problems: dict[str, str]
 ) -> None:
@@ -75,7 +69,8 @@ def _ask_heads(
     for name, outcome in fleet.each(look, names=[HostName(name) for name in by_head]).items():
         for record in by_head[name]:
             if outcome.error is not None:
-                problems[record.job] = outcome.error.message
+                message = outcome.error.message.removeprefix(f"{record.head.name}: ")
+                problems[record.job] = f"its head {record.head.name} is not reached: {message}"
             else:
                 answers[record.job] = outcome.value[record.head.job_dir]
 
@@ -84,15 +79,20 @@ def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, prob
     if digest is not None:
         record = settle(home, record, digest)
         if not record.over:
-            step = int((digest.get("progress") or {}).get("step", record.step))
-            ranks = [_moved(rank, step) for rank in digest["ranks"].values()] or _placed(digest)
+            told = int((digest.get("progress") or {}).get("step", 0))
+            ranks = [_moved(rank, told) for rank in digest["ranks"].values()] or _placed(digest)
+            first = "placing" if record.state == "placing" and not digest.get("alive") else "starting"
             record = msgspec.structs.replace(
-                record, state=str(digest.get("state") or "starting"), step=step, ranks=ranks
-            )
+                record, state=str(digest.get("state") or first), step=last_step(digest, record.step), ranks=ranks,
+                size=(digest.get("plan") or {}).get("size"),
+            )  # fmt: skip
+    counted = record.size is not None  # a script that never calls `prepare` takes steps that nobody counts
     document: dict[str, Any] = {
-        "job": record.job, "state": record.state, "step": record.step, "started": record.created,
-        "ranks": [_rank(rank) for rank in record.ranks], "cluster": record.cluster.name, "exit": record.exit,
+        "job": record.job, "state": "unknown" if problem else record.state, "step": record.step if counted else None,
+        "started": record.created, "ranks": [_rank(rank, over=record.over) for rank in record.ranks],
+        "cluster": record.cluster.name, "head": record.head.name, "exit": record.exit,
     }  # fmt: skip
+    problem = problem or record.reason
     return {**document, "problem": problem} if problem else document
 
 
@@ -108,9 +108,12 @@ def _placed(digest: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(role) for role in (digest.get("started") or {}).get("roles", [])]
 
 
-def _rank(event: dict[str, Any]) -> dict[str, Any]:
+def _rank(event: dict[str, Any], *, over: bool) -> dict[str, Any]:
+    state = event.get("state", "starting")
+    if over and state in ("starting", "running", "waiting"):
+        state = "lost"  # its job ended before anyone told how this rank did
     return {
         "role": event["role"], "rank": event["rank"], "host": event.get("host", ""), "pid": event.get("pid") or None,
-        "state": event.get("state", "starting"), "step": event.get("step", 0),
+        "state": state, "step": event.get("step", 0),
         "last_error": event.get("last_error") or None,
     }  # fmt: skip

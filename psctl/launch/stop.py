@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,17 +19,22 @@ from psctl.words import HostName
 PATIENCE = 120.0
 """Seconds that a polite stop may take: a checkpoint is written first."""
 
+GIVEN_UP = 60.0
+"""Seconds beyond its limit after which a host that still holds a job's orders is not waited for: it was rebooted."""
+
 SWEEP = 10.0
 """Seconds that the last processes of a stopped job may take to leave."""
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """How a stop went. `was` is the state before it; `left` names processes that could not be ended."""
+    """How a stop went. `was` is the state before it; `left` names processes that could not be ended; `checkpoint` is
+    the newest that the job wrote and its head still holds, None when there is none or the head was not reached."""
 
     job: str
     state: str
     was: str
     left: list[str] = []
+    checkpoint: str | None = None
 
 
 def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool:
@@ -60,13 +66,21 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
     head = HostName(record.head.name)
     if head in fleet.failed and not force:
         raise fleet.failed[head]
-    was = "unknown"
+    was, checkpoint = "unknown", None
     if head in fleet.shells:
         digest = calls.digests(fleet.shells[head], [record.head])[record.head.job_dir]
         was = _state(digest, record)
+        if not digest.get("alive") and record.state == "placing":
+            if home.is_placed_now(record.job):
+                raise errors.JobRunning(
+                    f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
+                )
+            force = True  # nobody is there to be asked, and orders may lie on hosts
         if digest.get("alive") and not force:
             digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
         record = settle(home, record, digest, forced=force)
+        written = digest.get("checkpoint")
+        checkpoint = f"{record.job}@{written['step']}" if isinstance(written, dict) else None
     left = sweep(fleet, record.hosts, kill=force)
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
@@ -81,7 +95,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
             hint=f"psctl stop {record.job} --force",
             where=record.job,
         )
-    return Stopped(record.job, record.state, was)
+    return Stopped(record.job, record.state, was, checkpoint=checkpoint)
 
 
 def kill(fleet: Fleet, record: JobRecord) -> None:
@@ -113,28 +127,59 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
 
 def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: bool = False) -> JobRecord:
     """Write down how a job ended, from what its event log says; return the record."""
-    finished = digest.get("finished")
+    finished, step = digest.get("finished"), last_step(digest, record.step)
     if isinstance(finished, dict):
-        state, code, step = str(finished["status"]), int(finished["exit"]), int(finished["steps"])
+        state, code, step = str(finished["status"]), int(finished["exit"]), max(step, int(finished["steps"]))
     elif forced:
-        state, code, step = "stopped", 1, _last_step(digest, record)
+        state, code = "stopped", 1
     elif not digest.get("alive"):
-        state, code, step = "failed", 1, _last_step(digest, record)
+        state, code = "failed", 1
     else:
         return record
+    if state == "failed" and not isinstance(finished, dict) and _may_start(home, record, digest):
+        return record
     ranks, plan = digest.get("ranks"), digest.get("plan")
+    reason = _reason(record, digest) if state == "failed" else ""
     settled = msgspec.structs.replace(
         record, state=state, exit=code, step=step, ranks=list(ranks.values()) if isinstance(ranks, dict) else [],
-        size=int(plan["size"]) if isinstance(plan, dict) else record.size,
+        size=int(plan["size"]) if isinstance(plan, dict) else record.size, reason=reason,
     )  # fmt: skip
-    home.save(settled)
+    home.update(settled)
     return settled
 
 
-def _last_step(digest: dict[str, object], record: JobRecord) -> int:
-    """Return the last step that was seen of a job whose log does not say how it ended."""
-    progress = digest.get("progress")
-    return int(progress["step"]) if isinstance(progress, dict) else record.step
+def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
+    """Return the furthest step that a job's workers have told, the steps before it went on from a checkpoint included.
+
+    Progress comes with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
+
+    Args:
+        digest: what the job's event log holds: the last `progress`, and the last state of every rank in `ranks`.
+        otherwise: what to return when it holds neither.
+    """
+    ranks: Mapping[str, Mapping[str, Any]] = digest.get("ranks") or {}
+    steps = [int(rank.get("step") or 0) for rank in ranks.values() if rank["role"] == "worker"]
+    if digest.get("progress"):
+        steps.append(int(digest["progress"]["step"]))
+    return max(steps, default=otherwise)
+
+
+def _may_start(home: Home, record: JobRecord, digest: dict[str, object]) -> bool:
+    """Is the job's first agent still to come: psctl starts it, or the host waits for it (there_files.py, `expire`)?"""
+    waits = digest.get("waiting") and time.time() - record.created < record.limit + GIVEN_UP
+    return record.state == "placing" and (home.is_placed_now(record.job) or bool(waits))
+
+
+def _reason(record: JobRecord, digest: dict[str, object]) -> str:
+    """Return why a job failed, unless a rank says so itself."""
+    finished, ranks = digest.get("finished"), digest.get("ranks")
+    if isinstance(ranks, dict) and any(rank.get("last_error") for rank in ranks.values()):
+        return ""
+    if isinstance(finished, dict):
+        return str((finished.get("failure") or {}).get("exception", ""))
+    if record.state == "placing":
+        return "psctl ended before it had started the job's agents"
+    return f"psctl's agent on {record.head.name} ended without a word"
 
 
 def _state(digest: dict[str, object], record: JobRecord) -> str:

@@ -1,8 +1,8 @@
 """From a job file to running agents: the authority is made, certificates issued, orders sent, agents started.
 
 The head comes first, for its agent starts the coordinator, which binds a port and says which; all other hosts follow at
-once. Orders travel over standard input into 0600 files; the authority's key goes to the head's alone. Whatever fails on
-the way, what was started is ended and what was written is taken away again.
+once. Orders travel over standard input and wait there in memory (there_orders.py); the authority's key goes to the
+head's alone. Whatever fails on the way, what was started is ended and what was written is taken away again.
 """
 
 from __future__ import annotations
@@ -33,17 +33,25 @@ from psctl.wire.authority import issue, make_authority
 from psctl.wire.knock import new_secret
 from psctl.words import Address, HostName, Member
 
+MOST_JOBS = 100_000_000
+"""A number of a job that is beyond this was made up."""
+
 HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
 
 
+SLOWEST = 10.0
+"""Seconds that the start of an agent may take at least, whatever `timeouts.start` says, before its host gives it up."""
+
+
 class Request(msgspec.Struct, frozen=True):
-    """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore)."""
+    """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore); `folder` is
+    None when the code comes from there, not from a folder of this machine."""
 
     job: JobSpec
     text: str
     source: str
-    folder: Path
+    folder: Path | None
     environment: dict[str, str]
     secrets: dict[str, str]
     code: str
@@ -132,31 +140,37 @@ def submit(
         PsctlError: a host failed; nothing of the job is left anywhere.
     """
     _send_code(stage, request, seats, say)
-    name = stage.home.allocate(request.job.name, _highest(stage, request.job.name))
+    above = _highest(stage, request.job.name)
     while True:
-        launch = _Launch(stage, request, seats, name, resume)
-        try:
-            if launch.claim_head():
-                break
-        except BaseException:
-            launch.undo()
-            raise
+        name = stage.home.allocate(request.job.name, above)
+        launch = _Launch(stage, request, seats, name, resume, say)
+        with stage.home.placing(name):
+            try:
+                record = launch.run() if launch.claim_head() else None
+            except BaseException:
+                launch.undo()
+                raise
+        if record is not None:
+            return record
         stage.home.release(name)
         split = split_job(name)
         assert split is not None
-        name = stage.home.allocate(request.job.name, split[1])
-    try:
-        return launch.run(say)
-    except BaseException:
-        launch.undo()
-        raise
+        above = split[1]
 
 
 class _Launch:
     """One attempt under one name."""
 
-    def __init__(self, stage: Stage, request: Request, seats: Seats, name: str, resume: Resumed | None) -> None:
-        self.stage, self.request, self.seats, self.name = stage, request, seats, name
+    def __init__(
+        self,
+        stage: Stage,
+        request: Request,
+        seats: Seats,
+        name: str,
+        resume: Resumed | None,
+        say: Callable[[str, str], None],
+    ) -> None:
+        self.stage, self.request, self.seats, self.name, self.say = stage, request, seats, name, say
         self.hosts = {host.name: stage.host(name, host.name) for host in seats.hosts}
         self.order: JobOrder = job_order(
             name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
@@ -168,24 +182,28 @@ class _Launch:
         self.authority = make_authority(name, self.now)
         self.knock = new_secret()
         self.started: dict[str, Process] = {}
+        self.orders: dict[str, str] = {}  # where they wait on each host
 
     @property
     def head(self) -> str:
         return self.seats.hosts[0].name
 
     def claim_head(self) -> bool:
-        """Write the head's orders, and with them take the job's name there; False when it is taken."""
+        """Write the head's orders, and with them take the job's name there; False when it is taken.
+
+        The record comes before: whatever happens to psctl from now on, `status` tells of the job.
+        """
+        self.stage.home.save(self._record("placing"))
         return self._begin(self.stage.fleet.shells[HostName(self.head)], 0, None)
 
-    def run(self, say: Callable[[str, str], None]) -> JobRecord:
+    def run(self) -> JobRecord:
         """Start all agents; the head's orders are there."""
         head = self.stage.fleet.shells[HostName(self.head)]
         self._start(head)
-        record = self._record()
-        self.stage.home.save(record)
+        self.stage.home.save(self._record("placing"))
         others = [HostName(host.name) for host in self.seats.hosts[1:]]
         if others:
-            say(self.head, "waiting for the coordinator's address")
+            self.say(self.head, "waiting for the coordinator's address")
             coordinator = self._coordinator(head)
             index = {host.name: number for number, host in enumerate(self.seats.hosts)}
 
@@ -193,11 +211,11 @@ class _Launch:
                 self._begin(shell, index[name], coordinator)
                 self._start(shell)
 
-            say("", f"starting {_count(len(others), 'more agent')}")
+            self.say("", f"starting {_count(len(others), 'more agent')}")
             for outcome in self.stage.fleet.each(place, names=others).values():
                 if outcome.error is not None:
                     raise outcome.error
-        record = self._record()
+        record = self._record("submitted")
         self.stage.home.save(record)
         return record
 
@@ -227,21 +245,29 @@ class _Launch:
         authority_key = self.authority.key_pem if index == 0 else ""
         keys = Keys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
         orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
-        question = {"folder": host.job_dir, "claim": index == 0}
+        limit = max(self.request.job.timeouts.start, SLOWEST)
+        question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
         answer = ask.ask(shell, host.python, ask.FILES, "begin", question, stdin=msgspec.json.encode(orders))
-        return not answer["taken"]
+        if answer["taken"]:
+            return False
+        self.orders[shell.name] = answer["orders"]
+        if answer["disk"]:
+            self.say(
+                shell.name, "it has no file system in memory: keys and secrets are on its disk until the agent starts"
+            )
+        return True
 
     def _start(self, shell: Shell) -> None:
         host = self.hosts[shell.name]
         process = shell.start(
-            [host.python, "-m", "psctl.runtime.agent", f"{host.job_dir}/orders.json"],
+            [host.python, "-m", "psctl.runtime.agent", self.orders[shell.name]],
             log=f"{host.job_dir}/agent.log",
             cwd=host.job_dir,
             env={
                 **self.stage.chosen.spec.runtime.env,
                 "PYTHONPATH": host.code,
                 "PYTHONUNBUFFERED": "1",
-                "PSCTL_ORDERS": f"{host.job_dir}/orders.json",  # by which a sweep knows it from its first moment on
+                "PSCTL_ORDERS": f"{host.job_dir}/agent",  # by which a sweep knows it from its first moment on
             },
         )
         self.started[shell.name] = process
@@ -268,13 +294,14 @@ class _Launch:
         process = self.started.get(host.name)
         return msgspec.structs.replace(host, pid=process.pid, started=process.started) if process else host
 
-    def _record(self) -> JobRecord:
+    def _record(self, state: str) -> JobRecord:
         request = self.request
         hosts = [self._with_process(host) for host in self.hosts.values()]
         return JobRecord(
             job=self.name, name=request.job.name, created=self.now, cluster=self.stage.chosen.known, hosts=hosts,
-            job_file=request.text, job_source=request.source, job_folder=str(request.folder),
-            code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints",
+            job_file=request.text, job_source=request.source, job_folder=str(request.folder or ""),
+            code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints", state=state,
+            limit=max(request.job.timeouts.start, SLOWEST), authority=self.authority.certificate_pem,
         )  # fmt: skip
 
 
@@ -303,7 +330,8 @@ def _count(number: int, noun: str) -> str:
 def _highest(stage: Stage, name: str) -> int:
     """Return the highest number that a job of this name has on any host, whoever submitted it."""
     splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
-    return max((split[1] for split in splits if split and split[0] == name), default=0)
+    numbers = [split[1] for split in splits if split and split[0] == name]
+    return max((number for number in numbers if number < MOST_JOBS), default=0)
 
 
 def _from_shell(name: str, shell: Mapping[str, str], key: str) -> str:

@@ -9,15 +9,18 @@ from typing import Any
 import msgspec
 
 from psctl.errors import InvalidFile
-from psctl.plan.choose import ALONE, UNKNOWN, Asked, Plan, planner_in
+from psctl.plan.asked import Asked
+from psctl.plan.choose import ALONE, UNKNOWN, Plan, planner_in
 from psctl.plan.cost import FREE, engine_costs, paces_of
 from psctl.plan.ground import Ground, ground_in
 from psctl.plan.timing import Costs
 from psctl.schedule.catalog import Options
-from psctl.topology.graph import ClusterGraph, Suggestion
+from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.units import format_bytes
 
 Named = tuple[tuple[str, ...], ...]
+_UNLINKED = "no way between the ranks is known: it is left to the engine"
+
 Trees = tuple[tuple[tuple[str, str], ...], ...]
 
 
@@ -40,11 +43,18 @@ def suggest(
     try:
         ground = _ground(cluster, measured)
     except InvalidFile:
-        return Suggestion("native", "no way between the ranks is known: it is left to the engine")
+        return Suggestion("native", _UNLINKED)
+    if any(_unlinked(host) for host in cluster.hosts):
+        return Suggestion("native", _UNLINKED)
     plan = planner_in(ground, Asked(bucketed=measured is not None)).plan(size)
     groups, shares, trees = _groups(plan, ground)
     reason = plan.reason if plan.reason == ALONE else f"{format_bytes(size)} of gradients: {plan.reason}"
     return Suggestion(plan.chosen, reason + _unknown(ground), groups, shares, trees)
+
+
+def _unlinked(host: HostNode) -> bool:
+    """Tell whether a host has several GPUs and nothing says how any of them is connected."""
+    return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
 
 
 def _ground(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None) -> Ground:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,14 +17,51 @@ from psctl.remote.shell import Shell
 from psctl.words import HostName
 
 
+class Sites(msgspec.Struct, frozen=True):
+    """What was found on the hosts that answered, and why the others did not."""
+
+    found: dict[str, Site]
+    failed: dict[str, errors.PsctlError]
+
+
+def look_at(chosen: Chosen, fleet: Fleet) -> Sites:
+    """Look at every host that was reached; nothing is changed."""
+    looks = fleet.each(lambda _, shell: look(shell, chosen.spec, []), names=list(fleet.shells))
+    failed: dict[str, errors.PsctlError] = {str(name): error for name, error in fleet.failed.items()}
+    failed |= {name: outcome.error for name, outcome in looks.items() if outcome.error is not None}
+    return Sites({name: outcome.value for name, outcome in looks.items() if outcome.ok}, failed)
+
+
+def running_jobs(sites: Sites) -> dict[str, list[RunningJob]]:
+    """Return the running jobs of each host that has any."""
+    return {name: site.jobs for name, site in sites.found.items() if site.jobs}
+
+
+def listed(running: Mapping[str, Sequence[RunningJob]]) -> str:
+    """Return running jobs as a sentence names them: "digits-3 on h1, h2; mlp-1 on h1"."""
+    hosts: dict[str, list[str]] = {}
+    for name, jobs in running.items():
+        for job in jobs:
+            hosts.setdefault(job.job, []).append(name)
+    return "; ".join(f"{job} on {', '.join(names)}" for job, names in hosts.items())
+
+
 def tear_down(
-    home: Home, chosen: Chosen, fleet: Fleet, *, purge: bool, force: bool, say: Callable[[str, str], None]
+    home: Home,
+    chosen: Chosen,
+    fleet: Fleet,
+    seen: Sites,
+    *,
+    purge: bool,
+    force: bool,
+    say: Callable[[str, str], None],
 ) -> tuple[list[dict[str, Any]], dict[str, errors.PsctlError]]:
     """Remove code and environments from every host; with `purge` logs and checkpoints too.
 
     Args:
         home: whose records of stopped jobs are brought up to date.
         chosen, fleet: the cluster, and connections to its hosts.
+        seen: what `look_at` found there.
         force: running jobs are ended first; without it they are a reason to refuse.
         say: told of progress.
 
@@ -34,11 +71,7 @@ def tear_down(
     Raises:
         JobRunning: a job runs on one of the hosts; nothing was removed.
     """
-    looks = fleet.each(lambda _, shell: look(shell, chosen.spec, []), names=list(fleet.shells))
-    failed: dict[str, errors.PsctlError] = {str(name): error for name, error in fleet.failed.items()}
-    failed |= {name: outcome.error for name, outcome in looks.items() if outcome.error is not None}
-    sites: dict[str, Site] = {name: outcome.value for name, outcome in looks.items() if outcome.ok}
-    running = {name: site.jobs for name, site in sites.items() if site.jobs}
+    sites, failed, running = seen.found, dict(seen.failed), running_jobs(seen)
     if running and not force:
         raise _refusal(running)
     rows: dict[str, list[str]] = {}
@@ -63,10 +96,11 @@ def tear_down(
 
 
 def _refusal(running: dict[str, list[RunningJob]]) -> errors.JobRunning:
-    listed = ", ".join(f"{job.job} on {name}" for name, jobs in running.items() for job in jobs)
     first = next(iter(running.values()))[0].job
     return errors.JobRunning(
-        f"running jobs are in the way: {listed}", hint=f"psctl stop {first}, or psctl down --force", where=first
+        f"running jobs are in the way: {listed(running)}",
+        hint=f"psctl stop {first}, or psctl down --force",
+        where=first,
     )
 
 

@@ -24,6 +24,7 @@ import os
 import select
 import socket
 import statistics
+import struct
 import sys
 import threading
 import time
@@ -39,6 +40,8 @@ RCVBUFFORCE = 33
 CHUNK = 1 << 18
 WINDOWS = 12
 BURST = 1.05  # a window this much faster than later ones came out of a bucket
+UNPROVEN = 256
+"""Connections at once that have not shown the token yet."""
 PATIENCE = 5.0
 """Seconds that a side waits for the other's next word."""
 
@@ -216,22 +219,34 @@ def answer(door: socket.socket, word: Question, stopped: threading.Event) -> Non
     while not stopped.is_set():
         try:
             asking = Line(door.accept()[0])
-            if asking.hear() == "stop":
-                stopped.set()
-            asking.say(word)
-            asking.socket.close()
-        except OSError:
+            with asking.socket:
+                if user_of(asking.socket) != os.geteuid():
+                    continue  # an abstract name is open to every user of the host
+                if asking.hear() == "stop":
+                    stopped.set()
+                asking.say(word)
+        except (OSError, ValueError):
             continue
 
 
+def user_of(connected: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel says."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
 def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
-    """Answer each who connects on a thread of its own."""
+    """Answer each connection on a thread of its own, with a bound on those that have not shown the token yet."""
+    unproven = threading.BoundedSemaphore(UNPROVEN)
     while True:
         try:
             connected = listener.accept()[0]
         except OSError:  # it was closed: the server is over
             return
-        threading.Thread(target=attend, args=(connected, token, meetings), daemon=True).start()
+        if unproven.acquire(blocking=False):
+            threading.Thread(target=attend, args=(connected, token, meetings, unproven), daemon=True).start()
+        else:
+            connected.close()
 
 
 class Meetings:
@@ -249,15 +264,22 @@ class Meetings:
             barrier.wait(PATIENCE)
 
 
-def attend(connected: socket.socket, token: str, meetings: Meetings) -> None:
+def has_proved(line: Line, token: str) -> bool:
+    """Tell whether the other end answers what was just made up as only the token's holder can."""
+    nonce = os.urandom(16).hex()
+    line.say(nonce)
+    return hmac.compare_digest(str(line.hear()), proof(token, nonce))
+
+
+def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
     """Do for one connection what it asks, once it has shown that it knows the token."""
     with contextlib.suppress(OSError, ValueError), connected:
         line = Line(connected)
-        nonce = os.urandom(16).hex()
-        line.say(nonce)
-        if not hmac.compare_digest(str(line.hear()), proof(token, nonce)):
-            return
-        while True:
+        try:
+            proved = has_proved(line, token)
+        finally:
+            unproven.release()
+        while proved:
             asked = line.hear()
             line.say("yes")
             if asked["do"] == "meet":

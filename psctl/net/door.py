@@ -1,8 +1,9 @@
 """The door of a listener: callers are greeted and waited for, and come in once they have shown the job's knock.
 
 One thread serves it, and a caller that has shown nothing costs a descriptor and a few microseconds, whatever it does:
-no thread, no buffer, no TLS. When there are more of them than `most`, the oldest is dropped, without waiting: a
-member answers within a round trip, before a flood of a thousand a second has filled the door.
+no thread, no buffer, no TLS. When there are more of them than `most`, the oldest of the address that has most of them
+is dropped, without waiting. So a flood from one address makes room at its own cost only: callers of other addresses
+have as many round trips as they need, up to the deadline.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Door:
         self._listener, self._secret, self._patience, self._refused = listener, secret, patience, refused
         self._most = most
         self._callers: dict[Stream, Caller] = {}  # oldest first
+        self._by_source: dict[str, dict[Stream, None]] = {}  # the same, by address; none is empty
         self._answer = bytearray(knock.ANSWER)
 
     def next(self) -> Stream:
@@ -63,7 +65,7 @@ class Door:
             stream = self._listener.accept(self._drop_late())
             if stream is None:
                 continue
-            caller = self._callers.pop(stream, None)
+            caller = self._forget(stream)
             if caller is None:
                 self._greet(stream)
             elif self._has_shown(stream, caller):
@@ -85,21 +87,33 @@ class Door:
         return None
 
     def _drop(self, stream: Stream, why: str, kind: type[ConnectionFailed] = PeerLost) -> None:
-        if self._callers.pop(stream, None) is not None:
+        if self._forget(stream) is not None:
             self._listener.forget(stream)
         stream.shutdown()
         stream.close()
         if self._refused is not None:
             self._refused(stream.name, kind(f"{stream.name}: {why}", where=stream.name))
 
+    def _forget(self, stream: Stream) -> Caller | None:
+        """Take a stream out of those that are waited for; None where it was not one of them."""
+        caller = self._callers.pop(stream, None)
+        if caller is not None:
+            crowd = self._by_source[_source(stream)]
+            del crowd[stream]
+            if not crowd:
+                del self._by_source[_source(stream)]
+        return caller
+
     def _greet(self, stream: Stream) -> None:
         if len(self._callers) >= self._most:
-            self._drop(next(iter(self._callers)), "it has shown nothing and made room for others")
+            crowd = max(self._by_source.values(), key=len)
+            self._drop(next(iter(crowd)), "it has shown nothing and made room for others")
         greeting = knock.greet()
         with contextlib.suppress(OSError):  # gone
             if stream.send_now(memoryview(greeting)) == len(greeting):
                 self._listener.await_bytes(stream, knock.ANSWER)
                 self._callers[stream] = Caller(greeting, time.monotonic() + self._patience)
+                self._by_source.setdefault(_source(stream), {})[stream] = None
                 return
         self._drop(stream, "it ended before it was greeted")
 
@@ -117,6 +131,11 @@ class Door:
         else:
             return True
         return False
+
+
+def _source(stream: Stream) -> str:
+    """Return the address of a stream's other end, without the port."""
+    return stream.name.rpartition(":")[0]
 
 
 def show_knock(stream: Stream, secret: str, deadline: float) -> None:

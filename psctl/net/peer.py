@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.net import tcp
 from psctl.net.door import Door, show_knock
+from psctl.net.gate import Gate
 from psctl.net.stream import Connect, Listen, Listener, Stream, why_gone
 from psctl.net.tls import Credentials
 from psctl.net.traffic import Handler, Peer
+from psctl.permits import Permits
 from psctl.wire.connection import Codec
 from psctl.words import Address, Member, Role
 
@@ -24,6 +27,8 @@ HALF_OPEN = 64
 """Connections that may be in their handshake at once."""
 YOUNG = 1.0
 """Seconds that a connection in its handshake is safe from making room for another."""
+OF_ONE = 16
+"""Connections that one member may have to one listener at once; it needs one, and a broken one may still be there."""
 
 Allow = Callable[[Member], str | None]
 
@@ -45,7 +50,7 @@ def dial(
         address: where it listens.
         credentials: who we are.
         expect: who it must be: a member (with its incarnation), or any of a role.
-        kinds: the union of messages that it may send.
+        kinds: the rows of what may be said (permits.py), or a union of messages without further rules.
         handler: told of all that happens.
         timeout: seconds for connecting and the handshake together.
         congestion: TCP's congestion control: auto | reno | cubic | bbr.
@@ -73,7 +78,7 @@ def dial(
             raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
         why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else why_gone(error)
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
-    peer = Peer(stream, credentials, Codec(kinds), handler, accepting=False)
+    peer = Peer(stream, credentials, Codec(kinds), guarded(kinds, credentials, handler), accepting=False)
     peer.name = name
     try:
         peer.settle(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
@@ -84,6 +89,11 @@ def dial(
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer.start()
     return peer
+
+
+def guarded(kinds: Any, credentials: Credentials, handler: Handler) -> Handler:
+    """Return the handler behind the rows of what may be said, where there are some."""
+    return Gate(kinds, credentials.member.role, handler) if isinstance(kinds, Permits) else handler
 
 
 def _unexpected(expect: Member | Role, found: Member) -> str | None:
@@ -103,13 +113,14 @@ class Acceptor:
         bind_host: numeric address to listen on; never all addresses.
         ports: inclusive range to take a port from; None: any.
         credentials: who we are.
-        kinds: the union of messages that peers may send.
+        kinds: the rows of what may be said (permits.py), or a union of messages without further rules.
         handler: told of all peers, each on its own reader thread.
         allow: returns why a member is not wanted (an older incarnation ...), None when it is; called on many threads.
         congestion: TCP's congestion control.
         refused: told of each connection that came to nothing: (its end, why).
         patience: seconds for the knock (door.py), and again for the handshake.
         half_open: connections that may be in their handshake at once; when there are more, the oldest makes room.
+        of_one: connections that one member may have at once.
         listen: how a listener is made; tests pass another.
 
     Raises:
@@ -131,12 +142,16 @@ class Acceptor:
         refused: Callable[[str, ConnectionFailed], None] | None = None,
         patience: float = PATIENCE,
         half_open: int = HALF_OPEN,
+        of_one: int = OF_ONE,
         listen: Listen = tcp.listen,
     ) -> None:
-        self._credentials, self._codec, self._handler = credentials, Codec(kinds), handler
+        self._credentials, self._codec = credentials, Codec(kinds)
+        self._handler = guarded(kinds, credentials, handler)
         self._allow, self._refused, self._patience, self._half_open = allow, refused, patience, half_open
         self._changed = threading.Condition()
         self._shaking: dict[Stream, float] = {}  # since when; oldest first
+        self._of_one = of_one
+        self._made: Counter[tuple[Role, int]] = Counter()  # connections that are made, by role and rank
         self._closed = False
         assert credentials.accepting, "damaged credentials show before anything is opened"
         self._listener: Listener = listen(bind_host, ports, congestion)
@@ -187,7 +202,7 @@ class Acceptor:
         """Body of the thread that shakes hands with one caller and then is its reader."""
         peer = Peer(stream, self._credentials, self._codec, self._handler, accepting=True)
         try:
-            peer.settle(self._allow, self._patience)
+            peer.settle(self._against, self._patience)
         except ConnectionFailed as error:
             if self._refused is not None:
                 self._refused(stream.name, error)
@@ -203,4 +218,17 @@ class Acceptor:
                 self._shaking.pop(stream, None)
                 self._changed.notify_all()
         threading.current_thread().name = f"psctl reader {peer.member}"
-        peer.run()
+        who = peer.member.role, peer.member.rank
+        with self._changed:
+            self._made[who] += 1
+        try:
+            peer.run()
+        finally:
+            with self._changed:
+                self._made[who] -= 1
+
+    def _against(self, member: Member) -> str | None:
+        """Return why a member may not connect."""
+        if self._made[member.role, member.rank] >= self._of_one:
+            return f"{member} has {self._of_one} connections here already"
+        return self._allow(member)

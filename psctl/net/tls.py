@@ -13,9 +13,12 @@ from functools import cached_property
 from psctl.words import Member
 
 
-@dataclass(frozen=True)
+@dataclass
 class Credentials:
-    """Who a process is in its job, and how it proves it: PEM text, and the job's knock (wire/knock.py), hex."""
+    """A process's identity in its job and its proof: PEM text, and the job's knock (wire/knock.py), hex.
+
+    One object serves all connections of a process, so that `renew` reaches each that is made afterwards.
+    """
 
     job: str
     member: Member
@@ -26,13 +29,24 @@ class Credentials:
 
     @cached_property
     def dialling(self) -> ssl.SSLContext:
-        """The TLS context of the end that dials; made once."""
+        """The TLS context of the end that dials; made once a certificate."""
         return make_context(self.authority, self.certificate, self.key, accepting=False)
 
     @cached_property
     def accepting(self) -> ssl.SSLContext:
-        """The TLS context of the end that is dialled; made once."""
+        """The TLS context of the end that is dialled; made once a certificate."""
         return make_context(self.authority, self.certificate, self.key, accepting=True)
+
+    def renew(self, certificate: str, key: str) -> None:
+        """Use another certificate for connections that are made from now on; others live on.
+
+        Raises:
+            ssl.SSLError: the PEM texts are damaged or do not belong together; whoever issued them. Nothing has changed.
+        """
+        dialling = make_context(self.authority, certificate, key, accepting=False)
+        accepting = make_context(self.authority, certificate, key, accepting=True)
+        self.certificate, self.key = certificate, key
+        self.dialling, self.accepting = dialling, accepting
 
 
 def make_context(authority: str, certificate: str, key: str, *, accepting: bool) -> ssl.SSLContext:

@@ -299,7 +299,7 @@ class Peer:
             self._handler.joined(self)
             error = self._read()
         except ProtocolError as fault:
-            error = ProtocolError(f"{self.name}: {fault.message}", where=self.name)
+            error = type(fault)(f"{self.name}: {fault.message}", where=self.name)
             self._goodbye(fault.message)
         except OSError as fault:
             error = self._failure(why_gone(fault))

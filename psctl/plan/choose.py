@@ -1,8 +1,9 @@
 """The choice of a strategy, with every candidate and the reason.
 
-Candidates within TIE of the fastest count as equal, for predictions are no better: of these the engine's own all-reduce
-is taken, then `ps`, then the fastest of the others. So a played schedule is taken only when it is predicted faster
-than what is simplest by more than that. Where training buckets the gradients, a synchronisation is the sum over its
+Candidates within TIE of the fastest count as equal, for predictions are no better. On GPUs, where NCCL carries played
+schedules too, the engine's own all-reduce is taken of these, then `ps`, then the fastest of the others. On CPUs `ps`
+is, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither encrypted nor authenticated)
+is taken where nothing else comes near it. Where training buckets the gradients, a synchronisation is the sum over its
 buckets, one after another; that it overlaps with backward is left out, for it does so for all.
 """
 
@@ -17,15 +18,16 @@ import msgspec
 from psctl.errors import UsageError
 from psctl.job.events import Candidate, Planned
 from psctl.orders import HostOrder, JobOrder
+from psctl.plan.asked import Asked, asked_of
 from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
 from psctl.plan.coding import Coding, coding
 from psctl.plan.floor import Floor
 from psctl.plan.ground import Ground, ground_of
 from psctl.plan.placement import Serving, choices, floors, place_servers, serve
-from psctl.plan.reasons import bottleneck, channel, reason
+from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
 from psctl.plan.timing import Timing
-from psctl.words import PLAIN, STRATEGIES, Compression, Layout, consistency
+from psctl.words import STRATEGIES, Layout, consistency
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -33,8 +35,8 @@ WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TIE = 1.05
 """Predictions closer than this are one."""
 
-PREFERRED = ("native", "ps")
-"""What is taken of predictions that are one, before the fastest."""
+PREFERRED = {True: ("native", "ps"), False: ("ps",)}
+"""What is taken of predictions that are one, before the fastest: on GPUs, and on CPUs, where `native` is taken last."""
 
 NEARLY = 1 + 1e-6
 """What rounding may change."""
@@ -76,45 +78,14 @@ class Plan(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is asked of a plan.
-
-    Args:
-        strategy: one of the names, or auto.
-        update: auto, server or worker.
-        servers: how many; None: what the plan says.
-        optimizer: whether the optimizer is fit for servers.
-        bucketed: gradients travel in buckets, as training sends them; else as one vector.
-        serving: servers were asked for by their number, so only what uses them is considered.
-        staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
-        period: steps that workers take alone between two synchronisations.
-        replicas: of each shard; None: one, where there are two servers.
-        compression: how gradients are made smaller.
-    """
-
-    strategy: str = "auto"
-    update: str = "auto"
-    servers: int | None = None
-    optimizer: bool = True
-    bucketed: bool = False
-    serving: bool = False
-    staleness: int | None = 0
-    period: int = 1
-    replicas: int | None = 0
-    compression: Compression = PLAIN
-
-    @property
-    def halved(self) -> float:
-        """What part of the gradients' bytes collectives carry."""
-        return 0.5 if self.compression.halves else 1.0
-
-
 def gradient_bytes(layout: Layout) -> int:
     """Return the bytes of one worker's gradients."""
     return sum(each.size * WIDTHS.get(each.dtype, 4) for each in layout.parameters if each.trainable)
 
 
-def choose(order: JobOrder, size: int | None, layout: Layout | None, decided: bool) -> Plan:
+def choose(
+    order: JobOrder, size: int | None, layout: Layout | None, decided: bool, on_gpus: bool | None = None
+) -> Plan:
     """Choose the strategy of a job.
 
     Args:
@@ -122,6 +93,7 @@ def choose(order: JobOrder, size: int | None, layout: Layout | None, decided: bo
         size: bytes of gradients a worker; None takes the layout's, or the job's own `size`, or 100 MB.
         layout: what `prepare` was given; None before the run.
         decided: whether this is the run's own decision.
+        on_gpus: whether parameters lie on GPUs; None: as the machines suggest.
 
     Returns:
         the plan: all candidates, best first, every strategy's name once.
@@ -130,9 +102,8 @@ def choose(order: JobOrder, size: int | None, layout: Layout | None, decided: bo
         UsageError: the strategy that was asked for can't do it here; the message says why.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    return Planner(ground_of(order), order.hosts, asked_of(order, layout)).plan(
-        known if known is not None else UNKNOWN, decided
-    )
+    asked = msgspec.structs.replace(asked_of(order, layout), on_gpus=on_gpus)
+    return Planner(ground_of(order), order.hosts, asked).plan(known if known is not None else UNKNOWN, decided)
 
 
 def planner_of(order: JobOrder) -> Planner:
@@ -150,24 +121,6 @@ def planner_in(ground: Ground, asked: Asked) -> Planner:
         for host in ground.cluster.hosts
     ]  # fmt: skip
     return Planner(ground, hosts, asked)
-
-
-def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
-    """Return what a job asks for."""
-    fit = layout is None or bool(layout.optimizer)
-    serving = order.strategy == "auto" and bool(order.servers)
-    return Asked(
-        order.strategy,
-        order.update,
-        order.servers,
-        fit,
-        bucketed=True,
-        serving=serving,
-        staleness=order.staleness,
-        period=order.period,
-        replicas=order.replicas,
-        compression=order.compression,
-    )
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -192,6 +145,10 @@ class _Served(msgspec.Struct, frozen=True):
         return round(self.timing.seconds, 9)
 
 
+def _refused(strategy: str, why: str | None) -> UsageError:
+    return UsageError(f"strategy: {strategy} can't be taken here: {why}", hint="strategy: auto")
+
+
 class Planner:
     """Plans on one ground.
 
@@ -207,6 +164,7 @@ class Planner:
         self._hosting = next(iter(choices(hosts, asked.servers)), ())
         self._together = asked.staleness == 0 and asked.compression.off  # as job/sharding.py has it
         self._serving: list[Floor] | None = None
+        self._gpus = ground.gpus if asked.on_gpus is None else asked.on_gpus
 
     def plan(self, size: int, decided: bool = False) -> Plan:
         """Return the plan for so many bytes.
@@ -227,6 +185,17 @@ class Planner:
             reason=self._reason(chosen, rows, served.servers), options=plain(own.options) if own is not None else {},
         )  # fmt: skip
 
+    def check(self) -> None:
+        """Refuse a strategy that was asked for by name and can't be taken here; none is timed for it.
+
+        Raises:
+            UsageError: it says why.
+        """
+        wanted = self._asked.strategy
+        why = self._why_not(wanted, self._hosting) if wanted != "auto" else None
+        if why not in (None, ALONE):
+            raise _refused(wanted, why)
+
     def winner(self, size: int) -> Winner:
         """Return what `plan` chooses for so many bytes. Only what can win is timed; of many ranks it is counted step by
         step, so that what is alike may come out the other way round.
@@ -246,10 +215,11 @@ class Planner:
             if least[name] <= min(timed.values(), default=math.inf) * NEARLY:
                 timed[name] = self._seconds(name, size)
         limit = TIE * min(timed.values())
-        for name in PREFERRED:
+        last = not self._gpus and min(timed, key=lambda name: timed[name]) == "native"
+        for name in may if last else PREFERRED[self._gpus]:
             if name in may and name not in timed and least[name] <= limit:
                 timed[name] = self._seconds(name, size)
-        chosen = _simplest([(name, timed[name]) for name in STRATEGIES if name in timed])
+        chosen = self._simplest([(name, timed[name]) for name in STRATEGIES if name in timed])
         return Winner(size, chosen, timed[chosen])
 
     def _least(self, name: str, size: int) -> float:
@@ -322,7 +292,14 @@ class Planner:
             return f"servers: {self._asked.servers} was asked for, and collectives use none"
         if self._ground.world == 1 and name != "native":
             return ALONE
-        return self._search.why_not(name)
+        return self._why_open(name) or self._search.why_not(name)
+
+    def _why_open(self, name: str) -> str | None:
+        """Return why a strategy is out where everything between hosts must be encrypted."""
+        gpus = self._gpus
+        if not (self._asked.encrypted and self._ground.nodes > 1 and by_engine(name, gpus=gpus)):
+            return None
+        return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
         """Return strategies as each does best for the bucket that most bytes travel in; of many ranks those that can't
@@ -372,26 +349,28 @@ class Planner:
                 return wanted
             if row.why_not == ALONE:
                 return "native"
-            raise UsageError(f"strategy: {wanted} can't be taken here: {row.why_not}", hint="strategy: auto")
+            raise _refused(wanted, row.why_not)
         feasible = [row for row in rows if row.feasible and row.seconds is not None]
         if not feasible:
             raise UsageError(f"no strategy can do what is asked for: {rows[0].why_not}", hint="servers: auto")
         if self._ground.world == 1 and by_name["native"].feasible:
             return "native"
-        return _simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
+        return self._simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
 
     def _reason(self, chosen: str, rows: Sequence[Candidate], servers: Sequence[int]) -> str:
-        if self._asked.strategy != "auto" and self._asked.strategy == chosen:
-            return f"strategy: {chosen} was asked for"
         if self._ground.world == 1 and chosen == "native":
-            return ALONE
+            return f"strategy: {chosen} was asked for" if self._asked.strategy == chosen else ALONE
         hosts = [*self._ground.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
-        return reason(chosen, rows) + channel(chosen, hosts, gpus=self._ground.gpus)
+        carried = channel(chosen, hosts, gpus=self._gpus)
+        if self._asked.strategy != "auto" and self._asked.strategy == chosen:
+            return f"strategy: {chosen} was asked for" + carried
+        return reason(chosen, rows) + carried
 
-
-def _simplest(timed: Sequence[tuple[str, float]]) -> str:
-    """Return what is taken of several: of those within TIE of the fastest the preferred one, else the fastest."""
-    least = min(seconds for _, seconds in timed)
-    equal = sorted((seconds, place, name) for place, (name, seconds) in enumerate(timed) if seconds <= TIE * least)
-    names = [name for _, _, name in equal]
-    return next((name for name in PREFERRED if name in names), names[0])
+    def _simplest(self, timed: Sequence[tuple[str, float]]) -> str:
+        """Return what is taken of several: of those within TIE of the fastest the preferred one, else the fastest."""
+        least = min(seconds for _, seconds in timed)
+        equal = sorted((seconds, place, name) for place, (name, seconds) in enumerate(timed) if seconds <= TIE * least)
+        names = [name for _, _, name in equal]
+        last = "" if self._gpus else "native"
+        names.sort(key=lambda name: name == last)
+        return next((name for name in PREFERRED[self._gpus] if name in names), names[0])

@@ -64,23 +64,40 @@ def reason(chosen: str, rows: Sequence[Candidate]) -> str:
         text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
         return text + _no_servers(by_name)
     if not native.feasible:
-        return f"{begin}: {took}; the engine's own is out: {native.why_not}"
+        return f"{begin}: {took}; the engine's own is out: {native.why_not}" + _no_servers(by_name)
+    if (native.seconds or 0.0) <= (own.seconds or 0.0):
+        return (
+            f"{begin}: {took}; the engine's own ring takes {format_seconds(native.seconds or 0.0)}, "
+            "but its traffic is neither encrypted nor authenticated"
+        ) + _no_servers(by_name)
     return (
         f"{begin}: {took}, by the engine's own ring {format_seconds(native.seconds or 0.0)}, "
         f"which waits for {native.bottleneck}"
-    )
+    ) + _no_servers(by_name)
+
+
+def by_engine(strategy: str, *, gpus: bool) -> bool:
+    """Whether the engine carries a strategy's bytes; else psctl does, in shared memory and sealed connections."""
+    return strategy == "native" or (gpus and strategy not in ("ps", "cpu"))
+
+
+def engine(*, gpus: bool) -> str:
+    """Return the engine's name as people know it."""
+    return "NCCL" if gpus else "Gloo"
 
 
 def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
-    """Return what carries the bytes of a strategy, as the end of a sentence; "" where the engine does.
+    """Return what carries the bytes of a strategy, as the end of a sentence; "" where GPUs of one host do.
 
     Args:
         chosen: the name.
         hosts: of each rank, and of each server.
         gpus: gradients lie on GPUs.
     """
-    if chosen == "native" or (gpus and chosen not in ("ps", "cpu")):
-        return ""
+    if by_engine(chosen, gpus=gpus):
+        if gpus and len(set(hosts)) == 1:
+            return ""
+        return f"; over {engine(gpus=gpus)}, which psctl neither encrypts nor authenticates"
     if len(set(hosts)) == 1:
         return "; bytes stay in memory that the host's processes share"
     beside = "; over psctl's own sealed connections"

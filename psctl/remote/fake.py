@@ -104,7 +104,7 @@ class FakeShell:
             raise CommandFailed(self.name, shown, result.status, tail)
         return result
 
-    def put(self, data: bytes | Path, path: str, mode: int = 0o644) -> None:
+    def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
         content = data.read_bytes() if isinstance(data, Path) else bytes(data)
         with self._changed:
             self._reached()
@@ -114,15 +114,19 @@ class FakeShell:
             self._write(target, content)
             self.modes[target] = mode
 
-    def fetch(self, path: str, to: Path) -> None:
+    def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
         with self._changed:
             self._reached()
             target = expand(path, self.home)
             if target not in self.files:
                 raise CommandFailed(self.name, f"read {target}", 1, f"{target}: No such file or directory")
             content = self.files[target]
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(content)
+        if len(content) > limit:
+            said = f"it has {len(content)} bytes, expected {limit} at most"
+            raise CommandFailed(self.name, f"read {target}", 1, said)
+        if content:
+            take(content)
+        return len(content)
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
         with self._changed:

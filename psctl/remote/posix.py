@@ -6,7 +6,6 @@ ways do not wait for each other.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shlex
@@ -17,13 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from psctl.errors import CommandFailed, DiskFull, PsctlError, TimedOut
+from psctl.errors import CommandFailed, DiskFull, LoginShellFailed, PsctlError, TimedOut
 from psctl.remote import scripts
 from psctl.remote.shell import Process, Result, expand, printable
 
 _CHUNK = 1 << 18
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _NO_ROOM = (b"No space left", b"Disk quota exceeded", b"File too large")
+_SIZE_DIGITS = 19
 _STALL = 300.0
 """Seconds without a byte moved, after which a file transfer is given up: a disk there hangs."""
 
@@ -61,6 +61,11 @@ class _Opening:
         self.word = word.encode()
         self.pid: int | None = None
         self._seen = b""
+
+    @property
+    def before(self) -> bytes:
+        """What came, and is not the command's, while the line did not."""
+        return self._seen
 
     def feed(self, data: bytes) -> bytes:
         """Return what of `data` belongs to the command."""
@@ -114,6 +119,18 @@ class PosixShell:
 
     name: str
     home: str
+    patience = 30.0
+    """Seconds in which a command must have begun, once it was sent to the host."""
+
+    def _not_begun(self, pipe: Pipe, status: int | None, said: bytes) -> PsctlError | None:
+        """Return why a command did not begin; None where the cause is not outside of it.
+
+        Args:
+            pipe: the command; it is closed.
+            status: its exit status, None when it has not ended.
+            said: its output and error output.
+        """
+        return None
 
     def _open(self, argv: Sequence[str]) -> Pipe:
         raise AssertionError("a subclass says how a command is started")
@@ -131,6 +148,8 @@ class PosixShell:
         out: list[bytes] = []
         try:
             status, errors = self._pump(pipe, opening, [stdin] if stdin else [], out.append, timeout, shown, end=False)
+        except LoginShellFailed:
+            raise  # there is no command to end
         except BaseException:
             self._end_guarded(pipe, opening)
             raise
@@ -174,7 +193,8 @@ class PosixShell:
         feeder = _Feeder(pipe, source, end)
         errors: list[bytes] = []
         ended: float | None = None
-        active, moved = time.monotonic(), 0
+        begun = active = time.monotonic()
+        moved = 0
         try:
             while True:
                 got = pipe.read(_LINGER if deadline is None else max(0.0, min(_LINGER, deadline - time.monotonic())))
@@ -190,6 +210,8 @@ class PosixShell:
                         break
                 if feeder.error is not None:
                     raise feeder.error
+                if opening.pid is None and now - begun >= self.patience:
+                    self._refuse_unless_begun(pipe, opening, None, errors)
                 if deadline is not None and now >= deadline:
                     raise TimedOut(
                         f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
@@ -202,7 +224,14 @@ class PosixShell:
                     raise TimedOut(f"{self.name}: {shown}: nothing moved for {_STALL:g} s", where=self.name)
         finally:
             feeder.stop()
+        if opening.pid is None:
+            self._refuse_unless_begun(pipe, opening, status, errors)
         return status, b"".join(errors)
+
+    def _refuse_unless_begun(self, pipe: Pipe, opening: _Opening, status: int | None, errors: Sequence[bytes]) -> None:
+        error = self._not_begun(pipe, status, opening.before + b"\n" + b"".join(errors))
+        if error is not None:
+            raise error
 
     def _script(
         self,
@@ -228,7 +257,7 @@ class PosixShell:
             raise CommandFailed(self.name, shown, status, errors.decode("utf-8", "replace"))
         return b"".join(out)
 
-    def put(self, data: bytes | Path, path: str, mode: int = 0o644) -> None:
+    def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
         target = expand(path, self.home)
         shown = f"write {target}"
         if isinstance(data, Path):
@@ -237,21 +266,14 @@ class PosixShell:
             size, source = len(data), iter([data] if data else [])
         self._script(scripts.PUT, target, f"{mode:o}", str(size), shown=shown, source=source, timeout=None)
 
-    def fetch(self, path: str, to: Path) -> None:
+    def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
         target = expand(path, self.home)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        beside = to.with_name(f"{to.name}.psctl-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            with beside.open("wb") as file:
-                taker = _Sized(file.write)
-                self._script(scripts.FETCH, target, shown=f"read {target}", sink=taker.take, timeout=None)
-            if taker.size is None or taker.got < taker.size:
-                raise CommandFailed(self.name, f"read {target}", 1, f"{taker.got} of {taker.size} bytes came")
-            beside.replace(to)
-        except OSError as error:
-            raise DiskFull(f"cannot write {to}: {error.strerror}", "make room here", where=str(to)) from error
-        finally:
-            beside.unlink(missing_ok=True)
+        shown = f"read {target}"
+        sized = _Sized(take, limit, lambda why: CommandFailed(self.name, shown, 1, why))
+        self._script(scripts.FETCH, target, shown=shown, sink=sized.take, timeout=None)
+        if sized.size is None or sized.got < sized.size:
+            raise CommandFailed(self.name, shown, 1, f"{sized.got} of {sized.size} bytes came")
+        return sized.got
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
         exports = []
@@ -329,22 +351,28 @@ class PosixTail:
 
 
 class _Sized:
-    """Takes a stream that begins with its size on a line, and counts the rest."""
+    """Takes a stream that begins with its size on a line, and passes on as many bytes and no more."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write, self._head = write, b""
+    def __init__(self, take: Callable[[bytes], object], limit: int, refused: Callable[[str], PsctlError]) -> None:
+        self._take, self._limit, self._refused = take, limit, refused
+        self._head = b""
         self.size: int | None = None
         self.got = 0
 
     def take(self, data: bytes) -> None:
         if self.size is None:
             head, newline, data = (self._head + data).partition(b"\n")
-            if not newline:
+            if not newline and len(head) <= _SIZE_DIGITS:
                 self._head = head
                 return
+            if not head.isdigit() or len(head) > _SIZE_DIGITS:
+                raise self._refused("its size did not come")
             self.size = int(head)
         self.got += len(data)
-        self._write(data)
+        if max(self.size, self.got) > self._limit:
+            raise self._refused(f"it has {max(self.size, self.got)} bytes, expected {self._limit} at most")
+        if data:
+            self._take(data)
 
 
 def _chunks_of(path: Path) -> Iterator[bytes]:

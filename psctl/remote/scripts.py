@@ -1,7 +1,7 @@
 """The few POSIX sh scripts that a host runs for psctl; constants, foreign text reaches them as arguments or input only.
 
-Each is one line (a login shell may be csh, which knows no newline in quotes) and first prints a word that was drawn
-for this call and its process number: what a talkative ~/.bashrc printed before that line is dropped.
+Each first prints a word that was drawn for this call and its process number: what a talkative ~/.bashrc printed before
+that line is dropped.
 
 GUARD is why nothing stays behind. It runs a command with `n` bytes of the channel's input, and beside it a watcher
 that reads what follows: nothing, until the channel ends, whoever ended it and however (a deadline, Ctrl-C, psctl
@@ -26,7 +26,7 @@ KILL_GROUP = _HELLO + 'kill -s KILL -- "-$1" 2>/dev/null; exit 0'
 
 PUT = (
     _HELLO + 'export LC_ALL=C; p=$1 m=$2 n=$3; if [ -d "$p" ]; then echo "$p: is a folder" >&2; exit 1; fi; '
-    'mkdir -p -- "$(dirname -- "$p")" || exit 1; t="$p.psctl-$$"; umask 077; '
+    'umask 077; mkdir -p -- "$(dirname -- "$p")" || exit 1; t="$p.psctl-$$"; '
     'cat >"$t" || { rm -f -- "$t"; exit 1; }; g=$(wc -c <"$t"); '
     'if [ "$g" -ne "$n" ]; then rm -f -- "$t"; echo "$g of $n bytes came" >&2; exit 75; fi; '
     'chmod -- "$m" "$t" && mv -f -- "$t" "$p" || { rm -f -- "$t"; exit 1; }'
@@ -53,7 +53,7 @@ _BORN = (
 
 START = (
     _HELLO + "PSCTL_START_ENV=$(cat); export PSCTL_START_ENV; l=$1 c=$2 i=$3; shift 3; "
-    'mkdir -p -- "$(dirname -- "$l")" && : >>"$l" && cd -- "$c" || exit 1; '
+    '(umask 077; mkdir -p -- "$(dirname -- "$l")" && : >>"$l") && cd -- "$c" || exit 1; '
     'command -v setsid >/dev/null || { echo "setsid (util-linux) is missing" >&2; exit 1; }; '
     'if setsid -f true 2>/dev/null; then r=$(setsid -f sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null); '
     'else r=$(setsid sh -c "$i" psctl "$@" 3>&1 >>"$l" 2>&1 </dev/null &); fi; printf "%s\\n" "$r"'

@@ -13,7 +13,7 @@ Rules that every shell keeps, and the conformance test holds it to:
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -79,20 +79,27 @@ class Shell(Protocol):
             HostUnreachable: the connection broke.
         """
 
-    def put(self, data: bytes | Path, path: str, mode: int = 0o644) -> None:
-        """Write a file (bytes, or the content of a file here): parents made, under a temporary name, then renamed.
+    def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
+        """Write a file (bytes, or the content of a file here): under a temporary name, then renamed.
+
+        Folders that are missing are made for this user alone (0700).
 
         Raises:
             DiskFull: the disk there did not take it; nothing is left of it.
             CommandFailed: it may not be written there.
         """
 
-    def fetch(self, path: str, to: Path) -> None:
-        """Bring a file here, streamed; whole or not at all.
+    def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
+        """Bring a file here and return its bytes' number. Where they go is the caller's, not the host's, to say.
+
+        Args:
+            path: the file there.
+            take: given the content in parts, in order; never more than `limit` bytes in all.
+            limit: bytes that it may have.
 
         Raises:
-            CommandFailed: there is no such file, or it may not be read.
-            DiskFull: the disk here has no room.
+            CommandFailed: there is no such file, it may not be read, or it is longer or ends earlier than it may.
+            whatever `take` raises.
         """
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:

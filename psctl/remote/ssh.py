@@ -17,14 +17,16 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
-from psctl.errors import HostUnreachable, TimedOut
+from psctl.errors import HostUnreachable, PsctlError, TimedOut
+from psctl.remote import login_shell
 from psctl.remote.posix import Pipe, PosixShell
-from psctl.remote.shell import command_line
 from psctl.remote.ssh_hop import SILENCE, WINDOW, Dropped, Hop, open_chain
 from psctl.remote.target import Target
 
 _TRIES = 6  # of a connection that sshd dropped before its banner; waits add up to about 8 s
-_BUSY = 10.0  # seconds to wait for a free session on the connection (MaxSessions)
+_BUSY = 10.0  # seconds to wait for a free session when all connections have theirs in use (MaxSessions)
+_SETTLED = 0.5  # seconds after which a refusal is not of a session that closed a moment ago and still counts
+_LOGINS = 8  # connections at most, where sshd allows few sessions on each
 
 
 def _quiet() -> None:
@@ -41,10 +43,12 @@ class SshShell(PosixShell):
     def __init__(self, target: Target, hops: list[Hop]) -> None:
         self.name = target.name
         self.home = ""
-        self._target, self._hops = target, hops
+        self._target = target
+        self._chains = [hops]  # further ones where sshd allows few sessions on each
         self._closed = threading.Event()
-        self._opening = threading.Lock()
+        self._opening, self._growing = threading.Lock(), threading.Lock()
         self._lost = ""
+        self.patience = max(self.patience, target.connect_timeout)
         for hop in hops:
             hop.keep_alive()
         threading.Thread(target=self._watch, daemon=True, name=f"psctl-watch-{self.name}").start()
@@ -90,13 +94,14 @@ class SshShell(PosixShell):
         return shell
 
     def _learn_home(self) -> str:
-        home = self.run(["sh", "-c", "cd && pwd"], timeout=max(30.0, self._target.connect_timeout)).stdout
+        home = self.run(["sh", "-c", "cd && pwd"], timeout=2 * self.patience).stdout
         return home.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def _watch(self) -> None:
         """Drop the connection when a hop was silent for too long, which wakes whoever waits on it."""
         while not self._closed.wait(1.0):
-            for hop, endpoint in zip(self._hops, (*self._target.jumps, self._target.host), strict=True):
+            endpoints = (*self._target.jumps, self._target.host)
+            for hop, endpoint in [pair for chain in self._chains for pair in zip(chain, endpoints, strict=True)]:
                 if hop.heard and time.monotonic() - hop.heard.last > SILENCE:
                     self._lost = f"nothing was heard from {endpoint.address} for {SILENCE:g} s"
                 elif not hop.transport.is_active():
@@ -106,8 +111,14 @@ class SshShell(PosixShell):
                     return
 
     def _drop(self) -> None:
-        for hop in reversed(self._hops):
-            hop.drop()
+        for chain in list(self._chains):
+            for hop in reversed(chain):
+                hop.drop()
+
+    @property
+    def logins(self) -> int:
+        """How many connections it has: more than one where sshd allows few sessions on each (MaxSessions)."""
+        return len(self._chains)
 
     def close(self) -> None:
         self._closed.set()
@@ -123,28 +134,83 @@ class SshShell(PosixShell):
         )
 
     def _open(self, argv: Sequence[str]) -> Pipe:
-        deadline = time.monotonic() + _BUSY
+        line, head = login_shell.carried(argv)
+        pipe = self._open_line(line)
+        view, deadline = memoryview(head), time.monotonic() + self.patience
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit status and output say why
+            while view:
+                view = view[pipe.write(view) :]
+                if view and time.monotonic() > deadline:
+                    raise self._never_begun(pipe)
+        return pipe
+
+    def _not_begun(self, pipe: Pipe, status: int | None, said: bytes) -> PsctlError | None:
+        if status is None:
+            return self._never_begun(pipe, said)
+        pipe.close()
+        return login_shell.explained(self.name, self._open_line, status, said)
+
+    def _never_begun(self, pipe: Pipe, said: bytes = b"") -> PsctlError:
+        pipe.close()
+        return login_shell.explained(self.name, self._open_line, None, said) or TimedOut(
+            f"{self.name}: its login shell began no command for {self.patience:g} s, and does so now",
+            "the host was busy: try again",
+            where=self.name,
+        )
+
+    def _session(self) -> tuple[paramiko.Channel, paramiko.Transport]:
+        """Open a session on the first connection that takes one more; log in again where none does."""
+        began = time.monotonic()
         while True:
-            transport = self._hops[-1].transport
-            if self._closed.is_set() or transport is None or not transport.is_active():
-                raise self.lost()
-            try:
-                with self._opening:  # paramiko mixes up the refusals of two that open at once
-                    channel = transport.open_session(window_size=WINDOW, timeout=SILENCE + 3)
-                break
-            except paramiko.ChannelException as error:
-                # more sessions than MaxSessions, or one that closed a moment ago and still counts
-                if time.monotonic() > deadline:
-                    raise TimedOut(
-                        f"{self.name}: sshd opened no further session within {_BUSY:g} s: {error}",
-                        "fewer things at once, or a larger MaxSessions there",
-                        where=self.name,
-                    ) from error
+            logins = self.logins
+            for chain in self._chains[:logins]:
+                if (found := self._session_on(chain)) is not None:
+                    return found
+            waited = time.monotonic() - began
+            if waited > _BUSY:
+                raise TimedOut(
+                    f"{self.name}: sshd opens no further session on {logins} connections (MaxSessions there)",
+                    "do fewer things at once, or set a larger MaxSessions in sshd_config there; 0 allows no commands",
+                    where=self.name,
+                )
+            if waited > _SETTLED and logins < _LOGINS:
+                self._log_in_again(logins)
+            else:
                 time.sleep(random.uniform(0.02, 0.1))  # noqa: S311
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                raise self.lost() from error
+
+    def _session_on(self, chain: list[Hop]) -> tuple[paramiko.Channel, paramiko.Transport] | None:
+        """Open a session; None where sshd refuses it, for the connection has as many as it may."""
+        transport = chain[-1].transport
+        if self._closed.is_set() or transport is None or not transport.is_active():
+            raise self.lost()
         try:
-            channel.exec_command("exec " + command_line(argv))
+            with self._opening:  # paramiko mixes up the refusals of two that open at once
+                return transport.open_session(window_size=WINDOW, timeout=SILENCE + 3), transport
+        except paramiko.ChannelException:
+            return None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self.lost() from error
+
+    def _log_in_again(self, logins: int) -> None:
+        """Add a connection to the `logins` that are there, unless another thread did so meanwhile."""
+        with self._growing:
+            if self.logins != logins:
+                return
+            try:
+                chain = open_chain(self._target)
+            except Dropped:
+                return  # too many logins at once: the caller waits for a session, or tries again
+            for hop in chain:
+                hop.keep_alive()
+            self._chains.append(chain)
+            if self._closed.is_set():
+                self._drop()
+
+    def _open_line(self, line: str) -> _SshPipe:
+        """Have the login shell run one line."""
+        channel, transport = self._session()
+        try:
+            channel.exec_command(line)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
             if transport.is_active():

@@ -31,6 +31,9 @@ WINDOW = 1 << 24
 """Bytes in flight on a channel to us: 16 MiB keeps a 1 Gbit/s link of 100 ms full."""
 
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_MACS = (
+    "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512",
+)  # fmt: skip
 _INET = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -128,6 +131,7 @@ class Hop:
         transport.handshake_timeout = self._timeout
         options = transport.get_security_options()
         options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
+        options.digests = [name for name in _MACS if name in options.digests]
         options.key_types = self._check.preferred(tuple(options.key_types))
         return transport
 
@@ -224,15 +228,20 @@ def _open_hop(target: Target, endpoint: Endpoint, hop: Hop) -> None:
             f"the jump host cannot reach it ({error.text})", "is the host up, and may the jump host connect to it?"
         ) from error
     except ConnectionRefusedError as error:
-        raise unreachable("connection refused", "does sshd run there, and on that port?") from error
+        raise unreachable(
+            "connection refused", f"does sshd run there, and on that port? try `{endpoint.login}`"
+        ) from error
     except (ConnectionResetError, EOFError) as error:
         raise Dropped(str(error) or "end of stream") from error
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise unreachable(
-                f"no answer in {target.connect_timeout:g} s", "is the host up, and the address right?"
+                f"no answer in {target.connect_timeout:g} s",
+                f"is the host up, and the address right? try `{endpoint.login}`",
             ) from error
-        raise unreachable(error.strerror or str(error), "is the host up, and the address right?") from error
+        raise unreachable(
+            error.strerror or str(error), f"is the host up, and the address right? try `{endpoint.login}`"
+        ) from error
     except paramiko.SSHException as error:
         if "banner" in str(error) or isinstance(error.__cause__, EOFError | ConnectionResetError):
             if time.monotonic() - began >= target.connect_timeout:
@@ -244,4 +253,4 @@ def _open_hop(target: Target, endpoint: Endpoint, hop: Hop) -> None:
             raise unreachable(f"no SSH answer in {target.connect_timeout:g} s", "does sshd listen there?") from error
         if "Negotiation failed" in str(error) or "No existing session" in str(error):
             raise Dropped(str(error)) from error
-        raise unreachable(f"no SSH session: {error}", "try `ssh -v` to that host") from error
+        raise unreachable(f"no SSH session: {error}", f"`{endpoint.login} -v` shows more") from error

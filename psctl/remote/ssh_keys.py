@@ -5,7 +5,7 @@ from __future__ import annotations
 import paramiko
 
 from psctl.errors import HostKeyChanged, HostKeyUnknown, PsctlError
-from psctl.remote import known_hosts
+from psctl.remote import known_hosts, revoked_keys
 from psctl.remote.known_hosts import Verdict
 from psctl.remote.target import Endpoint
 
@@ -41,6 +41,9 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
     def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
         """Return when the key is known (or was just added); raise otherwise."""
         blob = key.asbytes()
+        for file in self._endpoint.revoked_host_keys:
+            if revoked_keys.lists(file, blob):
+                raise self._revoked(blob, file)
         judgement = known_hosts.judge(self._lines(), self._names, blob)
         if judgement.verdict is Verdict.KNOWN:
             return
@@ -79,8 +82,16 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         )
         return HostKeyUnknown(
             f"{self._host}: the host key of {self._who()} is not in known_hosts: {kind} {shown}",
-            f"compare that fingerprint with the host's own, then log in once with `ssh {self._endpoint.given}`{scan}; "
+            f"compare that fingerprint with the host's own, then log in once with `{self._endpoint.login}`{scan}; "
             "or set host_key_policy: accept-new",
+            where=self._host,
+        )
+
+    def _revoked(self, blob: bytes, place: str) -> PsctlError:
+        kind, shown = known_hosts.kind_of(blob), known_hosts.fingerprint(blob)
+        return HostKeyChanged(
+            f"{self._host}: the host key of {self._who()} ({kind} {shown}) is revoked by {place}",
+            "do not log in there before its administrator says why",
             where=self._host,
         )
 
@@ -89,11 +100,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         assert line is not None
         place = f"{line.file}:{line.number}"
         if judgement.verdict is Verdict.REVOKED:
-            return HostKeyChanged(
-                f"{self._host}: the host key of {self._who()} ({kind} {shown}) is marked @revoked at {place}",
-                "do not log in there before its administrator says why",
-                where=self._host,
-            )
+            return self._revoked(blob, f"{place} (@revoked)")
         return HostKeyChanged(
             f"{self._host}: {self._who()} shows the key {kind} {shown}, but {place} has "
             f"{line.kind} {known_hosts.fingerprint(line.blob)}: the host was reinstalled, or someone stands in between",

@@ -38,8 +38,16 @@ class Endpoint(msgspec.Struct, frozen=True):
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     hash_known_hosts: bool = False
+    revoked_host_keys: tuple[str, ...] = ()
     family: str = "any"  # any | inet | inet6
     proxy_command: str = ""
+    jump: str = ""  # jump hosts that the cluster file names, which plain ssh does not know
+
+    @property
+    def login(self) -> str:
+        """The command by which a person logs in there."""
+        words = ["ssh", *(["-J", self.jump] if self.jump else []), *(["-p", str(self.port)] if self.port != 22 else [])]
+        return " ".join([*words, f"{self.user}@{self.given}"])
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -97,7 +105,7 @@ def resolve(
         jumps = _chain(asked, config, seen=())
         if proxy_jump is not None and any(jump.key == host.key for jump in jumps):
             jumps = ()  # `proxy_jump: bastion` for all hosts, of which the bastion is one
-        host = msgspec.structs.replace(host, proxy_command="")
+        host = msgspec.structs.replace(host, proxy_command="", jump=proxy_jump if proxy_jump and jumps else "")
     elif proxy_jump is not None:
         host = msgspec.structs.replace(host, proxy_command="")
     _no_loop(name, (*jumps, host))
@@ -246,6 +254,7 @@ def _endpoint(given: str, settings: Settings, identity_file: str | None) -> Endp
         user_known_hosts=tuple(_moved(file) for file in files("userknownhostsfile")),
         global_known_hosts=files("globalknownhostsfile"),
         hash_known_hosts=_one(settings, "hashknownhosts") == "yes",
+        revoked_host_keys=files("revokedhostkeys"),
         family=_one(settings, "addressfamily") or "any",
         proxy_command=_expanded_command(_one(settings, "proxycommand"), tokens),
     )

@@ -1,9 +1,10 @@
 """The agent: one a job a host. It starts, watches and ends the job's processes there, and dies with the job.
 
-    python -m psctl.runtime.agent ORDERS.json
+    python -m psctl.runtime.agent ORDERS      (a file that it removes at once)
 
 The process that is started is the keeper (keeper.py); the agent is its child. Threads only listen (link, ear, logs,
 store, keeper's pipe) and put what they hear into one queue; all that is done is done on the main thread, in order.
+Connections to MASTER_PORT (agent_store.py) have threads of their own.
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from psctl.checkpoint import files
 from psctl.errors import PsctlError
 from psctl.job import messages
 from psctl.job.membership import HoldSlots
-from psctl.job.messages import Exited, Failure, Lines, Register, Sample, Started, StartProcess, StopWanted
+from psctl.job.messages import Exited, Failure, Lines, Register, Started, StartProcess, StopWanted
 from psctl.job.stores import ReadBy, ReadRows
-from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
-from psctl.runtime import agent_start, keeper, lifeline
+from psctl.runtime import agent_start, keeper, lifeline, own_log, private_memory
 from psctl.runtime.agent_answers import Asked, Standing, answer
+from psctl.runtime.agent_busy import Busy
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.agent_head import CoordinatorAt, Head, StoreWanted
 from psctl.runtime.agent_link import Heard, Link, LinkGone, LinkUp
 from psctl.runtime.agent_questions import Questions
 from psctl.runtime.agent_segments import ChildrensSegments
 from psctl.runtime.agent_socket import Ear, Request
+from psctl.runtime.agent_stacks import ChildrensStacks
 from psctl.runtime.agent_start import COORDINATOR, Files
-from psctl.runtime.logs import Pump, Secrets
+from psctl.runtime.agent_store import MasterPort
+from psctl.runtime.logs import Pump
+from psctl.runtime.masking import Secrets
 from psctl.runtime.processes import Child, Processes
 from psctl.words import Address, Member
 
@@ -68,22 +70,23 @@ class Agent:
     Args:
         orders: all that it was told.
         lifeline_end: what its children hold on to.
+        umask: the login's, for workers: what the user's script writes is the user's. All else is for this user alone.
     """
 
-    def __init__(self, orders: AgentOrders, lifeline_end: int) -> None:
-        self.orders = orders
+    def __init__(self, orders: AgentOrders, lifeline_end: int, umask: int) -> None:
+        self.orders, self._umask = orders, umask
         self.host = orders.job.hosts[orders.host]
         self.files = Files(orders)
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
         self._members: dict[Child, Member] = {}
-        self._segments = ChildrensSegments()
+        self._segments, self._busy = ChildrensSegments(), Busy()
+        self._stacks = ChildrensStacks(orders.code_dir, self._secrets)
         self._kill_each: dict[Child, float] = {}  # when those end that were told to
         self._untold: list[Exited] = []  # ends that there was no connection for
-        self._pump = Pump(self._secrets, self._pass_on, self._say)
+        self._pump = Pump(self.files.logs, orders.job.log_limit, self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
-        self._head = Head(orders, self.files, self._processes, self._queue.put)
         self._wanted: StopWanted | None = None  # a stop that nobody could be told yet
         self._stopping = ""
         self._kill_at: float | None = None
@@ -91,10 +94,9 @@ class Agent:
         self._failure: tuple[Failure, int] | None = None  # what to write if the coordinator could not
         self._abandoned = False  # the coordinator is gone
         self._left = False
-        credentials = Credentials(
-            orders.job.name, Member("agent", orders.host), orders.authority, orders.certificate, orders.key,
-            orders.knock,
-        )  # fmt: skip
+        credentials = agent_start.credentials_of(orders)
+        self._master_port = MasterPort(orders.job, credentials)
+        self._head = Head(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
         self._copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
         self._link = Link(credentials, register, orders.job.congestion, self._queue.put, self._copies)
@@ -107,7 +109,8 @@ class Agent:
         self._listen(keeper_pipe)
         try:
             if self._coordinator is None:
-                self._head.start()
+                if problem := self._head.start():
+                    self._say(f"there is no torch store on this host, for other users could reach it: {problem}")
             else:
                 self._link.start(self._coordinator)
         except (PsctlError, OSError) as error:
@@ -131,7 +134,8 @@ class Agent:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         lifeline.reap_descendants()
         Ear(self.files.job_dir, self.files.private, self._answer)
-        _on_thread("keeper", lambda: self._watch_keeper(keeper_pipe))
+        watch = threading.Thread(target=self._watch_keeper, args=(keeper_pipe,), name="psctl keeper", daemon=True)
+        watch.start()
 
     def _watch_keeper(self, pipe: int) -> None:
         os.read(pipe, 1)  # nothing is ever written; it returns at the end
@@ -191,38 +195,41 @@ class Agent:
     def _start(self, start: StartProcess) -> None:
         member = start.member
         try:
+            agent_start.check_order(self.orders, start, len(self._members))
             assert self._coordinator is not None, "who orders processes is known"
-            with self._segments.opened(member) as descriptor:
-                agent_start.write_orders(self.orders, start, self._coordinator, self.files, descriptor)
-                child = self._spawn(start, descriptor)
-        except OSError as error:
+            with self._segments.opened(member) as segments, self._stacks.opened(member) as dump:
+                shared = segments, dump
+                told = agent_start.process_orders(self.orders, start, self._coordinator, self.files, *shared)
+                with private_memory.holding(told) as orders:
+                    child = self._spawn(start, [*shared, orders])
+        except (PsctlError, OSError) as error:
             self._segments.ended(member)
-            text = f"{member} could not be started: {error.strerror or error} ({error.filename or self.orders.python})"
-            failure = Failure(str(member), self.host.name, 127, time.time(), 0, text, [], [])
-            self._tell(Exited(member, 127, failure))
+            self._stacks.ended(member)
+            self._tell(Exited(member, 127, agent_start.not_started(self.orders, member, error)))
             return
         self._members[child] = member
         self._link.send(Started(member, child.pid))
 
-    def _spawn(self, start: StartProcess, descriptor: int) -> Child:
-        environment = agent_start.environment_of(self.orders, start.environment, self.files, start.member)
+    def _spawn(self, start: StartProcess, descriptors: list[int]) -> Child:
+        given = {**start.environment, **self._master_port.environment(start)}
+        environment = agent_start.environment_of(self.orders, given, self.files, start.member, descriptors[-1])
         cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
         readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
         try:
             return self._processes.start(
                 str(start.member), agent_start.argv_of(self.orders, start.member.role), environment, cwd,
-                writers[0], writers[1], [descriptor],
+                writers[0], writers[1], descriptors, self._umask if start.member.role == "worker" else -1,
             )  # fmt: skip
         finally:
             for writer in writers:
                 os.close(writer)
             for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
-                self._pump.add(start.member, stream, reader, self.files.log(start.member, stream))
+                self._pump.add(start.member, stream, reader)
 
     def _child_ended(self, child: Child) -> None:
         status = child.status if child.status is not None else 0
         if child is self._head.coordinator:
-            self._coordinator_ended(status)
+            self._coordinator_ended(child)
             return
         if self._head.store_ended(child):
             self._say(f"a process that held torch's store ended with status {status}")
@@ -230,14 +237,14 @@ class Agent:
         member = self._members.pop(child)
         self._kill_each.pop(child, None)
         self._segments.ended(member)
+        self._stacks.ended(member)
         tail = self._pump.drain(member)
         failure = None
         if status:
-            failure = agent_start.account(self.files, member, self.host.name, status, tail, self._secrets)
+            failure = agent_start.account(self.files, member, self.host.name, child, tail, self._secrets)
         self._tell(Exited(member, status, failure))
         self._processes.end_family(child)  # before another one can be started here, for we do one thing at a time
         self._pump.close(member)
-        self.files.orders(member).unlink(missing_ok=True)
         self._leave_if_alone()
 
     def _tell(self, message: Exited) -> None:
@@ -273,7 +280,10 @@ class Agent:
             case messages.EndProcesses(members=members, grace=grace):
                 self._end_some(members, grace)
             case HoldSlots(workers=workers):
-                self.files.hold_slots(workers)
+                self.files.hold_slots(min(workers, agent_start.slots_of(self.orders)))
+            case messages.StacksWanted(members=wanted):
+                asked = [(child, member) for child, member in self._members.items() if member in wanted]
+                self._stacks.ask(asked, self._link.send)
             case messages.RenewStore():
                 self._head.renew_store()
             case messages.StopProcesses(grace=grace, reason=reason):
@@ -289,10 +299,10 @@ class Agent:
             case _:
                 self._say(f"the coordinator sent a {type(message).__name__}, which is not for an agent")
 
-    def _coordinator_ended(self, status: int) -> None:
-        if status:
+    def _coordinator_ended(self, child: Child) -> None:
+        if child.status:
             tail = self._head.tail()
-            failure = agent_start.account(self.files, COORDINATOR, self.host.name, status, tail, self._secrets)
+            failure = agent_start.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
             failure = msgspec.structs.replace(failure, exception=f"psctl's coordinator: {failure.exception}")
             self._failure = failure, failure.exit if failure.code else 1
             self._say(failure.exception)
@@ -350,48 +360,40 @@ class Agent:
     def _answer(self, request: Request) -> dict[str, Any]:
         """Answer psctl, on the ear's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
-        standing = Standing(
-            self.orders.job.name, self.host.name, self._coordinator, self._head.master, processes, self._stopping
-        )
+        standing = Standing(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
         return answer(request, standing, self._queue.put, self._questions)
 
     def _pass_on(self, lines: Lines) -> None:
         self._link.send(lines)
 
     def _sample(self) -> None:
-        self._link.send(Sample(self.host.name, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100))
+        sample = self._processes.sample(self.host.name)
+        busy = self._busy.look(child.pid for child in self._members)
+        members = [member for child, member in self._members.items() if child.pid in busy]
+        self._link.send(msgspec.structs.replace(sample, busy=members))
 
     def _say(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {self.host.name}: {self._secrets.strike_text(text)}"
         print(line, file=sys.stderr, flush=True)
 
 
-def _on_thread(name: str, work: Callable[[], Any]) -> None:
-    threading.Thread(target=work, name=f"psctl {name}", daemon=True).start()
-
-
-def _end(orders: AgentOrders, status: int) -> None:
-    """The keeper's last act: the agent has ended, in order or not."""
-    job_dir = Path(orders.job_dir)
-    if orders.host == 0:
-        why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        text = f"psctl's agent on the head died: {why}"
-        failure = Failure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
-        keeper.write_finished(job_dir, orders.job.name, failure)
-    files.sweep(Path(orders.workdir) / "checkpoints" / orders.job.name)  # who wrote them may have been killed
-    keeper.clean(job_dir)
-
-
 def main(path: str) -> int:
     """Be the keeper, and in its child the agent, of the orders in `path`."""
-    orders = msgspec.json.decode(Path(path).read_bytes(), type=AgentOrders)
-    Files(orders).make()
-    keeper.write_pid(Path(orders.job_dir))
+    umask = os.umask(0o077)
+    told = Path(path).read_bytes()
+    os.unlink(path)  # keys and secrets are in memory alone from here on
+    orders = msgspec.json.decode(told, type=AgentOrders)
+    own_log.install()
+    files = Files(orders)
+    files.make()
+    files.hold_slots(orders.job.hosts[orders.host].workers)
+    keeper.write_pid(Path(orders.job_dir))  # the lock that it takes ends with this process
+    lifeline.hide_memory()  # a sweep no longer needs the environment to find this process
 
     def live(_keeper: int, pipe: int, lifeline_end: int) -> int:
-        return Agent(orders, lifeline_end).run(pipe)
+        return Agent(orders, lifeline_end, umask).run(pipe)
 
-    return keeper.keep(live, lambda status: _end(orders, status))
+    return keeper.keep(live, lambda status: keeper.end_job(orders, status))
 
 
 if __name__ == "__main__":

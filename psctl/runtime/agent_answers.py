@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-import psutil
 
 from psctl.job.messages import StopWanted
+from psctl.runtime import keeper
 from psctl.runtime.agent_questions import Questions
 from psctl.runtime.agent_socket import Refused, Request
-from psctl.words import Address, Member
+from psctl.words import Address, Count, Member, Name
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -27,25 +27,24 @@ class Standing(msgspec.Struct, frozen=True):
     job: str
     host: str
     coordinator: Address | None
-    master: Address | None
     processes: list[tuple[Member, int]]  # with their process ids
     stopping: str
 
 
 class _Scale(msgspec.Struct):
-    workers: int | None = None
-    servers: int | None = None
+    workers: Count | None = None
+    servers: Count | None = None
 
 
 class _Stop(msgspec.Struct):
     save: bool
     force: bool
-    by: str
+    by: Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class _Read(msgspec.Struct):
-    store: str
-    names: list[str]
+    store: Name
+    names: list[Name]
     keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
 
 
@@ -85,12 +84,11 @@ def _arguments(request: Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _hello(standing: Standing) -> dict[str, Any]:
-    mine = psutil.Process(os.getppid())
+    kept_by = os.getppid()
     return {
         "job": standing.job,
         "host": standing.host,
-        "pid": mine.pid,
-        "started": mine.create_time(),
+        "pid": kept_by,
+        "started": keeper.identity(kept_by),
         "coordinator": msgspec.to_builtins(standing.coordinator) if standing.coordinator else None,
-        "master": msgspec.to_builtins(standing.master) if standing.master else None,
     }

@@ -21,6 +21,7 @@ class Copies:
 
     def __init__(self, root: Path, order: JobOrder) -> None:
         self._root, self._order = root, order
+        files.sweep(root)
         self._receivers: dict[int, files.Receiver] = {}
 
     def take(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> Iterator[CopyDone]:
@@ -37,6 +38,7 @@ class Copies:
     def _act(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> bool:
         step = message.step
         if isinstance(message, CopyBegin):
+            self.discard()  # of a connection that broke
             folder = self._root / self._order.name / files.folder_name(step)
             self._receivers[step] = files.Receiver(folder, message.files)
         elif step in self._receivers and isinstance(message, CopyPart):
@@ -52,3 +54,4 @@ class Copies:
         """The agent leaves: what is not whole goes."""
         for receiver in self._receivers.values():
             receiver.discard()
+        self._receivers.clear()

@@ -1,4 +1,4 @@
-"""What only the head's agent has: the coordinator as its child, and the socket behind MASTER_PORT."""
+"""What only the head's agent has: the coordinator as its child, and the socket of torch's store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from psctl.net import loopback
+from psctl.net.peer import Credentials
 from psctl.orders import AgentOrders
-from psctl.runtime import agent_start
+from psctl.runtime import agent_start, private_memory
 from psctl.runtime.agent_start import COORDINATOR, Files
-from psctl.runtime.agent_store import StoreSocket
-from psctl.runtime.orders import ENVIRONMENT
+from psctl.runtime.agent_store import MasterPort, StoreSocket
+from psctl.runtime.private_memory import ENVIRONMENT
 from psctl.runtime.processes import Child, Processes
 from psctl.words import Address
 
@@ -37,46 +39,52 @@ class Head:
     Args:
         orders, files, processes: the agent's.
         put: takes StoreWanted and CoordinatorAt, from any thread.
+        credentials, master_port: the agent's.
     """
 
-    def __init__(self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None]) -> None:
+    def __init__(
+        self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None],
+        credentials: Credentials, master_port: MasterPort,
+    ) -> None:  # fmt: skip
         self._orders, self._files, self._processes, self._put = orders, files, processes, put
+        self._credentials, self._master_port = credentials, master_port
         self._store: StoreSocket | None = None
-        self._master: Address | None = None
         self.coordinator: Child | None = None
         self.store_host: Child | None = None
         self._old_stores: list[Child] = []  # that were told to end
 
-    @property
-    def master(self) -> Address | None:
-        """Where MASTER_ADDR and MASTER_PORT point to."""
-        return self._master
-
-    def start(self) -> None:
+    def start(self) -> str:
         """Bind the store's socket and start the coordinator; CoordinatorAt follows when it listens.
 
+        Returns:
+            Why this host can have no store; "" when it can.
+
         Raises:
-            PortTaken, OSError: a port or the process cannot be had.
+            PsctlError, OSError: a port or the process cannot be had.
         """
-        host = self._orders.job.hosts[0]
-        self._store = StoreSocket(host.address, self._orders.job.ports)
-        self._master = self._store.address
-        self._watch_store(self._store)
+        store = StoreSocket(self._orders.job, self._credentials, self._master_port)
+        if not store.problem:
+            self._store = store
+            self._watch_store(store)
         reader, writer = os.pipe()
         try:
-            agent_start.write_coordinator_orders(self._orders, self._store.address, writer, self._files)
-            self.coordinator = self._spawn(writer)
+            told = agent_start.coordinator_orders(self._orders, store.tunnels, writer, self._files)
+            with private_memory.holding(told) as descriptor:
+                self.coordinator = self._spawn(writer, descriptor)
         finally:
             os.close(writer)
         threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
+        return store.problem
 
-    def _spawn(self, report: int) -> Child:
-        environment = agent_start.environment_of(self._orders, {}, self._files, COORDINATOR)
+    def _spawn(self, report: int, orders: int) -> Child:
+        environment = agent_start.environment_of(self._orders, {}, self._files, COORDINATOR, orders)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(self._files.job_dir / LOG, flags, 0o600)
         try:
             argv = agent_start.argv_of(self._orders, "coordinator")
-            return self._processes.start("coordinator", argv, environment, self._orders.job_dir, log, log, [report])
+            return self._processes.start(
+                "coordinator", argv, environment, self._orders.job_dir, log, log, [report, orders]
+            )
         finally:
             os.close(log)
 
@@ -90,10 +98,10 @@ class Head:
         """Start the process that serves the store's socket; OSError when it cannot be started."""
         if self._store is None or self.store_host is not None:
             return
-        address, descriptor = self._store.address, self._store.descriptor
-        environment = agent_start.environment_of(self._orders, {}, self._files, COORDINATOR)
+        environment = agent_start.environment_of(self._orders, {}, self._files, COORDINATOR, -1)
         environment.pop(ENVIRONMENT)
-        arguments = [str(descriptor), address.host, str(address.port)]
+        descriptor = self._store.descriptor
+        arguments = [str(descriptor), loopback.HOST, str(self._store.port)]
         self.store_host = self._processes.start(
             "store", [self._orders.python, "-m", "psctl.runtime.store_host", *arguments], environment,
             self._orders.job_dir, 2, 2, [descriptor],

@@ -16,8 +16,10 @@ import msgspec
 
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.messages import AnyMessage, CopyBegin, CopyEnd, CopyPart, Register
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Credentials, Peer, dial
 from psctl.runtime.agent_copies import Copies
+from psctl.runtime.renewal import Renewing
 from psctl.words import Address, Member
 
 PATIENCE = 10.0
@@ -116,7 +118,8 @@ class Link:
 
     def _dial(self, address: Address, left: float) -> Peer:
         timeout = max(0.1, min(HANDSHAKE, left))
-        return dial(address, self._credentials, COORDINATOR, AnyMessage, self, timeout, self._congestion)
+        handler = Renewing(self._credentials, self, print)
+        return dial(address, self._credentials, COORDINATOR, COORDINATION, handler, timeout, self._congestion)
 
     # ---- net's handler, on the connection's reader thread ------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,8 @@ class Ear:
                 threading.Event().wait(0.05)
                 continue
             with caller, contextlib.suppress(OSError):  # a caller that goes away harms nobody
+                if _user_of(caller) != os.getuid():
+                    continue
                 caller.settimeout(5.0)
                 with caller.makefile("rb") as file:
                     caller.sendall(msgspec.json.encode(self._reply(file.readline(LONGEST))) + b"\n")
@@ -70,3 +73,9 @@ class Ear:
             return self._answer(msgspec.json.decode(line, type=Request))
         except (Refused, msgspec.DecodeError) as error:
             return {"error": {"code": "refused", "message": str(error)}}
+
+
+def _user_of(caller: socket.socket) -> int:
+    """Return the user id of the process at the other end, as the kernel knows it."""
+    _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)

@@ -1,36 +1,144 @@
-"""The socket behind MASTER_PORT: bound by the head's agent, served by a small process once somebody connects."""
+"""MASTER_PORT of a host: a port on loopback that lets this user alone in, and carries him to torch's store on the head.
+
+The store listens on the head's loopback, behind a guard that hears nobody but the head's agent (net/loopback.py). The
+head's agent connects its own MASTER_PORT to it directly, and those of other hosts through tunnels (tunnel.py), which
+end at a port of the head that only the job's agents are let in at.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import threading
 from collections.abc import Callable
 
-from psctl.errors import PortTaken
-from psctl.words import Address
+from psctl.errors import ConnectionFailed, PsctlError
+from psctl.job.messages import StartProcess
+from psctl.net import loopback
+from psctl.net.peer import Acceptor, Credentials, dial
+from psctl.orders import JobOrder
+from psctl.runtime.tunnel import TUNNELS, Tunnel, TunnelsEnd, join
+from psctl.runtime.turned_away import TurnedAway
+from psctl.words import Address, Member
 
-BACKLOG = 1024
-"""Connections that may wait while the serving process imports torch: every rank of a large job at once."""
+HEAD = Member("agent", 0)
+
+
+TUNNELS_OF_ONE = 1024
+"""Tunnels that one host may have at once: each of its workers makes a few connections to the store."""
+
+
+class MasterPort:
+    """The port that workers of this host are told as MASTER_PORT.
+
+    Args:
+        order: the job.
+        credentials: the agent's.
+    """
+
+    def __init__(self, order: JobOrder, credentials: Credentials) -> None:
+        self._order, self._credentials = order, credentials
+        self._turned_away = TurnedAway("MASTER_PORT")
+        self._address: Address | None = None
+
+    def environment(self, start: StartProcess) -> dict[str, str]:
+        """Return the variables by which a process finds the store; the port is opened for the first that needs it.
+
+        Raises:
+            PortTaken, OSError: a port cannot be had.
+        """
+        if start.member.role != "worker":
+            return {}
+        if self._address is None:
+            head = start.store
+            assert head is not None, "a job of several hosts has a way to the head's store"
+            self.open(loopback.listen(self._order.ports), lambda connection: self._tunnel(connection, head))
+        assert self._address is not None, "it has just been opened"
+        return {"MASTER_ADDR": self._address.host, "MASTER_PORT": str(self._address.port)}
+
+    def open(self, listening: socket.socket, carry: Callable[[socket.socket], None]) -> None:
+        """Let callers in from now on; `carry`, called on a thread for each, serves one until its end."""
+        self._address = Address(*listening.getsockname())
+        threading.Thread(target=self._accept, args=(listening, carry), name="psctl MASTER_PORT", daemon=True).start()
+
+    def _accept(self, listening: socket.socket, carry: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # descriptors are short for a moment, or a caller has gone already
+                threading.Event().wait(0.05)
+                continue
+            if self._is_ours(connection):
+                threading.Thread(
+                    target=self._serve, args=(connection, carry), name="psctl store connection", daemon=True
+                ).start()
+            else:
+                connection.close()
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        try:
+            caller, user = str(connection.getpeername()), loopback.owner(connection)
+        except OSError:  # it has gone
+            return False
+        if user == os.geteuid():
+            return True
+        whose = "whose user the kernel does not say" if user is None else f"of user {user}"
+        self._turned_away(caller, ConnectionFailed(f"a process {whose}; only this user's may use it"))
+        return False
+
+    def _serve(self, connection: socket.socket, carry: Callable[[socket.socket], None]) -> None:
+        with connection:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                carry(connection)
+            except (PsctlError, OSError) as error:
+                self._turned_away("", ConnectionFailed(f"torch's store is not reached: {error}"))
+
+    def _tunnel(self, connection: socket.socket, head: Address) -> None:
+        tunnel = Tunnel(connection)
+        peer = dial(head, self._credentials, HEAD, TUNNELS, tunnel, congestion=self._order.congestion)
+        try:
+            tunnel.run(peer)
+        finally:
+            with contextlib.suppress(OSError):  # its reader may be writing to it
+                connection.shutdown(socket.SHUT_RDWR)
+            peer.join()
 
 
 class StoreSocket:
-    """A listening socket on the probed address.
+    """The socket that the store's process accepts on, on the head; connections to it come through here alone.
 
     Args:
-        host: numeric address.
-        ports: inclusive range to take a port from; None: any.
+        order: the job.
+        credentials: the head's agent's.
+        master_port: the head's own.
 
     Raises:
-        PortTaken: no port of the range is free.
-        OSError: the address is not of this machine.
+        PortTaken: no port of the job's range is free.
+        OSError, ConnectionFailed: the head's address is not of this machine.
     """
 
-    def __init__(self, host: str, ports: tuple[int, int] | None) -> None:
-        self._socket = _bind(host, ports)
-        name = self._socket.getsockname()
-        self.address = Address(name[0], name[1])
+    def __init__(self, order: JobOrder, credentials: Credentials, master_port: MasterPort) -> None:
+        front, self._socket = loopback.listen_twice(order.ports)
+        self.port = self._socket.address.port
+        self.tunnels: Address | None = None
+        """Where agents of other hosts dial; None: there are none."""
+        master_port.open(front, self._carry)
+        if len(order.hosts) > 1:
+            failed = TurnedAway("the store's tunnels")
+            acceptor = Acceptor(
+                order.hosts[0].address, order.ports, credentials, TUNNELS, TunnelsEnd(self._socket, failed),
+                lambda member: None if member.role == "agent" else f"{member} is not an agent",
+                order.congestion, refused=failed, of_one=TUNNELS_OF_ONE,
+            )  # fmt: skip
+            self.tunnels = acceptor.address
+
+    @property
+    def problem(self) -> str:
+        """Why no store can be had on this system; "" when one can."""
+        return self._socket.problem
 
     @property
     def descriptor(self) -> int:
@@ -39,10 +147,12 @@ class StoreSocket:
 
     def watch(self, wanted: Callable[[], None]) -> None:
         """Call `wanted`, once, on another thread, when a connection waits that no process serves yet."""
-        mine = os.dup(self.descriptor)  # so that closing ours does not pull the number away from under select
+        mine = os.dup(self.descriptor)  # so that closing ours does not pull the number away from under poll
 
         def wait() -> None:
-            select.select([mine], [], [])
+            waiting = select.poll()
+            waiting.register(mine, select.POLLIN)
+            waiting.poll()
             os.close(mine)
             wanted()
 
@@ -52,23 +162,10 @@ class StoreSocket:
         """Nobody will be served any more: who connects is refused, once no serving process has the socket either."""
         self._socket.close()
 
-
-def _bind(host: str, ports: tuple[int, int] | None) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    first, last = ports or (0, 0)
-    for port in range(first, last + 1):
-        made = socket.socket(family, socket.SOCK_STREAM)
+    def _carry(self, connection: socket.socket) -> None:
+        """Join a connection of this host to one of the store's."""
+        store = self._socket.connect()
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((host, port))
-            made.listen(BACKLOG)
-            return made
-        except OSError:
-            made.close()
-            if ports is None:
-                raise
-    raise PortTaken(
-        f"no free port on {host} in {first}-{last}: all {last - first + 1} are in use",
-        hint=f"see who holds them with `ss -ltnp`, or widen network.ports ({first}-{last})",
-        where=host,
-    )
+            join(connection, store)
+        finally:
+            self._socket.release(store)

@@ -1,13 +1,15 @@
 """Rank 0's own state at the start of a clock, as bytes: what a worker that joins in mid-run cannot get otherwise.
 
 Parameters and the optimizer's state are on the servers. What is left is rank 0's alone: where it is in its data, the
-scheduler, the groups' numbers, buffers, tracked things. It leaves them with the servers at the start of each clock.
+scheduler, the groups' numbers, buffers, tracked things, the script's random generators where it has drawn from them in
+its loop. It leaves them with the servers at the start of each clock.
 Frozen parameters never change, so of them only a fingerprint travels: a joining worker's own must be the same.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.runtime.checkpoints import Parts
 from psctl.runtime.division import Batch
+from psctl.runtime.generators import Generators, Saved
 from psctl.runtime.position import Position, position_of
 from psctl.runtime.tracked import Tracked
 from psctl.store.pieces import bytes_view, torch_dtype
@@ -45,7 +48,10 @@ class Aside(msgspec.Struct, frozen=True):
 _DECODER = msgspec.msgpack.Decoder(Aside)
 
 
-def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str, batches: dict[int, list[Batch]]) -> bytes:
+def capture(
+    parts: Parts, tracked: Tracked, generators: Generators, position: Position, frozen: str,
+    batches: dict[int, list[Batch]],
+) -> bytes:  # fmt: skip
     """Return the state of now.
 
     Args:
@@ -55,6 +61,8 @@ def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str, bat
     """
     plain, more = tracked.state()
     found = {f"buffer/{name}": one for name, one in parts.buffers().items()} | more
+    for moment, states in generators.left()._asdict().items():
+        found |= {f"random/{moment}/{name}": one for name, one in states.items()}
     tensors = [_kept(name, one) for name, one in found.items()]
     where = msgspec.structs.asdict(position)
     return msgspec.msgpack.encode(
@@ -62,8 +70,13 @@ def capture(parts: Parts, tracked: Tracked, position: Position, frozen: str, bat
     )
 
 
-def restore(data: bytes, parts: Parts, tracked: Tracked) -> tuple[Position, dict[int, list[Batch]]]:
+def restore(
+    data: bytes, parts: Parts, tracked: Tracked, generators: Generators, *, own: bool
+) -> tuple[Position, dict[int, list[Batch]]]:
     """Give this worker the state that `capture` returned; returns where to go on, and the last batches.
+
+    Args:
+        own: it is this rank's, not another's.
 
     Raises:
         UsageError: this worker's frozen parameters are not rank 0's; the script's fault.
@@ -84,7 +97,14 @@ def restore(data: bytes, parts: Parts, tracked: Tracked) -> tuple[Position, dict
     parts.load_groups(aside.groups)
     parts.load_scheduler(aside.scheduler)
     tracked.resume(aside.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
+    now, epoch, origin = ({name: tensors[path] for path, name in _below(tensors, f"random/{moment}/")}
+                          for moment in ("now", "epoch", "origin"))  # fmt: skip
+    generators.resume(Saved(now, epoch, None if own else origin))
     return position_of(aside.position), aside.batches
+
+
+def _below(tensors: Iterable[str], place: str) -> list[tuple[str, str]]:
+    return [(path, path.removeprefix(place)) for path in tensors if path.startswith(place)]
 
 
 def fingerprint(parts: Parts) -> str:

@@ -37,7 +37,10 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from psctl.runtime import lifeline
+from psctl.runtime import lifeline, private_memory, stack_dump
+from psctl.runtime.masking import Secrets
+
+_PSCTL = os.path.dirname(_HERE) + os.sep
 
 MAX_MESSAGE = 1000
 """Characters of an exception's text that are kept: enough to read, not a tensor's whole print."""
@@ -50,6 +53,9 @@ def main(argv: list[str]) -> None:
         argv: [SCRIPT, ARGS...] or ["-m", MODULE, ARGS...].
     """
     lifeline.arm()
+    orders = told()  # from here on what the script starts does not inherit them
+    if orders and orders.get("stacks") is not None:
+        stack_dump.arm(orders["stacks"])
     folder = os.getcwd()
     last = _Last()
     atexit.register(last.leave)  # registered before all others, so it runs after them
@@ -128,8 +134,33 @@ def _fail(error: BaseException, folder: str) -> NoReturn:
 def _print(error: BaseException) -> None:
     """Print the traceback as Python would: from the script's first frame on, through the script's own hook."""
     error.__traceback__ = _beyond_bootstrap(error.__traceback__)
+    errors = sys.modules.get("psctl.errors")
+    if errors and isinstance(error, errors.PsctlError):
+        _fold(error)
     _remember(error)
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _fold(error: BaseException) -> None:
+    """Leave psctl's own frames out of a traceback, and a cause that has no others: such an error says what is wrong."""
+    error.__traceback__ = _outside_psctl(error.__traceback__) or error.__traceback__
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        cause.__traceback__ = _outside_psctl(cause.__traceback__)
+        error.__cause__ = cause if cause.__traceback__ is not None else None
+
+
+def _outside_psctl(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without psctl's frames; None when there are no others."""
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PSCTL):
+            kept.append(trace)
+        trace = trace.tb_next
+    folded: TracebackType | None = None
+    for each in reversed(kept):
+        folded = TracebackType(folded, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return folded
 
 
 def _remember(error: BaseException) -> None:
@@ -187,26 +218,35 @@ def describe(error: BaseException) -> str:
 
 def account(error: BaseException, trace: TracebackType | None, folder: str) -> None:
     """Write how the process fails to the error file of its orders; without orders there is nobody to tell."""
-    orders = os.environ.get("PSCTL_ORDERS")
+    orders = told()
     if not orders:
         return
+    secrets = Secrets(orders.get("secrets", ()))
     account = {
         "time": time.time(),
         "step": _step_reached(),
-        "exception": describe(error),
-        "frames": frames(trace, folder),
+        "exception": secrets.strike_text(describe(error)),
+        "frames": [secrets.strike_text(frame) for frame in frames(trace, folder)],
         "code": _own(error, "code", ""),
         "exit": _own(error, "exit", 1),
-        "hint": _own(error, "hint", ""),
+        "hint": secrets.strike_text(_own(error, "hint", "")),
     }
+    path = orders["error_file"]
     try:
-        with open(orders, "rb") as file:
-            path = json.load(file)["error_file"]
-        with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
+        private = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(private, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(account, file)
         os.replace(path + ".part", path)
     except OSError as problem:
         print(f"psctl: the account of this failure was not written: {problem}", file=sys.stderr)
+
+
+def told() -> dict[str, Any] | None:
+    """Return this process's orders; None when it has none, or those of the process that started it."""
+    with contextlib.suppress(ProcessLookupError):
+        data = private_memory.read()
+        return json.loads(data) if data else None
+    return None
 
 
 def _own(error: BaseException, name: str, otherwise: Any) -> Any:

@@ -34,6 +34,11 @@ class Parts:
         """Return those that have gradients, by name, without waiting."""
         return {name: one for name, one in self.parameters().items() if one.requires_grad}
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether parameters lie on GPUs."""
+        return any(one.is_cuda for one in self.parameters().values())
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return all buffers by name, those that no checkpoint holds too."""
         return dict(self.model.named_buffers())

@@ -1,6 +1,6 @@
 """The coordinator's shell: it keeps the mind (job/coordinator.py) in touch with the world.
 
-    python -m psctl.runtime.coordinator        orders: the file that PSCTL_ORDERS names
+    python -m psctl.runtime.coordinator        orders: in memory (private_memory.py)
 
 What happens comes in through one queue; the mind answers with instructions; they are carried out here, on the main
 thread, in order. It never imports torch.
@@ -9,6 +9,7 @@ thread, in order. It never imports torch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -27,6 +28,7 @@ from psctl.job.instructions import (
     Commit,
     Copy,
     Discard,
+    Dismiss,
     FindRestorable,
     Happening,
     Heard,
@@ -39,17 +41,20 @@ from psctl.job.instructions import (
     Tell,
     Tick,
 )
-from psctl.job.messages import AnyMessage, Finish, StartProcess, StopWanted
+from psctl.job.messages import Finish, NewCertificate, StartProcess, StopWanted
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Acceptor, Credentials
 from psctl.plan.choose import choose
+from psctl.runtime import lifeline, own_log, private_memory
 from psctl.runtime.coordinator_desk import Desk
 from psctl.runtime.coordinator_log import EventLog
 from psctl.runtime.keeper import EVENTS
-from psctl.runtime.orders import ENVIRONMENT, CoordinatorOrders
+from psctl.runtime.orders import CoordinatorOrders
+from psctl.runtime.renewal import Renewals
 from psctl.runtime.saver import Saver, resumed
 from psctl.runtime.turned_away import TurnedAway
 from psctl.store.shards import cut, sizes
-from psctl.wire.authority import Pair, issue
+from psctl.wire.authority import Pair, issue, sign
 from psctl.words import Member
 
 TICK = 0.1
@@ -73,20 +78,21 @@ class Coordinator:
         order = orders.order
         self._authority = Pair(orders.authority, orders.authority_key)
         self._queue: queue.SimpleQueue[Happening] = queue.SimpleQueue()
-        self._log = EventLog(Path(orders.job_dir) / EVENTS)
+        self._log = EventLog(Path(orders.job_dir) / EVENTS, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
-        self._saver = Saver(root, order, self._queue.put)
+        self._saver = Saver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
-        self._desk = Desk(self._queue.put, self._saver, resume)
         now = time.monotonic()
-        self._mind = Mind(
-            order, orders.master, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
-        )
+        self._mind = Mind(order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid())
+        self._desk = Desk(self._queue.put, self._saver, resume, self._mind.refuses)
         pair = self._issue(ME)
-        credentials = Credentials(order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock)
+        self._credentials = Credentials(
+            order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock
+        )
+        self._renewals = Renewals(time.time())
         head = order.hosts[0]
         self._acceptor = Acceptor(
-            head.address, order.ports, credentials, AnyMessage, self._desk, self._allow, order.congestion,
+            head.address, order.ports, self._credentials, COORDINATION, self._desk, self._allow, order.congestion,
             refused=TurnedAway("the coordinator"),
         )  # fmt: skip
         self._open = True
@@ -107,6 +113,7 @@ class Coordinator:
                 tick_at = time.monotonic() + TICK
                 self._carry_out(self._mind.handle(Tick(), time.monotonic()))
                 self._log.flush()
+                self._renew(time.time())
         self._acceptor.close()
         self._log.close()
         self._desk.close(2.0)
@@ -116,6 +123,16 @@ class Coordinator:
 
     def _issue(self, member: Member) -> Pair:
         return issue(self._authority, self._orders.order.name, member, time.time())
+
+    def _renew(self, now: float) -> None:
+        """Issue new certificates where less than half of the life of one is left."""
+        for member in self._renewals.due((ME, *self._desk.connected()), now):
+            pair = self._issue(member)
+            self._renewals.issued(member, now)
+            if member == ME:
+                self._credentials.renew(pair.certificate_pem, pair.key_pem)
+            else:
+                self._desk.tell(member, NewCertificate(pair.certificate_pem, pair.key_pem))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -127,6 +144,8 @@ class Coordinator:
                 self._log.append(event)
             case Tell(member=member, message=message):
                 self._desk.tell(member, message)
+            case Dismiss(member=member, reason=reason):
+                self._desk.dismiss(member, reason)
             case Start():
                 self._start(instruction)
             case MakePlan():  # seconds for many ranks: heartbeats go on beside it
@@ -149,6 +168,7 @@ class Coordinator:
 
     def _start(self, start: Start) -> None:
         pair = self._issue(start.member)
+        self._renewals.issued(start.member, time.time())
         order = StartProcess(
             start.member,
             start.world,
@@ -157,6 +177,7 @@ class Coordinator:
             self._orders.authority,
             pair.certificate_pem,
             pair.key_pem,
+            self._orders.store,
         )
         self._desk.tell(Member("agent", start.host), order)
 
@@ -169,7 +190,7 @@ class Coordinator:
 
     def _plan(self, wanted: MakePlan) -> PlanMade:
         try:
-            plan = choose(wanted.order, None, wanted.layout, decided=True)
+            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus)
         except PsctlError as error:
             return PlanMade("", "", [], None, error.message)
         event = plan.event(time.time())
@@ -178,8 +199,11 @@ class Coordinator:
 
 def main() -> int:
     """Coordinate the job that this process's orders name."""
-    orders = msgspec.json.decode(Path(os.environ[ENVIRONMENT]).read_bytes(), type=CoordinatorOrders)
-    Coordinator(orders).run()
+    own_log.install()
+    lifeline.hide_memory()
+    told = private_memory.read()
+    assert told is not None, "an agent starts the coordinator"
+    Coordinator(msgspec.json.decode(told, type=CoordinatorOrders)).run()
     return 0
 
 

@@ -21,9 +21,10 @@ import torch
 from psctl.job.membership import Shared
 from psctl.job.messages import Resume, Welcome
 from psctl.runtime.aside import capture, fingerprint, restore
-from psctl.runtime.checkpoints import Parts, local
+from psctl.runtime.checkpoints import Parts, local, wanted
 from psctl.runtime.cuts import Verdict
 from psctl.runtime.division import Batch, members_of
+from psctl.runtime.generators import Generators, place, saved_for, saved_from
 from psctl.runtime.loader import Loader
 from psctl.runtime.position import Position, place_of, position_of
 from psctl.runtime.reseed import reseed
@@ -55,11 +56,14 @@ class Course:
         """A batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], Any] = lambda step: None
         """Told, on every rank, where the checkpoint of a step cuts what this rank does."""
+        self.generators = Generators()
+        """The script's own random numbers, apart from those of steps."""
         self._seat, self._share, self._tracked = seat, share, tracked
         self._every = welcome.every_steps
         self._parts: Parts | None = None
         self._way: Way | None = None
         self._frozen = ""
+        self._sums: Mapping[str, Any] = {}
         self._rested = self._saved = 0
         self._sent: int | None = None  # the last step that this rank sent its part of
         self._verdict = Verdict()
@@ -96,12 +100,14 @@ class Course:
     def resume(self, resume: Resume) -> None:
         """Go on after the step that a checkpoint holds."""
         self._go_on(resume.step, position_of(resume.state))
+        names = saved_for(self.rank, [each.name for each in resume.tensors])
+        tensors = self._seat.load(wanted(resume.tensors, names, resume.checkpoint))
+        self.generators.resume(saved_from(self.rank, dict(zip(names, tensors, strict=True))))
 
-    def begin(self, parts: Parts, way: Way) -> None:
-        """Take the model on: it has its start values."""
-        self._parts, self._way = parts, way
+    def begin(self, parts: Parts, way: Way, sums: Mapping[str, Any]) -> None:
+        """Take the model on: it has its start values. `sums`: the order of sums, for checkpoints."""
+        self._parts, self._way, self._sums = parts, way, sums
         self._frozen = fingerprint(parts) if way.update == "server" else ""
-        self._reseed()
         self._leave(self._begin)
 
     def new_loader(self) -> int:
@@ -113,7 +119,7 @@ class Course:
 
     def end_step(self, act: Callable[[bool], Any]) -> Any:
         """End a step. `act` is told whether the step is saved, and does it."""
-        self.rest()
+        self.rest(late=True)
         step = self.step + 1
         verdict = self._seat.ending(step)
         save = verdict.save or self._due(step) or self._is_last()
@@ -126,8 +132,16 @@ class Course:
         self._feeding = self._drawn_from
         self.in_step = False
         self._draws = 0
-        self._reseed()
+        self.generators.leave()
+        if save:
+            self.generators.mark()
         return result
+
+    def forward(self) -> None:
+        """The model is called in training: a step begins, unless a batch of a loader's has begun it."""
+        if not self.generators.inside:
+            self.generators.enter()
+            self._reseed()
 
     def _due(self, step: int) -> bool:
         """Is this the first step, of those at which ranks have the same values, at or after a multiple of `every`?"""
@@ -154,7 +168,10 @@ class Course:
         try:
             for epoch in range(first, count):
                 self.epoch, self._loaders = epoch, made
+                here = loop == resumed and epoch == first
+                self.generators.epoch_begins(resumed=here, again=self._begin.loader < 0 or self._begin.clock == 0)
                 yield epoch
+                self.generators.epoch_ends()
                 self.rest(Position(loop, epoch + 1, self._number(), 0))
         finally:
             self._last_epoch, self._loaders = None, made
@@ -173,6 +190,14 @@ class Course:
         """The loop asks for a loader's next batch."""
         if loader is self._feeding and not loader.complete:
             self.rest()
+
+    def fetching(self) -> None:
+        """A batch is about to be fetched: its step begins."""
+        self.generators.enter()
+
+    def passed(self) -> None:
+        """A pass over a loader has ended, or was left: so has the step that it began."""
+        self.generators.leave()
 
     def drawn(self, loader: Loader, mine: int, together: int) -> None:
         """A loader hands out a batch."""
@@ -230,8 +255,12 @@ class Course:
 
     # ---- rest ----
 
-    def rest(self, position: Position | None = None) -> None:
+    def rest(self, position: Position | None = None, *, late: bool = False) -> None:
         """Do what was decided for the last step, once.
+
+        Args:
+            position: where the run goes on; None: at the next batch.
+            late: the next step is about to end.
 
         Raises:
             SystemExit: the run was asked to stop here; status 0.
@@ -240,7 +269,7 @@ class Course:
             return
         self._rested = self.step
         if self._verdict.save:
-            self._save(position or self._here())
+            self._save(position or self._here(), late=late)
         self._leave(position or self._here())
         if self._verdict.stop:
             self._stop()
@@ -249,12 +278,15 @@ class Course:
         """Leave rank 0's own state, under asp every rank's, where a worker that joins at this step finds it."""
         parts, way = self._parts, self._way
         if parts is not None and way is not None and (self.rank == 0 or way.alone):
-            way.leave(self.step, lambda: capture(parts, self._tracked, position, self._frozen, self._batches))
+            kept = self._tracked, self.generators, position
+            way.leave(self.step, lambda: capture(parts, *kept, self._frozen, self._batches))
 
     def take_place(self, resume: Resume | None, parts: Parts, way: Way) -> None:
         """Go on where a lost worker was, if that is what this process is for: the others train already."""
         if resume is not None and not resume.checkpoint:
-            position, self._batches = restore(way.left(resume.step), parts, self._tracked)
+            own = self.rank == 0 or way.alone
+            found = restore(way.left(resume.step), parts, self._tracked, self.generators, own=own)
+            position, self._batches = found
             self._go_on(resume.step, position)
 
     def _go_on(self, step: int, position: Position) -> None:
@@ -296,19 +328,22 @@ class Course:
     def _number(self) -> int:
         return self._feeding.index if self._feeding is not None else -1
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: Position, *, late: bool = False) -> None:
         """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count.
 
-        Where ranks step apart, the others send their optimizers' state; what pushes left out is each rank's own.
+        The states of the script's generators and what pushes left out are each rank's own; where ranks step apart, the
+        others send their optimizers' state too.
         """
         self._saved = self.step
         if self._seat.keeps:
             self.on_save(self.step)
         assert self._parts is not None, "steps were made"
         assert self._way is not None, "steps were made"
-        own = self._way.residuals.tensors() if self._way.residuals is not None else {}
-        if not self._seat.keeps or (self.rank != 0 and not self._way.apart and not own):
+        if not self._seat.keeps:
             return
+        drawn = self.generators.saved(marked=late, origin=self.rank == 0)
+        own = {place(self.rank) + name: one for name, one in drawn.items()}
+        own |= self._way.residuals.tensors() if self._way.residuals is not None else {}
         if self.rank != 0:
             apart = self._parts.optimizer_state(local(self.rank))[1] if self._way.apart else {}
             self._send(None, apart | own)
@@ -321,7 +356,7 @@ class Course:
             "step": self.step, "seed": self.seed, "world": self.world, "strategy": self._way.name,
             "loop": position.loop, "epoch": position.epoch, "loader": position.loader, "clock": position.clock,
             "groups": parts.groups(), "scheduler": parts.scheduler_state(), "optimizer": plain, "tracked": tracked,
-            "outer": outer,
+            "outer": outer, "sums": self._sums,
         }  # fmt: skip
         self._send(state, parts.values(on_servers) | tensors | more | kept | own)
         self._sent = self.step

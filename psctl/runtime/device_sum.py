@@ -47,6 +47,10 @@ class DeviceSum:
     def bytes_moved(self) -> int:
         return self._summing.bytes_moved
 
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        return self._summing.waits_for
+
     def close(self) -> None:
         self._hand.end()
         self._staging.close()

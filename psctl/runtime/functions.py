@@ -1,5 +1,7 @@
 """Users' functions by name, `module:function`, imported from the job's folder on every process that needs them.
 
+Which functions a name can reach is in job_modules.py: Python functions that a file below the job's folder defines.
+
 A function goes over the network as its name and nothing else, so a closure, a lambda or one of the script itself
 (`__main__`, which servers do not run) is refused. One that is to join pushes is tried first: joining must not depend on
 order or grouping, exactly on whole numbers, and up to 8 eps of the magnitudes on floats.
@@ -7,10 +9,7 @@ order or grouping, exactly on whole numbers, and up to 8 eps of the magnitudes o
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from psctl.errors import UsageError
+from psctl.runtime.job_modules import JobModules
 from psctl.schedule.operations import Measure, check_operation
 from psctl.store.reductions import Reduction, custom, reductions
 
@@ -46,9 +46,14 @@ def name_of(function: str | Callable[..., Any]) -> str:
 
 
 class JobFunctions:
-    """Finds reductions and functions by name, once each."""
+    """Finds reductions and functions by name, once each.
 
-    def __init__(self) -> None:
+    Args:
+        folder: the job's code on this host; "": the folder of the running script.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._modules = JobModules(folder)
         self._found: dict[str, Callable[..., Any]] = {}
         self._known = reductions()
 
@@ -59,8 +64,17 @@ class JobFunctions:
             UsageError: there is none; names it.
         """
         if name not in self._found:
-            self._found[name] = _import(name)
+            self._found[name] = self._import(name)
         return self._found[name]
+
+    def _import(self, name: str) -> Callable[..., Any]:
+        if not NAME.fullmatch(name):
+            raise UsageError(
+                f"{name[:80]!r} names no function", "write module:function, of a module in the job's folder"
+            )
+        if name.startswith("__main__:"):
+            raise UsageError(f"{name}: servers do not run the script", "put the function into a module beside it")
+        return self._modules.function(name)
 
     def reduction(self, name: str) -> Reduction:
         """Return a reduction by its name or module:function.
@@ -96,23 +110,6 @@ class JobFunctions:
             raise UsageError(f"{name} failed on rows of {str(dtype)[6:]}: {type(error).__name__}: {error}") from error
         if found is not None:
             raise UsageError(f"{name} joins no pushes: it is {found}", "pushes come in any order and grouping")
-
-
-def _import(name: str) -> Callable[..., Any]:
-    if not NAME.fullmatch(name):
-        raise UsageError(f"{name!r} names no function", "write module:function, of a module in the job's folder")
-    module, _, attribute = name.partition(":")
-    if module == "__main__":
-        raise UsageError(f"{name}: servers do not run the script", "put the function into a module beside it")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the job's folder; a worker has its script's folder, which may lie below
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{name}: {error}", "it is looked for in the job's folder, and where Python looks") from error
-    if not callable(found):
-        raise UsageError(f"{name} is no function")
-    return found  # type: ignore[no-any-return]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from psctl.errors import NotInThisVersion, UsageError
+
+
+def raise_usage(what: str, cure: str) -> NoReturn:
+    """Raise UsageError."""
+    raise UsageError(what, cure)
 
 
 class Watch:
@@ -28,6 +33,7 @@ class Watch:
         fired: called with a parameter's place when its gradient is there, before `ready`.
         ended: called when a backward has computed all its gradients (not under `paused`); None: never.
         per_backward: a round ends with its backward; else with `next_round`.
+        refuse: told what the script did wrong, and the cure, where a gradient came twice in a round; raises.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class Watch:
         fired: Callable[[int], None] = lambda _: None,
         ended: Callable[[], None] | None = None,
         per_backward: bool = False,
+        refuse: Callable[[str, str], NoReturn] = raise_usage,
     ) -> None:
         self._names, self._parameters = names, parameters
         self._sizes = [len(bucket) for bucket in buckets]
@@ -48,7 +55,7 @@ class Watch:
             for place in bucket:
                 self._buckets_of[place].append(index)
         self._ready, self._fired, self._ended = ready, fired, ended
-        self._per_backward = per_backward
+        self._per_backward, self._refuse = per_backward, refuse
         self._paused = False
         self.outstanding = False
         """Gradients were added that no round has sent."""
@@ -90,7 +97,7 @@ class Watch:
         if self._ended is not None:
             self._ask_for_end()
         if place in self._seen:
-            raise UsageError(_twice(self._names[place]), _TWICE_CURE)
+            self._refuse(_twice(self._names[place]), _TWICE_CURE)
         self._seen.add(place)
         self._fired(place)
         for bucket in self._buckets_of[place]:

@@ -12,17 +12,20 @@ from typing import Any
 
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
-from psctl.job.messages import AnyMessage, Decision
+from psctl.job.messages import Decision
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Credentials, dial
 from psctl.net.segments import inherited
 from psctl.runtime import session as sessions
 from psctl.runtime.client import ParameterClient
 from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.lone import Lines, Lone, torchrun_rank
-from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, read_orders
+from psctl.runtime.orders import ProcessOrders, read_orders
 from psctl.runtime.plane import Plane
 from psctl.runtime.plane_meeting import Ask, Meeting
+from psctl.runtime.private_memory import ENVIRONMENT
 from psctl.runtime.pushing import Client
+from psctl.runtime.renewal import Renewing
 from psctl.runtime.run import Run
 from psctl.runtime.session import Session
 from psctl.runtime.sharing import Sharing
@@ -30,8 +33,7 @@ from psctl.runtime.store_links import Dialled, Links, Within
 from psctl.runtime.table_memory import TableMemory
 from psctl.runtime.trace import Trace, from_environment
 from psctl.schedule.transfer import Schedule
-from psctl.store.messages import Kinds
-from psctl.store.table_messages import TableKinds
+from psctl.store.permits import PARAMETERS, TABLES
 from psctl.words import Address, Member
 
 DIAL_SECONDS = 20.0
@@ -100,19 +102,16 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         certificate=orders.certificate, key=orders.key, knock=orders.knock,
     )  # fmt: skip
     session = Session(orders.member, connect=meet)
-    session.joined(
-        dial(
-            orders.coordinator, credentials, expect=Member("coordinator", 0), kinds=AnyMessage, handler=session,
-            timeout=DIAL_SECONDS, congestion=orders.congestion,
-        )
-    )  # fmt: skip
+    handler = Renewing(credentials, session, lambda _: None)  # what a worker prints is its script's
+    seat = Member("coordinator", 0)
+    session.joined(dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion))
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 
     def connect(decision: Decision) -> Client:
         def to_server(member: Member, address: Address, handler: Any) -> Any:
             return dial(
-                address, credentials, expect=member, kinds=Kinds, handler=handler, timeout=DIAL_SECONDS,
+                address, credentials, expect=member, kinds=PARAMETERS, handler=handler, timeout=DIAL_SECONDS,
                 congestion=orders.congestion,
             )  # fmt: skip
 
@@ -134,7 +133,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     def links() -> Links:
         def to_tables(member: Member, address: Address, handler: Any) -> Any:
             return dial(
-                address, credentials, expect=member, kinds=TableKinds, handler=handler, timeout=DIAL_SECONDS,
+                address, credentials, expect=member, kinds=TABLES, handler=handler, timeout=DIAL_SECONDS,
                 congestion=orders.congestion,
             )  # fmt: skip
 
@@ -142,7 +141,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         session.follow_tables(made.assigned)
         return made
 
-    return Run(session, connect, clock, links=links, trace=trace)
+    return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
 
 
 def _left(trace: Trace) -> Any:

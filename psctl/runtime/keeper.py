@@ -8,9 +8,11 @@ keeper's end by a pipe and does the same work itself; that is why `clean` lives 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -18,8 +20,10 @@ from pathlib import Path
 
 import psutil
 
+from psctl.checkpoint import files
 from psctl.job import events, failures
 from psctl.job.messages import Failure
+from psctl.orders import AgentOrders
 from psctl.runtime import lifeline
 from psctl.runtime.call import SOCKET
 
@@ -36,14 +40,43 @@ PRIVATE = "private"
 EVENTS = "events.jsonl"
 PID = "agent.pid"
 SLOTS = "slots"
-KEPT = EVENTS + ".kept"  # room for the event log's end (coordinator_log.py)
 
 
-def descendants() -> list[psutil.Process]:
-    """Return all processes below this one, orphans that fell to it included."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return list(psutil.Process().children(recursive=True))
-    return []
+def identity(pid: int) -> str | None:
+    """Return "BOOT:TICKS", which with the process id names a process for good: the boot, and the start since that boot.
+
+    None when it is gone or a zombie. No clock that is set moves either part; a start time since the epoch moves.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, _, *rest = _stat(pid)
+    except OSError:
+        return None
+    return None if state in "ZX" else f"{boot}:{rest[17]}"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; the name before it may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Return all processes below one (None: below this one), orphans that fell to it included.
+
+    psutil's own list leaves out children that seem older than their parent, as they do when the clock is set meanwhile.
+    """
+    children: dict[int, list[int]] = {}
+    for each in psutil.pids():
+        with contextlib.suppress(OSError):
+            children.setdefault(int(_stat(each)[1]), []).append(each)
+    found, parents = [], [pid or os.getpid()]
+    while parents:
+        below = [child for parent in parents for child in children.pop(parent, [])]
+        for each in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(each))
+        parents = below
+    return found
 
 
 def _is_helper(process: psutil.Process) -> bool:
@@ -89,10 +122,19 @@ def _alive(process: psutil.Process) -> bool:
     return False
 
 
-def write_pid(job_dir: Path) -> None:
-    """Write who keeps the job on this host: process id and start time, by which psctl knows it again."""
-    mine = psutil.Process()
-    (job_dir / PID).write_text(f"{mine.pid} {mine.create_time():.2f}\n")
+def write_pid(job_dir: Path) -> int:
+    """Write which process keeps the job on this host, and lock that file; return its descriptor, which holds the lock.
+
+    psctl knows the process again by its id and identity, and takes it for gone when nobody holds the lock. The file
+    appears with the lock held, so nobody can take a process that begins for one that has ended.
+    """
+    begun = job_dir / (PID + ".new")
+    descriptor = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a disk without locks: the identity alone decides
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(descriptor, f"{os.getpid()} {identity(os.getpid())}\n".encode())
+    begun.rename(job_dir / PID)
+    return descriptor
 
 
 def last_lines(path: Path, size: int = 1 << 20) -> list[bytes]:
@@ -128,9 +170,12 @@ def write_finished(job_dir: Path, job: str, failure: Failure, exit_code: int = 1
         failure=failures.document(failure, job, stopped, checkpoint),
     )  # fmt: skip
     state = events.State(time=failure.time, role="job", rank=0, host=failure.host, state="failed")
-    with path.open("ab") as file:
-        file.write(events.to_line(state) + events.to_line(last))
-        file.flush()
+    try:
+        with path.open("ab", buffering=0) as file:  # if the disk is full, into the room that the coordinator reserved
+            file.write(events.to_line(state) + events.to_line(last))
+    except OSError as error:  # psctl says itself that a job failed whose agent is gone and whose log has no end
+        print(f"the end of the job was not written: {error.strerror}", file=sys.stderr)
+        return False
     return True
 
 
@@ -145,9 +190,21 @@ def _cut_torn_line(path: Path) -> None:
 def clean(job_dir: Path) -> None:
     """Remove what only a running agent needs; logs and the event log stay."""
     shutil.rmtree(job_dir / PRIVATE, ignore_errors=True)
-    for name in (SOCKET, PID, SLOTS, "orders.json", KEPT):
+    for name in (SOCKET, PID, SLOTS):
         with contextlib.suppress(OSError):
             (job_dir / name).unlink()
+
+
+def end_job(orders: AgentOrders, status: int) -> None:
+    """Give the job an end on this host after the agent has ended with `status`, in order or not."""
+    job_dir = Path(orders.job_dir)
+    if orders.host == 0:
+        why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        text = f"psctl's agent on the head died: {why}"
+        failure = Failure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
+        write_finished(job_dir, orders.job.name, failure)
+    files.sweep(Path(orders.workdir) / "checkpoints")  # who wrote them may have been killed
+    clean(job_dir)
 
 
 def keep(agent: Callable[[int, int, int], int], end: Callable[[int], None]) -> int:

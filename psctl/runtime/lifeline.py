@@ -15,18 +15,30 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 
 ENVIRONMENT = "PSCTL_LIFELINE"
 """Holds "DESCRIPTOR:PARENT" for a child that is to arm itself; taken out of the environment when it does."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def hide_memory() -> None:
+    """Keep keys in this process's memory out of core files and of the reach of other processes of the same user."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def leave_no_core() -> None:
+    """Have this process, and what it starts, write no core file unless it asks for one: keys would be in it."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def reap_descendants() -> None:
@@ -59,6 +71,7 @@ def arm() -> None:
     """Tie this process to the agent that started it; nothing happens when none did, or at a second call."""
     value = os.environ.pop(ENVIRONMENT, "")
     if value:
+        leave_no_core()
         descriptor, parent = (int(part) for part in value.split(":"))
         die_with_parent(parent)
         hold(descriptor)

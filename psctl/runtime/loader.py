@@ -38,6 +38,12 @@ class Consumer(Protocol):
     def pass_ends(self) -> bool:
         """The last batch of a pass was handed out: tell whether a change of members may add one, when it is known."""
 
+    def fetching(self) -> None:
+        """A batch is about to be fetched."""
+
+    def passed(self) -> None:
+        """A pass has ended, or was left."""
+
     def drawn(self, loader: Loader, mine: int, together: int) -> None:
         """A batch of `mine` examples, of `together` over all ranks, is handed out."""
 
@@ -96,16 +102,20 @@ class Loader:
         self.clock = start
         fetching: Iterator[Any] | None = None
         ranks: tuple[int, ...] = ()
-        while (batch := self._next(epoch)) is not None:
-            if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
-                fetching, ranks = iter(self._fetching(batch)), batch.ranks
-            found = next(fetching)
-            self.clock, self._late = self.clock + 1, False
-            self._consumer.remember(self, batch)
-            self._consumer.drawn(self, sum(map(len, batch.of(self._consumer.rank))), batch.size)
-            yield found
-            self._consumer.wanted(self)
-        self._consumer.exhausted(self)
+        try:
+            while (batch := self._next(epoch)) is not None:
+                self._consumer.fetching()
+                if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
+                    fetching, ranks = iter(self._fetching(batch)), batch.ranks
+                found = next(fetching)
+                self.clock, self._late = self.clock + 1, False
+                self._consumer.remember(self, batch)
+                self._consumer.drawn(self, sum(map(len, batch.of(self._consumer.rank))), batch.size)
+                yield found
+                self._consumer.wanted(self)
+            self._consumer.exhausted(self)
+        finally:
+            self._consumer.passed()
 
     def _next(self, epoch: int) -> Batch | None:
         """Return what all ranks take at the next clock; None at the end of the pass."""

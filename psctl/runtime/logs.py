@@ -2,7 +2,7 @@
 
 The processes write into pipes, so that secrets are struck out before anything reaches a disk. A disk that is full must
 not stop the job: what cannot be written is counted, said once, and training goes on. What is passed on is limited to
-RATE lines a second a process; what is left out is counted and stands in the file.
+RATE lines a second a process; what is left out is counted and stands in the file. Files are limited too (log_files.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from psctl.job.messages import Lines
+from psctl.runtime.log_files import RankLogs, StreamLog
+from psctl.runtime.masking import Secrets
 from psctl.words import Member
 
 RATE = 200
@@ -36,39 +38,18 @@ BUSY = 32 << 10
 SHOWN = 4096
 """Characters of a line that are passed on."""
 
-HIDDEN = b"***"
-"""What stands in place of a secret."""
-
-
-class Secrets:
-    """The values that must not be seen. Very short ones are left alone: they would strike out everything."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        self._values = sorted((value.encode() for value in values if len(value) >= 4), key=len, reverse=True)
-
-    def strike(self, data: bytes) -> bytes:
-        """Return `data` without any secret."""
-        for value in self._values:
-            data = data.replace(value, HIDDEN)
-        return data
-
-    def strike_text(self, text: str) -> str:
-        """Return `text` without any secret."""
-        return self.strike(text.encode("utf-8", "replace")).decode("utf-8", "replace") if self._values else text
-
 
 class _Stream:
     """One stream of one process."""
 
-    def __init__(self, member: Member, name: str, source: int, path: Path) -> None:
-        self.member, self.name, self.source = member, name, source
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def __init__(self, member: Member, name: str, source: int, log: StreamLog) -> None:
+        self.member, self.name, self.source, self.log = member, name, source, log
         self.rest = b""
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.lines: list[str] = []
         self.dropped = 0
         self.allowed, self.since = 2.0 * RATE, time.monotonic()
-        self.unwritten = 0
+        self.unwritten, self.was_full = 0, False
         self.open = True
 
 
@@ -76,12 +57,19 @@ class Pump:
     """Takes in the output of all processes of a host.
 
     Args:
+        folder: where the log files lie.
+        limit: bytes of the log files of one rank.
         secrets: what is struck out.
         deliver: called with lines that are passed on, on the pump's thread or a caller's of `drain`.
         trouble: called with a sentence when a log cannot be written, once a stream.
     """
 
-    def __init__(self, secrets: Secrets, deliver: Callable[[Lines], None], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[Lines], None],
+        trouble: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._folder, self._limit = folder, limit
+        self._logs: dict[tuple[str, int], RankLogs] = {}
         self._secrets, self._deliver, self._trouble = secrets, deliver, trouble
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -89,15 +77,14 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name="psctl logs", daemon=True)
         self._thread.start()
 
-    def add(self, member: Member, name: str, source: int, path: Path) -> None:
-        """Take in a pipe, whose reading end is handed over, and keep it in the file `path`.
-
-        Raises:
-            OSError: the file cannot be made.
-        """
+    def add(self, member: Member, name: str, source: int) -> None:
+        """Take in a pipe, whose reading end is handed over: one stream of a process."""
         os.set_blocking(source, False)
-        stream = _Stream(member, name, source, path)
         with self._lock:
+            logs = self._logs.setdefault(
+                (member.role, member.rank), RankLogs(self._folder, f"{member.role}-{member.rank}", self._limit)
+            )
+            stream = _Stream(member, name, source, logs.stream(name))
             self._streams.append(stream)
             self._selector.register(source, selectors.EVENT_READ, stream)
 
@@ -118,7 +105,7 @@ class Pump:
                 self._read(stream)
                 self._end(stream)
                 self._pass_on(stream)
-                os.close(stream.file)
+                stream.log.close()
                 self._streams.remove(stream)
 
     def _run(self) -> None:
@@ -148,9 +135,11 @@ class Pump:
                 self._end(stream)
                 break
             *lines, stream.rest = (stream.rest + data).split(b"\n")
-            if len(stream.rest) > LONGEST:
-                lines.append(stream.rest)
-                stream.rest = b""
+            if len(stream.rest) > LONGEST + self._secrets.longest:
+                rest = self._secrets.strike(stream.rest)
+                cut = max(0, len(rest) - self._secrets.longest)  # a secret may have begun behind that
+                lines += [rest[:cut]] if cut else []
+                stream.rest = rest[cut:]
             self._take(stream, lines)
         return taken
 
@@ -166,7 +155,7 @@ class Pump:
     def _take(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
-        lines = [self._secrets.strike(line) for line in lines]
+        lines = self._secrets.strike(b"\n".join(lines)).split(b"\n")
         self._write(stream, b"\n".join(lines) + b"\n", len(lines))
         now = time.monotonic()
         if now - stream.since >= ROUND:
@@ -179,17 +168,17 @@ class Pump:
         stream.tail.extend(_text(line) for line in lines[-TAIL:])
 
     def _write(self, stream: _Stream, data: bytes, lines: int) -> None:
-        try:
-            os.write(stream.file, data)
-        except OSError as error:
-            if not stream.unwritten:
-                self._trouble(f"the log of {stream.member} ({stream.name}) cannot be written: {error.strerror}")
-            stream.unwritten += lines
+        if stream.log.write(data, lines):
+            return
+        stream.unwritten += lines
+        if not stream.was_full:
+            stream.was_full = True
+            self._trouble(f"the log of {stream.member} ({stream.name}) cannot be written: the disk is full")
 
     def _pass_on(self, stream: _Stream) -> None:
-        if stream.lines or stream.dropped:
-            message = Lines(stream.member, stream.name, stream.lines, stream.dropped)
-            stream.lines, stream.dropped = [], 0
+        if stream.lines or stream.dropped or stream.unwritten:
+            message = Lines(stream.member, stream.name, stream.lines, stream.dropped, stream.unwritten)
+            stream.lines, stream.dropped, stream.unwritten = [], 0, 0
             self._deliver(message)
 
 

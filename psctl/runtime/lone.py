@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -47,7 +47,7 @@ class Lone:
     def join(self) -> Welcome:
         return self._welcome
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
     def plane(self, schedule: Schedule) -> Plane | None:
@@ -83,6 +83,9 @@ class Lone:
 
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
         return
+
+    def unfit(self, step: int, reason: str) -> NoReturn:
+        raise AssertionError("there are no servers")
 
     def finished(self, step: int) -> None:
         return

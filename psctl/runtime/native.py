@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from psctl.errors import JobFailed
+from psctl.job.activity import COMPUTE, waiting
 from psctl.runtime.summing import Summing, Waited
 from psctl.words import Layout
 
@@ -142,17 +143,15 @@ class AllReduce:
     """A reducer of collectives.
 
     Args:
-        group: who takes part.
+        group: the engine's; None where it takes no part.
         summing: sums a bucket.
         parameters: the trainable ones, in the model's order.
         halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
     """
 
-    doing = "compute"
-
     def __init__(
         self,
-        group: Group,
+        group: Group | None,
         summing: Summing,
         parameters: Sequence[nn.Parameter],
         halves: torch.dtype | None = None,
@@ -163,6 +162,11 @@ class AllReduce:
         self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
         self._next = 0
         self._works: list[Waited] = []
+        self._finishing = False
+
+    @property
+    def doing(self) -> str:
+        return waiting("the sum of gradients", self._summing.waits_for) if self._finishing else COMPUTE
 
     @property
     def bytes_moved(self) -> int:
@@ -176,8 +180,10 @@ class AllReduce:
 
     def finish(self) -> None:
         assert self._next == len(self.buckets), "every bucket was sent"
+        self._finishing = True
         for work in self._works:
             work.wait()
+        self._finishing = False
         there = self._somebody()
         for bucket, flat in zip(self.buckets, self._flat, strict=True):
             for place, part in self._split(bucket, flat):
@@ -189,7 +195,8 @@ class AllReduce:
     def close(self, reason: str, *, failed: bool) -> None:
         if not failed:  # the engine's goodbye waits for ranks that may be gone
             self._summing.close()
-            self._group.close()
+            if self._group is not None:
+                self._group.close()
 
     def _make(self, index: int) -> torch.Tensor:
         first = self._parameters[self.buckets[index][0]]
@@ -226,7 +233,7 @@ class AllReduce:
                 elif part.dtype == gradient.dtype:
                     part.copy_(gradient.reshape(-1))
                 else:  # the mean is summed, for a sum might be too large for float16
-                    torch.mul(gradient.reshape(-1), weight / self._group.world, out=part)
+                    torch.mul(gradient.reshape(-1), weight / self._summing.world, out=part)
             if weight != 1.0 and flat.dtype == self._parameters[self.buckets[index][0]].dtype:
                 flat.mul_(weight)
             if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
@@ -239,7 +246,7 @@ class AllReduce:
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(total.view(parameter.shape))
         if total.dtype == parameter.dtype:
-            parameter.grad.div_(self._group.world)
+            parameter.grad.div_(self._summing.world)
 
 
 def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:

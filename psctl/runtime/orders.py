@@ -1,17 +1,13 @@
-"""What one process of a job is told when it starts: a 0600 file written by its agent, read by the process itself."""
+"""What one process of a job is told when it starts: handed over by its agent in memory (private_memory.py)."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
 
+from psctl.errors import UsageError
 from psctl.orders import JobOrder
+from psctl.runtime import private_memory
 from psctl.words import Address, Member
-
-ENVIRONMENT = "PSCTL_ORDERS"
-"""The environment variable that holds the path of the orders' file."""
 
 
 class ProcessOrders(msgspec.Struct, frozen=True):
@@ -32,31 +28,25 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
     segments: int | None  # descriptor of its end of the pair on which its agent makes shared memory
+    stacks: int | None = None  # descriptor to which it writes its stacks when its agent asks (stack_dump.py)
     folder: str = ""  # where the job's own folder lies on this host
+    secrets: tuple[str, ...] = ()  # values that its account of a failure must not show
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write `data` to `path` readable by this user only, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    part.rename(path)
-
-
-def write_orders(path: Path, orders: ProcessOrders) -> None:
-    """Write the orders of one process as a 0600 file."""
-    write_private(path, msgspec.json.encode(orders))
-
-
-def read_orders(path: str | None = None) -> ProcessOrders | None:
-    """Return this process's orders, from `path` or the file PSCTL_ORDERS names; None when psctl did not start it.
+def read_orders() -> ProcessOrders | None:
+    """Return this process's orders; None when psctl did not start it.
 
     Raises:
-        OSError, msgspec.ValidationError: the file that PSCTL_ORDERS names is missing or damaged; psctl's fault.
+        UsageError: it was started by a process of a job, whose orders are its own; the script's fault.
     """
-    path = path or os.environ.get(ENVIRONMENT)
-    return msgspec.json.decode(Path(path).read_bytes(), type=ProcessOrders) if path else None
+    try:
+        data = private_memory.read()
+    except ProcessLookupError as error:
+        raise UsageError(
+            "psctl.init() was called in a process that a worker started: only the worker itself has a rank",
+            "call psctl.init() in the script that psctl train starts, or name this one there as `script:`",
+        ) from error
+    return msgspec.json.decode(data, type=ProcessOrders) if data is not None else None
 
 
 class CoordinatorOrders(msgspec.Struct, frozen=True):
@@ -66,7 +56,7 @@ class CoordinatorOrders(msgspec.Struct, frozen=True):
     authority: str  # PEM
     authority_key: str  # PEM; nobody else has it
     knock: str  # the job's, shown before TLS; hex
-    master: Address  # where torch's store listens, for MASTER_ADDR and MASTER_PORT
+    store: Address | None  # where other hosts' agents dial to reach torch's store; None: there are no others
     job_dir: str
     workdir: str
     grace: float  # seconds between TERM and KILL

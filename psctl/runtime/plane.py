@@ -65,6 +65,7 @@ class Plane:
         self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
         self._broken = ""
+        self._awaited: list[int] = []  # by the threads that wait now
         self._polling = False
         self._board: Board | None = None
         self._board_asked = not possible() or len(self._lines) != world - 1
@@ -209,6 +210,12 @@ class Plane:
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Ranks that a thread of this process waits for now."""
+        board = self._board.behind if self._board is not None else ()
+        return tuple({*self._awaited, *board} - {self.me})
+
     def returned(self, key: tuple[int, int], count: int) -> None:
         """Wait until so many of the pieces that were lent were given back."""
         self._until(lambda: True if self._returned.get(key, 0) >= count else None, key[0])
@@ -229,16 +236,22 @@ class Plane:
     def _until(self, look: Callable[[], T | None], peer: int) -> T:
         """Wait for something that `peer` brings, and take in what comes meanwhile."""
         with self._changed:
-            while (found := look()) is None:
-                if self._broken:
-                    raise RuntimeError(self._broken)
-                if why := self._gone(peer):
-                    raise RuntimeError(f"worker/{peer}: {why}")
-                if not self._lines or self._polling:
-                    self._changed.wait()
-                else:
-                    self._take_in()
-            return found
+            if (found := look()) is not None:
+                return found
+            self._awaited.append(peer)
+            try:
+                while (found := look()) is None:
+                    if self._broken:
+                        raise RuntimeError(self._broken)
+                    if why := self._gone(peer):
+                        raise RuntimeError(f"worker/{peer}: {why}")
+                    if not self._lines or self._polling:
+                        self._changed.wait()
+                    else:
+                        self._take_in()
+                return found
+            finally:
+                self._awaited.remove(peer)
 
     def _gone(self, peer: int) -> str:
         line = self._lines.get(peer)

@@ -86,6 +86,12 @@ class Board:
         self._await(count)
         return {rank: slots[rank][:size].view(dtype) for rank in range(self._world) if rank != self._me}
 
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Ranks that have not put the vector that this process put last."""
+        count = self._count
+        return tuple(rank for rank, flag in enumerate(self._flags) if (self._words[flag] - count) & HALF)
+
     def _await(self, count: int) -> None:
         """Return when everyone has put this vector."""
         words = self._words

@@ -15,24 +15,35 @@ from typing import Any
 
 import psutil
 
+from psctl.job.messages import Sample
 from psctl.runtime import keeper, lifeline
+from psctl.runtime.memory_kills import MemoryKills
 
 
 class Child:
-    """A process that the agent has started."""
+    """A process that the agent has started.
+
+    `memory` tells, once it has ended in trouble, what speaks for the kernel having killed it or a process of its own
+    for lack of memory; "" when nothing does, or when we killed it.
+    """
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
         self.name = name
         self.pid = popen.pid
         self.status: int | None = None
+        self.memory = ""
+        self._killed = False
         self._popen = popen
 
-    def ended(self, status: int) -> None:
+    def ended(self, status: int, memory: MemoryKills) -> None:
         """Take in how it ended: its exit status, or minus the signal's number."""
         self.status = self._popen.returncode = status
+        if status and not self._killed:
+            self.memory = memory.evidence()
 
     def signal(self, number: int) -> None:
         """Send it a signal; harmless when it has ended."""
+        self._killed = self._killed or number == signal.SIGKILL
         if self.status is None:  # not reaped yet, so the number cannot be another's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -47,6 +58,7 @@ class Processes:
 
     def __init__(self, lifeline_end: int) -> None:
         self._lifeline = lifeline_end
+        self._memory_kills = MemoryKills()
         self._children: dict[int, Child] = {}
         self._ended: list[Child] = []
 
@@ -59,6 +71,7 @@ class Processes:
         stdout: int,
         stderr: int,
         descriptors: Sequence[int] = (),
+        umask: int = -1,
     ) -> Child:
         """Start a process that arms itself (runtime/lifeline.py).
 
@@ -66,6 +79,7 @@ class Processes:
             name: for people.
             stdout, stderr: descriptors that it writes to; they stay the caller's.
             descriptors: further ones that it inherits.
+            umask: its own; -1: the agent's.
 
         Raises:
             OSError: it cannot be started.
@@ -77,6 +91,7 @@ class Processes:
                 "start_new_session": True,
                 "pass_fds": (tie, *descriptors),
                 "stdin": subprocess.DEVNULL,
+                "umask": umask,
             }
             popen = subprocess.Popen(
                 list(argv), cwd=cwd, stdout=stdout, stderr=stderr,
@@ -87,6 +102,11 @@ class Processes:
         child = Child(name, popen)
         self._children[child.pid] = child
         return child
+
+    def sample(self, host: str) -> Sample:
+        """Return how busy the host is; call it every few seconds."""
+        self._memory_kills.look()
+        return Sample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
     @property
     def running(self) -> list[Child]:
@@ -102,7 +122,7 @@ class Processes:
                     return
                 child = self._children.pop(pid, None)
                 if child is not None:
-                    child.ended(os.waitstatus_to_exitcode(status))
+                    child.ended(os.waitstatus_to_exitcode(status), self._memory_kills)
                     self._ended.append(child)
 
     def ended(self) -> list[Child]:
@@ -136,7 +156,4 @@ def _session(process: psutil.Process) -> int:
 
 
 def _family(pid: int) -> set[int]:
-    try:
-        return {each.pid for each in psutil.Process(pid).children(recursive=True)}
-    except psutil.Error:
-        return set()
+    return {each.pid for each in keeper.descendants(pid)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.job.messages import Report, StepReport
+from psctl.runtime.course import Course
 from psctl.runtime.way import Way
 
 
@@ -52,7 +54,7 @@ class Reports:
 
 
 class Since:
-    """What a rank did since its last report.
+    """What a rank did since its last report. `tell` may be called by any thread.
 
     Args:
         way: how it synchronises.
@@ -61,29 +63,34 @@ class Since:
 
     def __init__(self, way: Way, clock: Clock) -> None:
         self._way, self._clock = way, clock
+        self._telling = threading.Lock()
         self._told = self._now(0.0)
 
     def _now(self, examples: float) -> tuple[float, float, float, float, int]:
         way = self._way
         return self._clock.now(), examples, way.sync_seconds, way.under_way_seconds, way.bytes_moved
 
-    def report(self, step: int, epoch: int, steps: list[StepReport], examples: float) -> Report:
-        """Return the report of this interval, and begin the next.
+    def tell(self, send: Callable[[Report], None], course: Course, reports: Reports) -> None:
+        """Send the report of this interval and begin the next, in one act, so that no report overtakes another.
 
         Args:
-            step: the last that is finished.
-            epoch: that goes on.
-            steps: numbers of steps.
-            examples: of this rank since the start.
+            send: hands it to the network.
+            course: where the run is.
+            reports: numbers of steps.
         """
-        before, self._told = self._told, self._now(examples)
-        seconds, done, waited, under_way, moved = (
-            now - then for now, then in zip(self._told, before, strict=True)
-        )  # fmt: skip
-        return Report(
-            step, epoch, steps, done, max(0.0, seconds - waited), waited, int(moved), self._way.staleness,
-            max(0.0, under_way - waited),
-        )  # fmt: skip
+        with self._telling:
+            rested = course.marked  # read first: then all numbers up to that step are in `reports`
+            steps = reports.take()
+            before, self._told = self._told, self._now(course.examples)
+            seconds, done, waited, under_way, moved = (
+                now - then for now, then in zip(self._told, before, strict=True)
+            )  # fmt: skip
+            send(
+                Report(
+                    course.step, course.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
+                    self._way.staleness, max(0.0, under_way - waited), rested,
+                )
+            )  # fmt: skip
 
 
 def _hold(name: str, value: Any) -> Any:

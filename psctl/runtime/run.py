@@ -15,6 +15,7 @@ from psctl.errors import UsageError
 from psctl.job.messages import Beat, Decision, Resume
 from psctl.runtime.checkpoints import Parts, wanted
 from psctl.runtime.course import Course
+from psctl.runtime.generators import Entrances
 from psctl.runtime.gradients import Watch
 from psctl.runtime.layouts import check_given, describe
 from psctl.runtime.loader import Loader
@@ -53,8 +54,9 @@ class Run:
     The same script runs under `psctl train` with every strategy, under torchrun, and alone (`python train.py`).
 
     Random numbers: `psctl.init` seeds python's, numpy's and torch's generators from the job's `seed`, equally on every
-    rank, so that all build the same model; every step then seeds them from (seed, step, rank). A `torch.manual_seed` of
-    your own holds until the next step begins.
+    rank. From then on they are yours, and saved with each checkpoint, except within steps: from a batch of `run.loader`
+    (with a loader of your own: from the model's forward) to the end of `optimizer.step()` they give numbers that depend
+    on (seed, step, rank) alone, so that dropout differs by rank and a step can be done again to the bit.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Run:
         links: Callable[[], Links] | None = None,
         trace: Trace | None = None,
         lines: Lines | None = None,
+        folder: str = "",
     ) -> None:
         self._seat, self._connect, self._clock, self._trace, self._lines = seat, connect, clock, trace, lines
         self._welcome = welcome = seat.join()
@@ -73,8 +76,8 @@ class Run:
         self._tracked = Tracked()
         self._reports = Reports()
         self._course = Course(seat, welcome, self._share, self._tracked)
-        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course)
-        self._course.on_save = self._stores.mark
+        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course, folder)
+        self._course.on_save = self._mark
         self._way: Way | None = None
         self._stepless: Watch | None = None
         self._strategy = ""
@@ -167,14 +170,14 @@ class Run:
         check_given(model, optimizer, scheduler)
         parts = Parts(model, optimizer, scheduler)
         layout = describe(model, optimizer, apart=outer is not None)
-        decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None)
+        decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
             self._go_on_from(decision.resume)
         tools = Tools(self._seat, self._welcome.world, self._connect, self._share, self._clock, self._trace, outer)
         way = start(parts, decision, tools)
         self._course.take_place(decision.resume, parts, way)
         self._strategy = decision.strategy
-        swap(model, way)
+        swap(model, way, Entrances(model, self._course.forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
         else:
@@ -182,7 +185,7 @@ class Run:
         self._way = way
         self._seat.begin(self.step)
         self._since = Since(way, self._clock)
-        self._course.begin(parts, way)
+        self._course.begin(parts, way, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
 
@@ -384,8 +387,12 @@ class Run:
         doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
         self._seat.send(Beat(self.step, doing), urgent=True)
 
+    def _mark(self, step: int) -> None:
+        """The checkpoint of a step is taken: what this rank reported of that step goes ahead of it."""
+        self._stores.mark(step)
+        self._tell()
+
     def _tell(self) -> None:
         """Send what happened since the last report."""
         if self._since is not None and self._seat.keeps:
-            took = self._since.report(self.step, self.epoch, self._reports.take(), self._course.examples)
-            self._seat.send(took)
+            self._since.tell(self._seat.send, self._course, self._reports)

@@ -26,6 +26,9 @@ from psctl.orders import JobOrder
 QUEUED = 8 << 20
 """Bytes of a copy that wait for the network at most."""
 
+MOST = 64
+"""Checkpoints that are written at once; one more is given up."""
+
 PATIENCE = 60.0
 """Seconds in which the network must take them."""
 
@@ -44,15 +47,22 @@ class Saver:
         root: folder of all jobs' checkpoints.
         order: the job.
         answer: takes Written, CopySent and Restorable, from any thread.
+        sign: signs manifests with the key of the job's authority.
     """
 
-    def __init__(self, root: Path, order: JobOrder, answer: Callable[[Written | CopySent | Restorable], None]) -> None:
-        self._root, self._order, self._answer = root, order, answer
+    def __init__(
+        self,
+        root: Path,
+        order: JobOrder,
+        answer: Callable[[Written | CopySent | Restorable], None],
+        sign: Callable[[bytes], bytes],
+    ) -> None:
+        self._root, self._order, self._answer, self._sign = root, order, answer, sign
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._closed: set[int] = set()  # steps of which nothing is taken any more: given up, or being made whole
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        files.sweep(root / order.name)
+        files.sweep(root)
         threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
 
     # ---- as parts arrive, on the senders' reader threads -----------------------------------------------------------
@@ -90,7 +100,10 @@ class Saver:
         with self._lock:
             if step in self._closed:
                 return None
-            if new and step not in self._open:
+            if new and step not in self._open and len(self._open) >= MOST:
+                self._closed.add(step)
+                self._answer(Written(step, problem=f"{MOST} checkpoints are being written already"))
+            elif new and step not in self._open:
                 folder = self._root / self._order.name / files.folder_name(step)
                 try:
                     self._open[step] = _Open(files.Writer(folder, self._order.name, step), time.monotonic())
@@ -171,7 +184,7 @@ class Saver:
         manifest = save.writer.commit(
             time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
             update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,
-            code_hash=order.code_hash, job_file=order.job_file,
+            code_hash=order.code_hash, job_file=order.job_file, sign=self._sign,
         )  # fmt: skip
         folder = save.writer.folder
         faults = files.verify(folder)

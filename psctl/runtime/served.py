@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -42,6 +42,7 @@ class Served(InStep):
         flat: where parameters lie in the client's buffers.
         share: tells this rank's weight.
         asp: servers apply this rank's gradient alone.
+        unfit: told, instead of an error in the script, that servers cannot take the first step; does not return.
     """
 
     name = "ps"
@@ -60,8 +61,9 @@ class Served(InStep):
         trace: Trace | None = None,
         *,
         asp: bool = False,
+        unfit: Callable[[int, str], NoReturn] | None = None,
     ) -> None:
-        self.alone = asp
+        self.alone, self._unfit = asp, unfit
         self._names, self._optimizer, self._client, self._flat = names, optimizer, client, flat
         self._share, self._time, self._trace = share, clock, trace
         self._clock = client.base
@@ -71,7 +73,9 @@ class Served(InStep):
         self._members = [id(one) for group in optimizer.param_groups for one in group["params"]]
         self._arrivals = Arrivals(client, flat)
         self._points = WaitPoints(model, flat.parameters, self._arrivals)
-        self._watch = Watch(names, flat.parameters, flat.members, ready=self._push, fired=self._fired)
+        self._watch = Watch(
+            names, flat.parameters, flat.members, ready=self._push, fired=self._fired, refuse=self._refuse
+        )
 
     @property
     def sync_seconds(self) -> float:
@@ -183,11 +187,16 @@ class Served(InStep):
                 continue
             now = self._flat.parameters[place].grad
             if now is not gradient or gradient._version != version:
-                raise UsageError(
+                self._refuse(
                     f"the gradient of parameter {self._names[place]} changed after it was pushed to the servers "
                     "(clipping, unscaling, zero_grad or a write between backward and optimizer.step())",
                     CURE,
                 )
+
+    def _refuse(self, what: str, cure: str) -> NoReturn:
+        if self._unfit is not None and self._clock == self._client.base:
+            self._unfit(self._clock, what)
+        raise UsageError(what, cure)
 
     def _still_fit(self) -> None:
         members = [id(one) for group in self._optimizer.param_groups for one in group["params"]]

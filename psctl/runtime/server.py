@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,7 +22,6 @@ from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
 from psctl.job import membership
 from psctl.job.membership import CountUntil, HeldOf, Members, Reassign, ServerUnreachable, WorkerGone
 from psctl.job.messages import (
-    AnyMessage,
     Beat,
     Decision,
     Join,
@@ -31,17 +30,17 @@ from psctl.job.messages import (
     LoadPart,
     LoadWanted,
     Ready,
-    SaveBegin,
-    SaveEnd,
-    SavePart,
     Welcome,
 )
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Acceptor, Credentials, Peer, dial
 from psctl.net.segments import inherited
 from psctl.runtime import lifeline
 from psctl.runtime.layouts import terms_of
 from psctl.runtime.links import Links, named
 from psctl.runtime.orders import ProcessOrders, read_orders
+from psctl.runtime.renewal import Renewing
+from psctl.runtime.save_stream import Coordinator, stream_save
 from psctl.runtime.server_desk import Desk, Fellow, Report
 from psctl.runtime.sharing import Sharing
 from psctl.runtime.table_desk import TableDesk
@@ -49,30 +48,18 @@ from psctl.runtime.table_memory import TableMemory
 from psctl.runtime.table_part import TablePart
 from psctl.runtime.turned_away import TurnedAway
 from psctl.store.fit import scalars, warm_up
-from psctl.store.messages import PART, Kinds
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Save
+from psctl.store.permits import PARAMETERS, TABLES
 from psctl.store.pieces import torch_dtype
 from psctl.store.server import ServerMind
 from psctl.store.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
-from psctl.store.table_messages import TableKinds
 from psctl.words import Address, Assignment, Member, ServerAt
 
 BEAT = 1.0
 """Seconds between two signs of life to the coordinator."""
 
-QUEUED = 8 << 20
-"""Bytes of a checkpoint part that may wait for the network at once, so that beats and answers are not held up."""
-
-
 Membership = Reassign | WorkerGone | CountUntil | Members
 """What the coordinator says of who takes part."""
-
-
-class Coordinator(Protocol):
-    """What the server needs of its connection to the coordinator; psctl.net.peer.Peer has it."""
-
-    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
-    def flush(self, timeout: float | None = None) -> None: ...
 
 
 class Server:
@@ -83,15 +70,19 @@ class Server:
         listen: has its tables listen, and returns where; None: it holds none.
         dial: connects to another server's tables.
         sharing, memory: what workers of this host read, and theirs: of parameters, of tables; None: bytes are sent.
+        folder: the job's code on this host, from which tables import users' functions.
     """
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
         dial: Callable[[Member, Address, Any], Any] | None = None, sharing: Sharing | None = None, memory: Any = None,
+        folder: str = "",
     ) -> None:  # fmt: skip
         self.me = me
         save = self._save_tables_later
-        self.tables = TablePart(me, listen, dial, save, memory) if listen is not None and dial is not None else None
+        self.tables = (
+            TablePart(me, listen, dial, save, memory, folder) if listen is not None and dial is not None else None
+        )
         self.desk = Desk(me, self._save_later, self._report, sharing)
         self._links: Links | None = None
         self._early: list[Membership] = []  # said before there was a decision
@@ -235,9 +226,12 @@ class Server:
                 self.desk.follow(mind.members(message.clock, message.ranks))
 
     def _report(self, what: Report) -> None:
-        """Tell the coordinator what the mind has to say to it."""
+        """Tell the coordinator what the desk has to say to it."""
         assert self._coordinator is not None, "there was a decision"
         match what:
+            case membership.Misbehaved():
+                print(f"psctl: {self.me} refused {what.member}: {what.reason}", file=sys.stderr, flush=True)
+                self._coordinator.send(what)
             case CaughtUp():
                 self._coordinator.send(membership.CaughtUp(what.epoch, what.shard, what.server))
             case HandedOver():
@@ -326,30 +320,9 @@ class Server:
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
 
-def stream_save(coordinator: Coordinator, save: Save, *, tables: bool = False) -> None:
-    """Send one server's part of a checkpoint, at the pace at which the network takes it.
-
-    Raises:
-        ConnectionFailed: the coordinator is gone.
-    """
-    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied], tables=tables))
-    queued = 0
-    for index, copied in enumerate(save.copied):
-        for offset in range(0, len(copied.data), PART):
-            part = copied.data[offset : offset + PART]
-            coordinator.send(SavePart(save.step, index, offset, tables), part)
-            queued += len(part)
-            if queued >= QUEUED:
-                coordinator.flush()
-                queued = 0
-    coordinator.send(SaveEnd(save.step, tables))
-
-
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
-    if orders.folder:
-        sys.path.append(orders.folder)  # users' functions of tables; last, so that nothing there hides what we import
     turned_away = TurnedAway(str(orders.member))
 
     def allow_tables(member: Member) -> str | None:
@@ -367,11 +340,12 @@ def serve(orders: ProcessOrders) -> int:
 
     segments = inherited(orders.member, orders.segments)
     own, memory = Sharing(segments), TableMemory(segments)
-    server = Server(orders.member, lambda desk: accept(TableKinds, desk), dialler(TableKinds), own, memory)
+    server = Server(orders.member, lambda desk: accept(TABLES, desk), dialler(TABLES), own, memory, orders.folder)
     with ExitStack() as closing:
-        address = accept(Kinds, server.desk)
-        coordinator = dial(orders.coordinator, who, "coordinator", AnyMessage, server, congestion=orders.congestion)
-        status = server.run(coordinator, address, dialler(Kinds))
+        address = accept(PARAMETERS, server.desk)
+        renewing = Renewing(who, server, print)
+        coordinator = dial(orders.coordinator, who, "coordinator", COORDINATION, renewing, congestion=orders.congestion)
+        status = server.run(coordinator, address, dialler(PARAMETERS))
         if server.tables is not None:
             server.tables.desk.close("the server ends")
         coordinator.close("the server ends")
@@ -380,8 +354,9 @@ def serve(orders: ProcessOrders) -> int:
 
 
 def main() -> int:
-    """Run one server; its orders stand in the file that PSCTL_ORDERS names."""
+    """Run one server; its orders are in memory (private_memory.py)."""
     lifeline.arm()
+    lifeline.hide_memory()
     orders = read_orders()
     if orders is None:
         print("psctl: a server is started by psctl's agent, not by hand", file=sys.stderr)

@@ -19,13 +19,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from typing import Any
 
-from psctl.errors import ConnectionFailed, ProtocolError
+from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
+from psctl.job.membership import Misbehaved
 from psctl.net.peer import Peer
 from psctl.runtime.links import Links
 from psctl.runtime.sharing import Sharing, alone
-from psctl.store.messages import Between, FromWorker, Kinds, Near, Step
+from psctl.store.messages import Near, Step
 from psctl.store.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
 from psctl.store.server import LEDGER, ServerMind
 from psctl.words import Assignment, Member, ServerAt
@@ -36,10 +37,8 @@ HELD_BACK = 600.0
 PLACE_TAKEN = 5.0
 """Seconds that a member's new connection waits for its former one to be over."""
 
-Report = CaughtUp | HandedOver | Held
-"""What the mind has to say to the coordinator."""
-
-FROM_WORKER = frozenset(get_args(FromWorker))
+Report = CaughtUp | HandedOver | Held | Misbehaved
+"""What there is to say to the coordinator."""
 
 Who = tuple[str, int]
 """A member without its incarnation: role and rank."""
@@ -59,7 +58,7 @@ class Desk:
     Args:
         me: this server.
         save: called with a checkpoint part, on the thread that made it whole; must not block.
-        report: called with an instruction that is for the coordinator.
+        report: called with what is for the coordinator.
         sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
     """
 
@@ -200,10 +199,8 @@ class Desk:
         """Let the mind say where a payload goes."""
         (role, rank), mind = self._speaks(peer)
         if role == "worker":
-            if type(message) not in FROM_WORKER:
-                raise _wrong_way(message)
             return mind.place(rank, message, size)
-        return mind.place_from(rank, _between(message), size)
+        return mind.place_from(rank, message, size)
 
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Hand a message to the mind and do what it says."""
@@ -214,15 +211,15 @@ class Desk:
             return
         with self._in_order(message):
             if role == "worker":
-                if type(message) not in FROM_WORKER:
-                    raise _wrong_way(message)
                 self.follow(mind.received(rank, message, size, lent))
             else:
-                self.follow(mind.received_from(rank, _between(message), size))
+                self.follow(mind.received_from(rank, message, size))
 
     def lost(self, peer: Peer, error: ConnectionFailed) -> None:
         """Forget who is gone. Whether the job goes on is the coordinator's to say."""
         who = _who(peer.member)
+        if isinstance(error, MessageRefused):
+            self._report(Misbehaved(peer.member, error.message[:1000]))
         with self._lock:
             current = self._peers.get(who) is peer
             if current:
@@ -260,16 +257,6 @@ class Desk:
 
 def _who(member: Member) -> Who:
     return member.role, member.rank
-
-
-def _wrong_way(message: Kinds) -> ProtocolError:
-    return ProtocolError(f"{type(message).__name__} is a server's message")
-
-
-def _between(message: Kinds) -> Between:
-    if not isinstance(message, Between):
-        raise ProtocolError(f"{type(message).__name__} is no message between servers")
-    return message
 
 
 class Fellow:

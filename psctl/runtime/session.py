@@ -18,7 +18,7 @@ import torch
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job import messages as say
 from psctl.job.meetings import Listens, WorkerAt, WorkersAt
-from psctl.job.membership import Drawn, MembersAsked, Reassign, Shared
+from psctl.job.membership import Drawn, MembersAsked, Reassign, Shared, StepUnfit
 from psctl.job.stores import TablesAt, TablesWanted
 from psctl.runtime import bootstrap
 from psctl.runtime.cuts import Cuts, Verdict
@@ -214,9 +214,11 @@ class Session:
         self.send(say.Join(os.getpid()))
         return self._wait(lambda: self._welcome)
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> say.Decision:
+    def prepare(
+        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False
+    ) -> say.Decision:
         """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
-        self.send(say.Prepare(layout, buffers, outer))
+        self.send(say.Prepare(layout, buffers, outer, on_gpus))
         return self._wait(lambda: self._decision)
 
     def tables(self) -> TablesAt:
@@ -340,6 +342,12 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: step in self._saved or self._lost is not None, timeout)
             return self._saved.get(step)
+
+    def unfit(self, step: int, reason: str) -> NoReturn:
+        """Say that servers cannot take the step after `step`, and wait: the job ends this process."""
+        self.send(StepUnfit(step, reason), urgent=True)
+        self._wait(lambda: None)
+        raise AssertionError("the wait ends with the process, or with the coordinator's loss")
 
     def finished(self, step: int) -> None:
         """Tell the coordinator that the script has reached its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 import torch
@@ -24,7 +24,7 @@ from psctl.runtime.pushing import Client, Flat, ServerSum
 from psctl.runtime.residuals import Residuals
 from psctl.runtime.served import Served
 from psctl.runtime.staging import staged
-from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host
+from psctl.runtime.summing import EngineSum, PlayedSum, Summing, played_on_host, spread
 from psctl.runtime.trace import Trace
 from psctl.runtime.way import Alone, Share, Way
 from psctl.schedule import catalog
@@ -41,7 +41,9 @@ class Seat(Protocol):
     division: Division | None
 
     def join(self) -> Welcome: ...
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision: ...
+    def prepare(
+        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False
+    ) -> Decision: ...
     def plane(self, schedule: Schedule) -> Plane | None: ...
     def begin(self, step: int) -> None: ...
     def listen(self, listener: Callable[[Any], None]) -> None: ...
@@ -53,6 +55,7 @@ class Seat(Protocol):
     def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None: ...
     def saved(self, step: int, timeout: float) -> str | None: ...
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
+    def unfit(self, step: int, reason: str) -> NoReturn: ...
     def finished(self, step: int) -> None: ...
     def close(self, reason: str) -> None: ...
 
@@ -126,13 +129,19 @@ def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool, apart
 
 def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
     trainable = parts.trainable()
-    parameters = list(trainable.values())
-    group = Group(parameters[0].device)
-    if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
-        group.same_everywhere(decision.layout)
-    group.spread([*parts.parameters().values(), *parts.buffers().values()])
+    parameters, values = list(trainable.values()), [*parts.parameters().values(), *parts.buffers().values()]
+    device, group = parameters[0].device, None
+    summing: Summing | None = _on_plane(decision, device, tools)
+    if summing is not None:
+        spread(summing, tools.seat.me.rank == 0, values)
+    else:
+        group = Group(device)
+        if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
+            group.same_everywhere(decision.layout)
+        group.spread(values)
+        summing = _summing(decision, group, device, tools)
     halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
-    reducer = AllReduce(group, _summing(decision, group, parameters[0].device, tools), parameters, halves)
+    reducer = AllReduce(group, summing, parameters, halves)
     return _stepping(parts, reducer, decision, tools)
 
 
@@ -162,6 +171,18 @@ def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) 
         tensors = tools.seat.load(wanted(resume.tensors, names, resume.checkpoint))
         way.load(resume.state.get("outer") or {}, dict(zip(names, tensors, strict=True)))
     return way
+
+
+def _on_plane(decision: Decision, device: torch.device, tools: Tools) -> PlayedSum | None:
+    """Return what plays the schedule over psctl's own connections, without the engine.
+
+    None: the engine takes part, under `native` and for vectors on GPUs.
+    """
+    if decision.strategy == "native" or device.type != "cpu":
+        return None
+    schedule = catalog.build(decision.strategy, tools.world, msgspec.convert(decision.options, catalog.Options))
+    plane = tools.seat.plane(schedule)
+    return PlayedSum(schedule, device, plane) if plane is not None else None
 
 
 def _summing(decision: Decision, group: Group, device: torch.device, tools: Tools) -> Summing:
@@ -210,7 +231,10 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
     else:
         assert parts.optimizer is not None, "checked above"
         asp = decision.staleness is None
-        way = Served(parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp)
+        way = Served(
+            parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp,
+            unfit=tools.seat.unfit if decision.auto and decision.staleness == 0 else None,
+        )  # fmt: skip
     way.residuals = _residuals(decision, tools, client)
     return way
 

@@ -8,21 +8,10 @@ from typing import Any
 import torch
 
 from psctl.errors import UsageError
+from psctl.runtime import store_arguments as given
 from psctl.runtime.functions import name_of
 from psctl.runtime.store_single import SingleKeys
-from psctl.runtime.store_values import (
-    Key,
-    Value,
-    dtype_name,
-    given_back,
-    hashed,
-    in_words,
-    inferred,
-    integer_keys,
-    many,
-    named,
-    rows_of,
-)
+from psctl.runtime.store_values import Key, Value, given_back, hashed, in_words, inferred, many, rows_of
 from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
 from psctl.store.table_calls import Read, result
@@ -42,8 +31,9 @@ class Store(SingleKeys):
 
     **Keys.** A name has a tensor: of any shape; a large one lies in blocks on many servers. Integers (64 bits) have
     rows, all of one shape: `push(keys, rows)`, `pull(keys)`, with keys a list, a tensor, a range or a single int; only
-    rows that were pushed take memory, an absent one is zero or what it was declared to begin as. Several names at once:
-    `push({"a": x, "b": y})`, `pull(["a", "b"])`. One call is one message to each server that has a part in it.
+    rows that were pushed take memory, an absent one is zero or what it was declared to begin as. `pull(range(...))`
+    gives (keys, rows) of those that are there. Several names at once: `push({"a": x, "b": y})`, `pull(["a", "b"])`.
+    One call is one message to each server that has a part in it; at most 2^26 integer keys, 16 GiB of rows.
 
     **Reductions.** What is pushed is joined: by sum, or by whatever `reduce` says when the key is first pushed or
     declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and pull pairs
@@ -103,20 +93,21 @@ class Store(SingleKeys):
         Raises:
             UsageError: it is declared otherwise already, or makes no sense; the script's fault.
         """
-        name = "" if key is int else key
-        if not isinstance(name, str) or (not name and key is not int):
+        if key is not int and not isinstance(key, str):
             raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
+        name = "" if key is int else given.checked_name(key, "a key's name")
         if value is None and shape is None:
             raise UsageError(f"{key!r} is declared without a value or a shape", "give one of them")
         made = inferred(name, value, "sum") if value is not None and name else None
         if value is not None and made is None:
             raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
         if made is not None:
-            shape, dtype = made.shape, getattr(torch, made.dtype)
-        spec = TableSpec(
-            name, tuple(shape or ()), dtype_name(dtype), named(reduce, name_of), named(apply, name_of),
-            named(initial, name_of),
-        )  # fmt: skip
+            shape, kind_of_number = made.shape, made.dtype
+        else:
+            shape, kind_of_number = given.checked_shape(shape), given.checked_dtype(dtype)
+        how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
+        first = given.checked_initial(initial, kind_of_number)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
         with self._changed:
             kind = self._settle(spec)
             if value is not None:
@@ -146,15 +137,19 @@ class Store(SingleKeys):
             UsageError: the value does not fit the key, or the reduction is not the key's; the script's fault.
         """
         if reduce is None and not after and type(key) in (int, str):
-            one = self._push_one(key, value, callback)
+            one = self._push_one(key, value, given.checked_callback(callback))
             if one is not None:
                 return one
-        pairs = list(key.items()) if isinstance(key, Mapping) else [(key, value)]
+        if isinstance(key, Mapping) and value is not None:
+            raise UsageError("push of a dict and of a value beside it", "the dict has the values: push({name: value})")
+        asked = key.items() if isinstance(key, Mapping) else [(key, value)]
+        pairs = [(given.checked_key(each), what) for each, what in asked]
+        after, callback = given.checked_after(after), given.checked_callback(callback)
         with self._changed:
             self._check(writes=True)
             self._wait_for_room()
-            items = [(each, given, self._kind_for_push(each, given, reduce)) for each, given in pairs]
-            what = f"push {in_words(key)}"
+            items = [(each, what, self._kind_for_push(each, what, reduce)) for each, what in pairs]
+            what = f"push {in_words(key if isinstance(key, Mapping) else pairs[0][0])}"
             ticket = self._push(items, "push", what, after, callback)
         self._call_back()
         return ticket
@@ -164,11 +159,11 @@ class Store(SingleKeys):
 
         Returns:
             for a name its tensor; for integer keys a row for each, in their order (a single int: its row); for a
-            `range` (keys, rows) of those rows that are there, ascending; for a list of names a dict of tensors. A new
-            tensor each time. With reduce="argmin" each is (values, indices).
+            `range` (keys, rows) of those of its integers that are there, in its order; for a list of names a dict of
+            tensors. A new tensor each time. With reduce="argmin" each is (values, indices).
 
         Raises:
-            UsageError: nobody has pushed or declared it.
+            UsageError: nobody has pushed or declared it, or that is no key; the script's fault.
         """
         return self.fetch(key, after=after).wait()
 
@@ -181,15 +176,16 @@ class Store(SingleKeys):
     ) -> Ticket:
         """Begin a pull and return its ticket; `wait` gives what `pull` would."""
         if not after and type(key) in (int, str):
-            one = self._fetch_one(key, callback)
+            one = self._fetch_one(key, given.checked_callback(callback))
             if one is not None:
                 return one
         group = many(key)
-        keys: list[Any] = list(key) if group else [key]  # type: ignore[arg-type]
+        keys = [given.checked_key(each) for each in (key if group else [key])]  # type: ignore[union-attr]
+        after, callback = given.checked_after(after), given.checked_callback(callback)
         with self._changed:
             self._check()
             parts = [(each, self._kind_for_pull(each)) for each in keys]
-            ticket = self._ticket(f"pull {in_words(key)}", callback)
+            ticket = self._ticket(f"pull {in_words(key if group else keys[0])}", callback)
 
             def begin() -> None:
                 wanted = [(kind, each if isinstance(each, range) else self._route(kind, each)) for each, kind in parts]
@@ -211,9 +207,10 @@ class Store(SingleKeys):
         Raises:
             TimedOut, PeerLost, JobFailed: see the class.
         """
+        timeout = given.checked_timeout(timeout)
         if isinstance(ticket, Ticket):
             return ticket.wait(timeout)
-        return [each.wait(timeout) for each in ticket]
+        return [each.wait(timeout) for each in given.checked_tickets(ticket, "wait for ")]
 
     def call(
         self,
@@ -231,6 +228,9 @@ class Store(SingleKeys):
             key: a name, integer keys, or `int` for all of their rows.
             arguments: plain values for the function.
         """
+        if key is not int:
+            key = given.checked_key(key)
+        after, arguments = given.checked_after(after), given.checked_arguments(arguments)
         name = name_of(function)
         self._functions.function(name)
         with self._changed:
@@ -285,8 +285,8 @@ class Store(SingleKeys):
 
     @delay.setter
     def delay(self, tasks: int | None) -> None:
-        if tasks is not None and tasks < 0:
-            raise UsageError(f"a delay of {tasks} tasks", "0 or more, or None")
+        if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0):
+            raise UsageError(f"a delay of {tasks!r} tasks", "0 or more, or None")
         with self._changed:
             self._tasks.delay = tasks
             self._go_on()
@@ -344,12 +344,14 @@ class Store(SingleKeys):
     def _route(self, kind: Kind, key: Any) -> Route:
         if isinstance(key, str):
             return self._mind.routes.tensor(kind.spec)
-        return self._mind.routes.of("", integer_keys(key))
+        keys = given.integer_keys([key] if isinstance(key, int) else key)
+        given.check_bytes(kind.spec, len(keys))
+        return self._mind.routes.of("", keys)
 
     def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> Kind:
         if value is None:
             raise UsageError(f"push {in_words(key)} without a value", "give the key and its value")
-        asked = named(reduce, name_of)
+        asked = given.checked_function(reduce, "reduce") if reduce is not None else None
         kind = self._known(key)
         if kind is None:
             return self._settle(inferred(key, value, asked or "sum"))
@@ -363,7 +365,7 @@ class Store(SingleKeys):
     def _kind_for_pull(self, key: Any) -> Kind:
         kind = self._known(key)
         if kind is None:
-            what = f"key {key!r}" if isinstance(key, str) and key else f"{len(integer_keys(key or []))} integer keys"
+            what = f"key {in_words(key)}" if key != "" else "integer keys"
             raise UsageError(
                 f"{what}: nobody has pushed or declared that in store {self.name!r}", "store.declare it on every rank"
             )
@@ -385,7 +387,7 @@ class Store(SingleKeys):
             self._functions.check(spec.reduce, kind.dtype, spec.width)
         return kind
 
-    def _read(self, read: Read, parts: Sequence[tuple[Any, Kind]], group: Sequence[str] | None) -> Any:
+    def _read(self, read: Read, parts: Sequence[tuple[Any, Kind]], group: Sequence[Any] | None) -> Any:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
             keys, lanes = result(want)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from psctl.errors import UsageError
 from psctl.runtime.freed import keep_freed_memory
 from psctl.runtime.functions import JobFunctions
 from psctl.runtime.store import Store
+from psctl.runtime.store_arguments import checked_name
 from psctl.runtime.store_end import Where
 from psctl.runtime.store_links import Links
 from psctl.store.table_messages import StoreSpec
@@ -21,7 +23,7 @@ def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
     Raises:
         UsageError: it is none; the script's fault.
     """
-    if consistency in ("asp", "bsp"):
+    if isinstance(consistency, str) and consistency in ("asp", "bsp"):
         return None if consistency == "asp" else 0
     if isinstance(consistency, Mapping) and list(consistency) == ["ssp"]:
         found = consistency["ssp"]
@@ -37,16 +39,17 @@ class Stores:
         rank, world: this worker's place.
         links: makes the way to servers, at the first store; raises PsctlError where there can be none.
         at: where the run is.
+        folder: the job's code, from which users' functions are imported; "": the folder of the running script.
     """
 
-    def __init__(self, rank: int, world: int, links: Callable[[], Links], at: Where) -> None:
+    def __init__(self, rank: int, world: int, links: Callable[[], Links], at: Where, folder: str = "") -> None:
         self._rank, self._world, self._at = rank, world, at
         self._make_links = links
         self._links: Links | None = None
-        self._functions = JobFunctions()
+        self._functions = JobFunctions(folder)
         self._open: dict[str, tuple[StoreSpec, Store]] = {}
 
-    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Sequence[int] | None) -> Store:
+    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Any) -> Store:
         """Return the store of this name.
 
         Raises:
@@ -59,9 +62,8 @@ class Stores:
             raise UsageError(
                 "eager reads of an asp store, whose reads always ask", "leave reads out, or use ssp or bsp"
             )
-        ranks = tuple(sorted(set(range(self._world) if group is None else group)))
-        if not ranks or ranks[0] < 0 or ranks[-1] >= self._world:
-            raise UsageError(f"group={list(ranks)} of a store", f"ranks from 0 to {self._world - 1}, one at least")
+        name = checked_name(name, "a store's name")
+        ranks = self._ranks(group)
         if self._links is None:
             keep_freed_memory()
             self._links = self._make_links()
@@ -77,6 +79,14 @@ class Stores:
         store = Store(spec, self._rank, self._links, self._at, self._functions, after)
         self._open[name] = (spec, store)
         return store
+
+    def _ranks(self, group: Any) -> tuple[int, ...]:
+        if group is None:
+            return tuple(range(self._world))
+        ranks = tuple(group) if isinstance(group, Iterable) else ()
+        if not ranks or not all(type(rank) is int and 0 <= rank < self._world for rank in ranks):
+            raise UsageError(f"group={group!r} of a store", f"ranks from 0 to {self._world - 1}, one at least")
+        return tuple(sorted(set(ranks)))
 
     def mark(self, step: int) -> None:
         """What was pushed so far belongs into the checkpoint of `step`, what comes now does not."""

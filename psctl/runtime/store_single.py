@@ -15,10 +15,9 @@ from psctl.runtime.store_end import KEPT, StoreEnd
 from psctl.runtime.store_values import rows_of
 from psctl.runtime.tickets import Ticket
 from psctl.store.reductions import Lanes
+from psctl.store.rows import LEAST, MOST
 from psctl.store.table_calls import Out
 from psctl.store.table_kinds import Kind
-
-LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 
 class SingleKeys(StoreEnd):
@@ -59,6 +58,8 @@ class SingleKeys(StoreEnd):
             self._go_on()
 
     def _one(self, key: Any) -> Kind | None:
+        if key == "":  # no name: the table of integer keys is called so
+            return None
         kind = self._mind.kinds.get(key if isinstance(key, str) else "")
         fit = kind is not None and kind.single and (isinstance(key, str) or LEAST <= key <= MOST)
         return kind if fit and self._tasks.delay is None else None
@@ -81,6 +82,8 @@ def _row(kind: Kind, key: Any, value: Any) -> Lanes:
         and value.dtype is kind.dtype
         and value.shape == kind.spec.shape
         and value.is_cpu
+        and value.layout is torch.strided
+        and not value.is_neg()
     ):
         return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
     return rows_of(kind, key, value, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from psctl.errors import UsageError
+from psctl.runtime.store_arguments import checked_spec, tensor_of
 from psctl.store.reductions import Lanes
-from psctl.store.rows import Keys
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import TableSpec
 
@@ -24,47 +24,9 @@ Value: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float 
 
 def hashed(text: str) -> int:
     """Return a 64-bit integer key for a text; two texts with the same are not to be expected (2^32 texts: one in 2)."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def integer_keys(keys: Any) -> Keys:
-    """Return integer keys as an array.
-
-    Raises:
-        UsageError: they are none; the script's fault.
-    """
-    try:
-        if isinstance(keys, range):
-            found = np.arange(keys.start, keys.stop, keys.step)
-        elif isinstance(keys, torch.Tensor):
-            found = keys.detach().cpu().numpy()
-        else:
-            found = np.atleast_1d(np.asarray(keys))
-            found = found.astype(np.int64) if not found.size else found
-        if found.dtype == np.uint64 and found.size and found.max() > np.iinfo(np.int64).max:
-            raise OverflowError(f"{found.max()}")
-    except OverflowError as error:
-        raise UsageError("a key does not fit in 64 bits with sign", "hash it: store.key(text)") from error
-    if found.dtype.kind not in "iu" or found.ndim != 1:
-        what = f"{found.dtype} of shape {found.shape}"
-        raise UsageError(f"keys are {what}", "give a name, or integers: one, a range, a list, a flat tensor")
-    return found.astype(np.int64, copy=False)
-
-
-def tensor_of(value: Any) -> torch.Tensor:
-    """Return a value as a tensor on the CPU, which may be the script's own memory."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    try:
-        return (
-            torch.tensor(value)
-            if not isinstance(value, np.ndarray)
-            else torch.from_numpy(np.require(value, requirements=["C", "W"]))
-        )
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"a value is no tensor: {error}", "give a tensor, an array, numbers or lists of them"
-        ) from error
+    if not isinstance(text, str):
+        raise UsageError(f"store.key({text!r})", "give a text: store.key(str(thing))")
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -75,11 +37,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 def inferred(key: Key, value: Value, reduce: str) -> TableSpec:
     """Return what a table is that nobody has declared, from what is pushed to it first."""
     values = tensor_of(value[0] if reduce == "argmin" and isinstance(value, tuple) else value)
-    if isinstance(key, str):
-        return TableSpec(key, tuple(values.shape), dtype_name(values.dtype), reduce)
-    single = isinstance(key, int)
-    shape = tuple(values.shape) if single else tuple(values.shape[1:])
-    return TableSpec("", shape, dtype_name(values.dtype), reduce)
+    name = key if isinstance(key, str) else ""
+    shape = values.shape if isinstance(key, str | int) else values.shape[1:]
+    return checked_spec(TableSpec(name, tuple(shape), dtype_name(values.dtype), reduce))
 
 
 def rows_of(kind: Kind, key: Key, value: Value, count: int) -> Lanes:
@@ -96,7 +56,10 @@ def rows_of(kind: Kind, key: Key, value: Value, count: int) -> Lanes:
     if kind.reduction.beside == "index":
         if not isinstance(value, tuple) or len(value) != 2:
             raise UsageError(f"a push to {says(spec)} gives no indices", "push (values, indices) with reduce='argmin'")
-        index = _laid(spec, key, tensor_of(value[1]).to(torch.int64), count)
+        given = tensor_of(value[1])
+        if given.is_floating_point() or given.is_complex():
+            raise UsageError(f"indices of {dtype_name(given.dtype)}", "push indices of int64: (values, indices)")
+        index = _laid(spec, key, given.to(torch.int64), count)
         value = value[0]
     values = tensor_of(value)
     if values.dtype != kind.dtype:
@@ -151,15 +114,10 @@ def many(key: Any) -> bool:
     )
 
 
-def named(what: str | Callable[..., Any] | float | None, name: Callable[[Any], str]) -> Any:
-    """Return an option that may be a function as it travels: by name."""
-    return name(what) if callable(what) else what
-
-
 def in_words(key: Any) -> str:
     """Return a key, or how many, in words."""
     if isinstance(key, str | int | range):
-        return repr(key)
+        return repr(key) if len(str(key)) <= 60 else f"{str(key)[:60]!r}..."
     if many(key):
         return f"{len(key)} names"
     return f"{len(key)} keys" if hasattr(key, "__len__") else repr(key)

@@ -5,6 +5,7 @@ All collectives share everything else: buckets, their order, their overlap with 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,12 @@ from psctl.schedule.transfer import Schedule
 
 SHORT = 64 << 10
 """Bytes of a vector that is summed sooner than another thread is woken."""
+
+
+SPREAD = 8 << 20
+"""Bytes of start values that travel together."""
+
+HOST = torch.device("cpu")
 
 
 class Waited(Protocol):
@@ -44,6 +51,10 @@ class Summing(Protocol):
     def bytes_moved(self) -> int:
         """Bytes that this rank sent and received: counted where they are psctl's own, else those of the schedule."""
 
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Ranks that have not brought what is waited for now; empty when nothing is, or it is not known."""
+
     def close(self) -> None:
         """End threads; nothing is on its way."""
 
@@ -59,6 +70,7 @@ class EngineSum:
         self._group = group
         self.world = dist.get_world_size(group)
         self.bytes_moved = 0
+        self.waits_for: tuple[int, ...] = ()  # the engine does not say
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(length, dtype=dtype, device=device)
@@ -70,6 +82,43 @@ class EngineSum:
 
     def close(self) -> None:
         return
+
+
+def spread(summing: Summing, first: bool, tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite these tensors with rank 0's, bit by bit: their bytes are summed as whole numbers, of the others zeros.
+
+    Args:
+        summing: of vectors on the host.
+        first: this is rank 0.
+        tensors: the same shapes and types on every rank.
+    """
+    with torch.no_grad():
+        wholes = [each.detach() for each in tensors if each.numel()]
+        copies = [each.contiguous() for each in wholes]
+        pieces = [piece for each in copies for piece in torch.split(each.view(-1).view(torch.uint8), SPREAD)]
+        room = summing.buffer(min(SPREAD, sum(piece.numel() for piece in pieces) + 3) // 4, torch.int32, HOST)
+        while pieces:
+            sizes = itertools.accumulate(piece.numel() for piece in pieces)
+            count = sum(size <= room.nbytes for size in sizes)
+            _exchange(summing, first, room, pieces[:count])
+            del pieces[:count]
+        for whole, copy in zip(wholes, copies, strict=True):
+            if copy.data_ptr() != whole.data_ptr():
+                whole.copy_(copy)
+
+
+def _exchange(summing: Summing, first: bool, room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+    sizes = [piece.numel() for piece in pieces]
+    used = room[: -(-sum(sizes) // 4)]
+    used.zero_()
+    places = torch.split(used.view(torch.uint8)[: sum(sizes)], sizes)
+    if first:
+        for place, piece in zip(places, pieces, strict=True):
+            place.copy_(piece)
+    summing.put(used).wait()
+    if not first:
+        for place, piece in zip(places, pieces, strict=True):
+            piece.copy_(place)
 
 
 class PlayedSum:
@@ -120,6 +169,10 @@ class PlayedSum:
     @property
     def bytes_moved(self) -> int:
         return self._moved if self._plane is None else self._plane.bytes_moved
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        return self._plane.waits_for if self._plane is not None else ()
 
     def close(self) -> None:
         for each in (self._own, *self._helping):

@@ -38,14 +38,26 @@ class Door(Protocol):
         """Take psctl's hooks off the model for a while."""
 
 
-def swap(model: nn.Module, door: Door) -> None:
+class Hooks(Protocol):
+    """Hooks on a model's modules."""
+
+    def detached(self) -> AbstractContextManager[None]:
+        """Take them off for a while."""
+
+
+def swap(model: nn.Module, door: Door, hooks: Hooks) -> None:
     """Give `model` its prepared class.
+
+    Args:
+        model: the user's.
+        door: stands before its values.
+        hooks: of the run, which copies do not have.
 
     Raises:
         UsageError: the object cannot change its class (a ScriptModule, for one).
     """
     try:
-        model.__class__ = _subclass(type(model), door)
+        model.__class__ = _subclass(type(model), door, hooks)
     except TypeError as error:
         raise UsageError(
             f"{type(model).__name__} cannot be prepared: {error}",
@@ -58,12 +70,12 @@ def plain_class(model: nn.Module) -> type[nn.Module]:
     return getattr(type(model), "_psctl_plain", type(model))
 
 
-def _subclass(original: type[nn.Module], door: Door) -> type[nn.Module]:
+def _subclass(original: type[nn.Module], door: Door, hooks: Hooks) -> type[nn.Module]:
     @contextmanager
     def plain(model: nn.Module) -> Iterator[nn.Module]:
         door.wait()
         prepared = type(model)
-        with door.detached():
+        with door.detached(), hooks.detached():
             model.__class__ = original
             try:
                 yield model

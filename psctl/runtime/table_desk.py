@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from psctl.errors import ConnectionFailed, ProtocolError
+from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
+from psctl.job.membership import Misbehaved
 from psctl.job.stores import TablesAssigned
 from psctl.net.peer import Peer
 from psctl.runtime.freed import keep_freed_memory
@@ -29,7 +30,7 @@ from psctl.store.messages import Near
 from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
 from psctl.store.table import Output, TableMind
 from psctl.store.table_look import Look, Seen
-from psctl.store.table_messages import Back, FromWorker, TableBetween
+from psctl.store.table_messages import Back
 from psctl.store.table_outbox import READERS, Send
 from psctl.store.table_packing import Assembly, in_parts, private
 from psctl.words import Member, ServerAt
@@ -40,8 +41,8 @@ HELD_BACK = 600.0
 PLACE_TAKEN = 5.0
 """Seconds that a member's new connection waits for its former one to be over."""
 
-Report = CaughtUp | HandedOver | Save | Load | Send
-"""What the mind says that is not for a worker or a server; of Send what is for readers."""
+Report = CaughtUp | HandedOver | Save | Load | Send | Misbehaved
+"""What is not for a worker or a server; of Send what is for readers."""
 
 
 class TableDesk:
@@ -53,14 +54,15 @@ class TableDesk:
         dial: connects to another server's tables: (member, address, handler); raises ConnectionFailed.
         unreachable: told of a server that could not be reached.
         memory: what workers of this host read, and theirs; None: all bytes are sent.
+        folder: the job's code on this host, from which users' functions are imported.
     """
 
     def __init__(
         self, rank: int, report: Callable[[Report], Any], dial: Callable[[Member, Any, Any], Any],
         unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
-        memory: TableMemory | None = None,
+        memory: TableMemory | None = None, folder: str = "",
     ) -> None:  # fmt: skip
-        self._rank, self._report, self._memory = rank, report, memory
+        self._rank, self._report, self._memory, self._folder = rank, report, memory, folder
         self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
         self._back: dict[int, int] = {}  # by worker: how many it has read
         self._mind: TableMind | None = None
@@ -106,7 +108,7 @@ class TableDesk:
             if self._mind is None:
                 keep_freed_memory()
                 room = private if self._memory is None else self._memory.room
-                self._mind = TableMind(self._rank, JobFunctions(), len(found.chains), room)
+                self._mind = TableMind(self._rank, JobFunctions(self._folder), len(found.chains), room)
             alive = [at.rank for at in found.servers]
             self._follow(self._mind.assigned(found.epoch, found.chains, found.copies, alive))
             if told.begins:
@@ -184,8 +186,6 @@ class TableDesk:
         """A worker's payloads gather in a buffer a message; another server's go where the mind says."""
         if peer.member.role == "worker":
             return self._parts[peer].place(message, size)
-        if not isinstance(message, TableBetween):
-            raise ProtocolError(f"{type(message).__name__} is no message between servers")
         with self._lock:
             return self._mind_for(peer).place_from(peer.member.rank, message, size)
 
@@ -194,14 +194,10 @@ class TableDesk:
         size = 0 if payload is None else len(payload)
         mind = self._mind_for(peer)
         if peer.member.role == "server":
-            if not isinstance(message, TableBetween):
-                raise ProtocolError(f"{type(message).__name__} is no message between servers")
             with self._lock:
                 if self._speaks(peer):
                     self._follow(mind.received_from(peer.member.rank, message, size))
             return
-        if not isinstance(message, FromWorker):
-            raise ProtocolError(f"{type(message).__name__} is a server's message")
         lent = self._memory.sharing.heard(peer, message) if self._memory is not None else None
         if isinstance(message, Near):
             return
@@ -220,6 +216,8 @@ class TableDesk:
         if self._memory is not None:
             self._memory.sharing.parted(peer.member)
         with self._lock:
+            if isinstance(error, MessageRefused):
+                self._report(Misbehaved(peer.member, error.message[:1000]))
             self._parts.pop(peer, None)
             if not self._speaks(peer):
                 return

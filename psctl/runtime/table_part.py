@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job.membership import CountUntil, Members, ServerUnreachable, WorkerGone
+from psctl.job.membership import CountUntil, Members, Misbehaved, ServerUnreachable, WorkerGone
 from psctl.job.messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.stores import (
     ReadRow,
@@ -46,13 +46,14 @@ class TablePart:
         dial: connects to another server's tables.
         save: takes this server's part of a checkpoint; must not block.
         memory: what workers of this host read, and theirs; None: all bytes are sent.
+        folder: the job's code on this host.
     """
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address], dial: Callable[[Member, Any, Any], Any],
-        save: Callable[[Save], Any], memory: TableMemory | None = None,
+        save: Callable[[Save], Any], memory: TableMemory | None = None, folder: str = "",
     ) -> None:  # fmt: skip
-        self.desk = TableDesk(me.rank, self._report, dial, self._unreachable, memory)
+        self.desk = TableDesk(me.rank, self._report, dial, self._unreachable, memory, folder)
         self._listen, self._save = listen, save
         self._tell: Callable[..., Any] = lambda *message: None
         self._saved: list[TensorSlice] = []
@@ -116,6 +117,8 @@ class TablePart:
 
     def _report(self, what: Report) -> None:
         match what:
+            case Misbehaved():
+                self._tell(what)
             case CaughtUp():
                 self._tell(TablesCaughtUp(what.epoch, what.shard, what.server))
             case HandedOver():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from psctl.errors import InvalidFile
 from psctl.spec import hosts as host_lists
 from psctl.spec import yaml
-from psctl.spec.decode import Decoder
+from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
     Brief,
     Internal,
@@ -22,6 +22,7 @@ from psctl.spec.fields import (
     duration,
     rate,
     text,
+    truth,
     whole,
 )
 from psctl.spec.nearest import did_you_mean
@@ -72,6 +73,7 @@ def _ports() -> Notation:
 class NetworkSpec(Section, frozen=True):
     """The network that gradients travel over."""
 
+    later: ClassVar[tuple[str, ...]] = ("encryption",)
     interface: Annotated[
         str, _WORD, doc("Interface to bind on every host; auto: the fastest by which all hosts reach each other.")
     ] = "auto"
@@ -83,6 +85,11 @@ class NetworkSpec(Section, frozen=True):
         choice("auto", "reno", "cubic", "bbr"),
         doc("TCP congestion control of data connections; auto: the system's, on near links reno in place of BBR."),
     ] = "auto"
+    require_encryption: Annotated[
+        bool,
+        truth(),
+        doc("Leave out strategies whose bytes cross between hosts in the clear: those of the engine (Gloo, NCCL)."),
+    ] = False
 
 
 class RuntimeSpec(Section, frozen=True):
@@ -166,6 +173,7 @@ class LinkSpec(Section, frozen=True):
 class ClusterSpec(Section, frozen=True):
     """A cluster: its hosts and how to use them."""
 
+    later: ClassVar[tuple[str, ...]] = ("kind",)
     name: Annotated[
         str,
         text(
@@ -205,19 +213,21 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
         NotInThisVersion: a key or value that is promised and not built yet.
     """
-    node = yaml.parse(text, source)
+    from psctl.spec.job import JobSpec  # which itself needs this module
+
+    decoder = Decoder({"job file": JobSpec})
+    node = yaml.parse(text, source, decoder.problems)
     if isinstance(node, yaml.Mapping) and (hosts := node.get("hosts")) is not None:
-        node = node.put("hosts", host_lists.spread(hosts), hosts.where)
-    decoder = Decoder()
+        node = node.put("hosts", host_lists.spread(hosts, decoder.problems), hosts.where)
+    whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
-    _check_hosts(spec, decoder, node)
-    _check_links(spec, decoder)
-    if spec.runtime.environment == "existing" and spec.runtime.requirements:
-        message = "nothing is added to an existing environment but what psctl itself needs"
-        raise decoder.refuse("runtime.requirements", message, "install them there yourself, or environment: managed")
-    if spec.runtime.wheelhouse is not None and spec.runtime.index is not None:
-        raise decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
-    decoder.refuse_unbuilt()
+    if whole and decoder.sound("hosts"):
+        _check_hosts(spec, decoder, node)
+    if whole and decoder.sound("hosts", "links"):
+        _check_links(spec, decoder)
+    if decoder.sound("runtime"):
+        _check_runtime(spec, decoder)
+    raise_all(decoder.problems)
     return ClusterSpec(
         name=spec.name,
         hosts=spec.hosts,
@@ -244,26 +254,38 @@ def local_cluster(cores: int | None = None) -> ClusterSpec:
     )
 
 
+def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:
+    """Refuse packages that would not be installed, or from two places."""
+    if spec.runtime.environment == "existing" and spec.runtime.requirements:
+        message = "nothing is added to an existing environment but what psctl itself needs"
+        decoder.refuse("runtime.requirements", message, "install them there yourself, or environment: managed")
+    if spec.runtime.wheelhouse is not None and spec.runtime.index is not None:
+        decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
+
+
 def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml.Node) -> None:
     """Refuse what is well written and makes no sense together."""
     if not spec.hosts:
-        raise decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
+        decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
     listed = node.get("hosts") if isinstance(node, yaml.Mapping) else None
     entries = listed.items if isinstance(listed, yaml.Sequence) else ()
     seen: dict[str, str] = {}
+    found = decoder.problems
     for host, entry in zip(spec.hosts, entries, strict=True):
         if host.name in seen:
-            where = _name_place(entry)
             message = f'{entry.path}.name: "{host.name}" stands here twice, first at {seen[host.name]}'
-            raise InvalidFile(message, "give each host a name of its own", where)
-        seen[host.name] = _name_place(entry)
+            found.append(InvalidFile(message, "give each host a name of its own", _name_place(entry)))
+        seen.setdefault(host.name, _name_place(entry))
         if not host.roles:
-            raise InvalidFile(f"{entry.path}.roles: a host without a role", "worker, server or both", entry.where)
+            found.append(
+                InvalidFile(f"{entry.path}.roles: a host without a role", "worker, server or both", entry.where)
+            )
         if host.local and (host.user or host.port):
             key = "user" if host.user else "port"
-            raise InvalidFile(f"{entry.path}.{key}: `local` is reached without SSH", "leave it out", entry.where)
+            message = f"{entry.path}.{key}: `local` is reached without SSH"
+            found.append(InvalidFile(message, "leave it out", entry.where))
     if sum(host.local for host in spec.hosts) > 1:
-        raise decoder.refuse("hosts", "this machine (address: local) stands here twice", "keep one")
+        decoder.refuse("hosts", "this machine (address: local) stands here twice", "keep one")
 
 
 def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
@@ -276,15 +298,15 @@ def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
         for index, end in enumerate(link.between):
             if end not in known:
                 message = f'"{end}" is no host and no value of a label{did_you_mean(end, known)}'
-                raise decoder.refuse(f"{path}[{index}]", message, f"ends that there are: {', '.join(known)}")
+                decoder.refuse(f"{path}[{index}]", message, f"ends that there are: {', '.join(known)}")
         ends = frozenset(link.between)
         if len(link.between) != 2 or len(ends) != 2:
-            raise decoder.refuse(path, "a link has two different ends", "such as between: [r1, r2]")
-        if ends in seen:
-            raise decoder.refuse(path, f"the same two ends as links[{seen[ends]}]", "keep one of them")
+            decoder.refuse(path, "a link has two different ends", "such as between: [r1, r2]")
+        elif ends in seen:
+            decoder.refuse(path, f"the same two ends as links[{seen[ends]}]", "keep one of them")
         if not link.bandwidth:
-            raise decoder.refuse(f"links[{number}].bandwidth", "a link that carries nothing", "leave it out")
-        seen[ends] = number
+            decoder.refuse(f"links[{number}].bandwidth", "a link that carries nothing", "leave it out")
+        seen.setdefault(ends, number)
 
 
 def _name_place(entry: yaml.Node) -> str:

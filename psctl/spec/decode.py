@@ -1,20 +1,22 @@
 """Nodes in, sections out: walks a file and the declared fields side by side, and says where the two differ.
 
-The first difference is raised as InvalidFile with its place, its path and the nearest valid name. What is well written
-but not built yet is only noted (`unbuilt`), so that a contradiction is told before it.
+Every difference is an InvalidFile with its place, its path and the nearest valid name; all of a file are raised at
+once, as one error with `others`, in the order of their lines.
 """
 
 from __future__ import annotations
 
+import re
 import types
 import typing
+from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from psctl.errors import InvalidFile, NotInThisVersion
+from psctl.errors import InvalidFile, NotInThisVersion, PsctlError
 from psctl.spec.fields import Doc, Internal, KeyOf, Notation, Section
-from psctl.spec.nearest import did_you_mean
+from psctl.spec.nearest import did_you_mean, nearest
 from psctl.spec.yaml import Mapping, Node, Scalar, Sequence, join
 
 S = TypeVar("S", bound=Section)
@@ -70,38 +72,88 @@ def section_in(kind: Any) -> type[Section] | None:
     return next((one for one in members(kind) if isinstance(one, type) and issubclass(one, Section)), None)
 
 
-class Decoder:
-    """Makes one section of one file, and remembers where each value stands."""
+def places_of(section: type[Section], above: str = "") -> dict[str, list[str]]:
+    """Return every key that a file of this kind may have, with the sections that it may stand in: "" is the top."""
+    found: dict[str, list[str]] = {}
+    for field in fields_of(section):
+        found.setdefault(field.name, []).append(above)
+        for kind in members(field.kind):
+            below = kind if section_in(kind) else next(iter(typing.get_args(kind)), None)
+            inner = section_in(below)
+            if inner is not None:
+                for key, places in places_of(inner, join(above, field.name)).items():
+                    found.setdefault(key, []).extend(places)
+    return {key: list(dict.fromkeys(places)) for key, places in found.items()}
 
-    def __init__(self) -> None:
+
+def raise_all(problems: Iterable[PsctlError]) -> None:
+    """Raise these errors as one, in the order of their lines; do nothing when there is none."""
+    ordered = sorted(problems, key=lambda error: _line(error.where))
+    if ordered:
+        first, *others = ordered
+        first.others = tuple(others)
+        raise first
+
+
+def _line(where: str) -> tuple[int, int]:
+    """Return line and column of "file:line:column"; what has no place in a file comes last."""
+    numbers = where.split(":")[-2:]
+    return (
+        (int(numbers[0]), int(numbers[1])) if all(n.isdecimal() for n in numbers) and len(numbers) > 1 else (1 << 30, 0)
+    )
+
+
+LISTS = ("hosts", "links", "filters")
+"""Keys whose sections stand in lists."""
+
+
+class Decoder:
+    """Makes one section of one file, and remembers where each value stands and what is wrong.
+
+    Args:
+        elsewhere: kinds of file ("cluster file") and their sections, to say of a key where it belongs.
+    """
+
+    def __init__(self, elsewhere: typing.Mapping[str, type[Section]] | None = None) -> None:
         self.places: dict[str, str] = {}
-        self._unbuilt: list[NotInThisVersion] = []
+        self.problems: list[PsctlError] = []
+        self._elsewhere = elsewhere or {}
+        self._broken: set[str] = set()  # keys at the top below which something is wrong
+        self._known: dict[str, list[str]] = {}
 
     def make(self, node: Node, section: type[S]) -> S:
-        """Return the section that the whole file is.
+        """Return the section that the whole file is, for comparisons of what is `sound`; then `raise_all(problems)`.
 
         Raises:
-            InvalidFile: the first difference from what is declared.
+            InvalidFile: the file is empty, or no keys with values.
         """
         if isinstance(node, Scalar) and node.null:
             raise InvalidFile("the file is empty", "psctl init writes a job file and a cluster file", node.where)
-        return self._section(node, section, "")
+        self._known = places_of(section)
+        made = self._section(node, section, "")
+        if made is _BROKEN:
+            raise_all(self.problems)
+        return typing.cast(S, made)
 
-    def refuse(self, path: str, message: str, hint: str = "") -> InvalidFile:
-        """Return the error for the value at `path` (or the nearest key above it that the file has)."""
+    def sound(self, *keys: str) -> bool:
+        """Tell whether nothing was wrong at or below these keys of the top, so that they can be compared."""
+        return self._broken.isdisjoint(keys)
+
+    def refuse(self, path: str, message: str, hint: str = "") -> None:
+        """Add the error for the value at `path` (or the nearest key above it that the file has)."""
         known = path
         while known and known not in self.places:
             known = known.rpartition(".")[0] if "." in known else ""
-        return InvalidFile(f"{path}: {message}", hint, self.places.get(known, ""))
+        self.problems.append(InvalidFile(f"{path}: {message}", hint, self.places.get(known, "")))
 
-    def refuse_unbuilt(self) -> None:
-        """Raise the first key or value that is promised and not in this version."""
-        if self._unbuilt:
-            raise self._unbuilt[0]
+    def _add(self, path: str, error: PsctlError) -> None:
+        self.problems.append(error)
+        self._broken.add(re.split(r"[.\[]", path, maxsplit=1)[0])
 
-    def _section(self, node: Node, section: type[S], path: str) -> S:
+    def _section(self, node: Node, section: type[S], path: str) -> Any:
         if not isinstance(node, Mapping):
-            raise self._wrong(node, path, "keys with values")
+            self._add(path, self._wrong(node, path, "keys with values"))
+            return _BROKEN
         self.places[path] = node.where
         declared = {field.name: field for field in fields_of(section)}
         values: dict[str, Any] = {}
@@ -109,31 +161,64 @@ class Decoder:
             below = join(path, key)
             if key in declared:
                 values[key] = self._field(value, declared[key], value.path or below)
-            elif key in section.later():
-                self._unbuilt.append(NotInThisVersion(below, where=where))
+            elif key in section.later:
+                self.problems.append(NotInThisVersion(below, where=where))
             else:
-                hint = f"valid keys here: {', '.join(declared)}"
-                raise InvalidFile(f"{below}: unknown key{did_you_mean(key, declared)}", hint, where)
-        given = {key: value for key, value in values.items() if value is not _ABSENT}
+                near = nearest(key, declared)
+                self._add(join(path, near or key), self._unknown(key, path, declared, where))
+        given = {key: value for key, value in values.items() if value not in (_ABSENT, _BROKEN)}
+        lacking = []
+        pending = any(entry.key in section.later for entry in node.entries)
         for field in declared.values():
             if field.required and field.name not in given:
+                lacking.append(field.name)
                 missing = join(path, field.name)
-                raise InvalidFile(f"{missing}: missing", f"{missing}: {field.text}", node.where)
-        return section(**given)
+                if (
+                    values.get(field.name) is not _BROKEN
+                    and not pending
+                    and not self._misspelt(field.name, node, declared)
+                ):
+                    self._add(missing, InvalidFile(f"{missing}: missing", f"{missing}: {field.text}", node.where))
+        if path:
+            return _BROKEN if lacking else section(**given)
+        return section(**given, **dict.fromkeys(lacking))  # so that what is sound can be compared; it is never used
+
+    def _misspelt(self, name: str, node: Mapping, declared: typing.Mapping[str, Field]) -> bool:
+        """Tell whether an unknown key was told already to be meant as this one."""
+        return any(entry.key not in declared and nearest(entry.key, declared) == name for entry in node.entries)
+
+    def _unknown(self, key: str, path: str, declared: typing.Mapping[str, Field], where: str) -> InvalidFile:
+        """Return the error of a key that is not known here: where it belongs, else the nearest that is known."""
+        below = join(path, key)
+        places = [place for place in self._known.get(key, ()) if place != path]
+        if places:
+            shown = " or ".join(
+                f"under `{': '.join(place.split('.'))}:`" if place else "at the top" for place in places
+            )
+            hint = " or ".join(_written(place, key) for place in places)
+            indent = "" if places[0] else " without indentation"
+            return InvalidFile(f"{below}: unknown key here: `{key}` belongs {shown}", f"write {hint}{indent}", where)
+        for kind, section in self._elsewhere.items():
+            if not nearest(key, declared) and key in places_of(section):
+                cure = f"move it to the {kind}"
+                return InvalidFile(f"{below}: unknown key: `{key}` belongs in the {kind}", cure, where)
+        hint = f"valid keys here: {', '.join(declared)}"
+        return InvalidFile(f"{below}: unknown key{did_you_mean(key, declared)}", hint, where)
 
     def _field(self, node: Node, field: Field, path: str) -> Any:
         self.places[path] = node.where
         notation = field.note(Notation)
-        try:
-            value = self._value(node, field.kind, notation, field.note(KeyOf), path)
-        except InvalidFile as error:
+        before = len(self.problems)
+        value = self._value(node, field.kind, notation, field.note(KeyOf), path)
+        for error in self.problems[before:]:
             error.hint = error.hint or f"{path}: {field.text}"
-            raise
+        if value is _BROKEN:
+            return value
         built = notation is None or notation.only is None or value in (*notation.only, _ABSENT)
         if not built and notation is not None and notation.only is not None and type(value) not in notation.only:
             has = ", ".join(_word(one) for one in notation.only)
             written = node.say() if isinstance(node, Scalar) else ", ".join(_keys(node))
-            self._unbuilt.append(NotInThisVersion(f"{path}: {written}", f"this version has: {has}", node.where))
+            self.problems.append(NotInThisVersion(f"{path}: {written}", f"this version has: {has}", node.where))
         return value
 
     def _value(self, node: Node, kind: Any, notation: Notation | None, keys: KeyOf | None, path: str) -> Any:
@@ -151,41 +236,43 @@ class Decoder:
             return self._entries(node, kind, notation, keys, path)
         return self._scalar(node, notation, path)
 
-    def _items(self, node: Node, kind: Any, notation: Notation | None, path: str) -> tuple[Any, ...]:
+    def _items(self, node: Node, kind: Any, notation: Notation | None, path: str) -> Any:
         if not isinstance(node, Sequence):
-            raise self._wrong(node, path, "a list")
+            self._add(path, self._wrong(node, path, "a list"))
+            return _BROKEN
         item = typing.get_args(kind)[0]
         made = []
         for index, below in enumerate(node.items):
             place = below.path or f"{path}[{index}]"
             self.places[place] = below.where
             made.append(self._value(below, item, notation, None, place))
-        return tuple(made)
+        return _BROKEN if _BROKEN in made else tuple(made)
 
-    def _entries(
-        self, node: Node, kind: Any, notation: Notation | None, keys: KeyOf | None, path: str
-    ) -> dict[str, Any]:
+    def _entries(self, node: Node, kind: Any, notation: Notation | None, keys: KeyOf | None, path: str) -> Any:
         if not isinstance(node, Mapping):
-            raise self._wrong(node, path, "keys with values")
+            self._add(path, self._wrong(node, path, "keys with values"))
+            return _BROKEN
         made = {}
         for entry in node.entries:
             below = join(path, entry.key)
             if keys is not None and not keys.matches(entry.key):
-                raise InvalidFile(f"{below}: expected {keys.says}", where=entry.where)
+                self._add(below, InvalidFile(f"{below}: expected {keys.says}", where=entry.where))
             self.places[below] = entry.value.where
             made[entry.key] = self._value(entry.value, typing.get_args(kind)[1], notation, None, below)
-        return made
+        return _BROKEN if _BROKEN in made.values() else made
 
     def _scalar(self, node: Node, notation: Notation | None, path: str) -> Any:
         assert notation is not None, f"{path}: the field has no notation"
         if not isinstance(node, Scalar):
-            raise self._wrong(node, path, notation.says)
+            self._add(path, self._wrong(node, path, notation.says))
+            return _BROKEN
         try:
             return notation.parse(node)
         except ValueError as error:
-            if str(error):
-                raise InvalidFile(f"{path}: {error}", where=node.where) from None
-            raise self._wrong(node, path, notation.says) from None
+            said = str(error)
+            wrong = InvalidFile(f"{path}: {said}", where=node.where) if said else self._wrong(node, path, notation.says)
+            self._add(path, wrong)
+            return _BROKEN
 
     def _wrong(self, node: Node, path: str, expected: str) -> InvalidFile:
         begin = f"{path}: " if path else ""
@@ -193,6 +280,16 @@ class Decoder:
 
 
 _ABSENT = object()
+_BROKEN = object()
+"""In place of a value that was refused."""
+
+
+def _written(place: str, key: str) -> str:
+    """Return how a key is written in a section: "sync: {strategy: ...}"."""
+    text = f"{key}: ..."
+    for section in reversed(place.split(".") if place else []):
+        text = f"{section}: {{{text}}}" if section not in LISTS else f"{section}: [{{{text}}}]"
+    return text
 
 
 def _keys(node: Node) -> list[str]:

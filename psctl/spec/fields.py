@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,10 +20,7 @@ from psctl.spec.yaml import Scalar
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every group of keys in a file. `later` names keys that are promised and not in this version."""
 
-    @classmethod
-    def later(cls) -> tuple[str, ...]:
-        """Return the keys that are promised to users and not in this version."""
-        return ()
+    later: ClassVar[tuple[str, ...]] = ()
 
 
 class Notation(msgspec.Struct, frozen=True):
@@ -162,11 +159,18 @@ def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:
     return Notation("a duration such as 30s or 1h30m", parse, schema)
 
 
-def size() -> Notation:
-    """A size; the value is bytes."""
+def size(smallest: int = 0) -> Notation:
+    """A size; the value is bytes, at least `smallest`."""
+
+    def parse(scalar: Scalar) -> int:
+        found = units.parse_size(scalar.text)
+        if found < smallest:
+            raise ValueError(f"expected a size of at least {units.format_bytes(smallest)}, got {scalar.say()}")
+        return found
+
     pattern = r"^[0-9]+(\.[0-9]+)? ?([kKMGTP]i?)?B$"
     schema = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": pattern}]}
-    return Notation("a size such as 160MB", lambda scalar: units.parse_size(scalar.text), schema)
+    return Notation("a size such as 160MB", parse, schema)
 
 
 def rate() -> Notation:

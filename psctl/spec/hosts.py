@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
-from psctl.errors import InvalidFile
+from psctl.errors import InvalidFile, PsctlError
 from psctl.spec.yaml import Mapping, Node, Scalar, Sequence
 
 MOST = 4096
@@ -56,17 +56,24 @@ def expand(text: str) -> list[str]:
     return [f"{before}{number}{after}" for number in numbers]
 
 
-def spread(hosts: Node) -> Node:
+def spread(hosts: Node, problems: list[PsctlError]) -> Node:
     """Return the list under `hosts:` with every bare name and range as keys with values, one a host.
 
+    Args:
+        hosts: as the file has it.
+        problems: gets malformed ranges, and ranges with a `name:` or `internal_address:` that all would share.
+
     Raises:
-        InvalidFile: a malformed range, or a range with a `name:` or `internal_address:` that all would share.
+        InvalidFile: more hosts than a cluster may have.
     """
     if not isinstance(hosts, Sequence):
         return hosts
     items: list[Node] = []
     for index, item in enumerate(hosts.items):
-        items += _hosts_of(item, f"hosts[{index}]")
+        try:
+            items += _hosts_of(item, f"hosts[{index}]")
+        except InvalidFile as error:
+            problems.append(error)
         if len(items) > MOST:
             raise InvalidFile(f"hosts[{index}]: more than {MOST} hosts", "make two clusters of them", item.where)
     return Sequence(tuple(items), hosts.where)

@@ -1,19 +1,21 @@
 """job.yaml: which script runs, with how many workers and servers, how gradients are synchronised, when it is saved."""
 
+# long: every key of one file
+
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from psctl import units, words
 from psctl.errors import UsageError
 from psctl.spec import yaml
-from psctl.spec.cluster import VARIABLE
-from psctl.spec.decode import Decoder
+from psctl.spec.cluster import VARIABLE, ClusterSpec
+from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
     Internal,
     Notation,
@@ -47,6 +49,7 @@ _PATH = text("a path", r"(?!-).+")
 class PerHost(Section, frozen=True):
     """So many on every host."""
 
+    later: ClassVar[tuple[str, ...]] = ("min", "max")
     per_host: Annotated[int, whole(1, 4096), doc("How many on every host.")]
 
 
@@ -165,6 +168,7 @@ class CheckpointSpec(Section, frozen=True):
 class RestartSpec(Section, frozen=True):
     """What may be lost before the job has failed."""
 
+    later: ClassVar[tuple[str, ...]] = ("wait",)
     max: Annotated[int, whole(0, 1000), doc("Losses of workers, servers and hosts that the job survives.")] = 3
 
     on_worker_loss: Annotated[
@@ -178,13 +182,26 @@ class TimeoutSpec(Section, frozen=True):
     """Longest waits, in seconds."""
 
     start: Annotated[float, duration(86400, 1), doc("From the start until every process has joined.")] = 120.0
-    stall: Annotated[float, duration(30 * 86400, 1), doc("Without a step, after which the job is ended.")] = 300.0
+    stall: Annotated[
+        float,
+        duration(30 * 86400, 1),
+        doc("Without a step, or any sign of life, after which it ends."),
+    ] = 300.0
     total: Annotated[float | None, duration(3660 * 86400, 1), doc("For the whole job; null: no limit.")] = None
+
+
+class LogsSpec(Section, frozen=True):
+    """What is kept of that which processes print."""
+
+    max: Annotated[int, size(1_000_000), doc("Log files of a rank on a host, together; the newest lines are kept.")] = (
+        1_000_000_000
+    )
 
 
 class MetricsSpec(Section, frozen=True):
     """What is recorded of the run."""
 
+    later: ClassVar[tuple[str, ...]] = ("prometheus", "mlflow")
     interval: Annotated[float, duration(3600, 0.1), doc("Time between two progress events.")] = 1.0
     tensorboard: Annotated[bool, truth(only=(False,)), doc("Write the metrics for TensorBoard too.")] = False
 
@@ -225,6 +242,7 @@ class JobSpec(Section, frozen=True):
     replicas: Annotated[Auto | int, whole(0, 64, also=AUTO), doc("Copies of every shard beyond the first.")] = "auto"
     checkpoint: Annotated[CheckpointSpec, doc("When the job is saved, where to, and what is kept.")] = CheckpointSpec()
     restart: Annotated[RestartSpec, doc("What may be lost before the job has failed.")] = RestartSpec()
+    logs: Annotated[LogsSpec, doc("What is kept of that which processes print.")] = LogsSpec()
     timeouts: Annotated[TimeoutSpec, doc("Longest waits.")] = TimeoutSpec()
     env: Annotated[
         dict[str, str | None],
@@ -254,14 +272,16 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
         NotInThisVersion: a key or value that is promised and not built yet.
         UsageError: an override that is no key=value.
     """
-    node = yaml.parse(text, source)
+    decoder = Decoder({"cluster file": ClusterSpec})
+    node = yaml.parse(text, source, decoder.problems)
     for override in overrides:
         node = _override(node, override)
-    decoder = Decoder()
     spec = decoder.make(node, JobSpec)
-    for path, message, hint in _contradictions(spec):
-        raise decoder.refuse(path, message, hint)
-    decoder.refuse_unbuilt()
+    for keys, contradictions in _CONTRADICTIONS.items():
+        if decoder.sound(*keys):
+            for path, message, hint in contradictions(spec):
+                decoder.refuse(path, message, hint)
+    raise_all(decoder.problems)
     values: dict[str, Any] = {name: getattr(spec, name) for name in JobSpec.__struct_fields__}
     return JobSpec(**(values | {"source": source}))
 
@@ -285,11 +305,7 @@ def _put(node: yaml.Node | None, path: list[str], value: yaml.Node, where: str) 
     return below.put(path[0], _put(below.get(path[0]), path[1:], value, where), where)
 
 
-def _contradictions(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """What is well written and makes no sense together: (path, message, hint)."""
-    yield from _what_runs(spec)
-    yield from _what_is_left_out(spec.sync)
-    yield from _what_strategies_can(spec)
+def _what_is_set(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     for name in spec.env:
         if name in OWN_VARIABLES:
             yield f"env.{name}", "psctl sets this variable itself", "leave it out"
@@ -312,10 +328,10 @@ def _what_runs(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
             )
 
 
-def _what_is_left_out(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+def _what_is_left_out(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     """Filters that are none, two, or let nothing through."""
     seen: set[str] = set()
-    for index, each in enumerate(sync.filters):
+    for index, each in enumerate(spec.sync.filters):
         named = [name for name in each.__struct_fields__ if getattr(each, name) is not None]
         where = f"sync.filters[{index}]"
         if len(named) != 1:
@@ -380,3 +396,12 @@ def _only_on_servers(sync: SyncSpec) -> str:
 
 def _mode(consistency: str | Ssp) -> str:
     return f"{{ssp: {consistency.ssp}}}" if isinstance(consistency, Ssp) else consistency
+
+
+_CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, str, str]]]] = {
+    ("script", "module"): _what_runs,
+    ("sync",): _what_is_left_out,
+    ("sync", "servers", "replicas"): _what_strategies_can,
+    ("env", "secrets"): _what_is_set,
+}
+"""What is well written and makes no sense together, as (path, message, hint), by the keys that are compared."""

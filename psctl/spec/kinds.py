@@ -20,7 +20,7 @@ def kind_of(text: str, source: str) -> Kind:
     Raises:
         InvalidFile: no YAML, or keys of neither.
     """
-    node = yaml.parse(text, source)
+    node = yaml.parse(text, source, [])  # smaller mistakes are for who reads the whole file
     keys = [entry.key for entry in node.entries] if isinstance(node, yaml.Mapping) else []
     cluster, job = ({field.name for field in fields_of(spec)} for spec in (ClusterSpec, JobSpec))
     only_cluster, only_job = cluster - job, job - cluster

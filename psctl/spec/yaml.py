@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from psctl.errors import InvalidFile
+from psctl.errors import InvalidFile, PsctlError
+from psctl.units import hide_credentials
 
 LARGEST = 512 * 1024
 """Characters of one file; a thousand hosts with all their keys are 150,000."""
@@ -40,8 +41,9 @@ class Scalar(msgspec.Struct, frozen=True):
         return not self.quoted and self.text in NULLS
 
     def say(self) -> str:
-        """Return it as an error message shows it."""
-        short = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        """Return it as an error message shows it: cut, and without passwords in URLs."""
+        text = hide_credentials(self.text)
+        short = text if len(text) <= 60 else text[:57] + "..."
         return "null" if self.null else f'"{short}"' if self.quoted or " " in short else short
 
 
@@ -92,30 +94,33 @@ class Entry(msgspec.Struct, frozen=True):
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, source: str) -> Node:
+def parse(text: str, source: str, problems: list[PsctlError] | None = None) -> Node:
     """Read one YAML document.
 
     Args:
         text: what the file holds.
         source: the file's name, for `where`.
+        problems: gets duplicate keys, tags and aliases of nothing, so that the reader goes on; None: the first of them
+            is raised.
 
     Raises:
-        InvalidFile: no YAML, more than one document, a duplicate key, a tag, or too large.
+        InvalidFile: no YAML, more than one document, or too large.
     """
-    return _Reader(text, lambda mark: f"{source}:{mark.line + 1}:{mark.column + 1}", source).document()
+    return _Reader(text, lambda mark: f"{source}:{mark.line + 1}:{mark.column + 1}", source, problems).document()
 
 
 def parse_value(text: str, where: str) -> Node:
     """Read one value that stands outside a file (`--set key=VALUE`); every node's place is `where`."""
-    return _Reader(text, lambda mark: where, where).document()
+    return _Reader(text, lambda mark: where, where, None).document()
 
 
 class _Reader:
     """Events of PyYAML's parser in, nodes out."""
 
-    def __init__(self, text: str, place: Callable[[Any], str], source: str) -> None:
+    def __init__(self, text: str, place: Callable[[Any], str], source: str, problems: list[PsctlError] | None) -> None:
         self._place = place
         self._source = source
+        self._problems = problems
         self._anchors: dict[str, Node] = {}
         if len(text) > LARGEST:
             raise InvalidFile(
@@ -153,20 +158,23 @@ class _Reader:
                 f"not YAML: {str(error).splitlines()[0]}", "is it the right file?", self._source
             ) from None
 
+    def _refuse(self, message: str, hint: str, where: str) -> None:
+        error = InvalidFile(message, hint, where)
+        if self._problems is None:
+            raise error
+        self._problems.append(error)
+
     def _node(self, event: Any, depth: int, path: str) -> Node:
         where = self._place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise InvalidFile(
-                    f"{path}: *{event.anchor} has no anchor before this place",
-                    "quote a value that begins with *",
-                    where,
-                )
-            return self._anchors[event.anchor]
+            anchor = str(event.anchor)
+            if anchor not in self._anchors:
+                what = f"{path}: *{anchor} has no anchor before this place"
+                self._refuse(what, "quote a value that begins with *", where)
+            return self._anchors.get(anchor, Scalar("", False, where))
         if event.tag is not None:
-            raise InvalidFile(
-                f"{path}: the tag {event.tag} is refused, only plain values are read", "leave it out", where
-            )
+            what = f"{path}: the tag {event.tag} is refused, only plain values are read"
+            self._refuse(what, "leave it out", where)
         if depth > DEEPEST:
             raise InvalidFile(f"{path[:40]}: nested deeper than {DEEPEST} levels", "is it the right file?", where)
         node = self._made(event, where, depth, path)
@@ -192,13 +200,16 @@ class _Reader:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             where = self._place(event.start_mark)
             key = self._node(event, depth + 1, path)
+            text = key.text if isinstance(key, Scalar) else ""
+            below = join(path, text)
+            value = self._node(next(self._events), depth + 1, below)
             if not isinstance(key, Scalar):
-                raise InvalidFile(f"{path}: a key must be a word, not {key.say()}", "write it as key: value", where)
-            below = join(path, key.text)
-            if key.text in seen:
-                raise InvalidFile(f"{below}: duplicate key, first at {seen[key.text]}", "keep one of them", where)
-            seen[key.text] = where
-            yield Entry(key.text, where, self._node(next(self._events), depth + 1, below))
+                self._refuse(f"{path}: a key must be a word, not {key.say()}", "write it as key: value", where)
+            elif text in seen:
+                self._refuse(f"{below}: duplicate key, first at {seen[text]}", "keep one of them", where)
+            else:
+                seen[text] = where
+                yield Entry(text, where, value)
 
 
 def join(path: str, key: str) -> str:

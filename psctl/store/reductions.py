@@ -48,6 +48,9 @@ def _write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None
 
 _SAME = {getattr(torch, name): np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "bool",
                                                            "float16", "float32", "float64")}  # fmt: skip
+DTYPES = (*_SAME, torch.bfloat16)
+"""Of values that a store takes: those that torch adds, compares and moves on CPUs."""
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, of what numpy does not know
 
 
@@ -92,7 +95,10 @@ class Reduction(msgspec.Struct, frozen=True):
     def check(self, dtype: torch.dtype) -> None:
         """Raise UsageError when it does not take this dtype; the caller's fault."""
         kind = "f" if dtype.is_floating_point else "b" if dtype is torch.bool else "i"
-        if dtype.is_complex or kind not in self.takes:
+        if dtype not in DTYPES:
+            known = ", ".join(str(each)[6:] for each in DTYPES)
+            raise UsageError(f"a store does not take {str(dtype)[6:]}", f"it takes {known}: convert it first")
+        if kind not in self.takes:
             what = {"f": "floating point", "i": "whole numbers", "b": "bool"}
             fits = ", ".join(what[one] for one in self.takes)
             raise UsageError(f"reduce={self.name!r} does not take {str(dtype)[6:]}", f"it takes {fits}")

@@ -23,6 +23,8 @@ from psctl.store.reductions import Array, Lanes, words_of
 
 Keys: TypeAlias = npt.NDArray[np.int64]
 
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+
 FIRST = 64
 """Places of a new index."""
 
@@ -36,6 +38,8 @@ ONE: Keys = np.zeros(1, dtype=np.int64)
 
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+"""Keys."""
 
 
 def mix(keys: Keys) -> npt.NDArray[np.uint64]:
@@ -69,6 +73,26 @@ def shard_of(table: str, keys: Keys, shards: int) -> Keys:
 def shard_of_one(table: str, key: int, shards: int) -> int:
     """Return the shard of one key (`shard_of`)."""
     return (mix_one(key ^ salt(table)) >> (64 - SHARD_BITS)) * shards >> SHARD_BITS
+
+
+def among(keys: Keys, window: range) -> npt.NDArray[np.bool_]:
+    """Return which keys a range has that ascends."""
+    inside = (keys >= window.start) & (keys < window.stop)
+    if window.step > 1:
+        past = keys.view(np.uint64) - np.uint64(window.start & _MASK)  # modulo 2^64; right where the key is inside
+        inside &= past % np.uint64(window.step) == 0
+    return inside
+
+
+def ascending(keys: range) -> range:
+    """Return those integers of a range that can be keys, ascending."""
+    if not keys:
+        return range(0)
+    first, last, step = min(keys[0], keys[-1]), max(keys[0], keys[-1]), abs(keys.step)
+    if first < LEAST:
+        first += -(-(LEAST - first) // step) * step
+    last = min(last, MOST)
+    return range(first, last + 1, min(step, _MASK)) if first <= last else range(0)
 
 
 def rounds(keys: Keys) -> Sequence[Keys]:

@@ -9,10 +9,9 @@ was not Done is said again to the next of the chain.
 A read that wants clock r is answered once all of the group have finished r clocks: the server's half of SSP's cache
 rule (Ho and others 2013: a row with clock r may be read at clock c iff r >= c - s).
 
-Exactly once: an update's sequence is larger than those of its worker before; in each shard one that is not was taken in
-already and is acknowledged again. That holds only if a shard hears a worker's updates without a gap: so a worker says
-nothing of a shard before it is told that it is led here (Leads), then all that is not Done, in order; and what it sent
-before it heard of that, recognised by its `term`, counts for nothing.
+Exactly once: an update's sequence is larger than those of its worker before; in each shard one that is not is only
+acknowledged again. That holds if a shard hears a worker's updates without a gap: so a worker says nothing of a shard
+before it is told that it is led here (Leads), then all that is not Done; by `term` what it sent before is dropped.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import torch
 from psctl.errors import ProtocolError, UsageError
 from psctl.store.entries import Copying
 from psctl.store.outputs import CaughtUp, HandedOver, Load, Save, ToServer
+from psctl.store.rows import NO_KEYS
 from psctl.store.table_cuts import Cuts
 from psctl.store.table_kinds import Functions
 from psctl.store.table_look import Readers
@@ -48,9 +48,9 @@ from psctl.store.table_messages import (
 )
 from psctl.store.table_outbox import Outbox, Send
 from psctl.store.table_packing import Reader, Room, private
-from psctl.store.table_reads import NO_KEYS, Answers
+from psctl.store.table_reads import Answers
 from psctl.store.table_saved import load
-from psctl.store.table_sessions import Opened, Session, Unknown, Waiting
+from psctl.store.table_sessions import Opened, Session, Unknown, Waiting, open_store
 from psctl.store.table_slot import Slot, Work
 from psctl.store.table_state import FOREVER, Entry, Part
 
@@ -253,7 +253,7 @@ class TableMind:
 
     def _open(self, worker: int, message: Open) -> list[Output]:
         name = message.store.name
-        opened = self.stores.setdefault(name, Opened(message.store))
+        opened = open_store(message.store, self.stores, self.shards)
         if opened.spec != message.store:
             why = f"store {name!r} is opened differently on worker/{worker}"
             return [Send(worker, Refused(name, why, "give run.store() the same on every rank"))]
@@ -300,7 +300,7 @@ class TableMind:
                     for asked in message.sections
                 ]
                 wanted = [(asked, keys) for asked, keys in sections if self._is_led(asked.shard, message.term)]
-                self._answers.read(opened, Waiting(worker, message, wanted))
+                self._answers.asked(opened, Waiting(worker, message, wanted))
             case Describe():
                 slots = self._led(message)
                 held = (slot.machine.stores[message.store].tables.get(message.table)

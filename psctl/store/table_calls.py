@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from psctl.store.reductions import Array, Lanes, words_of
-from psctl.store.rows import Keys, shard_of
+from psctl.store.rows import NO_KEYS, Keys, among, shard_of
 from psctl.store.table_cache import Own, overlay
 from psctl.store.table_kinds import Kind
 from psctl.store.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
@@ -69,11 +69,11 @@ class Want(msgspec.Struct, eq=False):
 
 
 class Scan(msgspec.Struct, eq=False):
-    """A read of all rows in [start, stop)."""
+    """A read of all rows there are of a range of keys, which ascends; `descending`: the call's own went down."""
 
     kind: Kind
-    start: int
-    stop: int
+    window: range
+    descending: bool
     found: list[tuple[Keys, Array, Lanes]] = msgspec.field(default_factory=list)
 
 
@@ -249,15 +249,19 @@ def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[l
 
 
 def result(want: Want | Scan) -> tuple[Keys, Lanes]:
-    """Return what a finished read found, as a reader sees it: in the order of the call; ascending for a range."""
+    """Return what a finished read found, as a reader sees it: in the order of the call."""
     if isinstance(want, Want):
         lanes = want.kind.finished(want.lanes, want.there, want.keys)
         if want.inverse is None:
             return want.keys, lanes
         return want.keys[want.inverse], lanes.at(torch.from_numpy(want.inverse))
+    if not want.found:  # an empty range
+        return NO_KEYS, want.kind.rows().empty(0)
     keys = np.concatenate([part[0] for part in want.found])
     lanes = joined([part[2] for part in want.found])
-    order = np.argsort(keys, kind="stable")
+    order = np.argsort(keys)
+    if want.descending:
+        order = order[::-1].copy()
     keys, lanes = keys[order], lanes.at(torch.from_numpy(order))
     return keys, want.kind.finished(lanes, np.ones(len(keys), dtype=bool), keys)
 
@@ -266,7 +270,7 @@ def scanned(
     scan: Scan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[Own]
 ) -> tuple[Keys, Array, Lanes]:
     """Return the rows of a range in one shard (of how many), with own ones that its server does not have yet."""
-    mine = [own.keys[(own.keys >= scan.start) & (own.keys < scan.stop)] for own in owns]
+    mine = [own.keys[among(own.keys, scan.window)] for own in owns]
     if mine:
         new = np.setdiff1d(np.concatenate(mine), keys)
         new = new[shard_of(scan.kind.spec.name, new, shard[1]) == shard[0]]

@@ -7,10 +7,14 @@ from typing import Any, Protocol
 
 import torch
 
+from psctl.errors import UsageError
 from psctl.store.pieces import torch_dtype
 from psctl.store.reductions import Lanes, Reduction
 from psctl.store.rows import Keys, Rows
 from psctl.store.table_messages import TableSpec
+
+LARGEST = 64 << 20
+"""Bytes that a row may have: as many as one message carries."""
 
 SINGLE = 64 << 10
 """Bytes of a row that may wait for others; a larger one is a message of its own."""
@@ -46,6 +50,9 @@ class Kind:
         """An absent row is something to a push, and not nothing."""
         self.row = spec.width * self.dtype.itemsize
         """Bytes of a row."""
+        if self.row > LARGEST:
+            what = f"a row of shape {list(spec.shape)} has {self.row} bytes, more than {LARGEST}"
+            raise UsageError(what, "push large tensors under a name: those are cut into blocks")
         self.single = 0 < self.row <= SINGLE and spec.blocks == 1
         """Rows that are pushed one by one may leave together (table_groups.py)."""
         self.joins_values = not self.beside and not spec.reduce.startswith("logical")

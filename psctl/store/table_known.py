@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from psctl.store.reductions import words_of
-from psctl.store.rows import Keys
+from psctl.store.rows import NO_KEYS, ascending
 from psctl.store.table_cache import Cache, Own, overlay
 from psctl.store.table_calls import Place, Read, Scan, Want, scanned
 from psctl.store.table_kinds import Kind
@@ -22,8 +22,6 @@ from psctl.store.table_routes import Route
 
 ANY = -1
 """The clock of a read that takes whatever is there."""
-
-NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 class Known:
@@ -99,9 +97,10 @@ class Known:
         return want
 
     def _scan(self, read: Read, kind: Kind, keys: range) -> Scan:
-        scan = Scan(kind, keys.start, keys.stop)
-        for shard in range(self._spec.shards):
-            asked = Asked(shard, kind.spec.name, -1, keys.start, keys.stop)
+        window = ascending(keys)
+        scan = Scan(kind, window, keys.step < 0)
+        for shard in range(self._spec.shards) if window else ():
+            asked = Asked(shard, kind.spec.name, -1, window.start, window.stop, window.step)
             read.shards.setdefault(shard, []).append(Place(asked, NO_KEYS, b"", scan, NO_KEYS))
         return scan
 

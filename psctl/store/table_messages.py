@@ -25,7 +25,7 @@ that shard of all stores.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -43,6 +43,12 @@ from psctl.store.messages import (
     Place,
     TookOver,
 )
+from psctl.words import MOST_RANKS, Count, Name, Shape
+
+Rows = Annotated[int, msgspec.Meta(ge=-1, le=1 << 32)]
+"""How many rows a section is of; -1: all that there are."""
+
+Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 BLOCK = 64 * 1024
 """Elements of a row of a large tensor: rows of one tensor lie on many servers."""
@@ -60,12 +66,12 @@ class TableSpec(msgspec.Struct, frozen=True):
     absent row is: a number, a module:function of keys, or None: zero for who reads it, nothing for a reduction.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str  # torch's name without "torch."
-    reduce: str = "sum"
-    apply: str = ""
-    initial: float | str | None = None
+    name: Name
+    shape: Shape
+    dtype: Name  # torch's name without "torch."
+    reduce: Name = "sum"
+    apply: Name = ""
+    initial: float | Name | None = None
 
     @property
     def elements(self) -> int:
@@ -93,11 +99,11 @@ class StoreSpec(msgspec.Struct, frozen=True):
     clocks count. `eager`: servers send rows that were read before as soon as a clock has made them newer.
     """
 
-    name: str
-    staleness: int | None
+    name: Name
+    staleness: Count | None
     eager: bool
-    group: tuple[int, ...]
-    shards: int
+    group: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_RANKS)]
+    shards: Count
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -108,26 +114,30 @@ class Section(msgspec.Struct, frozen=True):
     and the payload has the sequence of each.
     """
 
-    shard: int
-    table: str
-    count: int
+    shard: Count
+    table: Name
+    count: Rows
     what: Literal["push", "start", "call"] = "push"
     spec: TableSpec | None = None
-    digest: bytes = b""
-    function: str = ""
+    digest: Digest = b""
+    function: Name = ""
     arguments: dict[str, float | int | str | bool | None] = {}
     numbered: bool = False
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a Fetch wants of one shard and table: `count` keys; or (count -1) all rows there are in [start, stop)."""
+    """What a Fetch wants of one shard and table: `count` keys; or (count -1) the rows there are of a range of keys.
 
-    shard: int
-    table: str
-    count: int
+    The range is start, start + step ... below stop.
+    """
+
+    shard: Count
+    table: Name
+    count: Rows
     start: int = 0
     stop: int = 0
-    digest: bytes = b""
+    step: Annotated[int, msgspec.Meta(ge=1)] = 1
+    digest: Digest = b""
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from psctl.errors import MessageRefused
 from psctl.store.reductions import words_of
-from psctl.store.rows import Keys
+from psctl.store.rows import NO_KEYS, Keys, among
 from psctl.store.table_messages import Advanced, Asked, Fetched, Given
 from psctl.store.table_outbox import Outbox, Send
 from psctl.store.table_packing import Room, Writer, lanes_size, padded, private
@@ -20,7 +21,30 @@ from psctl.store.table_sessions import Opened, Session, Waiting
 from psctl.store.table_slot import Slot
 from psctl.store.table_state import Table
 
-NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+WAITING = 4096
+"""Reads of one worker that may wait for a clock in one store."""
+
+ANSWER = 1 << 30
+"""Bytes of rows that one read may ask of one server."""
+
+
+def check_read(
+    opened: Opened, worker: int, wanted: Sequence[tuple[Asked, Keys]], slots: Mapping[int, Slot]
+) -> None:  # fmt: skip
+    """Refuse a read whose answer would take too much memory, or one more than may wait.
+
+    Raises:
+        MessageRefused: says which.
+    """
+    if len(opened.waiting) >= WAITING and sum(each.worker == worker for each in opened.waiting) >= WAITING:
+        raise MessageRefused(f"more than {WAITING} reads that wait")
+    size = 0
+    for asked, keys in wanted:
+        store = slots[asked.shard].machine.stores.get(opened.spec.name)
+        table = store.tables.get(asked.table) if store is not None else None
+        size += len(keys) * (table.kind.row if table is not None else 1)
+    if size > ANSWER:
+        raise MessageRefused(f"a read of {size} bytes, more than {ANSWER}")
 
 
 def answer(
@@ -41,7 +65,7 @@ def answer(
         table = store.tables.get(asked.table) if store is not None else None
         clock, last = slot.clock(name), slot.last(name, worker)
         if asked.count < 0:
-            keys = in_range(table, asked.start, asked.stop)
+            keys = in_range(table, range(asked.start, asked.stop, asked.step))
         if table is None:
             given.append(Given(asked.shard, asked.table, -1, clock, last))
             continue
@@ -119,12 +143,12 @@ def news(opened: Opened, worker: int, slot: Slot) -> Iterator[Send]:
         yield Send(worker, Fetched(name, -1, given, len(payload)), payload)
 
 
-def in_range(table: Table | None, start: int, stop: int) -> Keys:
-    """Return the keys in [start, stop) that there are rows of, ascending."""
+def in_range(table: Table | None, window: range) -> Keys:
+    """Return the keys of a range that there are rows of, ascending."""
     if table is None:
         return NO_KEYS
     keys = table.rows.keys
-    return np.sort(keys[(keys >= start) & (keys < stop)])
+    return np.sort(keys[among(keys, window)])
 
 
 class Answers:
@@ -164,6 +188,15 @@ class Answers:
             waiting, opened.waiting = opened.waiting, []
             for each in waiting:
                 self.read(opened, each)
+
+    def asked(self, opened: Opened, waiting: Waiting) -> None:
+        """Answer a read that has come in just now.
+
+        Raises:
+            MessageRefused: it is beyond a bound.
+        """
+        check_read(opened, waiting.worker, waiting.wanted, self._slots)
+        self.read(opened, waiting)
 
     def read(self, opened: Opened, waiting: Waiting) -> None:
         """Answer a read of what is led here, now or when its clock is there."""

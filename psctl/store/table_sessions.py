@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from psctl.errors import MessageRefused
 from psctl.store.reductions import Array
 from psctl.store.rows import Keys
 from psctl.store.table_kinds import Functions, Kind
@@ -16,6 +17,13 @@ from psctl.store.table_state import Part
 
 REMEMBERED = 32 << 20
 """Bytes of key lists that are remembered for each worker."""
+
+
+TABLES = 1 << 18
+"""Tables, one a named key, that a store may have."""
+
+STORES = 1000
+"""Stores that a job may have."""
 
 
 class Unknown(Exception):
@@ -82,9 +90,16 @@ class Session:
 
         Raises:
             Unknown: it names what this session has not told.
+            MessageRefused: it contradicts itself, or is beyond a bound.
             UsageError: the table cannot be; the user's fault.
         """
+        if section.what != "call" and section.count < 0:
+            raise MessageRefused(f"a {section.what} of all rows of {section.table!r}")
         if section.spec is not None:
+            if section.spec.name != section.table:
+                raise MessageRefused(f"the spec of {section.spec.name!r} for table {section.table!r}")
+            if len(self.kinds) >= TABLES:
+                raise MessageRefused(f"more than {TABLES} tables in one store")
             self.kinds[section.table] = Kind(section.spec, functions)
         kind = self.kinds.get(section.table)
         if kind is None:
@@ -92,6 +107,8 @@ class Session:
         keys = lanes = numbers = None
         if section.count >= 0:
             keys = self.lists.keys(reader, section.count, section.digest)
+            if len(keys) != section.count:
+                raise MessageRefused(f"a list of {len(keys)} keys for {section.count} rows of {section.table!r}")
             if section.numbered:
                 numbers = reader.keys(section.count)
             if section.what != "call":
@@ -131,3 +148,16 @@ class Opened:
         if self.spec.staleness == 0 and isinstance(message, Update) and message.at is not None:
             return memoryview(bytearray(payload))
         return payload
+
+
+def open_store(spec: StoreSpec, stores: dict[str, Opened], shards: int) -> Opened:
+    """Return the store of this name, which is made when it is not there.
+
+    Raises:
+        MessageRefused: it is of other shards than all stores here, or there are STORES already.
+    """
+    if spec.shards != shards:
+        raise MessageRefused(f"store {spec.name!r} of {spec.shards} shards, where all have {shards}")
+    if spec.name not in stores and len(stores) >= STORES:
+        raise MessageRefused(f"more than {STORES} stores")
+    return stores.setdefault(spec.name, Opened(spec))

@@ -115,7 +115,33 @@ def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -
     for name, host in hosts.items():
         if name not in chosen:
             chosen[name] = _derived(name, host, anchors)
+    refuse_unreachable(hosts, chosen)
     return {name: chosen[name] for name in hosts}
+
+
+def refuse_unreachable(hosts: Mapping[HostName, Reach], chosen: Mapping[HostName, Chosen]) -> None:
+    """Refuse addresses by which hosts cannot reach each other: one that two networks have, or loopback.
+
+    Containers and virtual machines behind forwarded ports of 127.0.0.1 often have the same inner address.
+
+    Raises:
+        HostUnreachable: names the hosts; whoever set up their network, or the cluster file.
+    """
+    if _one_machine(hosts.values()):
+        return
+    cure = "give each an internal_address: that the others reach, or put the containers on one network with addresses "
+    cure += "of their own (docker network create, --network host)"
+    first: dict[str, HostName] = {}
+    for name, one in chosen.items():
+        if ipaddress.ip_address(one.address).is_loopback:
+            what = f"{name}: the other hosts cannot reach it at {one.address}, which is loopback ({one.reason})"
+            raise HostUnreachable(what, cure, name)
+        other = first.setdefault(one.address, name)
+        if _network(hosts[other].facts) != _network(hosts[name].facts):
+            what = (
+                f"{other} and {name} both have the address {one.address} on networks of their own, with no way between"
+            )
+            raise HostUnreachable(what, cure, name)
 
 
 def rdma_of(facts: HostFacts, interface: str) -> str:
@@ -151,9 +177,14 @@ def _told(name: HostName, host: Reach, interface: str) -> Chosen | None:
 
 
 def _one_machine(hosts: Collection[Reach]) -> bool:
-    """Do all hosts share a kernel and its network? (A network namespace shares the first alone.)"""
-    seen = {(host.facts.boot, frozenset(a for nic in host.facts.nics for a in nic.addresses)) for host in hosts}
-    return len(seen) == 1 and (all(boot for boot, _ in seen) or len(hosts) == 1)
+    """Do all hosts share a kernel and its network? (Containers may share the first alone.)"""
+    seen = {_network(host.facts) for host in hosts}
+    return len(seen) == 1 and (all(host.facts.boot for host in hosts) or len(hosts) == 1)
+
+
+def _network(facts: HostFacts) -> tuple[str, str, frozenset[str]]:
+    """Return what tells one network stack from another: the kernel, the namespace, and its addresses."""
+    return facts.boot, facts.netns, frozenset(address for nic in facts.nics for address in nic.addresses)
 
 
 def _loopback(host: Reach) -> Chosen:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from psctl.topology.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
 from psctl.topology.facts import Finding
 from psctl.topology.tables import Row, Table
+
+MOST = 512
+"""Rows or columns of one matrix; what is larger is no machine's, and takes time with its square."""
 
 AGAIN = "save the command's whole output again, to a file and not from a screen"
 
@@ -36,13 +39,19 @@ class Grid(msgspec.Struct):
 def align(table: Table, known: re.Pattern[str]) -> Grid:
     """Return the grid of a table. `known` are the words that its output is made of; others are kept as they stand."""
     findings: list[Finding] = []
+    if (size := max(len(table.rows), len(table.devices))) > MOST:
+        what = f"a matrix of {size:,} rows or columns is not read; {MOST} are the most"
+        return Grid((), {}, {}, [Finding(what, "save the output of one host")])
     columns = _columns(table, known, findings)
     devices = tuple(column for column in columns if column)
     place = {name: at for at, name in enumerate(columns) if name}
     rows = [_read(row, place.get(row.label), len(columns), _tailed(row, table), known) for row in table.rows]
     _by_columns(table, rows, place, len(columns))
+    extra = _columnless(table, columns, known)
     words = _collect(table, rows, columns, known, findings)
-    findings += _missing(table, rows, columns, words)
+    words |= {(label, column): word for label, row in extra.items() for column, word in row.items()}
+    findings += _missing(table, rows, columns, words, extra)
+    devices += tuple(extra)
     findings += _lopsided(devices, words)
     tails = {row.label: row.tails for row in reversed(rows) if row.tails and row.label in place}
     ends = next((row.label for row in table.rows if row.last), "")
@@ -130,6 +139,26 @@ def _read(row: Row, own: int | None, width: int, tailed: int, known: re.Pattern[
     if own is None or first is None:
         return Read(row.label, {}, [])
     return _part(row.label, *first, own, width, row.last or tailed > 0, known)
+
+
+def _columnless(table: Table, columns: Sequence[str], known: re.Pattern[str]) -> dict[str, dict[str, str]]:
+    """Return the words by column of each row whose own column was lost, as NICs' are where lines were cut on the right.
+
+    Such a row is certain when it has exactly one word for each column that is left, none of them X, and stands once.
+    """
+    labels = [row.label for row in table.rows]
+    found: dict[str, dict[str, str]] = {}
+    for row in table.rows:
+        if row.label in columns or labels.count(row.label) > 1 or not all(columns):
+            continue
+        ways = [cells for cells, doubtful in row.tokens(known) if not doubtful]
+        certain = [
+            cells for cells in ways
+            if len(cells) == len(columns) and "X" not in cells and all(map(known.fullmatch, cells))
+        ]  # fmt: skip
+        if len(ways) == len(certain) == 1 and (not row.last or _is_complete(certain[0][-1], known)):
+            found[row.label] = dict(zip(columns, certain[0], strict=True))
+    return found
 
 
 def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: int) -> bool:
@@ -270,8 +299,13 @@ def _collect(
     return words
 
 
-def _missing(table: Table, rows: list[Read], columns: list[str], grid: dict[tuple[str, str], str]) -> list[Finding]:
-    """Return what is said of rows that are not there, that belong to no column, and that have lost words."""
+def _missing(
+    table: Table, rows: list[Read], columns: list[str], grid: dict[tuple[str, str], str], extra: Collection[str]
+) -> list[Finding]:
+    """Return what is said of rows that are not there, that belong to no column, and that have lost words.
+
+    `extra` are rows that were read although their own columns were lost.
+    """
     findings = []
     there = {read.label for read in rows}
     absent = [name for name in columns if name and name not in there]
@@ -279,7 +313,10 @@ def _missing(table: Table, rows: list[Read], columns: list[str], grid: dict[tupl
         unknown = [(a, b) for a in absent for b in absent if a < b]
         links = "; the links between them are not known" if unknown else ""
         findings.append(Finding(f"the matrix has no row for {listed(absent)}{links}", AGAIN))
-    strangers = [read.label for read in rows if read.label not in columns]
+    if extra:
+        what = f"the matrix has no column for {listed(extra)}: the links between them are not known"
+        findings.append(Finding(what, AGAIN))
+    strangers = [read.label for read in rows if read.label not in columns and read.label not in extra]
     if strangers:
         what = f"the rows of {listed(strangers)} belong to no column of the matrix and are left out"
         findings.append(Finding(what, AGAIN))

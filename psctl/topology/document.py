@@ -28,12 +28,22 @@ from psctl.topology.graph import (
     Suggestion,
     bonded,
 )
+from psctl.topology.inventory import MOST_GPUS
 from psctl.topology.paths import Router
 
 KINDS: tuple[str, ...] = get_args(DeviceKind)
 
 ROLES = HostNode.__struct_defaults__[-1]
 """What a host may hold when its document does not say."""
+
+MOST_HOSTS = 4096
+"""Hosts of one document."""
+
+MOST_DEVICES = 2048
+"""Devices of one host, switches and processors included."""
+
+MOST_LINKS = 32_768
+"""Links of one host, or between the hosts; the pairs of 128 GPUs are 8,128."""
 
 ALONE = "host"
 """Name of a host whose document has none."""
@@ -97,12 +107,15 @@ def read_cluster_document(document: object) -> ClusterGraph:
         if "devices" not in body:
             raise _wrong("", 'neither "hosts" nor "devices" is there')
         return ClusterGraph((read_host_document(body),))
-    hosts = tuple(read_host_document(one, f"hosts[{index}]") for index, one in enumerate(_list(body["hosts"], "hosts")))
+    listed = _list(body["hosts"], "hosts")
+    _bounded(len(listed), MOST_HOSTS, "hosts", "hosts")
+    hosts = tuple(read_host_document(one, f"hosts[{index}]") for index, one in enumerate(listed))
     if not hosts:
         raise _wrong("hosts", "it is empty")
     _once([host.name for host in hosts], "hosts", "name")
     nodes = {host.name: host for host in hosts}
     between = _list(body.get("between") or [], "between")
+    _bounded(len(between), MOST_LINKS, "between", "links")
     return ClusterGraph(hosts, tuple(_read_between(one, f"between[{i}]", nodes) for i, one in enumerate(between)))
 
 
@@ -121,6 +134,9 @@ def read_host_document(document: object, where: str = "") -> HostNode:
         _read_device(one, _at(where, f"devices[{index}]"))
         for index, one in enumerate(_list(_need(body, "devices", where), _at(where, "devices")))
     )
+    _bounded(len(devices), MOST_DEVICES, _at(where, "devices"), "devices of one host")
+    _bounded(sum(device.kind == "gpu" for device in devices), MOST_GPUS, _at(where, "devices"), "GPUs of one host")
+    _bounded(len(_list(_need(body, "links", where), _at(where, "links"))), MOST_LINKS, _at(where, "links"), "links")
     _once([device.id for device in devices], _at(where, "devices"), "id")
     ids = {device.id for device in devices}
     links = [
@@ -135,6 +151,12 @@ def read_host_document(document: object, where: str = "") -> HostNode:
         labels,
         _roles(body, where),
     )
+
+
+def _bounded(count: int, most: int, where: str, sort: str) -> None:
+    """Refuse what no machines have: what follows from it takes time with its square or more."""
+    if count > most:
+        raise _wrong(where, f"{count:,} {sort}; {most:,} are the most that are read")
 
 
 def _device(device: Device) -> dict[str, Any]:

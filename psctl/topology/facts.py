@@ -65,5 +65,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     default_interface: str  # of the default route
     connected: str  # the address of this host that its SSH connection came in at
     boot: str = ""  # the kernel's boot id: hosts that share it share a kernel
+    netns: str = ""  # its network namespace; two containers on one kernel may have equal addresses and no way between
     sockets: int = 0  # processors that one could pull out
     readings: tuple[Reading, ...] = ()  # what its tools said of its topology, as recognise.read reads a saved file

@@ -29,6 +29,15 @@ from psctl.topology.readings import (
 
 One = TypeVar("One")
 
+MOST_GPUS = 128
+"""GPUs of one host; a server has 16 at most, 64 where each of its eight is partitioned."""
+
+MOST_NICS = 1024
+"""NICs of one host, virtual functions included."""
+
+MOST_FUNCTIONS = 8192
+"""PCI functions of one host, virtual functions included."""
+
 _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
@@ -82,8 +91,8 @@ def is_gpu(ident: str) -> bool:
     return _GPU.fullmatch(ident) is not None
 
 
-def gpus(all_: Said) -> list[Device]:
-    """Return the GPUs: those of the matrix in its order, then those that other outputs add."""
+def gpu_ids(all_: Said) -> list[str]:
+    """Return the names of the GPUs: those of the matrix in its order, then those that other outputs add."""
     listed = [ident for ident in all_.matrix.devices if is_gpu(ident)]
     others = {
         *(ident for one in all_.matrices for ident in one.devices if is_gpu(ident)),
@@ -96,9 +105,45 @@ def gpus(all_: Said) -> list[Device]:
     }
     if not listed and not others:
         others = {f"GPU{index}" for index, _ in enumerate(pcie.gpus(all_.functions))}
-    ids = listed + sorted(others - set(listed), key=natural)
+    return listed + sorted(others - set(listed), key=natural)
+
+
+def gpus(all_: Said) -> list[Device]:
+    """Return the GPUs, in the order of `gpu_ids`."""
+    ids = gpu_ids(all_)
     buses = _buses(all_, ids)
     return [_gpu(ident, all_, buses.get(ident, "")) for ident in ids]
+
+
+def excess(all_: Said) -> Finding | None:
+    """Return a finding where the outputs name more devices than one host can have, None where they do not.
+
+    What follows from devices takes time with their square or more, and the outputs may be hostile.
+    """
+    counts = {
+        "GPUs": (len(gpu_ids(all_)), MOST_GPUS),
+        "NICs": (len(all_.matrix.devices) + len(all_.rdma) + len(all_.nccl.nets), MOST_NICS),
+        "PCI functions": (len(all_.functions), MOST_FUNCTIONS),
+    }
+    for sort, (count, most) in counts.items():
+        if count > most:
+            what = f"the outputs name {count:,} {sort}, more than the {most:,} that are read of one host"
+            return Finding(what, "save the outputs of each host in a folder of its own")
+    return None
+
+
+def places_unknown(all_: Said) -> bool:
+    """Tell whether there are GPUs and nothing but `nvlink -s` names them: it counts links and tells no end of any."""
+    elsewhere = (
+        all_.facts,
+        all_.matrices,
+        all_.peers,
+        all_.table.gpus,
+        all_.functions,
+        all_.rocm.devices,
+        all_.nccl.gpus,
+    )
+    return bool(all_.nvlink.gpus) and not any(elsewhere)
 
 
 def nics(all_: Said) -> list[Device]:

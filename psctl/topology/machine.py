@@ -22,6 +22,11 @@ Words = dict[tuple[str, str], str]
 SWITCH_CLASS = 0x0680
 """PCI class by which NCCL's files name an NVSwitch."""
 
+_PLACES = Finding(
+    "`nvidia-smi nvlink -s` counts each GPU's links and does not tell where they lead: no link is drawn",
+    "save the output of `nvidia-smi topo -m` beside it, and give the folder",
+)
+
 
 def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGraph:
     """Join the readings of one host into one graph.
@@ -32,13 +37,20 @@ def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGr
 
     Returns:
         Devices, edges and relations, and what is amiss. Every pair of a matrix stands once, with its word; what no
-        output lists and only follows is marked as derived. Nothing is raised on what a machine may say.
+        output lists and only follows is marked as derived. Nothing is raised on what a machine may say. A host of more
+        devices than any has is returned without any, with a finding.
     """
     all_ = inventory.said(readings, facts)
+    if (excess := inventory.excess(all_)) is not None:
+        return HostGraph((), (), (excess, *all_.findings))
     gpus, nics = inventory.gpus(all_), inventory.nics(all_)
     order = {ident: index for index, ident in enumerate(all_.matrix.devices)}
     ends = sorted(gpus + nics, key=lambda device: order.get(device.id, len(order)))
     words = _words(all_, [device.id for device in ends])
+    if inventory.places_unknown(all_):
+        places = (_PLACES,) if len(gpus) > 1 else ()
+        graph = HostGraph(tuple(ends), (), ())
+        return msgspec.structs.replace(graph, findings=(*all_.findings, *health.findings(all_, graph), *places))
     switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, words))
     virtual = {nic.name: nic.speed for nic in (facts.nics if facts else ()) if nic.kind == "virtual"}
     fabric, bundles = _bundles(all_, words, ends)

@@ -17,6 +17,9 @@ from psctl.topology.readings import NcclGpu, NcclNet, NcclTopology, PciDevice
 LARGEST = 8_000_000
 """Characters; a machine of 16 GPUs takes 20,000."""
 
+DEEPEST = 32
+"""Levels of elements; a GPU behind two switches stands at level 7."""
+
 BEGIN = re.compile(r"<system\b|<cpu\s[^>]*numaid=|<pci\s[^>]*busid=")
 """What no other XML has."""
 
@@ -35,7 +38,9 @@ class _Builder:
         self.hosts: set[str] = set()
 
     def start(self, tag: str, of: dict[str, str]) -> None:
-        """Take the beginning of an element."""
+        """Take the beginning of an element; ParseError where elements are nested deeper than any machine's."""
+        if len(self.open) >= DEEPEST:
+            raise ET.ParseError(f"more than {DEEPEST} levels of elements")
         slots = [_bus(attributes) for name, attributes in self.open if name == "pci"]
         numa = next((_number(attributes.get("numaid")) for name, attributes in self.open if name == "cpu"), None)
         if tag == "cpu":

@@ -91,6 +91,7 @@ def parse(text: str) -> HostFacts:
         default_interface=default_interface(part("route").lines),
         connected=_connected(part("connection").first),
         boot=part("boot").first.strip(),
+        netns=part("netns").first.strip(),
         sockets=_number(lscpu.get("Socket(s)", "")) or 0,
         readings=tuple(one for some in readings.values() for one in some),
     )

@@ -34,6 +34,7 @@ begin uname; uname -n; uname -r; uname -m; end
 begin time; date +%s.%N; end
 begin connection; printf '%s\n' "${SSH_CONNECTION:-}"; end
 begin boot; cat /proc/sys/kernel/random/boot_id 2>/dev/null; end
+begin netns; readlink /proc/self/ns/net 2>/dev/null; end
 begin cores; { nproc || getconf _NPROCESSORS_ONLN; } 2>/dev/null; end
 begin cpuinfo; grep -m 1 -E '^(model name|Model|Hardware|cpu model)[[:space:]]*:' /proc/cpuinfo 2>/dev/null; end
 begin lscpu; have lscpu && lscpu 2>/dev/null; end

@@ -40,6 +40,12 @@ _WAYS = re.compile(r"\s*(?:SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s")
 LONGEST = 20_000
 """Characters; a longer line is no line of any of these outputs, and nothing is looked for in it."""
 
+MOST = 64
+"""Outputs of one text; more are not read."""
+
+MOST_LINES = 2048
+"""Lines of one matrix, which a narrow terminal may have broken; reading takes time with their square."""
+
 _PEER_WORD = re.compile(r"OK|NS|CNS|GNS|TNS|DR|U")
 _WAY_WORD = re.compile(r"SYS|SOC|NODE|PHB|PXB|PIX|NV[0-9]+")
 
@@ -111,16 +117,16 @@ def read_all(text: str) -> tuple[Reading, ...]:
     text = "\n".join(_unquoted(text.split("\n")))
     found: list[Reading] = []
     rest = text
-    xml = nccl_xml.BEGIN.search(text)
-    if xml:
-        begin, end = _xml_ends(text, xml.start())
-        found.append(nccl_xml.read_nccl(text[begin:end]))
-        rest = f"{text[:begin]}\n{text[end:]}"
-    if xml and nccl_xml.BEGIN.search(rest):
-        return (*found, *read_all(rest))
+    while (xml := nccl_xml.BEGIN.search(rest)) and len(found) < MOST:
+        begin, end = _xml_ends(rest, xml.start())
+        found.append(nccl_xml.read_nccl(rest[begin:end]))
+        rest = f"{rest[:begin]}\n{rest[end:]}"
     parts, errors = _parts(rest.split("\n"))
-    found += [reading for part in parts for reading in _READERS[part.kind]("\n".join(part.lines))]
+    found += [reading for part in parts[: MOST - len(found)] for reading in _READERS[part.kind]("\n".join(part.lines))]
     findings = gpus.troubles(errors)
+    if xml or len(parts) > MOST:
+        what = f"the text holds more than {MOST} outputs; the rest was not read"
+        findings = (*findings, Finding(what, "save the outputs of each host in a file of their own"))
     if findings:
         found.append(Failure(findings))
     return tuple(found) or (Unknown(next((line.strip() for line in text.split("\n") if line.strip()), "")),)
@@ -159,6 +165,8 @@ def _parts(lines: list[str]) -> tuple[list[_Part], list[str]]:
         if kind and (current is None or kind != within or (once and once in current.seen)):
             current = _Part(kind, [], set())
             parts.append(current)
+            if len(parts) > MOST:
+                break
         if current is None:
             continue
         current.lines.append(line)
@@ -216,6 +224,10 @@ def _anchor(line: str, within: str) -> tuple[str, str]:
 def _matrix(text: str) -> Iterator[Reading]:
     """By most words of its cells, else by its legend, a matrix tells of ways or of peers."""
     lines = text.split("\n")
+    if len(lines) > MOST_LINES:
+        what = f"a matrix of {len(lines):,} lines is not read; {MOST_LINES:,} are the most"
+        yield Failure((Finding(what, "save the output of one host"),))
+        return
     words = [word for line in lines if _ROW.match(line) for word in line.split()[1:]]
     peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (_PEER_WORD, _WAY_WORD))
     if peers == ways:

@@ -20,6 +20,7 @@ _TAILS = (
 )
 _TITLES = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
 _FIRM = re.compile(r"GPU\d+(?:/[A-Za-z]+\d+)*|NIC\d+|mlx\d+_\w+")
+_MOST_HEADER = 32  # lines that a terminal makes of one header
 _MOST_BREAKS = 6  # of one row; more are read as blanks
 
 
@@ -161,7 +162,7 @@ class _Scan:
             self.found.append(Table([]))
 
     def _other(self, line: str, last: bool) -> None:
-        if self.open == "header" and _is_fragment(self.header, line):
+        if self.open == "header" and len(self.header) < _MOST_HEADER and _is_fragment(self.header, line):
             self.header.append(line)
         elif _is_header(line) or (not self.found and GPU.fullmatch(line.split()[-1])):
             self.header, self.open = [line], "header"

@@ -77,7 +77,7 @@ ROLE_STYLES: Mapping[str, str] = {"worker": "cyan", "server": "magenta", "coordi
 STATE_STYLES: Mapping[str, str] = {
     "running": "green", "done": "green", "ok": "green", "unchanged": "green", "created": "cyan", "updated": "cyan",
     "waiting": "yellow", "starting": "yellow", "placing": "yellow", "submitted": "yellow", "stopping": "yellow",
-    "stopped": "yellow", "failed": "bold red", "lost": "bold red", "unreachable": "bold red",
+    "stopped": "yellow", "unknown": "yellow", "failed": "bold red", "lost": "bold red", "unreachable": "bold red",
 }  # fmt: skip
 
 

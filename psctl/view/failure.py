@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console, Group
@@ -13,18 +13,36 @@ from rich.panel import Panel
 from rich.text import Text
 
 from psctl import errors
-from psctl.job.events import CheckpointWritten, Finished
+from psctl.job.events import CheckpointWritten, Finished, Log
+from psctl.job.stacks import OTHER_THREAD
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, say
 from psctl.view.folding import spans
 from psctl.view.text import number, one_line, sanitize
 
+OTHERS = 4
+"""Reasons of further failed ranks that the box shows at most; -o json has all."""
+
 TAIL = 12
 """Lines of a process's standard error that the box shows at most."""
 
 
+class Uncounted(NamedTuple):
+    """Stands for the steps of a job whose script never called `prepare`, so that nobody counted them.
+
+    `printed` is the last line that it printed, if any.
+    """
+
+    printed: Log | None = None
+
+
 def draw_end(
-    console: Console, job: str, finished: Finished, checkpoint: CheckpointWritten | None = None, logs: str = ""
+    console: Console,
+    job: str,
+    finished: Finished,
+    checkpoint: CheckpointWritten | None = None,
+    logs: str = "",
+    uncounted: Uncounted | None = None,
 ) -> None:
     """Say how a job ended; the most important line comes last.
 
@@ -33,15 +51,21 @@ def draw_end(
         finished: the job's last event.
         checkpoint: the last one written, if any.
         logs: the folder that holds the log files here; "" when they are on the hosts.
+        uncounted: given when psctl did not count the job's steps.
     """
     if finished.status == "failed":
         _draw_failure(console, job, finished, checkpoint, logs)
     else:
-        say(console, *_calm_end(console, job, finished, checkpoint, logs))
+        say(console, *_calm_end(console, job, finished, checkpoint, logs, uncounted))
 
 
 def _calm_end(
-    console: Console, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
+    console: Console,
+    job: str,
+    finished: Finished,
+    checkpoint: CheckpointWritten | None,
+    logs: str,
+    uncounted: Uncounted | None,
 ) -> Iterator[Text]:
     glyphs = Glyphs(console)
     done = finished.status == "done"
@@ -54,8 +78,13 @@ def _calm_end(
     elif not done:
         yield _field("last checkpoint", "none was written")
     sign, style = (glyphs.done, "bold green") if done else (glyphs.stopped, "bold yellow")
-    word = f"{job} {'done' if done else 'stopped'}: "
-    line = Text.assemble((f"{sign} {word}", style), f"{finished.steps:,} steps in {format_seconds(finished.seconds)}")
+    word, took = f"{sign} {job} {'done' if done else 'stopped'}", f" in {format_seconds(finished.seconds)}"
+    if uncounted is None:
+        line = Text.assemble((f"{word}: ", style), f"{finished.steps:,} steps{took}")
+    else:
+        line = Text.assemble((word, style), took)
+        if uncounted.printed is not None:
+            line.append(f"; {one_line(uncounted.printed.rank)} printed last: {one_line(uncounted.printed.text)}")
     for name, value in finished.metrics.items():
         line.append(f", {one_line(name)} {number(value)}")
     yield line
@@ -101,8 +130,10 @@ def failure_lines(
         tail = [line for text in _texts(failure.get("tail")) for line in sanitize(text).splitlines()]
         for line in tail[-TAIL:]:
             yield Text.assemble(f"    {glyphs.bar} ", (line.rstrip(), "dim"))
+    yield from (_field(rank, f"is at {line}") for rank, line in _elsewhere(failure))
     if failure.get("hint"):
         yield _field("what to do", one_line(str(failure["hint"])))
+    yield from (_field("failed too", line) for line in _others(failure))
     stopped = _texts(failure.get("stopped"))
     if stopped:
         yield _field("stopped with it", spans([one_line(name) for name in stopped]))
@@ -114,6 +145,27 @@ def failure_lines(
     resume = failure.get("resume") or (f"psctl checkpoint restore {saved}" if saved else None)
     if resume:
         yield _field("resume", one_line(str(resume)))
+
+
+def _elsewhere(failure: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return where the main threads of other ranks stood, for a job that stood still."""
+    mine = f"{failure.get('role')}/{failure.get('rank')}"
+    found = []
+    for rank, frames in (failure.get("stacks") or {}).items():
+        main = [line for line in _texts(frames) if not line.startswith(OTHER_THREAD)]
+        if rank != mine and main:
+            found.append((one_line(str(rank)), one_line(main[-1])))
+    return found[:OTHERS]
+
+
+def _others(failure: Mapping[str, Any]) -> list[str]:
+    """Return a line for each reason for which further ranks failed by themselves."""
+    by_reason: dict[str, list[str]] = {}
+    for other in failure.get("failed") or []:
+        by_reason.setdefault(one_line(str(other["exception"])), []).append(one_line(str(other["rank"])))
+    lines = [f"{spans(ranks)}: {reason}" for reason, ranks in by_reason.items()]
+    more = len(lines) - OTHERS
+    return lines if more <= 0 else [*lines[:OTHERS], f"... and {more} more"]
 
 
 def who(failure: Mapping[str, Any]) -> str:
@@ -141,10 +193,12 @@ def _texts(value: object) -> list[str]:
 
 
 def draw_error(console: Console, error: errors.PsctlError) -> None:
-    """Say what went wrong in one line, and in a second one what to do."""
+    """Say what went wrong in one line, and in a second one what to do; so too for each further error found with it."""
     where = one_line(error.where)
     message = one_line(error.message)
     known = f"{where}: " if where and where not in message else ""
     say(console, Text.assemble(("error: ", "bold red"), f"{known}{message}"))
     if error.hint:
         say(console, Text.assemble(("  hint: ", "dim"), one_line(error.hint)))
+    for other in error.others:
+        draw_error(console, other)

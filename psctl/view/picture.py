@@ -78,13 +78,15 @@ def _waiting(state: LiveState) -> str:
     up = sum(rank.state != "starting" for rank in state.ranks.values())
     if up < len(state.ranks):
         return f"starting: {up} of {len(state.ranks)} processes run"
+    if state.plan is None:
+        return "not counted: the script has not called prepare"
     return "waiting for the first report"
 
 
 def _speed(state: LiveState, width: int, glyphs: Glyphs) -> str:
     progress = state.progress
     assert progress is not None
-    parts = [f"{progress.step:,}", f"epoch {progress.epoch}"]
+    parts = [f"{state.step:,}", f"epoch {progress.epoch}"]
     if progress.examples_per_second:
         parts.append(f"{format_count(progress.examples_per_second)} examples/s")
     if state.rate:

@@ -102,6 +102,7 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"started {event.job}: {roles} on {', '.join(event.hosts)}"
         case kinds.Planned():
             text = f"plan strategy={event.chosen} decided={str(event.decided).lower()}: {event.reason}"
+            text += f"; gradients are summed {event.sums}" if event.sums else ""
         case kinds.Progress():
             metrics = " ".join(f"{name}={number(value)}" for name, value in event.metrics.items())
             text = (

@@ -91,6 +91,12 @@ class LiveState:
         fresh = [h for h in self.happenings if h.severity == ERROR or h.time >= self.latest - FRESH]
         return sorted(fresh, key=lambda h: (-h.severity, -h.time))[:limit]
 
+    @property
+    def step(self) -> int:
+        """The furthest step that a worker has told. Progress comes with the script's numbers, which may be rarer."""
+        told = self.progress.step if self.progress is not None else 0
+        return max([told, *(rank.step for rank in self.ranks.values() if rank.role == "worker")])
+
     def step_of(self, rank: RankState) -> int:
         """Return the last step a worker has finished: its own word, or at least what all have."""
         known = self.progress.step if self.progress is not None and rank.role == "worker" else 0

@@ -86,6 +86,17 @@ def draw_up(console: Console, document: Document) -> None:
     draw_table(console, ("host", "state", "actions"), rows)
 
 
+def draw_clusters(console: Console, document: Document) -> None:
+    """Draw the result of `clusters`: the current one is marked."""
+    rows: list[list[Cell]] = []
+    for each in document["clusters"]:
+        mark: Cell = ("current", "bold") if each["current"] else ""
+        what = {"changed": "its file was changed since: psctl up takes it in", "new": "not made ready yet"}
+        state = what.get(each["state"], each["state"].replace("-", " "))
+        rows.append([each["name"], mark, str(len(each["hosts"])), state, _text(each["file"])])
+    draw_table(console, ("cluster", "", "hosts", "state", "file"), rows, right=("hosts",))
+
+
 def _message(error: object) -> str:
     """Return the words of an error, however it stands in a document: text, or {"message", "hint"}."""
     if not isinstance(error, Mapping):
@@ -149,7 +160,7 @@ def _labels(host: Document) -> str:
 def _rank(rank: Document) -> list[Cell]:
     name = f"{rank['role']}/{rank['rank']}"
     error: Cell = (_text(rank.get("last_error")), "red")
-    return [name, _text(rank["host"]), _state(rank["state"]), _text(rank["step"]), _text(rank["pid"]), error]
+    return [name, _text(rank["host"]), _state(rank["state"]), _text(rank["step"] or None), _text(rank["pid"]), error]
 
 
 def draw_jobs(console: Console, document: Document) -> None:
@@ -160,18 +171,24 @@ def draw_jobs(console: Console, document: Document) -> None:
     rows: list[list[Cell]] = []
     for job in document["jobs"]:
         ranks = job.get("ranks", [])
-        hosts = sorted({str(rank["host"]) for rank in ranks})
-        counts = {role: sum(rank["role"] == role for rank in ranks) for role in ("worker", "server")}
+        hosts = sorted({str(rank["host"]) for rank in ranks} or {_text(job.get("head"))})
+        counts = {role: str(sum(rank["role"] == role for rank in ranks)) for role in ("worker", "server")}
+        if job["state"] == "unknown":
+            counts = dict.fromkeys(counts, "-")
         rows.append(
             [
                 job["job"], _state(job["state"]), _text(job["step"]),
                 date_time(job["started"]) if job.get("started") else "-",
-                str(counts["worker"]), str(counts["server"]),
+                counts["worker"], counts["server"],
                 " ".join(hosts) if len(hosts) < 3 or not console.is_terminal else f"{len(hosts)} hosts",
             ]
         )  # fmt: skip
     heads = ("job", "state", "step", "started", "workers", "servers", "hosts")
     draw_table(console, heads, rows, right=("step", "workers", "servers"))
+
+
+SIGNED = {"job": "signed by its job", "other": "signed by an authority not known here", "none": "not signed"}
+"""Who signed a checkpoint's manifest, for people."""
 
 
 def draw_checkpoints(console: Console, document: Document) -> None:
@@ -185,10 +202,28 @@ def draw_checkpoints(console: Console, document: Document) -> None:
         whole: Cell = ("complete", "green") if entry["complete"] else ("torn", "bold red")
         if "verified" in entry:
             whole = ("verified", "green") if entry["verified"] else ("damaged", "bold red")
-        notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or metrics or "-"
+        told = f"{metrics} {SIGNED[entry['signed']]}".lstrip() if "signed" in entry else metrics
+        notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or told or "-"
         written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest tells no time
         rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, notes])
     draw_table(console, ("checkpoint", "written", "size", "state", "metrics"), rows, right=("size",))
+
+
+def draw_pruned(console: Console, document: Document) -> None:
+    """Draw the result of `checkpoint prune`: what was removed and what was kept."""
+    removed, kept = document["checkpoints"], document["kept"]
+    size = sum(int(row["bytes"]) for row in removed)
+    nothing = f"nothing: {one_line(str(document['job']))} has {len(kept)} checkpoints on {document['host']}"
+    torn = [row for row in kept if not row["complete"]]
+    draw_fields(console, {
+        "removed": f"{_ids(removed)} ({format_bytes(size)})" if removed else nothing,
+        "kept": _ids([row for row in kept if row["complete"]]) or "none",
+        **({"torn": f"{_ids(torn)}: prune leaves them alone"} if torn else {}),
+    })  # fmt: skip
+
+
+def _ids(rows: Sequence[Document]) -> str:
+    return ", ".join(str(row["id"]) for row in rows)
 
 
 def draw_fields(console: Console, fields: Mapping[str, object]) -> None:

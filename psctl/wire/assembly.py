@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,6 +14,13 @@ from psctl.wire.messages import Long
 from psctl.wire.sealing import Bytes
 
 Place = Callable[[Any, int], memoryview | None]
+
+
+class Decoder(Protocol):
+    """What makes messages of headers; Codec is one."""
+
+    def decode(self, header: Bytes) -> Any: ...
+    def admit(self, start: Bytes, size: int) -> None: ...
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -39,17 +46,17 @@ class Assembler:
     """What one connection has of messages that are not whole.
 
     Args:
-        decode: of the application's codec.
+        codec: of the application's messages.
         place: as Connection has it.
     """
 
-    def __init__(self, decode: Callable[[Bytes], Any], place: Place) -> None:
-        self._codec, self._place = decode, place
+    def __init__(self, codec: Decoder, place: Place) -> None:
+        self._codec, self._place = codec, place
         self._long: Assembly | None = None
 
     def message(self, opened: Opened, prefix: Prefix, frame: memoryview, header: memoryview) -> Received:
         """Return the message that a frame holds whole; also between the pieces of another."""
-        message, payload = self._decode(header), prefix[2]
+        message, payload = self._codec.decode(header), prefix[2]
         if not payload:
             return Received(message, None)
         return Received(message, opened.payload(prefix, frame, self._placed(message, payload)))
@@ -60,7 +67,7 @@ class Assembler:
         self._alone()
         if not payload < whole <= MAX_PAYLOAD:
             raise ProtocolError(f"it announced {whole} bytes of payload and sent {payload}")
-        message = self._decode(header[WHOLE.size :])
+        message = self._codec.decode(header[WHOLE.size :])
         into = self._placed(message, whole) or memoryview(bytearray(whole))
         opened.payload(prefix, frame, into[:payload])
         self._long = Assembly(0, whole, bytearray(), message, into, payload)
@@ -96,10 +103,12 @@ class Assembler:
             raise ProtocolError("it sent a piece that is longer than what is missing")
         piece = bytearray(size)
         opened.piece(frame, memoryview(piece))
+        if not long.head:
+            self._codec.admit(piece, long.header)
         long.head += piece
         if size < missing:
             return None
-        long.message = self._decode(long.head)
+        long.message = self._codec.decode(long.head)
         if not long.payload:
             return self._whole(long)
         long.into = self._placed(long.message, long.payload) or memoryview(bytearray(long.payload))
@@ -108,12 +117,6 @@ class Assembler:
     def _whole(self, long: Assembly) -> Received:
         self._long = None
         return Received(long.message, long.into)
-
-    def _decode(self, header: Bytes) -> Any:
-        try:
-            return self._codec(header)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ProtocolError(f"it sent a message of no kind known here: {error}") from error
 
     def _placed(self, message: Any, size: int) -> memoryview | None:
         view = self._place(message, size)

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -21,7 +22,10 @@ from psctl.errors import ProtocolError
 from psctl.words import Member, Role
 
 DAY = 86400.0
-YEARS = 10
+LIFE = 7 * DAY
+"""Seconds for which a member's certificate is valid; the coordinator issues another in time (runtime/renewal.py)."""
+AUTHORITY_LIFE = 10 * 365 * DAY
+"""Seconds for which an authority is valid: a job may run that long, and its key is gone with the job."""
 IDENTITY = re.compile(r"psctl://([^/]+)/([a-z]+)/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,8})")
 
 
@@ -45,7 +49,7 @@ def make_authority(job: str, now: float) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("psctl job authority")
     builder = (
-        _builder(name, name, key.public_key(), now)
+        _builder(name, name, key.public_key(), now, AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(authority=True), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_job_uri(job))]), critical=False)
@@ -54,7 +58,7 @@ def make_authority(job: str, now: float) -> Pair:
     return _pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def issue(authority: Pair, job: str, member: Member, now: float) -> Pair:
+def issue(authority: Pair, job: str, member: Member, now: float, life: float = LIFE) -> Pair:
     """Return a fresh key and a certificate that names `member` of `job`.
 
     Args:
@@ -62,14 +66,14 @@ def issue(authority: Pair, job: str, member: Member, now: float) -> Pair:
         job: name of the job.
         member: who will hold the key.
         now: seconds since the epoch.
+        life: seconds from now on for which it is valid.
     """
     issuer = x509.load_pem_x509_certificate(authority.certificate_pem.encode())
-    issuer_key = serialization.load_pem_private_key(authority.key_pem.encode(), None)
-    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey), "an authority of ours has an EC key"
+    issuer_key = _key_of(authority)
     key = ec.generate_private_key(ec.SECP256R1())
     uri = f"{_job_uri(job)}/{member.role}/{member.rank}/{member.incarnation}"
     builder = (
-        _builder(_name(str(member)), issuer.subject, key.public_key(), now)
+        _builder(_name(str(member)), issuer.subject, key.public_key(), now, life)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(authority=False), critical=True)
         .add_extension(
@@ -83,6 +87,28 @@ def issue(authority: Pair, job: str, member: Member, now: float) -> Pair:
         )
     )
     return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
+
+
+def sign(authority: Pair, data: bytes) -> bytes:
+    """Return the authority's signature of `data`."""
+    return _key_of(authority).sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def has_signed(certificate_pem: str, data: bytes, signature: bytes) -> bool:
+    """Tell whether the authority of this certificate made a signature of `data`."""
+    key = x509.load_pem_x509_certificate(certificate_pem.encode()).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey), "an authority of ours has an EC key"
+    try:
+        key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _key_of(authority: Pair) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(authority.key_pem.encode(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "an authority of ours has an EC key"
+    return key
 
 
 def read_identity(der: bytes) -> tuple[str, Member]:
@@ -113,9 +139,9 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float, life: float
 ) -> x509.CertificateBuilder:
-    start = datetime.datetime.fromtimestamp(now - DAY, datetime.UTC)
+    start, end = (datetime.datetime.fromtimestamp(at, datetime.UTC) for at in (now - DAY, now + life))
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -123,7 +149,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=1 + 365 * YEARS))
+        .not_valid_after(end)
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from psctl.errors import ProtocolError
+from psctl.errors import MessageRefused, ProtocolError
+from psctl.permits import SHORT, Permits
 from psctl.wire.assembly import Assembler, Place, Received
 from psctl.wire.authority import read_identity
 from psctl.wire.buffer import ReceiveBuffer
@@ -41,6 +42,9 @@ STRANGER = 64 << 10
 """Bytes that an end may send before it has shown who it is."""
 HALF_ID = 16
 
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+"""What msgspec raises for bytes that are no message: text that is no UTF-8 is a ValueError."""
+
 # Made here and not at first use: threads that have msgspec learn a type at the same moment crash it.
 _KEYS = msgspec.msgpack.Decoder(Keys | Refused)
 _SAID = msgspec.msgpack.Decoder(Credit | Bye | Long)
@@ -50,12 +54,57 @@ class Codec:
     """Encoder and decoder of the application's messages.
 
     Args:
-        kinds: a msgspec tagged union; what is not of it is refused.
+        kinds: the rows of all messages, or a msgspec tagged union; what is not of it is refused.
     """
 
     def __init__(self, kinds: Any) -> None:
+        union = kinds.union if isinstance(kinds, Permits) else kinds
+        self._sizes = kinds.sizes if isinstance(kinds, Permits) else None
         self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-        self.decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(kinds).decode
+        self._decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(union).decode
+
+    def decode(self, header: Bytes) -> Any:
+        """Return the message of a whole header.
+
+        Raises:
+            MessageRefused: it is none, or longer than one of its kind may be.
+        """
+        if len(header) > SHORT:
+            self.admit(header, len(header))
+        try:
+            return self._decode(header)
+        except UNREADABLE as error:
+            raise MessageRefused(f"it sent a message of no kind known here: {error}") from error
+
+    def admit(self, start: Bytes, size: int) -> None:
+        """Refuse a message that is longer than one of its kind may be, by the first bytes of it.
+
+        Args:
+            start: at least its first LONGEST_TAG bytes, or all of it.
+            size: of all of it.
+
+        Raises:
+            MessageRefused: it is too long.
+        """
+        if self._sizes is None:
+            return
+        name = _tag(start)
+        most = self._sizes.get(name, SHORT)
+        if size > most:
+            raise MessageRefused(f"it sent a {name or 'message of no name'} of {size} bytes, more than {most}")
+
+
+LONGEST_TAG = 64
+"""Bytes within which a message's tag stands."""
+
+
+def _tag(start: Bytes) -> str:
+    """Return the tag of an encoded message, "" where it does not begin with one."""
+    head = bytes(start[:LONGEST_TAG])
+    for at in (1, 3, 5):  # behind the head of a map: msgpack has it in three sizes
+        if head[at : at + 5] == b"\xa4type" and len(head) > at + 5 and head[at + 5] & 0xE0 == 0xA0:
+            return head[at + 6 : at + 6 + (head[at + 5] & 0x1F)].decode("ascii", "replace")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +189,7 @@ class Connection:
         self._taken = self._given = 0  # bytes of the window that frames have taken; that were given back as credit
         self.kept = 0
         """Bytes that were read and are kept aside: no credit is given for them until they are let go."""
-        self._assembler = Assembler(codec.decode, place)
+        self._assembler = Assembler(codec, place)
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
@@ -196,7 +245,7 @@ class Connection:
 
     def release(self) -> None:
         """Give memory back; the connection is over, and is not asked again. Whoever holds it may do so for long."""
-        self._buffer, self._assembler = ReceiveBuffer(0), Assembler(self._codec.decode, _nowhere)
+        self._buffer, self._assembler = ReceiveBuffer(0), Assembler(self._codec, _nowhere)
         self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
@@ -245,7 +294,7 @@ class Connection:
                 return None
         try:
             theirs = _KEYS.decode(data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"it sent no keys: {error}") from error
         if isinstance(theirs, Refused):
             self._go(Theirs.REFUSED)
@@ -321,7 +370,7 @@ class Connection:
     def _control(self, header: Bytes) -> Event | None:
         try:
             said = _SAID.decode(header)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"it sent a frame of no kind known here: {error}") from error
         if isinstance(said, Credit):
             return Credited(said.bytes)

@@ -87,13 +87,13 @@ class CountingDisk(Disk):
         with writing(path):
             self._fault(self.count, name)
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: Path) -> int:
         self._next("make_folder", path)
-        super().make_folder(path)
+        return super().make_folder(path)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, folder: int | None = None) -> int:
         self._next("create", path)
-        return super().create(path)
+        return super().create(path, folder)
 
     def write(self, path: Path, descriptor: int, data: memoryview, offset: int) -> None:
         half = data.nbytes // 2

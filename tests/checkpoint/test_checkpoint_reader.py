@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import socket
+import stat
 import struct
 from pathlib import Path
 
@@ -13,7 +16,17 @@ import pytest
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.disk import checksum
-from psctl.checkpoint.files import listing, newest_verified, open_checkpoint, read, verify, whole
+from psctl.checkpoint.files import (
+    Manifest,
+    listing,
+    newest_verified,
+    open_checkpoint,
+    read,
+    read_state,
+    verify,
+    whole,
+)
+from psctl.checkpoint.reader import MOST_EXTRA
 from psctl.words import TensorSlice
 
 
@@ -138,7 +151,60 @@ def test_a_link_in_place_of_a_file_does_not_count(save, tmp_path):
     folder, _ = save(tmp_path)
     (folder / "state.json").rename(tmp_path / "elsewhere")
     (folder / "state.json").symlink_to(tmp_path / "elsewhere")
-    assert "state.json is missing" in verify(folder)
+    assert "state.json: it is no regular file" in verify(folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "worker-0.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "socket"])
+def test_only_regular_files_are_opened(save, tmp_path, monkeypatch, name, kind):
+    folder, manifest = save(tmp_path)
+    victim = folder / name
+    victim.rename(tmp_path / "elsewhere")
+    if kind == "pipe":
+        os.mkfifo(victim)  # to open it would wait for a writer for ever
+    elif kind == "device":
+        os.symlink("/dev/zero", victim) if os.getuid() else os.mknod(victim, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    elif kind == "socket":
+        monkeypatch.chdir(folder)  # an address has room for a short path only
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(name)
+    else:
+        victim.symlink_to(tmp_path / "elsewhere")
+    assert verify(folder) == [f"{name}: it is no regular file"]
+    with pytest.raises(errors.CheckpointCorrupt, match="no regular file"):
+        open_checkpoint(folder)
+    if name == "state.json":
+        with pytest.raises(OSError, match="no regular file"):
+            read_state(folder, manifest)
+
+
+def test_a_manifest_larger_than_any_is_not_read(save, tmp_path):
+    folder, _ = save(tmp_path)
+    os.truncate(folder / "manifest.json", manifests.MAX_MANIFEST + 1)
+    assert verify(folder) == [f"manifest.json: it has {manifests.MAX_MANIFEST + 1} bytes, more than any may"]
+
+
+def test_a_hostile_manifest_costs_little_and_is_refused(save, tmp_path):
+    folder, manifest = save(tmp_path)
+    file = manifest.files[0]
+    many = tuple(msgspec.structs.replace(file, name=f"f{number}.safetensors", slices=()) for number in range(70_000))
+    rewrite(folder, files=many)
+    assert verify(folder) == ["manifest.json names 70000 files, more than 65536"]
+    wide = msgspec.structs.replace(file.slices[0], shape=(1,) * 100_000)
+    rewrite_from(folder, manifest, files=(msgspec.structs.replace(file, slices=(wide,)),))
+    assert "100000 dimensions" in verify(folder)[0]
+    rewrite_from(folder, manifest, files=(msgspec.structs.replace(file, header=1 << 40, size=1 << 40, slices=()),))
+    assert "a header cannot have 1099511627776 bytes" in verify(folder)[0]
+    rewrite_from(folder, manifest, state=msgspec.structs.replace(manifest.state, size=1 << 40))
+    assert "1099511627776 bytes of state" in verify(folder)[0]
+    for number in range(300):
+        (folder / f"extra{number}").touch()
+    rewrite_from(folder, manifest)
+    assert len(verify(folder)) == MOST_EXTRA
+
+
+def rewrite_from(folder: Path, manifest: Manifest, **changes: object) -> None:
+    (folder / "manifest.json").write_bytes(manifests.encode(msgspec.structs.replace(manifest, **changes)))
 
 
 def rewrite(folder: Path, **changes: object) -> None:

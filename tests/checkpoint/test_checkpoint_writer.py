@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl import errors
-from psctl.checkpoint.files import Writer, listing, newest_verified, open_checkpoint, read, sweep, verify, whole
+from psctl.checkpoint.disk import Disk
+from psctl.checkpoint.files import (
+    EXPORT,
+    Writer,
+    listing,
+    newest_verified,
+    open_checkpoint,
+    read,
+    sweep,
+    sweep_beside,
+    verify,
+    whole,
+)
 from psctl.checkpoint.landing import Arrivals
 from psctl.checkpoint.reader import read_state
 from psctl.words import TensorSlice
@@ -104,7 +117,7 @@ def test_killed_before_any_operation_it_leaves_the_old_state_or_a_whole_new_one(
         newest = newest_verified(root, "digits-3")
         assert newest.manifest is not None
         assert newest.manifest.step == steps[-1]
-        removed = sweep(root / "digits-3")
+        removed = sweep(root)
         assert len(removed) == (1 if steps == [400] and number > 1 else 0)
         assert sorted(p.name for p in (root / "digits-3").iterdir()) == [f"{step:010d}" for step in steps]
         seen.append(steps)
@@ -144,11 +157,11 @@ def test_a_kill_from_outside_in_mid_save_leaves_the_old_one(tmp_path, save):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
-        assert sweep(tmp_path / "digits-3") == []  # its writer lives
+        assert sweep(tmp_path) == []  # its writer lives
         process.kill()
         process.wait()
     assert [found.step for found in listing(tmp_path, "digits-3")] == [400]
-    assert len(sweep(tmp_path / "digits-3")) == 1
+    assert len(sweep(tmp_path)) == 1
 
 
 def test_writing_a_step_again_keeps_the_whole_one_that_is_there(save, tmp_path):
@@ -301,3 +314,68 @@ def test_parts_of_senders_may_be_interleaved_in_every_way(tmp_path, facts):
         writer.end("server/0")
         manifest = writer.commit(**facts)
         assert contents(writer.folder, manifest) == {"param/w": bytes(range(12))}
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+def left(folder: Path, name: str, *, old: bool = False) -> Path:
+    """Something that a killed writer left: a folder with a file in it, or one file."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith(EXPORT) or EXPORT in name:
+        path.write_bytes(b"half")
+    else:
+        path.mkdir()
+        (path / "worker-0.safetensors").write_bytes(b"half")
+    if old:
+        for each in (*path.glob("*"), path):
+            os.utime(each, (1e9, 1e9))
+    return path
+
+
+def test_what_dead_writers_of_all_jobs_left_is_swept_and_what_lives_stays(save, tmp_path):
+    save(tmp_path)
+    here, dead = os.uname().nodename, gone()
+    for name in (f"0000000600.{here}.{dead}.partial", f"0000000500-removed.{here}.{dead}.partial"):
+        left(tmp_path / "other-1", name)
+    left(tmp_path / "digits-3", f"0000000500.77.export.{here}.{dead}.partial")
+    for name in ("0000000600.carried.77.partial", "0000000600.elsewhere.77.partial", "0000000500.77.export"):
+        left(tmp_path / "digits-3", name)
+        left(tmp_path / "other-1", name, old=True)
+    left(tmp_path / "digits-3", f"0000000700.{here}.{os.getpid()}.partial")
+    outside = left(tmp_path / "mine", "precious", old=True)
+    (tmp_path / "digits-3" / f"0000000800.{here}.{dead}.partial").symlink_to(outside)
+    (tmp_path / "linked").symlink_to(tmp_path / "other-1")
+    assert sorted(sweep(tmp_path)) == sorted([
+        f"0000000600.{here}.{dead}.partial", f"0000000500-removed.{here}.{dead}.partial",
+        f"0000000500.77.export.{here}.{dead}.partial",
+        "0000000600.carried.77.partial", "0000000600.elsewhere.77.partial", "0000000500.77.export",
+    ])  # fmt: skip
+    assert [found.step for found in listing(tmp_path, "digits-3")] == [500]
+    assert (outside / "worker-0.safetensors").exists()
+    assert len(list((tmp_path / "digits-3").iterdir())) == 6
+    assert sorted(path.name for path in (tmp_path / "other-1").iterdir()) == []
+
+
+def test_a_folder_that_a_process_holds_is_never_swept(tmp_path):
+    """Process numbers of another container, or of one that has ended and was given out again, tell nothing."""
+    path = tmp_path / "digits-3" / f"0000000500.{os.uname().nodename}.{gone()}.partial"
+    held = Disk().make_folder(path)
+    os.utime(path, (1e9, 1e9))
+    assert sweep(tmp_path) == []
+    os.close(held)
+    assert sweep(tmp_path) == [path.name]
+
+
+def test_what_a_killed_pull_or_export_left_is_swept_by_the_next(tmp_path):
+    here, dead = os.uname().nodename, gone()
+    for name in ("digits-3@500", "digits-3@5000", "digits-3@[0-9]"):
+        left(tmp_path, f"{name}.{here}.{dead}.partial")
+    assert sweep_beside(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{dead}.partial"]
+    assert sweep_beside(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{dead}.partial"]
+    assert sweep_beside(tmp_path / "none" / "digits-3@500") == []

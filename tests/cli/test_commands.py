@@ -19,8 +19,8 @@ from tests.cli.inside import Told, psctl
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = (
-    "init", "validate", "doctor", "up", "down", "topo", "plan", "train", "attach", "logs", "status", "jobs", "stop",
-    "scale", "store", "checkpoint", "bench",
+    "init", "validate", "doctor", "up", "down", "use", "clusters", "topo", "plan", "train", "attach", "logs", "status",
+    "jobs", "stop", "scale", "store", "checkpoint", "bench",
 )  # fmt: skip
 BELOW = ("list", "show", "verify", "restore", "export", "pull", "prune")
 
@@ -162,6 +162,7 @@ def test_init_reads_a_hostfile(tmp_path: Path) -> None:
 
 
 def test_validate_tells_every_file_and_the_place_of_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
     (tmp_path / "good.yaml").write_text("name: digits\nscript: train.py\n")
     (tmp_path / "bad.yaml").write_text("name: digits\nscript: train.py\nworkes: 2\n")
     run = psctl(tmp_path, "validate", "good.yaml", "bad.yaml", "-o", "json", code=2)
@@ -176,6 +177,37 @@ def test_validate_tells_every_file_and_the_place_of_a_mistake(tmp_path: Path) ->
     assert set(json.loads(psctl(tmp_path, "validate", "--schema", "bad.yaml").stdout)) == {"job"}
 
 
+def test_validate_and_train_say_all_that_is_wrong_and_validate_reads_the_script(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("import os\n\nprint(1)\n")
+    job.write_text("name: digits\nscript: src/train.py\nstrategy: ring\nsync:\n  period: 0\n")
+    for words in (["validate", "job.yaml"], ["train", "job.yaml"], ["plan", "job.yaml"]):
+        lines = psctl(tmp_path, *words, code=2).stderr.splitlines()
+        assert [line.partition(":")[0] for line in lines] == ["error", "  hint"] * 2
+        assert "job.yaml:3:1: strategy: unknown key here: `strategy` belongs under `sync:`" in lines[0]
+        assert "job.yaml:5:11: sync.period: " in lines[2]
+    row = json.loads(psctl(tmp_path, "validate", "job.yaml", "-o", "json", code=2).stdout)["files"][0]
+    assert [row["error"]["where"], *(other["where"] for other in row["error"]["others"])] == [
+        "job.yaml:3:1", "job.yaml:5:11",
+    ]  # fmt: skip
+    job.write_text("name: digits\nscript: trian.py\nworkes: 2\n")
+    said = psctl(tmp_path, "validate", "job.yaml", code=2).stderr.splitlines()
+    assert ["trian.py is not there" in said[0], "workes: unknown key" in said[2]] == [True, True]
+    job.write_text("name: digits\nscript: trian.py\n")
+    for words in (["validate", "job.yaml"], ["train", "job.yaml", "--dry-run"]):
+        said = psctl(tmp_path, *words, code=2).stderr
+        assert 'trian.py is not there, did you mean "src/train.py"?' in said
+        assert "job.yaml:2:9" in said
+    job.write_text("name: digits\nscript: src/train.py\n")
+    (tmp_path / "src" / "train.py").write_text("import os\n\nfor x in 3\n    print(x)\n")
+    said = psctl(tmp_path, "validate", "job.yaml", code=2).stderr
+    assert "src/train.py:3:11: script: SyntaxError: expected ':'" in said
+    assert "stops at: for x in 3" in said
+    (tmp_path / "src" / "train.py").write_text("print(1)\n")
+    assert psctl(tmp_path, "validate", "job.yaml").stdout == "job.yaml: valid job file\n"
+
+
 def test_labels_are_shown_with_their_host(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "name: lab\nruntime: {environment: existing, workdir: ./w}\nhosts: [{address: local, labels: {rack: r1}}]\n"
@@ -187,8 +219,8 @@ def test_labels_are_shown_with_their_host(tmp_path: Path) -> None:
 
 def test_v_says_which_cluster_is_meant_and_how_hosts_were_reached(tmp_path: Path) -> None:
     said = psctl(tmp_path, "topo", "-v").stderr
-    assert said.startswith("cluster local: this machine, without a file\nlocal: connected")
-    assert psctl(tmp_path, "topo").stderr == ""
+    assert said.startswith("cluster: local (this machine)\ncluster file: none, this machine alone\nlocal: connected")
+    assert psctl(tmp_path, "topo", "-q").stderr == ""
     assert psctl(tmp_path, "-v", "topo", "-o", "json").stderr == ""
 
 
@@ -212,7 +244,7 @@ def test_up_makes_this_machine_ready_once_and_down_clears_it(tmp_path: Path) -> 
     assert (first["state"], first["actions"]) == ("created", dry["actions"])
     second = psctl(tmp_path, "up")
     assert "local\tunchanged\tnothing to do" in second.stdout
-    psctl(tmp_path, "down", "--purge")
+    psctl(tmp_path, "down", "--purge", "--yes")
     assert not (tmp_path / "state" / "host").exists()
 
 
@@ -225,6 +257,7 @@ def test_a_dry_run_of_train_prints_all_and_touches_nothing(tmp_path: Path) -> No
     ]  # fmt: skip
     assert {file["path"] for file in document["files"]} >= {"train.py", "job.yaml"}
     assert document["plan"]["decided"] is False
+    assert document["cluster"] == "local"
     assert not (tmp_path / "state").exists()
 
 
@@ -266,3 +299,17 @@ def test_what_bench_cannot_measure_is_refused_before_anything_runs(tmp_path: Pat
         refused = psctl(tmp_path, *words, "-o", "json", code=2)
         assert set(json.loads(refused.stdout)) == {"error"}
     assert json.loads(psctl(tmp_path, "jobs", "-o", "json").stdout) == {"jobs": []}
+
+
+def test_debug_prints_no_control_sequence_of_a_host(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from psctl.cli import app
+    from psctl.errors import HostUnreachable
+
+    def fail(*_: object, **__: object) -> None:
+        raise HostUnreachable("node-a: \x1b]0;owned\x07\x1b[2Jsaid \x9b31m this", "look \x1b[5m there")
+
+    monkeypatch.setattr("psctl.launch.clusters.choose", fail)
+    assert app.run(["--debug", "plan"]) == 3
+    printed = capsys.readouterr()
+    assert "Traceback" in printed.err and "said" in printed.err
+    assert not set("\x1b\x07\x9b") & set(printed.out + printed.err)

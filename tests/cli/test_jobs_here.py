@@ -117,9 +117,12 @@ def test_a_detached_job_is_seen_refused_twice_read_and_stopped(user: User) -> No
     assert held["code"] == "job-running"
     assert "wait-1" in held["message"]
     assert user.document("down", code=7)["error"]["code"] == "job-running"
+    asked = user.document("down", "--force", code=2)["error"]
+    assert "end running jobs: wait-1 on local: nobody is there to be asked" in asked["message"]
+    assert running(user, job)
     until(lambda: "rank 0" in user.run("logs", "-r", "worker:0"))
     stopped = user.document("stop")
-    assert stopped == {"job": job, "state": "stopped", "was": "running", "left": []}
+    assert stopped == {"job": job, "state": "stopped", "was": "running", "left": [], "checkpoint": None}
     assert user.left() == []
     assert user.document("stop", job)["was"] == "stopped"
     followed = user.document("logs", job, "-f")["lines"]

@@ -108,7 +108,8 @@ def test_only_topo_draws_pictures(tmp_path: Path) -> None:
 
 def test_this_machine_is_drawn(tmp_path: Path) -> None:
     out, err = psctl(tmp_path, "topo")
-    assert "local\thost\t" in out and "local\tcpu\tCPU0\t" in out and err == ""
+    assert "local\thost\t" in out and "local\tcpu\tCPU0\t" in out
+    assert err == "cluster: local (this machine)\n"
     assert ET.fromstring(psctl(tmp_path, "topo", "-o", "svg")[0]) is not None
 
 

@@ -9,6 +9,7 @@ from psctl.job.coordinator import Mind
 from psctl.job.instructions import (
     Append,
     Close,
+    Commit,
     Connected,
     ConnectionLost,
     Happening,
@@ -45,7 +46,7 @@ class Play:
 
     def __init__(self, order: JobOrder = ORDER) -> None:
         self.now = 0.0
-        self.mind = Mind(order, Address("10.0.0.1", 29500), 5.0, None, 0.0, 1000.0)
+        self.mind = Mind(order, 5.0, None, 0.0, 1000.0)
         self.said: list[Instruction] = self.mind.start(0.0)
 
     def __call__(self, *happenings: Happening) -> list[Instruction]:
@@ -120,9 +121,15 @@ class Play:
             *self.hear(AGENTS[Member(member.role, member.rank)], messages.Exited(member, status, failure)),
         ]
 
-    def report(self, member: Member, step: int, **metrics: float) -> list[Instruction]:
-        steps = [messages.StepReport(step, 0, 1.0, metrics)]
-        return self.hear(member, messages.Report(step, 0, steps, 10.0, 0.1, 0.1, 100))
+    def report(self, member: Member, step: int, *, rested: int = 0, **metrics: float) -> list[Instruction]:
+        steps = [messages.StepReport(step, 0, 1.0, metrics)] if metrics else []
+        return self.hear(member, messages.Report(step, 0, steps, 10.0, 0.1, 0.1, 100, rested=rested))
+
+    def saves(self, step: int) -> list[Commit]:
+        """All senders send their parts of a checkpoint; returns what is committed then."""
+        new = [said for member in (W0, W1, S0) for said in self.hear(member, messages.SaveBegin(step, []))]
+        new += [said for member in (W0, W1, S0) for said in self.hear(member, messages.SaveEnd(step))]
+        return commits(new)
 
     @property
     def last(self) -> events.Finished:
@@ -130,6 +137,10 @@ class Play:
         assert isinstance(found[-1], events.Finished), found[-1]
         assert isinstance(self.said[-1], Close)
         return found[-1]
+
+
+def commits(said: list[Instruction]) -> list[Commit]:
+    return [each for each in said if isinstance(each, Commit)]
 
 
 def appended(said: list[Instruction], kind: type) -> list[Any]:

@@ -130,7 +130,7 @@ def test_a_checkpoint_does_not_wait_for_a_server_that_leads_nothing() -> None:
     play = training()
     dies(play, S[1])
     listens(play, again(S[1]))
-    new = sends(play, 9, W0, S[0], S[2])
+    new = sends(play, 9, W0, W1, S[0], S[2])
     assert commits(new) == [9]
     (commit,) = [each for each in new if isinstance(each, Commit)]
     assert commit.parameters == ["w"]
@@ -141,7 +141,7 @@ def test_a_part_that_was_begun_is_waited_for_whoever_sends_it() -> None:
     dies(play, S[1])
     listens(play, again(S[1]))
     play.hear(again(S[1]), messages.SaveBegin(9, []))
-    assert commits(sends(play, 9, W0, S[0], S[2])) == []
+    assert commits(sends(play, 9, W0, W1, S[0], S[2])) == []
     assert commits(play.hear(again(S[1]), messages.SaveEnd(9))) == [9]
 
 
@@ -149,7 +149,7 @@ def test_an_empty_part_that_comes_after_the_checkpoint_is_whole_begins_no_other(
     play = training()
     dies(play, S[1])
     listens(play, again(S[1]))
-    sends(play, 9, W0, S[0], S[2])
+    sends(play, 9, W0, W1, S[0], S[2])
     play(Written(9, "there", 1, 0.1))
     assert commits(sends(play, 9, again(S[1]))) == []
     play.exits(W0)
@@ -162,4 +162,4 @@ def test_a_move_makes_senders_of_those_that_lead_now() -> None:
     play = training(replace(ELASTIC, replicas=0))
     asks(play, servers=2)
     move(play)
-    assert commits(sends(play, 9, W0, S[0], S[1])) == [9]
+    assert commits(sends(play, 9, W0, W1, S[0], S[1])) == [9]

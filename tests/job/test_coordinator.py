@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from psctl.job import events, messages
+from psctl.job import events, failures, messages, training
 from psctl.job.instructions import (
     Append,
     Close,
@@ -33,7 +33,7 @@ from psctl.job.instructions import (
 )
 from psctl.words import Address, Member, ServerAt
 from tests.examples import examples
-from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, appended, told
+from tests.job.play import A0, A1, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, appended, commits, told
 
 
 def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_there() -> None:
@@ -106,8 +106,9 @@ def test_a_job_is_done_when_its_workers_are_and_servers_are_asked_to_leave() -> 
 
 def test_the_end_waits_for_what_was_saved_last() -> None:
     play = Play().training()
-    play.hear(W0, messages.SaveBegin(7, []))
-    play.hear(W0, messages.SaveEnd(7))
+    for worker in (W0, W1):
+        play.hear(worker, messages.SaveBegin(7, []))
+        play.hear(worker, messages.SaveEnd(7))
     play.exits(W0)
     play.exits(W1)
     assert play.mind.state == "stopping"
@@ -135,8 +136,23 @@ def test_the_first_real_failure_is_named_not_the_loss_that_was_told_first() -> N
     assert (last.status, last.exit) == ("failed", 1)
     assert last.failure is not None
     assert (last.failure["rank"], last.failure["exception"]) == (1, "ValueError: NaN")
-    assert last.failure["stopped"] == ["worker/0", "server/0"]
+    assert last.failure["stopped"] == ["server/0"]  # psctl ended it; worker/0 ended by itself
+    assert [(each["rank"], each["exception"]) for each in last.failure["failed"]] == [
+        ("worker/0", "PeerLost: worker/1 left")
+    ]
     assert [event.rank for event in appended(play.said, events.WorkerLost)] == [1]
+
+
+def test_ranks_that_fail_together_have_each_failed_and_none_was_stopped() -> None:
+    play = Play().training()
+    play.exits(W1, 1, "ValueError: NaN")
+    play.exits(W0, 1, "KeyError: 'x'")
+    play.wait(0.5)
+    play.exits(S0, -15)
+    failure = play.last.failure
+    assert failure is not None
+    assert (failure["rank"], failure["stopped"]) == (1, ["server/0"])
+    assert failure["failed"] == [{"rank": "worker/0", "host": "h0", "status": 1, "exception": "KeyError: 'x'"}]
 
 
 def test_a_loss_alone_is_named_when_nobody_better_comes() -> None:
@@ -162,8 +178,28 @@ def test_the_checkpoint_and_the_commands_are_in_the_failure() -> None:
     assert failure is not None
     assert failure["step"] == 507
     assert failure["checkpoint"] == "digits-3@500"
-    assert failure["resume"] == "psctl checkpoint restore digits-3@500"
+    assert failure["resume"] == "psctl train JOB.yaml --resume latest"  # a restore would replay the error
     assert failure["log"] == "psctl logs digits-3 -r worker:1"
+
+
+@pytest.mark.parametrize(
+    ("member", "status", "exception", "code", "command"),
+    [
+        ("worker/1", 1, "ValueError: NaN", "", "psctl train JOB.yaml --resume latest"),
+        ("worker/1", 3, "SystemExit: 3", "", "psctl train JOB.yaml --resume latest"),
+        ("worker/1", 0, "TimedOut: stands still", "timed-out", "psctl train JOB.yaml --resume latest"),
+        ("worker/1", -9, "killed by signal 9 (SIGKILL)", "", "psctl checkpoint restore digits-3@500"),
+        ("worker/1", 0, "HostLost: h1 is lost", "", "psctl checkpoint restore digits-3@500"),
+        ("server/0", 1, "ended with status 1", "", "psctl checkpoint restore digits-3@500"),
+        ("coordinator/0", 1, "psctl's coordinator was lost", "", "psctl checkpoint restore digits-3@500"),
+    ],
+)
+def test_a_restore_is_offered_for_losses_and_training_again_for_errors_in_the_code(
+    member: str, status: int, exception: str, code: str, command: str
+) -> None:
+    failure = messages.Failure(member, "h1", status, 1.0, 507, exception, [], [], code)
+    assert failures.resume_command(failure, "digits-3@500") == command
+    assert failures.resume_command(failure, None) is None
 
 
 def test_a_lost_host_takes_its_ranks_with_it() -> None:
@@ -221,7 +257,9 @@ def test_who_keeps_the_job_from_starting_is_named(prepare: Any, missing: str, te
 
 def test_a_plain_script_may_run_as_long_as_it_likes() -> None:
     play = Play().running()
-    play.wait(4000)
+    for _ in range(40):
+        play.wait(100)
+        play.hear(A0, messages.Sample("h0", 0.5, 0.1, busy=[W0]))
     assert play.mind.state == "running"
 
 
@@ -534,3 +572,38 @@ def test_an_outer_optimizer_is_every_ranks_or_none() -> None:
     for member in (W0, W1):
         play.exits(member, -15)
     assert "given an outer optimizer, on worker/0 none" in play.last.failure["exception"]
+
+
+def test_a_checkpoint_has_the_metrics_of_its_own_step_over_all_ranks() -> None:
+    play = Play().training()
+    for step in (459, 460):
+        play.report(W0, step, loss=step + 1.0, rested=step)
+    play.report(W1, 459, loss=459.0, rested=459)
+    assert play.saves(460) == [], "rank 1 may still report of step 460"
+    assert commits(play.report(W1, 460, early=5.0, rested=459)) == [], "and may report more of it"
+    assert [(each.step, each.metrics) for each in commits(play.report(W1, 460, loss=467.0, rested=460))] == [
+        (460, {"early": 5.0, "loss": 464.0})
+    ]
+    play(Written(460, "/c", 8, 0.1), CopySent(460))
+    play.report(W0, 462, loss=1.0, rested=462)
+    play.report(W1, 462, loss=1.0, rested=462)
+    assert [each.metrics for each in play.saves(463)] == [{}], "nobody reported of step 463: no other step's stand in"
+
+
+def test_a_checkpoint_does_not_wait_for_reports_of_ranks_that_are_gone_or_far_behind() -> None:
+    play = Play().training()
+    play.report(W0, 7, loss=1.0, rested=7)
+    assert play.saves(7) == []
+    assert [each.metrics for each in commits(play.wait(training.REPORTS_WAIT + 0.1))] == [{}], "one rank's are not all"
+    play.report(W0, 9, loss=2.0, rested=9)
+    assert play.saves(9) == []
+    assert [each.metrics for each in commits(play.exits(W1))] == [{"loss": 2.0}]
+
+
+def test_a_checkpoint_that_was_sent_is_whole_though_the_job_starts_again() -> None:
+    play = Play(replace(ORDER, restarts=3)).training()
+    play.report(W0, 7, loss=1.0, rested=7)
+    assert play.saves(7) == []
+    new = [*play.exits(S0, -9), *play.wait(6)]
+    assert [each.metrics for each in commits(new)] == [{}]
+    assert Discard(7) not in new

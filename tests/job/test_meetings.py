@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from psctl.job.instructions import Connected, PlanMade, ShardsMade
 from psctl.job.meetings import Listens, WorkerAt, WorkersAt
 from psctl.job.messages import Decision, Join, Prepare, Ready
-from psctl.job.sharding import together
+from psctl.job.sums import here
 from psctl.orders import JobOrder
 from psctl.words import Address, Compression, Member
 from tests.job.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
@@ -73,7 +73,7 @@ def test_the_decision_says_who_shares_a_host(order: JobOrder, hosts: tuple[tuple
 def test_on_one_host_alone_nobody_pushes_together() -> None:
     job = Play(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).mind._job
     job.plan = PlanMade("ps", "server", [0], PLAN)
-    assert together(job) == ()
+    assert here(job) == ()
 
 
 def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from psctl.job import events, messages
+from psctl.job import events, membership, messages
 from psctl.job.instructions import (
     Connected,
     ConnectionLost,
@@ -114,7 +114,8 @@ def test_checkpoints_under_way_are_given_up_and_may_be_made_again() -> None:
     play = Play(THREE).training()
     play.hear(W0, messages.SaveBegin(600, []))
     killed(play, W1)
-    assert Discard(600) in play.wait(0.4)
+    play.wait(0.4)
+    assert Discard(600) in play.said
     ended(play, W0, S0)
     play(Restorable(AT_500))
     play.train_again(1)
@@ -273,3 +274,41 @@ def test_shards_are_made_when_all_prepared_and_all_servers_listen_whoever_is_fir
         play.hear(again(worker), messages.Join(1))
         new = play.hear(again(worker), messages.Prepare(LAYOUT, ()))
     assert [each for each in new if isinstance(each, MakeShards)] == [MakeShards(LAYOUT, 1, near=False)]
+
+
+UNFIT = membership.StepUnfit(0, "the gradient of parameter w changed after it was pushed to the servers")
+AUTO = replace(ORDER, update="auto", restarts=0)
+
+
+def test_a_first_step_that_servers_cannot_take_starts_again_with_the_optimizer_on_workers() -> None:
+    play = Play(AUTO).training()
+    new = play.hear(W1, UNFIT)
+    assert "so all start again with `update: worker`" in appended(new, events.Notice)[0].text
+    assert {member for _, each in told(new, messages.EndProcesses) for member in each.members} == {W0, W1, S0}
+    assert play.hear(W0, UNFIT) == [], "the others may say so too"
+    for member in (W0, W1, S0):
+        play.exits(member, -15)
+    assert play.said[-1] == FindRestorable()
+    play(Restorable(None))
+    for worker in (again(W0), again(W1)):
+        play(Connected(worker))
+        play.hear(worker, messages.Join(1))
+        new = play.hear(worker, messages.Prepare(LAYOUT, ()))
+    (plan,) = [each for each in new if isinstance(each, MakePlan)]
+    assert (plan.order.update, plan.order.strategy) == ("worker", "ps")
+    assert not appended(play.said, events.WorkerLost)
+    assert play.mind.state == "running"
+
+
+@pytest.mark.parametrize(
+    ("order", "step"), [(replace(AUTO, update="server"), 0), (AUTO, 4), (replace(AUTO, staleness=1), 0)]
+)
+def test_where_a_step_was_applied_or_servers_were_asked_for_it_is_the_scripts_fault(order, step: int) -> None:
+    play = Play(order).training()
+    play.hear(W1, replace(UNFIT, step=step))
+    for member in (W0, W1, S0):
+        play.exits(member, -15)
+    assert play.last.status == "failed"
+    assert play.last.failure is not None
+    assert play.last.failure["exception"] == UNFIT.reason
+    assert "set `update: worker`" in play.last.failure["hint"]

@@ -139,7 +139,7 @@ def left(play: Play) -> None:
         ((_, propose), *_) = told(play.said, messages.Propose)
         play.hear(worker, messages.Position(propose.ticket, 7))
     assert {(each.step, each.save, each.stop) for _, each in told(play.said, messages.CutAt)} == {(8, True, True)}
-    for member in (W0, *S):
+    for member in (W0, W1, *S):
         play.hear(member, messages.SaveBegin(8, []))
         play.hear(member, messages.SaveEnd(8))
     for worker in (W0, W1):

@@ -14,6 +14,7 @@ from psctl.checkpoint.files import Writer, verify
 from psctl.launch import checkpoints
 from psctl.launch.clusters import Chosen
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
+from psctl.launch.listing import list_all
 from psctl.remote.fleet import Fleet
 from psctl.remote.local import LocalShell
 from psctl.words import HostName, TensorSlice
@@ -131,7 +132,33 @@ def test_a_copy_on_another_host_stands_in_for_a_head_that_is_gone_or_damaged(tmp
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
     assert checkpoints.find(home, job, "10", connect).host.name == "other"
     reached["here"] = False
-    assert checkpoints.find(home, job, "10", connect).brief["folder"] == str(good)
+    assert checkpoints.find(home, job, "10", connect).folder == str(good)
     (good / "manifest.json").unlink()
     with pytest.raises(errors.HostUnreachable, match="no route"):
         checkpoints.find(home, job, "10", connect)
+
+
+def test_copies_are_listed_where_the_head_is_not_reached(tmp_path: Path) -> None:
+    head, other = record(tmp_path / "head"), record(tmp_path / "other")
+    job = msgspec.structs.replace(head, hosts=[head.head, msgspec.structs.replace(other.head, name="other")])
+    lone = msgspec.structs.replace(head, job="digits-2", hosts=[head.head])
+    save(tmp_path / "head", 10, 0.9)
+    save(tmp_path / "head", 20, 0.9)
+    save(tmp_path / "other", 20, 0.9)
+    reached = {"here", "other"}
+
+    def connect(_: Chosen, names: Sequence[str] | None) -> Fleet:
+        shells = {HostName(name): LocalShell(name, str(tmp_path)) for name in names or () if name in reached}
+        failed = {HostName(name): errors.HostUnreachable(f"{name}: no route") for name in names or ()}
+        return Fleet(dict(shells), {name: error for name, error in failed.items() if name not in shells})
+
+    def listed() -> tuple[list[tuple[str, str]], list[str], list[str]]:
+        found = list_all(Home(tmp_path), [job, lone], connect)
+        return [(row["id"], row["host"]) for row in found.rows], found.notes, list(found.missing)
+
+    assert listed() == ([("digits-1@10", "here"), ("digits-1@20", "here")], [], [])
+    reached.remove("here")
+    note = "digits-1: its head here is not reached (no route); these are the copies on other"
+    assert listed() == ([("digits-1@20", "other")], [note], ["digits-2"])
+    reached.clear()
+    assert listed() == ([], [], ["digits-1", "digits-2"])

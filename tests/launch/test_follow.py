@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,7 +108,9 @@ def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
     shell = FakeShell("node-a")
     shell.append(LOG, to_line(STARTED))
     shell.on("tail", lambda argv, stdin: Result(0, b"", b""))
-    last = follow(shell, record(state="stopped"))[-1]
+    job = with_agent(shell)
+    shell.processes[job.head.pid].end()
+    last = follow(shell, msgspec.structs.replace(job, state="stopped"))[-1]
     assert isinstance(last, Finished)
     assert last.status == "stopped"
 

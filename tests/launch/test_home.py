@@ -67,6 +67,7 @@ def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nhosts: [node-a]\n")
         home.remember(KnownCluster(name, str(tmp_path / f"{name}.yaml"), f"name: {name}\nhosts: [node-a]\n", 0.0))
+    home.use("three")
     environment = {"PSCTL_CLUSTER": "two"}
     path = str(tmp_path / "one.yaml")
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from psctl.errors import HostUnreachable
-from psctl.launch import measure, reach
+from psctl.launch import calibration, measure, reach
 from psctl.launch.actions import MeasureLinks, Wants
 from psctl.launch.clusters import Chosen
 from psctl.launch.converge import Converging
@@ -19,6 +19,7 @@ from psctl.launch.home import Home, KnownCluster
 from psctl.launch.measure import Measurements
 from psctl.launch.site import RunningJob, Site
 from psctl.launch.submit import machines_of
+from psctl.plan.timing import Costs
 from psctl.remote.fake import FakeShell
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Result
@@ -46,8 +47,8 @@ def state(*names: str, nics: int = 1, gpus: int = 0) -> Converging:
     sites = {
         name: Site(
             name=name, facts=facts(number, nics, gpus), executable="python3", version="3.11.4", paths=[], modules={},
-            cuda=None, workdir="/w", home="/root", free=1, writable=True, skew=0.0, codes={}, environments={},
-            ready={"python": "/w/python"}, jobs=[], names=[], hostname=name, cores=8,
+            cuda=None, workdir="/w", home="/root", free=1, writable=True, open=None, skew=0.0, codes={},
+            environments={}, ready={"python": "/w/python"}, jobs=[], names=[], hostname=name, cores=8,
         )
         for number, name in enumerate(names, 1)
     }  # fmt: skip
@@ -64,7 +65,10 @@ def measured(*names: str, rate: float = 9 * G, spread: float = 0.0) -> Measureme
     """Every pair alone, all at one rate."""
     pairs = [(a, b) for a in names for b in names if a != b]
     series = tuple(Series((Sample(a, b, rate, 2e-5, spread),)) for a, b in pairs)
-    return Measurements(5.0, {name: f"10.0.0.{number}" for number, name in enumerate(names, 1)}, series)
+    return Measurements(
+        5.0, {name: f"10.0.0.{number}" for number, name in enumerate(names, 1)}, series,
+        machines={name: site.identity for name, site in state(*names).sites.items()},
+    )  # fmt: skip
 
 
 def test_without_measurements_rates_are_nominal() -> None:
@@ -100,6 +104,46 @@ def test_what_is_kept_holds_for_fewer_hosts_and_for_no_other_address(tmp_path: P
     assert moved.rates == {}
     (tmp_path / "measured/links/lab.json").write_text("{")
     assert measure.recall(home, chosen, fewer) is None
+
+
+def rebuilt(found: Converging, name: str, what: str) -> Converging:
+    """Put another machine in the place of one, at the same name and address."""
+    site = found.sites[name]
+    new = {
+        "installation": {"machine": "anew"},
+        "processor": {"facts": msgspec.structs.replace(site.facts, cpu="EPYC 9654")},
+        "card": {
+            "facts": msgspec.structs.replace(
+                site.facts, nics=tuple(msgspec.structs.replace(nic, driver="mlx5_core") for nic in site.facts.nics)
+            )
+        },
+    }[what]
+    found.sites[name] = msgspec.structs.replace(site, **new)
+    return found
+
+
+@pytest.mark.parametrize("what", ["installation", "processor", "card"])
+def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what: str) -> None:
+    home, chosen = Home(tmp_path), cluster()
+    copies = {name: (Link("gpu0", "memory", "copy", 2e10, 1e-5, measured=True),) for name in "ab"}
+    measure.keep(home, chosen, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
+    costs = {"gloo": calibration.Found(Costs(), 3, 0.2, 0.1)}
+    calibration.keep(home, chosen, state("a", "b", "c"), costs, {})
+    rebooted = state("a", "b", "c")
+    rebooted.sites["b"] = msgspec.structs.replace(
+        rebooted.sites["b"], facts=msgspec.structs.replace(rebooted.sites["b"].facts, boot="another", time=9.0)
+    )
+    assert measure.recall(home, chosen, rebooted) is not None
+    assert "gloo" in calibration.recall(home, chosen, rebooted)
+    found = rebuilt(state("a", "b", "c"), "b", what)
+    assert measure.recall(home, chosen, found) is None
+    assert calibration.recall(home, chosen, found) == {}
+    measure.plan(home, chosen, found)
+    assert "measure the links to 2 hosts" in actions(found)["b"]
+    anew = msgspec.structs.replace(
+        measured("a", "b", "c"), machines={name: site.identity for name, site in found.sites.items()}
+    )
+    assert measure._inside_before(home, chosen, anew) == {"a": copies["a"]}
 
 
 def test_a_host_that_was_not_measured_keeps_its_nominal_rate() -> None:
@@ -289,6 +333,7 @@ def test_the_network_is_probed_once_and_remembered_for_these_addresses(tmp_path:
     machine = machines_of(cluster(), again)["a"]
     assert (machine.address, machine.interface) == ("10.0.1.1", "eth1")
     assert machine.reason.startswith("all hosts meet on it, and it moves")
+    assert not reach.settled(home, cluster(), rebuilt(state("a", "b", nics=2), "a", "installation"))
     moved = state("b", "a", nics=2)
     assert not reach.settled(home, cluster(), moved)
     assert moved.addresses == {}

@@ -154,3 +154,21 @@ def test_two_hosts_of_one_name_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(InvalidFile, match="two hosts are named saved"):
         read_saved(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"hosts":' + "[" * 1_000_000, "nested deeper"),
+        (
+            '{"hosts":[{"name":"a","devices":[],"links":' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}]}",
+            "nested deeper",
+        ),
+        ("GPU0\t X \tNV1\tSYS\n" * 150_000, "larger than 2 MB"),
+    ],
+    ids=["lists", "objects", "text"],
+)
+def test_hostile_files_are_refused(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(InvalidFile, match=what):
+        read_saved(str(tmp_path / "file"))

@@ -31,6 +31,26 @@ def test_roles_and_ranks_are_selected(text: str, taken: list[str], prefixes: lis
     assert selector.prefixes() == prefixes
 
 
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("", []),
+        ("worker", []),
+        ("worker:1,12", []),
+        ("worker:1-3,server:0", ["worker/2", "worker/3"]),
+        ("coordinator,server", []),
+    ],
+)
+def test_ranks_that_a_job_does_not_have_are_found(text: str, absent: list[str]) -> None:
+    assert Selector(text).absent(RANKS) == absent
+    assert Selector("server,worker").absent(["worker/0"]) == ["server"]
+
+
+def test_a_range_without_end_is_refused_at_once() -> None:
+    with pytest.raises(errors.UsageError, match="too many ranks"):
+        Selector("worker:0-99999999999")
+
+
 @pytest.mark.parametrize("text", ["workers", "worker:x", "worker:1-", "rank0", "worker:"])
 def test_what_is_no_role_is_refused_with_examples(text: str) -> None:
     with pytest.raises(errors.UsageError) as raised:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from psctl import errors
 from psctl.launch import status
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
 from psctl.launch.stop import settle
+from psctl.remote.fleet import Outcome
 
 RECORD = JobRecord(
     job="digits-1", name="digits", created=1.0, cluster=KnownCluster("lab", "", "", 0.0),
@@ -18,6 +21,7 @@ RECORD = JobRecord(
     job_folder="", code_hash="", checkpoints="", step=3,
 )  # fmt: skip
 WORKER = {"role": "worker", "rank": 0, "host": "a", "pid": 7, "state": "running", "step": 5}
+AT_509 = {**WORKER, "step": 509}  # it went on from a checkpoint at step 500
 SERVER = {"role": "server", "rank": 0, "host": "a", "pid": 8, "state": "running", "step": 0}
 
 
@@ -25,6 +29,8 @@ SERVER = {"role": "server", "rank": 0, "host": "a", "pid": 8, "state": "running"
     ("digest", "forced", "ended"),
     [
         ({"finished": {"status": "done", "exit": 0, "steps": 9}}, False, ("done", 0, 9)),
+        ({"finished": {"status": "done", "exit": 0, "steps": 9}, "ranks": {"w": AT_509}}, False, ("done", 0, 509)),
+        ({"alive": False, "progress": {"step": 400}, "ranks": {"w": AT_509}}, False, ("failed", 1, 509)),
         ({"alive": True, "progress": {"step": 7}}, True, ("stopped", 1, 7)),
         ({"alive": False, "progress": {"step": 7}}, False, ("failed", 1, 7)),
         ({"alive": False}, False, ("failed", 1, 3)),
@@ -39,7 +45,8 @@ def test_a_jobs_end_keeps_its_last_step(
 
 
 def test_a_worker_is_not_shown_behind_the_job(tmp_path: Path) -> None:
-    digest = {"alive": True, "state": "running", "progress": {"step": 24}, "ranks": {"w": WORKER, "s": SERVER}}
+    ranks = {"w": WORKER, "s": SERVER}
+    digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 24}, "ranks": ranks}
     shown = status._document(Home(tmp_path), RECORD, digest, None)
     assert shown["step"] == 24
     assert [(rank["role"], rank["step"]) for rank in shown["ranks"]] == [("worker", 24), ("server", 0)]
@@ -48,3 +55,57 @@ def test_a_worker_is_not_shown_behind_the_job(tmp_path: Path) -> None:
 def test_a_job_that_is_over_shows_what_was_written_down(tmp_path: Path) -> None:
     over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[WORKER])
     assert status._document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
+
+
+def test_a_jobs_step_is_its_workers_when_they_report_rarely(tmp_path: Path) -> None:
+    ranks = {"w": {**WORKER, "step": 180}, "c": {"role": "coordinator", "rank": 0, "state": "running", "step": 0}}
+    digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 100}, "ranks": ranks}
+    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] == 180
+
+
+def test_a_job_whose_script_never_calls_prepare_has_no_step(tmp_path: Path) -> None:
+    digest: dict[str, Any] = {"alive": True, "state": "running", "ranks": {"w": {**WORKER, "step": 0}}}
+    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+    digest = {**digest, "alive": False, "finished": {"status": "done", "exit": 0, "steps": 0}}
+    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+
+
+def test_a_dead_job_has_no_running_ranks(tmp_path: Path) -> None:
+    digest = {"alive": False, "ranks": {"w": WORKER, "s": {**SERVER, "state": "failed"}}}
+    shown = status._document(Home(tmp_path), RECORD, digest, None)
+    assert (shown["state"], [rank["state"] for rank in shown["ranks"]]) == ("failed", ["lost", "failed"])
+
+
+def test_a_job_whose_head_is_not_reached_is_unknown(tmp_path: Path) -> None:
+    class Unreached:
+        """A fleet that reaches no host."""
+
+        def __enter__(self) -> Unreached:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def each(self, _: object, names: list[str]) -> dict[str, Outcome[Any]]:
+            return {name: Outcome(None, errors.HostUnreachable(f"{name}: no route to host")) for name in names}
+
+    (shown,) = status.refresh(Home(tmp_path), [RECORD], lambda *_: Unreached())  # type: ignore[arg-type,return-value]
+    assert (shown["state"], shown["step"], shown["head"]) == ("unknown", None, "a")
+    assert shown["problem"] == "its head a is not reached: no route to host"
+
+
+def test_a_job_whose_psctl_died_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    placing = msgspec.structs.replace(RECORD, state="placing", created=time.time())
+    home.save(placing)
+    with home.placing(RECORD.job):
+        assert settle(home, placing, {"alive": False}).state == "placing", "psctl is at it"
+    assert settle(home, placing, {"alive": False, "waiting": True}).state == "placing", "the host waits"
+    gone = settle(home, placing, {"alive": False, "waiting": False})
+    assert (gone.state, gone.exit) == ("failed", 1)
+    shown = status._document(home, gone, None, None)
+    assert shown["problem"] == "psctl ended before it had started the job's agents"
+    rebooted = msgspec.structs.replace(placing, created=time.time() - 1000)
+    assert settle(home, rebooted, {"alive": False, "waiting": True}).state == "failed"
+    told = {"status": "failed", "exit": 5, "steps": 0, "failure": {"exception": "no word from h2"}}
+    assert settle(home, placing, {"alive": False, "finished": told}).reason == "no word from h2"

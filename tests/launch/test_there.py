@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -12,14 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from running import until
 
 from psctl import errors
-from psctl.job.events import Finished, Log, Progress, Started, State, to_line
+from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, State, to_line
 from psctl.launch import ask
 from psctl.launch.archive import pack_folder
 from psctl.remote.local import LocalShell
+from psctl.runtime import keeper
 
 
 @pytest.fixture
@@ -35,7 +37,8 @@ def there(shell: LocalShell, verb: str, question: dict[str, Any], program: str =
 
 
 def started_of(pid: int) -> str:
-    return "boot:" + Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:" + Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def test_an_archive_is_unpacked_once_and_proved(shell: LocalShell, tmp_path: Path) -> None:
@@ -52,15 +55,51 @@ def test_an_archive_is_unpacked_once_and_proved(shell: LocalShell, tmp_path: Pat
         there(shell, "unpack", wrong, ask.FILES, archive.data)
 
 
-def test_orders_are_for_their_owner_alone_and_a_taken_name_is_told(shell: LocalShell, tmp_path: Path) -> None:
-    question = {"folder": str(tmp_path / "jobs" / "digits-1" / "a"), "claim": True}
-    assert there(shell, "begin", question, ask.FILES, b'{"key": 1}') == {"taken": False}
-    orders = tmp_path / "jobs" / "digits-1" / "a" / "orders.json"
-    assert orders.read_bytes() == b'{"key": 1}'
-    assert orders.stat().st_mode & 0o777 == 0o600
-    assert there(shell, "begin", question, ask.FILES, b"{}") == {"taken": True}
-    there(shell, "discard", question, ask.FILES)
-    assert not (tmp_path / "jobs" / "digits-1").exists()
+def test_what_killed_processes_unpacked_in_part_is_swept(shell: LocalShell, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text("print()")
+    archive = pack_folder(tmp_path / "job")
+    code = tmp_path / "w" / "code"
+    for name in ("abc.7.ff.part", "def.8.ff.part"):
+        (code / name).mkdir(parents=True)
+        (code / f"{name}.tar.gz").write_text("half of it")
+    (code / "abc.9.ff.part.tar.gz").write_text("half of it")
+    lock = os.open(code / "def.8.ff.part", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    in_use = ["def.8.ff.part", "def.8.ff.part.tar.gz"]
+    question = {"folder": str(code), "hash": archive.hash, "keep": False}
+    there(shell, "unpack", question, ask.FILES, archive.data)
+    assert sorted(path.name for path in code.iterdir()) == sorted([archive.hash, *in_use])
+    os.close(lock)
+    folder = tmp_path / "w" / "jobs" / "digits-1" / "a"
+    there(shell, "begin", {"folder": str(folder), "claim": True, "wait": 0}, ask.FILES, b"{}")
+    assert [path.name for path in code.iterdir()] == [archive.hash]
+
+
+def test_orders_without_an_agent_go_in_time(shell: LocalShell, tmp_path: Path) -> None:
+    """psctl died before it started one. An agent that has read them, or a process that is about to be one, stays."""
+
+    def begin(name: str) -> tuple[Path, Path]:
+        folder = tmp_path / "w" / "jobs" / name / "a"
+        question = {"folder": str(folder), "claim": True, "wait": 0.5}
+        return folder, Path(there(shell, "begin", question, ask.FILES, b"{}")["orders"])
+
+    starting = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+        env={**os.environ, "PSCTL_ORDERS": f"{tmp_path}/w/jobs/digits-3/a/agent"},
+    )  # fmt: skip
+    read, orders = begin("digits-2")
+    orders.unlink()
+    about_to, waiting = begin("digits-3")
+    left, forgotten = begin("digits-1")
+    until(lambda: not left.parent.exists(), name="the end of orders that nobody took")
+    assert not forgotten.exists()
+    assert waiting.exists()
+    starting.kill()
+    starting.communicate()
+    until(lambda: not about_to.parent.exists(), name="the end of orders whose process ended")
+    assert not waiting.exists()
+    assert read.exists()
 
 
 def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> None:
@@ -84,8 +123,34 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
     assert "finished" not in found
     with (folder / "events.jsonl").open("wb") as file:
         file.write(to_line(Finished(time=4.0, status="done", exit=0, steps=40, seconds=3.0, metrics={})))
-    gone = there(shell, "digest", {"jobs": [{**mine, "started": "boot:1"}]})[str(folder)]
-    assert (gone["alive"], gone["finished"]["steps"]) == (False, 40)
+    ticks = mine["started"].partition(":")[2]
+    for other in ("boot:1", f"another-boot:{ticks}", mine["started"][:-1]):
+        gone = there(shell, "digest", {"jobs": [{**mine, "started": other}]})[str(folder)]
+        assert (gone["alive"], gone["finished"]["steps"]) == (False, 40)
+
+
+def test_what_was_done_before_a_restart_is_not_told_of(shell: LocalShell, tmp_path: Path) -> None:
+    def state(rank: int, step: int) -> State:
+        return State(time=2.0, role="worker", rank=rank, host="a", state="running", step=step)
+
+    log = [state(0, 90), state(1, 91), Restored(time=3.0, checkpoint="d-1@80", step=80, lost=11), state(1, 82)]
+    (tmp_path / "events.jsonl").write_bytes(b"".join(map(to_line, log)))
+    mine = {"folder": str(tmp_path), "pid": 1, "started": ""}
+    found = there(shell, "digest", {"jobs": [mine]})[str(tmp_path)]
+    assert [rank["step"] for rank in found["ranks"].values()] == [80, 82]
+
+
+def test_a_checkpoint_is_told_of_only_while_it_is_there(shell: LocalShell, tmp_path: Path) -> None:
+    folder, kept = tmp_path / "job", tmp_path / "checkpoints" / "digits-1" / "0000000040"
+    folder.mkdir()
+    kept.mkdir(parents=True)
+    (kept / "manifest.json").write_text("{}")
+    written = CheckpointWritten(time=3.0, step=40, path=str(kept), bytes=8, seconds=0.1)
+    (folder / "events.jsonl").write_bytes(to_line(written))
+    mine = {"folder": str(folder), "pid": 1, "started": ""}
+    assert there(shell, "digest", {"jobs": [mine]})[str(folder)]["checkpoint"]["step"] == 40
+    (kept / "manifest.json").unlink()
+    assert "checkpoint" not in there(shell, "digest", {"jobs": [mine]})[str(folder)]
 
 
 def test_only_what_belongs_to_the_job_is_swept(shell: LocalShell, tmp_path: Path) -> None:
@@ -102,7 +167,7 @@ def test_only_what_belongs_to_the_job_is_swept(shell: LocalShell, tmp_path: Path
             assert process.stdout is not None
             process.stdout.readline()
         (folder / "private").mkdir(parents=True)
-        for name in ("private/worker-0.json", "orders.json", "agent.pid", "events.jsonl"):
+        for name in ("private/worker-0", "agent.pid", "events.jsonl"):
             (folder / name).write_text("secret")
         left = there(shell, "sweep", {"folder": str(folder), "seconds": 0})["left"]
         assert [each["pid"] for each in left] == [ours.pid]
@@ -150,14 +215,49 @@ def test_probing_tells_versions_without_importing_and_names_that_are_taken(shell
 def test_slots_are_held_by_the_workers_that_a_job_has_here_now(shell: LocalShell, tmp_path: Path) -> None:
     folder = tmp_path / "w" / "jobs" / "digits-4" / "h0"
     folder.mkdir(parents=True)
-    mine = psutil.Process()
-    (folder / "agent.pid").write_text(f"{mine.pid} {mine.create_time():.2f}\n")
-    (folder / "orders.json").write_text(json.dumps({"host": 0, "job": {"hosts": [{"workers": 2}]}}))
+    lock = keeper.write_pid(folder)
+    (folder / "slots").write_text("2")
     question: dict[str, Any] = {"workdir": str(tmp_path / "w"), "codes": [], "modules": []}
     job = {"job": "digits-4", "folder": str(folder)}
     assert there(shell, "probe", question)["jobs"] == [{**job, "workers": 2}]
     (folder / "slots").write_text("0")  # after psctl scale --workers
     assert there(shell, "probe", question)["jobs"] == [{**job, "workers": 0}]
+    os.close(lock)
+    assert there(shell, "probe", question)["jobs"] == [], "the process that held the lock has ended"
+
+
+def test_an_agent_is_known_by_boot_start_and_lock(shell: LocalShell, tmp_path: Path) -> None:
+    folder = tmp_path / "w" / "jobs" / "digits-4" / "h0"
+    folder.mkdir(parents=True)
+    record, environment = folder / "agent.pid", {**os.environ, "PSCTL_ORDERS": f"{folder}/orders.json"}
+
+    def known() -> bool:
+        return bool(there(shell, "probe", {"workdir": str(tmp_path / "w"), "codes": [], "modules": []})["jobs"])
+
+    sleeper = [sys.executable, "-c", "print(flush=True); input()"]
+    with (
+        subprocess.Popen(sleeper, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ours,
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as another,
+    ):
+        for process in (ours, another):
+            assert process.stdout is not None
+            process.stdout.readline()
+        boot, _, ticks = started_of(ours.pid).partition(":")
+        record.write_text(f"{ours.pid} {boot}:{ticks}\n")
+        assert not known(), "nobody holds the lock"
+        with record.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert known()
+            record.write_text(f"{ours.pid} {boot}:{int(ticks) + 1}\n")
+            assert not known(), "the process id was given to another process"
+            record.write_text(f"{ours.pid} 0a0b0c0d-0000-0000-0000-000000000000:{ticks}\n")
+            assert not known(), "the host was started again, and a process has the same id and the same ticks"
+        record.write_text(f"{ours.pid} 1000000000.25\n")  # as versions before wrote it, and the clock was set since
+        assert known()
+        record.write_text(f"{another.pid} 1000000000.25\n")
+        assert not known()
+        for process in (ours, another):
+            process.kill()
 
 
 def test_what_up_made_is_removed_and_the_rest_stays_unless_all_is_asked(shell: LocalShell, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -168,3 +169,35 @@ def test_a_server_ends_by_itself(token: str) -> None:
     assert link.serve(question(seconds=0.01), token) == {}
     with pytest.raises((FileNotFoundError, ConnectionError)):
         link.ports(question(seconds=0.0), token)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
+def test_another_user_of_the_host_cannot_stop_the_server_or_hold_it_up() -> None:
+    with server("right"):
+        name = link.doorway(question(), "right")
+        code = (
+            "import socket, sys\nmade = socket.socket(socket.AF_UNIX)\n"
+            "made.connect('\\0' + sys.argv[1])\nmade.settimeout(10)\n"
+            "try:\n    made.sendall(b'\"stop\"\\n')\n    print(made.recv(100))\nexcept OSError:\n    print(b'')\n"
+        )
+        done = subprocess.run(
+            ["python3", "-c", code, name[1:]],
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+            check=False,
+        )
+        assert done.stdout == b"b''\n", done.stderr
+        assert link.ports(question(seconds=5.0), "right")["ports"]
+
+
+def test_connections_that_show_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNPROVEN", 2)
+    with server("right") as word, contextlib.ExitStack() as opened:
+        address = (HOST, word["ports"][HOST])
+        silent = [opened.enter_context(socket.create_connection(address, 5)) for _ in range(2)]
+        for line in silent:
+            assert line.recv(1)
+        assert opened.enter_context(socket.create_connection(address, 5)).recv(1) == b"", "a third finds no room"
+        silent[0].close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
+from psctl.net.peer import OF_ONE
 from psctl.words import Member
 
 
@@ -307,3 +308,22 @@ def test_what_is_answered_leaves_in_one_go_and_in_order(pair: Any, note: Any) ->
     assert [pair.worker.next("received")[1][0].text for _ in range(3)] == ["one", "two", "three"]
     assert seen == [(before, True)]
     assert theirs.pending() == 0
+
+
+def test_one_member_has_few_connections_to_a_listener_at_once(memory_pair: Any, job: Any) -> None:
+    acceptor = memory_pair.accept()
+    for _ in range(OF_ONE):
+        memory_pair.dial(acceptor)
+        first, _ = memory_pair.server.next("joined")
+        memory_pair._peers.append(first)
+    with pytest.raises(ProtocolError, match=rf"worker/3 has {OF_ONE} connections here already"):
+        memory_pair.dial(acceptor)
+    memory_pair.dial(acceptor, job.credentials(Member("worker", 4)))
+    other, _ = memory_pair.server.next("joined")
+    memory_pair._peers.append(other)
+    first.close("there is room again")
+    assert first.join(10)
+    memory_pair.server.next("lost")
+    memory_pair.dial(acceptor)
+    again, _ = memory_pair.server.next("joined")
+    memory_pair._peers.append(again)

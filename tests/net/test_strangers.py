@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import queue
 import re
 import socket
 import ssl
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from psctl.errors import PeerLost, ProtocolError
-from psctl.net.door import MOST, show_knock
+from psctl.net.door import MOST, Door, show_knock
 from psctl.net.peer import dial
+from psctl.net.tcp import listen
 from psctl.net.tls import make_context
 from psctl.wire import knock
 from psctl.wire.buffer import ReceiveBuffer
@@ -375,3 +377,37 @@ def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
     finally:
         gc.enable()
     assert after <= before + 8
+
+
+def test_a_flood_from_one_address_makes_room_at_its_own_cost() -> None:
+    listener = listen("127.0.0.1", None)
+    dropped: queue.Queue[str] = queue.Queue()
+    door = Door(listener, "00" * 32, 20, lambda name, why: dropped.put(name), most=8)
+    let_in: queue.Queue[str] = queue.Queue()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream = door.next()
+                let_in.put(stream.name)
+                stream.close()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    address = (listener.address.host, listener.address.port)
+    with contextlib.ExitStack() as opened:
+        members = []
+        for _ in range(3):  # far away: they answer when the flood has long passed
+            member = opened.enter_context(socket.create_connection(address, 10, source_address=("127.0.0.1", 0)))
+            members.append((member, member.recv(knock.GREETING, socket.MSG_WAITALL)))
+        for _ in range(50):
+            stranger = opened.enter_context(socket.create_connection(address, 10, source_address=("127.0.0.3", 0)))
+            stranger.recv(1)
+        gone = [dropped.get(timeout=10) for _ in range(45)]
+        assert all(name.startswith("127.0.0.3:") for name in gone)
+        for member, greeting in members:
+            member.sendall(knock.answer("00" * 32, greeting))
+        assert all(let_in.get(timeout=10).startswith("127.0.0.1:") for _ in members)
+        listener.close()
+        serving.join()
+        door.clear()

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from psctl.plan.asked import Asked
 from psctl.plan.by_size import SIZES, Span, spans, winners
 from psctl.plan.candidates import Search
-from psctl.plan.choose import TIE, Asked, Planner, Winner, planner_in
+from psctl.plan.choose import TIE, Planner, Winner, planner_in
 from psctl.plan.cost import ENGINES, FREE
 from psctl.plan.floor import floor
 from psctl.plan.flow import simulate

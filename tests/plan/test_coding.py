@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from psctl.errors import UsageError
-from psctl.plan.choose import Asked, Plan, Planner
+from psctl.plan.asked import Asked
+from psctl.plan.choose import Plan, Planner
 from psctl.plan.coding import coding
 from psctl.plan.ground import Ground
 from psctl.store.compressing import Coder

@@ -10,8 +10,10 @@ from psctl.plan.reasons import channel
 @pytest.mark.parametrize(
     ("chosen", "hosts", "gpus", "said"),
     [
-        ("native", ["a", "b"], False, ""),
-        ("ring", ["a", "b"], True, ""),
+        ("native", ["a", "b"], False, "; over Gloo, which psctl neither encrypts nor authenticates"),
+        ("native", ["a", "a"], False, "; over Gloo, which psctl neither encrypts nor authenticates"),
+        ("ring", ["a", "b"], True, "; over NCCL, which psctl neither encrypts nor authenticates"),
+        ("native", ["a", "a"], True, ""),
         ("ring", ["a", "a"], False, "; bytes stay in memory that the host's processes share"),
         ("ps", ["a", "a", "a"], True, "; bytes stay in memory that the host's processes share"),
         ("ring", ["a", "b"], False, "; over psctl's own sealed connections"),

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from psctl.plan import placement
-from psctl.plan.choose import Asked, Planner
+from psctl.plan.asked import Asked
+from psctl.plan.choose import Planner
 from psctl.plan.ground import Ground
 from psctl.plan.placement import Serving, serve
 from psctl.schedule import star as servers

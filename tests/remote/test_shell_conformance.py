@@ -215,11 +215,16 @@ def test_a_closed_shell_says_so(shell: Shell) -> None:
 # ---- put, fetch ----
 
 
-def test_a_file_is_put_with_its_parents_and_fetched_as_it_was(shell: Shell, place: str, tmp_path: Path) -> None:
+def fetched(shell: Shell, path: str, limit: int = 1 << 20) -> bytes:
+    taken: list[bytes] = []
+    assert shell.fetch(path, taken.append, limit) == sum(map(len, taken))
+    return b"".join(taken)
+
+
+def test_a_file_is_put_with_its_parents_and_fetched_as_it_was(shell: Shell, place: str) -> None:
     content = os.urandom(300_000)
     shell.put(content, f"{place}/new/folder/a 'file'")
-    shell.fetch(f"{place}/new/folder/a 'file'", tmp_path / "back" / "file")
-    assert (tmp_path / "back" / "file").read_bytes() == content
+    assert fetched(shell, f"{place}/new/folder/a 'file'", 300_000) == content
 
 
 def test_a_file_of_this_machine_is_put(shell: Shell, place: str) -> None:
@@ -228,10 +233,9 @@ def test_a_file_of_this_machine_is_put(shell: Shell, place: str) -> None:
     assert shell.run(["cat", f"{place}/copy"]).stdout == source.read_bytes()
 
 
-def test_an_empty_file_can_be_put_and_fetched(shell: Shell, place: str, tmp_path: Path) -> None:
+def test_an_empty_file_can_be_put_and_fetched(shell: Shell, place: str) -> None:
     shell.put(b"", f"{place}/empty")
-    shell.fetch(f"{place}/empty", tmp_path / "empty")
-    assert (tmp_path / "empty").read_bytes() == b""
+    assert fetched(shell, f"{place}/empty", 0) == b""
 
 
 def test_a_put_replaces(shell: Shell, place: str) -> None:
@@ -240,21 +244,27 @@ def test_a_put_replaces(shell: Shell, place: str) -> None:
     assert shell.run(["cat", f"{place}/file"]).stdout == b"new"
 
 
-def test_a_tilde_is_the_home_there(shell: Shell, tmp_path: Path) -> None:
+def test_a_tilde_is_the_home_there(shell: Shell) -> None:
     name = f".psctl-test-{os.getpid()}"
     shell.put(b"here", f"~/{name}")
     try:
         assert shell.run(["cat", f"{shell.home}/{name}"]).stdout == b"here"
-        shell.fetch(f"~/{name}", tmp_path / "back")
-        assert (tmp_path / "back").read_bytes() == b"here"
+        assert fetched(shell, f"~/{name}") == b"here"
     finally:
         shell.run(["rm", "-f", f"{shell.home}/{name}"])
 
 
-def test_a_missing_file_cannot_be_fetched_and_nothing_is_left_here(shell: Shell, place: str, tmp_path: Path) -> None:
+def test_a_missing_file_cannot_be_fetched(shell: Shell, place: str) -> None:
     with pytest.raises(CommandFailed, match="No such file"):
-        shell.fetch(f"{place}/none", tmp_path / "back" / "none")
-    assert list((tmp_path / "back").glob("*") if (tmp_path / "back").exists() else []) == []
+        fetched(shell, f"{place}/none")
+
+
+def test_no_more_is_taken_of_a_file_than_it_may_have(shell: Shell, place: str) -> None:
+    shell.put(b"x" * 300_000, f"{place}/long")
+    taken: list[bytes] = []
+    with pytest.raises(CommandFailed, match="it has 300000 bytes, expected 1000 at most"):
+        shell.fetch(f"{place}/long", taken.append, 1000)
+    assert sum(map(len, taken)) <= 1000
 
 
 def test_a_folder_is_not_overwritten(shell: Shell, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from psctl.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, HostUnreachable, UsageError
+from psctl.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, HostUnreachable, InvalidFile, TimedOut, UsageError
 from psctl.remote import known_hosts, scripts
 from psctl.remote.ssh import SshShell
 from psctl.remote.target import Target, resolve
@@ -55,6 +56,8 @@ def test_an_unknown_host_is_refused_with_its_fingerprint_and_the_cure(lab: Any) 
         ["ssh-keygen", "-lf", str(server.host_keys["ed25519"])], capture_output=True, text=True, check=True
     ).stdout.split()[1]
     assert shown in caught.value.message
+    user = getpass.getuser()
+    assert f"log in once with `ssh -p {server.port} {user}@127.0.0.2` or" in caught.value.hint
     assert f"ssh-keyscan -p {server.port} -t ed25519 127.0.0.2 >> {lab.known_hosts}" in caught.value.hint
     assert caught.value.where == "node-a"
     assert lab.known_hosts.read_text() == ""
@@ -137,6 +140,36 @@ def test_an_alias_and_a_revoked_key(lab: Any) -> None:
     lab.known_hosts.write_text(f"storage {public}@revoked * {public}")
     with pytest.raises(HostKeyChanged, match="@revoked"):
         login(lab.target(server, policy="accept-new"))
+
+
+@pytest.mark.parametrize("form", ["text", "list"])
+def test_revoked_host_keys_of_the_configuration(lab: Any, tmp_path: Path, form: str) -> None:
+    server, other = lab.sshd(), lab.sshd()
+    lab.know(server, other)
+    public = tmp_path / "public"
+    public.write_text("# taken back\n" + server.known_line().split(" ", 1)[1])
+    revoked = tmp_path / "revoked"
+    if form == "list":
+        subprocess.run(["ssh-keygen", "-k", "-f", str(revoked), str(public)], check=True, capture_output=True)
+    else:
+        revoked.write_bytes(public.read_bytes())
+    lab.configure(f"Host *\n  RevokedHostKeys {revoked}")
+    with pytest.raises(HostKeyChanged, match=f"is revoked by {revoked}"):
+        login(lab.target(server))
+    assert login(lab.target(other)) == "127.0.0.2"
+    revoked.unlink()
+    with pytest.raises(InvalidFile, match="no host key can be accepted"):
+        login(lab.target(other))
+
+
+def test_weak_message_authentication_is_not_offered(lab: Any) -> None:
+    server = lab.sshd(extra="MACs hmac-sha1,hmac-md5\nCiphers aes128-ctr")
+    lab.know(server)
+    with pytest.raises(HostUnreachable):
+        login(lab.target(server))
+    strong = lab.sshd(extra="MACs hmac-sha2-512-etm@openssh.com\nCiphers aes128-ctr")
+    lab.know(strong)
+    assert login(lab.target(strong)) == "127.0.0.2"
 
 
 def test_an_authoritys_line_does_not_make_a_host_known(lab: Any) -> None:
@@ -355,6 +388,39 @@ def test_many_logins_at_once_get_past_a_small_max_startups(lab: Any) -> None:
     assert found == ["127.0.0.2"] * 8
 
 
+def test_an_sshd_that_allows_one_session_a_connection_is_logged_into_again(lab: Any, tmp_path: Path) -> None:
+    server = lab.sshd(extra="MaxSessions 1")
+    lab.know(server)
+    shell = SshShell.connect(lab.target(server))
+    try:
+        (tmp_path / "log").write_bytes(b"line\n")
+        assert shell.run(["echo", "one"]).stdout == b"one\n"
+        assert shell.logins == 1, "one thing after another needs no more"
+        with shell.tail(f"{tmp_path}/log") as first, shell.tail(f"{tmp_path}/log") as second:
+            assert (first.read(20), second.read(20)) == (b"line\n", b"line\n")
+            assert shell.run(["echo", "three"]).stdout == b"three\n"
+            assert shell.logins == 3
+        for number in range(5):
+            assert shell.run(["echo", str(number)]).stdout == f"{number}\n".encode()
+        assert shell.logins == 3
+    finally:
+        shell.close()
+    deadline = time.monotonic() + 5
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    while children.read_text():
+        assert time.monotonic() < deadline, "all connections end with the shell"
+        time.sleep(0.02)
+
+
+def test_an_sshd_that_allows_no_session_says_so(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = lab.sshd(extra="MaxSessions 0")
+    lab.know(server)
+    monkeypatch.setattr("psctl.remote.ssh._BUSY", 2.0)
+    monkeypatch.setattr("psctl.remote.ssh._LOGINS", 2)
+    with pytest.raises(TimedOut, match=r"node-a: sshd opens no further session on 2 connections \(MaxSessions"):
+        SshShell.connect(lab.target(server))
+
+
 def test_a_connection_that_breaks_is_an_error_at_once(lab: Any) -> None:
     server = lab.sshd()
     lab.know(server)
@@ -453,8 +519,9 @@ def test_a_talkative_login_shell_does_not_disturb(lab: Any, tmp_path: Path) -> N
     try:
         assert shell.run(["echo", "clean"]).stdout == b"clean\n"
         shell.put(b"content", f"{tmp_path}/file")
-        shell.fetch(f"{tmp_path}/file", tmp_path / "back")
-        assert (tmp_path / "back").read_bytes() == b"content"
+        back: list[bytes] = []
+        shell.fetch(f"{tmp_path}/file", back.append, 7)
+        assert b"".join(back) == b"content"
     finally:
         shell.close()
 
@@ -485,7 +552,8 @@ def test_a_put_of_tens_of_megabytes_is_fast(lab: Any, tmp_path: Path) -> None:
     try:
         began = time.monotonic()
         shell.put(tmp_path / "big", f"{tmp_path}/there")
-        shell.fetch(f"{tmp_path}/there", tmp_path / "back")
+        with (tmp_path / "back").open("wb") as file:
+            shell.fetch(f"{tmp_path}/there", file.write, 40 << 20)
         seconds = time.monotonic() - began
     finally:
         shell.close()

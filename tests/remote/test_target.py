@@ -55,6 +55,13 @@ def test_jump_hosts_are_resolved_hop_by_hop(ask: Callable[..., Target]) -> None:
     assert found.first is found.jumps[0]
 
 
+def test_the_login_that_hints_name_has_port_user_and_the_cluster_files_jump_host(ask: Callable[..., Target]) -> None:
+    assert ask("", "a", user="root", port=2222).host.login == "ssh -p 2222 root@a"
+    assert ask("Host a\n  User ann\n", "a").host.login == "ssh ann@a"
+    assert ask("", "a", user="root", proxy_jump="me@gate:24").host.login == "ssh -J me@gate:24 root@a"
+    assert ask("Host a\n  ProxyJump gate\n", "a", user="root").host.login == "ssh root@a", "ssh finds it itself"
+
+
 def test_a_jump_of_the_jump_host_comes_first(ask: Callable[..., Target]) -> None:
     text = "Host outer\n  HostName 10.0.0.1\nHost inner\n  HostName 10.0.0.2\n  ProxyJump outer\n"
     found = ask(text, "a", proxy_jump="inner")

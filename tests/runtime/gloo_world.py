@@ -87,7 +87,7 @@ class Decided(Lone):
 
     period = 1
 
-    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False) -> Decision:
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         given = {} if self._strategy in ("native", "alone") else msgspec.to_builtins(options(self._welcome.world))
         plain = json.loads(json.dumps(given))  # as it arrives from the wire
         return Decision(self._strategy, "worker", layout, [], options=plain, period=self.period)

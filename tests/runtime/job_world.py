@@ -24,7 +24,7 @@ from psctl.runtime.client import ParameterClient
 from psctl.runtime.run import Run
 from psctl.runtime.server import Server
 from psctl.runtime.session import Session
-from psctl.store.messages import Kinds
+from psctl.store.permits import PARAMETERS
 from psctl.store.shards import cut, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.wire.knock import new_secret
@@ -121,16 +121,17 @@ class Job:
 
     def __init__(
         self, workers=2, servers=1, strategy="ps", update="auto", every=0, seed=0, resume=None, target=256, traces=None,
-        staleness=0, period=1, elastic=False, host=None,
+        staleness=0, period=1, elastic=False, host=None, report_seconds=0.05,
     ) -> None:  # fmt: skip
         self.host = host
         self.workers, self.count, self.strategy, self.update = workers, servers, strategy, update
         self.every, self.seed, self.target, self.traces, self.staleness = every, seed, target, traces or {}, staleness
-        self.period, self.elastic = period, elastic
+        self.period, self.elastic, self.report_seconds = period, elastic, report_seconds
         self.checkpoint: Saved | None = resume
         self.network = MemoryNetwork()
         self.saved: dict[int, Saved] = {}
         self.reports: list[tuple[int, say.Report]] = []
+        self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
         self.finished: dict[int, int] = {}
         self.decision: say.Decision | None = None
         self._wires: dict[Member, Wire] = {}
@@ -269,6 +270,11 @@ class Job:
             found.setdefault(step, {})[name] = total / weight
         return found
 
+    def _told_of(self, step: int) -> tuple[int, dict[str, float]]:
+        mine = [report for rank, report in self.reports if rank == 0]
+        numbers = [each.metrics for report in mine for each in report.steps if each.step == step]
+        return max((report.rested for report in mine), default=0), {k: v for found in numbers for k, v in found.items()}
+
     # ---- the coordinator ----
 
     def received(self, member: Member, message, payload) -> None:
@@ -282,7 +288,7 @@ class Job:
         match message:
             case say.Join():
                 resume = self._joining.get(rank) or (self.checkpoint.resume() if self.checkpoint else None)
-                self._bring(member, say.Welcome(self.workers, self.seed, self.every, 0.05, resume))
+                self._bring(member, say.Welcome(self.workers, self.seed, self.every, self.report_seconds, resume))
             case say.Prepare() if rank in self._joining:
                 self._bring(member, msgspec.structs.replace(self.decision, resume=self._joining[rank]))
                 for shared in self._shared:
@@ -329,6 +335,7 @@ class Job:
                 self._slices[member, message.step] = message.slices
                 if message.state is not None:
                     saved.state = message.state
+                    self.reported[message.step] = self._told_of(message.step)
                 for one in message.slices:
                     count = torch.Size(one.shape).numel()
                     width = getattr(torch, one.dtype).itemsize
@@ -377,10 +384,10 @@ class Job:
     def _add_server(self, rank: int):
         me = Member("server", rank)
         server = Server(me, sharing=self._sharing(me))
-        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
+        acceptor = self.network.acceptor(credentials(server.me), PARAMETERS, server.desk, server.desk.allow)
 
         def dial(member, address, handler):
-            return self.network.dial(address, credentials(server.me), member, Kinds, handler)
+            return self.network.dial(address, credentials(server.me), member, PARAMETERS, handler)
 
         self._wires[server.me] = Wire(server)
         thread = threading.Thread(target=server.run, args=(Link(self, server.me), acceptor.address, dial), daemon=True)
@@ -395,7 +402,7 @@ class Job:
 
     def _connector(self, me: Member):
         def dial(member, address, handler):
-            return self.network.dial(address, credentials(me), member, Kinds, handler)
+            return self.network.dial(address, credentials(me), member, PARAMETERS, handler)
 
         def connect(decision):
             trace = self.traces.get(me.rank)

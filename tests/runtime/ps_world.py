@@ -36,7 +36,7 @@ from psctl.runtime.client import ParameterClient
 from psctl.runtime.host_pushes import HostPushes
 from psctl.runtime.server import Server
 from psctl.runtime.sharing import Sharing
-from psctl.store.messages import Kinds
+from psctl.store.permits import PARAMETERS
 from psctl.store.shards import cut, offsets, sizes
 from psctl.wire.authority import issue, make_authority
 from psctl.wire.knock import new_secret
@@ -179,10 +179,10 @@ class World:
         me = Member("server", rank)
         server = Server(me, sharing=self._sharing(me))
         coordinator.server = server
-        acceptor = self.network.acceptor(credentials(server.me), Kinds, server.desk, server.desk.allow)
+        acceptor = self.network.acceptor(credentials(server.me), PARAMETERS, server.desk, server.desk.allow)
 
         def dial(member, address, handler):
-            return self.network.dial(address, credentials(server.me), member, Kinds, handler)
+            return self.network.dial(address, credentials(server.me), member, PARAMETERS, handler)
 
         thread = threading.Thread(
             target=lambda: self.statuses.append(server.run(coordinator, acceptor.address, dial)), daemon=True
@@ -196,7 +196,7 @@ class World:
 
     def dialler(self, rank: int):
         me = credentials(Member("worker", rank))
-        return lambda member, address, handler: self.network.dial(address, me, member, Kinds, handler)
+        return lambda member, address, handler: self.network.dial(address, me, member, PARAMETERS, handler)
 
     def _client(self, rank, trace, patience) -> ParameterClient:
         me = Member("worker", rank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 
 from psctl.checkpoint.files import verify
 from psctl.job import events
+from psctl.net.loopback import GUARDED_HOST
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.runtime.call import call
 from psctl.wire.authority import issue, make_authority
@@ -159,7 +162,7 @@ class Cluster:
         assert left == [], left
         for host in range(len(self.agents)):
             names = {path.name for path in self.job_dir(host).iterdir()}
-            assert names & {"private", "agent.sock", "agent.pid", "orders.json", "events.jsonl.kept"} == set()
+            assert names & {"private", "agent.sock", "agent.pid", "events.jsonl.kept"} == set()
 
     def logs(self) -> str:
         paths = [path for path in self.folder.rglob("*") if path.suffix in (".log", ".jsonl") and path.is_file()]
@@ -203,12 +206,14 @@ def test_a_plain_script_runs_on_every_host_in_torchruns_environment(cluster: Cal
     expected = {
         "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3", "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.2", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": job.name, "PSCTL_JOB": job.name, "PSCTL_ROLE": "worker", "PSCTL_HOST": "h2",
         "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1", "COLOUR": "blue",
     }  # fmt: skip
     assert {name: third[name] for name in expected} == expected
     assert told["worker/1"]["LOCAL_RANK"] == "1"
+    ports = [int(told[f"worker/{rank}"]["MASTER_PORT"]) for rank in range(3)]
+    assert ports[0] == ports[1] != ports[2] != 0, "each host has its own"
     assert third["argv"] == ["train.py", "a b"]
     assert third["cwd"] == str(job.folder / "code")
     assert "PSCTL_LIFELINE" not in third
@@ -351,8 +356,31 @@ def test_secrets_reach_the_script_and_are_struck_out_of_its_logs(cluster: Callab
         secrets={"KEY": "hunter22"},
     )
     job.finished()
-    assert "hunter22" not in job.logs()
+    kept = [path for path in job.job_dir(0).rglob("*") if path.is_file()]
+    assert {"worker-0.json", "worker-0.stderr.log", "events.jsonl"} <= {path.name for path in kept}
+    assert [path for path in kept if b"hunter22" in path.read_bytes()] == []
     assert job.printed("key").text == "key ***"
+
+
+def test_keys_and_secrets_are_on_no_disk_even_when_all_processes_are_killed(cluster: Callable[..., Cluster]) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nQUJDREVG"
+    job = cluster(
+        "import os, time\nprint(os.environ['KEY'], flush=True)\ntime.sleep(600)", workers=(1, 1), secrets={"KEY": key}
+    )
+    until(lambda: len({event.rank for event in job.of(events.Log) if event.text == "***"}) == 2, "both workers")
+
+    def shown() -> list[str]:
+        words = [each.encode() for each in ("PRIVATE KEY", "QUJDREVG", job.knock, *job.authority.key_pem.splitlines())]
+        files = [path for path in job.folder.rglob("*") if path.is_file()]
+        assert len(files) > 10
+        return [f"{path}: {word!r}" for path in files for word in words if word in path.read_bytes()]
+
+    assert shown() == []
+    for process in job.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
+            process.kill()
+    until(lambda: job.processes() == [], "the end of all processes")
+    assert shown() == []
 
 
 def test_a_flood_of_lines_is_cut_down_for_followers_and_kept_whole_in_the_file(cluster: Callable[..., Cluster]) -> None:
@@ -397,6 +425,48 @@ def test_the_engine_meets_at_the_agents_store(cluster: Callable[..., Cluster]) -
     )
     assert job.finished().status == "done", job.logs()
     assert len([event for event in job.of(events.Log) if event.text == "sum [2.0, 2.0]"]) == 2
+
+
+HOLD = "import os, time\nprint('port', os.environ['MASTER_PORT'], flush=True)\ntime.sleep(60)\n"
+
+STRANGER = """
+import socket, sys
+for host, port in (place.rsplit(":", 1) for place in sys.argv[1:]):
+    try:
+        with socket.create_connection((host, int(port)), 0.5) as connection:
+            connection.settimeout(10)
+            connection.sendall(b"\\0" * 64)
+            print("answered" if connection.recv(1) else "closed")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def as_stranger(*places: str) -> list[str]:
+    """Connect to each place as another user; return what came of it."""
+    python = [shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin") or sys.executable, "-I", "-c", STRANGER]
+    nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+    run = subprocess.run([*python, *places], capture_output=True, text=True, check=True, **nobody)
+    return run.stdout.split()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(HOLD)
+    until(lambda: len([event for event in job.of(events.Log) if event.text.startswith("port ")]) == 2, "both ports")
+    ports = {e.rank: int(e.text.split()[1]) for e in job.of(events.Log) if e.text.startswith("port ")}
+    head, other = ports["worker/0"], ports["worker/1"]
+    reset = {"closed", "ConnectionResetError", "BrokenPipeError"}
+    assert set(as_stranger(f"127.0.0.1:{head}", f"127.0.0.1:{other}")) <= reset
+    assert as_stranger(f"{GUARDED_HOST}:{head}") == ["TimeoutError"], "the kernel drops what a stranger sends"
+    assert not [each for each in job.processes() if "psctl.runtime.store_host" in each.cmdline()]
+    for host in (0, 1):
+        log = (job.job_dir(host) / "agent.log").read_text()
+        assert "MASTER_PORT turned a caller away: a process of user 65534" in log
+    with socket.create_connection(("127.0.0.1", other), 10):  # the same in the name of our own user
+        until(lambda: any("psctl.runtime.store_host" in each.cmdline() for each in job.processes()), "the store")
+    job.call(0, "stop", force=True)
+    job.finished()
 
 
 @pytest.mark.soak  # it imports torch in five processes, one after the other
@@ -464,17 +534,18 @@ hear(m.Go)
 piece = TensorSlice("param/w", "float32", (2,), 0, 2)
 
 def save(step):
+    peer.send(m.SaveBegin(step, [piece] if rank == 0 else [], {"position": step} if rank == 0 else None))
     if rank == 0:
-        peer.send(m.SaveBegin(step, [piece], {"position": step}))
         peer.send(m.SavePart(step, 0, 0), b"\\0" * 8)
-        peer.send(m.SaveEnd(step))
+    peer.send(m.SaveEnd(step))
     if step not in saved:
         assert hear(m.Saved).problem == ""
 
 cut, saved = None, set()
 for step in range(first + 1, steps + 1):
     time.sleep(0.01)
-    peer.send(m.Report(step, 0, [m.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})], 1.0 + rank, 0.01, 0.0, 8))
+    numbers = [m.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})]
+    peer.send(m.Report(step, 0, numbers, 1.0 + rank, 0.01, 0.0, 8, rested=step))
     waiting = False
     while waiting or not heard.empty():
         message = heard.get()
@@ -543,5 +614,6 @@ def test_a_worker_that_dies_is_named_before_those_who_lost_it(cluster: Callable[
     os.kill(job.pid("worker", 1), signal.SIGKILL)
     last = job.finished()
     assert last.failure is not None
-    assert (last.failure["rank"], last.failure["stopped"]) == (1, ["worker/0"])
+    assert last.failure["rank"] == 1
+    assert [*last.failure["stopped"], *(each["rank"] for each in last.failure["failed"])] == ["worker/0"]
     assert last.failure["step"] > 0

@@ -59,7 +59,7 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
 
 def test_other_numbers_are_asked_for_and_what_is_no_question_is_refused() -> None:
     coordinator = Coordinator(lambda ticket: Heard(ScaleAnswer(ticket, 2, 1, "no", "because")))
-    standing = Standing("j", "a", None, None, [], "")
+    standing = Standing("j", "a", None, [], "")
 
     def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return answer(Request(command, arguments), standing, lambda asked: None, coordinator.questions)

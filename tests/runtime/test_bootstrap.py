@@ -9,16 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from psctl.runtime import private_memory
+
+SECRET = "correct horse\nbattery staple"
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "psctl" / "runtime" / "bootstrap.py"
 
 
 def run(folder: Path, *argv: str, bare: bool = False) -> subprocess.CompletedProcess[str]:
-    (folder / "orders.json").write_text(json.dumps({"error_file": str(folder / "error.json")}))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PSCTL_ORDERS": str(folder / "orders.json")}
-    environment.pop("PYTHONSAFEPATH", None)
-    command = [sys.executable, *([] if bare else [str(BOOTSTRAP)]), *argv]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    told = {"error_file": str(folder / "error.json"), "secrets": [SECRET]}
+    with private_memory.holding(json.dumps(told).encode()) as orders:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PSCTL_ORDERS": f"{folder}/private/worker-0:{orders}"}
+        environment.pop("PYTHONSAFEPATH", None)
+        command = [sys.executable, *([] if bare else [str(BOOTSTRAP)]), *argv]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, pass_fds=[orders]
+        )
 
 
 def account(folder: Path) -> dict[str, object]:
@@ -69,6 +75,41 @@ def test_a_module_does_what_it_does_under_python(tmp_path: Path) -> None:
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "train.py").write_text("import sys; print(sys.argv, sys.path[0], __spec__.name, __package__)")
     assert run(tmp_path, "-m", "pkg.train", "a").stdout == run(tmp_path, "-m", "pkg.train", "a", bare=True).stdout
+
+
+OURS = """
+import psctl.units
+code = '''
+def add(work):
+    try:
+        work()
+    except ZeroDivisionError as error:
+        from psctl.errors import PeerLost
+        raise PeerLost("worker/1 is gone") from error
+'''
+exec(compile(code, psctl.units.__file__, "exec"))  # as if it stood there
+
+def lost():
+    add(PART)
+
+lost()
+"""
+
+
+def test_an_error_of_psctl_is_printed_with_the_users_frames_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OURS.replace("PART", "lambda: 1 / 0"))
+    said = run(tmp_path, "train.py").stderr
+    assert "units.py" not in said
+    assert [line.strip() for line in said.splitlines() if "File" in line][-2:] == [
+        f'File "{tmp_path}/train.py", line 16, in <module>',
+        f'File "{tmp_path}/train.py", line 14, in lost',
+    ]
+    assert "ZeroDivisionError" in said  # the user's code has a part in the cause
+    assert said.splitlines()[-1] == "psctl.errors.PeerLost: worker/1 is gone"
+    (tmp_path / "train.py").write_text(OURS.replace("PART", "lambda: 1 / 0").replace("work()", "1 / 0"))
+    alone = run(tmp_path, "train.py").stderr
+    assert "ZeroDivisionError" not in alone
+    assert alone.splitlines()[0] == "Traceback (most recent call last):"
 
 
 def test_an_exception_is_accounted_for_with_the_users_own_frames(tmp_path: Path) -> None:
@@ -164,3 +205,24 @@ def test_a_long_message_is_kept_at_both_ends(tmp_path: Path) -> None:
     assert found.startswith("ValueError: in a loader: xxx")
     assert found.endswith("xxx KeyError: 7")
     assert len(found) < 1100
+
+
+def test_the_account_of_a_failure_holds_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"import json\nkey = {SECRET!r}\nraise ValueError(f'refused: {{json.dumps(key)}} {{key}}', 'battery staple')\n"
+    )
+    assert run(tmp_path, "train.py").returncode == 1
+    written = (tmp_path / "error.json").read_text()
+    assert "refused: " in written
+    assert "horse" not in written
+    assert "battery" not in written
+
+
+def test_what_a_script_starts_does_not_inherit_its_orders(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text("import psctl\npsctl.init()\n")
+    (tmp_path / "train.py").write_text(
+        "import subprocess, sys\nsys.exit(subprocess.run([sys.executable, 'inner.py'], close_fds=False).returncode)\n"
+    )
+    ended = run(tmp_path, "train.py")
+    assert ended.returncode == 1
+    assert "UsageError: psctl.init() was called in a process that a worker started" in ended.stderr

@@ -12,10 +12,13 @@ import torch
 
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost, PsctlError, TimedOut
+from psctl.job.membership import Misbehaved
 from psctl.job.messages import Beat, Join, Leave, LoadEnd, Ready
 from psctl.runtime.client import ParameterClient
-from psctl.runtime.server import Server, stream_save
-from psctl.store.messages import Kinds, Push
+from psctl.runtime.save_stream import stream_save
+from psctl.runtime.server import Server
+from psctl.store import permits
+from psctl.store.messages import Aside, Begin, Forwarded, Leads, Push
 from psctl.store.outputs import Save
 from psctl.store.snapshot import Copied
 from psctl.words import Address, Member, TensorSlice, first_assignment
@@ -129,7 +132,7 @@ def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(mon
         place = staticmethod(lambda *_: None)
 
     with World(LAYOUT, 1, 1) as world:
-        acceptor = world.network.acceptor(credentials(Member("server", 0)), Kinds, Mute())
+        acceptor = world.network.acceptor(credentials(Member("server", 0)), permits.PARAMETERS, Mute())
         mute = Member("server", 0)
         decision = type(world.decision)(
             "ps",
@@ -372,3 +375,55 @@ def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch)
             for shards in by_server if clock % 2 else ():  # one at a time: their readers may rest after it
                 client.wait(clock + 1, shards)
             client.wait(clock + 1)
+
+
+class Forger:
+    """The handler of a connection that holds a worker's certificate and says what psctl's own code never does."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.why = ""
+
+    joined = received = staticmethod(lambda *_: None)
+    place = staticmethod(lambda *_: None)
+
+    def lost(self, peer, error):
+        self.why = error.message
+        self.gone.set()
+
+
+FORGED = [
+    (Begin(0, 0), b"\0" * 8, "Begin is for worker/0 to send"),
+    (Aside(0, 4, 0, rank=0), b"evil", "Aside: the state of worker/0"),
+    (Push(0, 0, 1.0, b"", -1, covers=(0,)), None, "Push: a sum of 1 workers without the sender"),
+    (Forwarded(0, 1, 1, 1), None, "Forwarded is no message that a worker may send"),
+    (Leads(1, [0]), None, "Leads is no message that a worker may send"),
+]
+
+
+@pytest.mark.parametrize(("message", "payload", "why"), FORGED)
+def test_a_worker_that_says_what_it_may_not_is_refused_and_the_others_train(message, payload, why):
+    with World(LAYOUT, 2, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        address = world.decision.assignment.servers[0].address
+        before = [value.clone() for value in world.clients[0].landing.values()]
+        forger = Forger()
+        me = credentials(Member("worker", 1))
+        peer = world.network.dial(address, me, Member("server", 0), permits.PARAMETERS, forger)
+        peer.send(message, payload)
+        assert forger.gone.wait(10)
+        assert why in forger.why
+        until(lambda: world.coordinators[0].of(Misbehaved))
+        (said,) = world.coordinators[0].of(Misbehaved)
+        assert said.member == Member("worker", 1)
+        assert why in said.reason
+        for client in world.clients:
+            push_all(client, 0, 1.0)
+        for client in world.clients:
+            client.step(0, GROUPS)
+            client.pull(1)
+        for client in world.clients:
+            client.wait(1)
+        after = world.clients[0].landing["float32"]
+        assert after.eq(0.5).all()
+        assert before[0].eq(1).all()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import queue
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from psctl.checkpoint import files
-from psctl.errors import PeerLost
-from psctl.job.instructions import Connected, ConnectionLost, Heard
+from psctl.errors import MessageRefused, PeerLost
+from psctl.job.instructions import Broke, ConnectionLost, Heard
 from psctl.job.messages import (
     Beat,
     Go,
+    Join,
     LoadEnd,
     LoadPart,
     LoadWanted,
+    Prepare,
+    Register,
     SaveBegin,
     SaveEnd,
     SavePart,
@@ -22,9 +28,11 @@ from psctl.job.messages import (
     StartEnd,
     StartPart,
 )
+from psctl.job.permits import COORDINATION
 from psctl.job.stores import ReadBy, ReadRows, ReadWanted
+from psctl.net.gate import Gate
 from psctl.runtime.coordinator_desk import Desk
-from psctl.words import Member, TensorSlice
+from psctl.words import Layout, Member, TensorSlice
 
 W0, W1, W2, S0 = Member("worker", 0), Member("worker", 1), Member("worker", 2), Member("server", 0)
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
@@ -70,21 +78,37 @@ class Scene:
     def __init__(self, resume: Path | None = None) -> None:
         self.heard: list[Any] = []
         self.saver = FakeSaver()
-        self.desk: Any = Desk(self.heard.append, self.saver, resume)  # type: ignore[arg-type]
-        self.peers = {member: FakePeer(member) for member in (W0, W1, W2)}
-        for peer in self.peers.values():
-            self.desk.joined(peer)
+        behind: Any = Desk(self.heard.append, self.saver, resume, self.refuses)  # type: ignore[arg-type]
+        self.tell = behind.tell
+        self.desk: Any = Gate(COORDINATION, "coordinator", behind)
+        self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
+        self.heard.clear()
+
+    def join(self, peer: FakePeer) -> FakePeer:
+        """Connect a member, as far as its first messages."""
+        self.desk.joined(peer)
+        self.desk.received(peer, Register("host", 1, 1, 1, 0) if peer.member.role == "agent" else Join(1), None)
+        if peer.member.role == "worker":
+            self.desk.received(peer, Prepare(Layout((), "", ()), ()), None)
+        return peer
+
+    def receive(self, peer: FakePeer, message: Any, payload: memoryview | None) -> None:
+        """Bring a message as net does: a payload is placed first."""
+        if payload is not None:
+            self.desk.place(peer, message, len(payload))
+        self.desk.received(peer, message, payload)
+
+    def refuses(self, member: Member, message: Any) -> str:
+        return ""
 
 
 def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
     scene = Scene()
     scene.desk.received(scene.peers[W1], Beat(3, "compute"), None)
     scene.desk.lost(scene.peers[W1], PeerLost("gone"))
-    assert scene.heard == [
-        Connected(W0), Connected(W1), Connected(W2), Heard(W1, Beat(3, "compute")), ConnectionLost(W1, "gone"),
-    ]  # fmt: skip
-    scene.desk.tell(W1, Go())
-    scene.desk.tell(W0, Go())
+    assert scene.heard == [Heard(W1, Beat(3, "compute")), ConnectionLost(W1, "gone")]
+    scene.tell(W1, Go())
+    scene.tell(W0, Go())
     assert scene.peers[W1].all() == []
     assert scene.peers[W0].all() == [(Go(), b"")]
 
@@ -92,10 +116,10 @@ def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
 def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> None:
     scene = Scene()
     newer = FakePeer(W1)
-    scene.desk.joined(newer)
+    scene.join(newer)
     scene.desk.lost(scene.peers[W1], PeerLost("gone"))
     assert not [each for each in scene.heard if isinstance(each, ConnectionLost)]
-    scene.desk.tell(W1, Go())
+    scene.tell(W1, Go())
     assert newer.all() == [(Go(), b"")]
 
 
@@ -103,22 +127,23 @@ def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() 
     scene = Scene()
     zero = scene.peers[W0]
     scene.desk.received(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
-    scene.desk.received(zero, SavePart(5, 0, 0), memoryview(b"1234"))
+    scene.receive(zero, SavePart(5, 0, 0), memoryview(b"1234"))
     scene.desk.received(zero, SaveEnd(5), None)
     assert scene.saver.calls == [
         ("worker/0", "begin", [SLICE]), ("worker/0", "part", b"1234"), ("worker/0", "end", 5),
     ]  # fmt: skip
-    assert scene.heard[3:] == [Heard(W0, SaveBegin(5, [])), Heard(W0, SaveEnd(5))]
+    assert scene.heard == [Heard(W0, SaveBegin(5, [])), Heard(W0, SaveEnd(5))]
 
 
 def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_else() -> None:
     scene = Scene()
     server = FakePeer(S0)
-    scene.desk.joined(server)
+    scene.join(server)
     lent = bytearray(b"values")
     for message, payload in ((StartBegin([SLICE]), None), (StartPart(0, 0), memoryview(lent)), (StartEnd(), None)):
-        scene.desk.received(scene.peers[W0], message, payload)
-        scene.desk.received(scene.peers[W1], message, payload)
+        scene.receive(scene.peers[W0], message, payload)
+        with pytest.raises(MessageRefused, match="is for worker/0 to send"):
+            scene.receive(scene.peers[W1], message, payload)
     lent[:] = b"reused"
     expected = [(StartBegin([SLICE]), b""), (StartPart(0, 0), b"values"), (StartEnd(), b"")]
     assert scene.peers[W1].all() == scene.peers[W2].all() == expected
@@ -158,14 +183,72 @@ def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_t
     members = Member("agent", 1), Member("agent", 0), S0, Member("server", 1), W0
     agent, other, one, two, worker = (FakePeer(member) for member in members)
     for peer in (agent, other, one, two, worker):
-        scene.desk.joined(peer)
+        scene.join(peer)
     scene.desk.received(agent, ReadWanted(7, "s", ["w"], [1]), None)
     assert [each.all() for each in (one, two)] == [[(ReadWanted(7, "s", ["w"], [1], 1), b"")]] * 2
     assert agent.all() == [(ReadBy(7, 2), b"")]
     rows = ReadRows(7, 1, 0, 8, [0], ["s"], [], [])
-    scene.desk.received(one, rows, memoryview(b"12345678"))
+    scene.receive(one, rows, memoryview(b"12345678"))
     assert agent.all() == [(rows, b"12345678")]
     for stranger in (worker, other):  # of those neither answers
-        scene.desk.received(stranger, rows, None)
-    scene.desk.received(worker, ReadWanted(8, "s", [], []), None)
+        with pytest.raises(MessageRefused, match="ReadRows is no message"):
+            scene.desk.received(stranger, rows, None)
+    with pytest.raises(MessageRefused, match="ReadWanted is no message that a worker may send"):
+        scene.desk.received(worker, ReadWanted(8, "s", [], []), None)
     assert [each.all() for each in (agent, other, one, two, worker)] == [[]] * 5
+
+
+def refusal(scene: Scene, peer: FakePeer, message: Any, payload: memoryview | None = None) -> str:
+    """Bring a message that must be refused, and what net tells of it afterwards."""
+    with pytest.raises(MessageRefused) as error:
+        scene.receive(peer, message, payload)
+    scene.heard.clear()
+    scene.desk.lost(peer, error.value)
+    assert scene.heard == [Broke(peer.member, error.value.message)]
+    return error.value.message
+
+
+def test_a_worker_opens_four_parts_of_checkpoints_and_not_20000() -> None:
+    scene = Scene()
+    for step in range(4):
+        scene.receive(scene.peers[W1], SaveBegin(step, []), None)
+    assert "SaveBegin: 4 parts of checkpoints at once" in refusal(scene, scene.peers[W1], SaveBegin(4, []))
+    assert len(scene.saver.calls) == 4
+    zero = scene.peers[W0]  # others go on
+    for step in range(20):
+        scene.receive(zero, SaveBegin(step, []), None)
+        scene.receive(zero, SaveEnd(step), None)
+    assert len(scene.saver.calls) == 44
+
+
+def test_a_checkpoint_that_the_mind_refuses_opens_no_file() -> None:
+    scene = Scene()
+    scene.refuses = lambda member, message: "step 9 of 3"  # type: ignore[method-assign]
+    scene.desk._handler._refuses = scene.refuses
+    assert "SaveBegin: step 9 of 3" in refusal(scene, scene.peers[W1], SaveBegin(5, []))
+    assert scene.saver.calls == []
+
+
+@pytest.mark.parametrize(
+    ("message", "payload"), [(SavePart(5, 0, 0), memoryview(b"1234")), (SaveEnd(5), None), (SaveEnd(6), None)]
+)
+def test_parts_and_ends_without_a_beginning_are_refused(message: Any, payload: memoryview | None) -> None:
+    scene = Scene()
+    scene.receive(scene.peers[W0], SaveBegin(4, []), None)
+    assert "whose part it has not begun" in refusal(scene, scene.peers[W0], message, payload)
+
+
+def test_requests_for_tensors_are_read_by_one_thread_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psctl.runtime.coordinator_desk.WANTED", 8)
+    scene = Scene()
+    held = threading.Event()
+    monkeypatch.setattr(scene.desk._handler, "_load", lambda peer, wanted: held.wait(20))
+    before = threading.active_count()
+    one = scene.peers[W1]
+    try:
+        for ticket in range(8):
+            scene.receive(one, LoadWanted(ticket, []), None)
+        assert threading.active_count() == before + 1
+        assert "LoadWanted: 9 requests" in refusal(scene, one, LoadWanted(9, []))
+    finally:
+        held.set()

@@ -1,9 +1,7 @@
-"""The event log on a disk that is full: no torn line, nothing lost, room for the last words."""
+"""The event log on a disk that is full: no torn line, nothing lost but printed lines, room for the end."""
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -11,22 +9,8 @@ import pytest
 from psctl.job import events
 from psctl.job.messages import Failure
 from psctl.runtime import keeper
-from psctl.runtime.coordinator_log import EventLog
-
-
-class FullDisk:
-    """os.write as a disk with `room` bytes left behaves; giving up the kept file makes room."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._write = os.write
-
-    def __call__(self, descriptor: int, data: bytes) -> int:
-        if not self.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken = self._write(descriptor, data[: self.room])
-        self.room -= taken
-        return taken
+from psctl.runtime.coordinator_log import ROOM, EventLog
+from tests.runtime.disks import SmallDisk
 
 
 def notice(text: str) -> events.Notice:
@@ -48,29 +32,84 @@ def test_events_are_lines_in_order(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
 
 
+def printed(text: str) -> events.Log:
+    return events.Log(time=1.0, rank="worker/1", stream="stdout", text=text)
+
+
+def progress(step: int) -> events.Progress:
+    return events.Progress(
+        time=1.0, step=step, epoch=0, metrics={}, examples_per_second=0.0, bytes_per_second=0.0, sync_seconds=0.0,
+        compute_seconds=0.0, staleness=0,
+    )  # fmt: skip
+
+
+def finished() -> events.Finished:
+    return events.Finished(time=1.0, status="stopped", exit=1, steps=9, seconds=1.0, metrics={})
+
+
 def test_a_line_that_does_not_fit_is_not_left_torn_and_comes_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    disk = SmallDisk(monkeypatch, 60, reserves=False)
     log = EventLog(tmp_path / "events.jsonl")
-    (tmp_path / "events.jsonl.kept").unlink()  # a disk so full that there never was any
-    log.append(notice("one"))
-    disk = FullDisk(20)
-    monkeypatch.setattr(os, "write", disk)
-    log.append(notice("two"))
-    log.append(notice("three"))
+    for text in ("one", "two", "three"):
+        log.append(notice(text))
     assert read(tmp_path / "events.jsonl") == [notice("one")]
     disk.room = 1000
     assert log.flush()
     assert read(tmp_path / "events.jsonl") == [notice("one"), notice("two"), notice("three")]
 
 
-def test_room_is_kept_for_the_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_all_is_told_but_printed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's output has filled the disk; what the job does is still followed, and its end is in the log."""
+    disk = SmallDisk(monkeypatch, ROOM + 500)
     log = EventLog(tmp_path / "events.jsonl")
-    disk = FullDisk(10)
-    monkeypatch.setattr(os, "write", disk)
-    monkeypatch.setattr(Path, "unlink", lambda path, **_: (os.unlink(path), setattr(disk, "room", 1000))[0])
-    log.append(notice("the end"))
-    assert read(tmp_path / "events.jsonl") == [notice("the end")]
+    for number in range(100):
+        log.append(printed(f"line {number}"))
+    found = read(tmp_path / "events.jsonl")
+    shown = [event for event in found if isinstance(event, events.Log)]
+    assert 0 < len(shown) < 100
+    (told,) = [event for event in found if isinstance(event, events.Notice)]
+    assert "the head's disk is full" in told.text
+    for step in range(20_000):
+        log.append(progress(step))
+    steps = [event.step for event in read(tmp_path / "events.jsonl") if isinstance(event, events.Progress)]
+    assert steps == list(range(len(steps)))
+    assert 3_000 < len(steps) < 20_000
+    for number in range(1000):
+        log.append(notice(f"{number}"))
+    log.append(finished())
+    *_, gap, last = read(tmp_path / "events.jsonl")
+    assert last == finished()
+    assert gap == printed(f"... {100 - len(shown)} lines left out here; see `psctl logs`")
+    disk.room = 2 * ROOM
+    log.append(printed("there is room"))
+    assert read(tmp_path / "events.jsonl")[-1] == printed("there is room")
+
+
+def test_printed_lines_are_bounded_and_never_end(tmp_path: Path) -> None:
+    """Half of the limit at any rate, then ever less; what is left out is said before what comes next."""
+    now = [0.0]
+    limit = 100_000
+    log = EventLog(tmp_path / "events.jsonl", limit, lambda: now[0])
+    shown = []
+    for day in range(60):
+        for number in range(2000):
+            now[0] = 86400 * (day + number / 2000)
+            log.append(printed(f"line {day} {number}"))
+        size = (tmp_path / "events.jsonl").stat().st_size
+        assert size <= limit
+        found = read(tmp_path / "events.jsonl")
+        shown.append(len(found) - sum(shown))
+    assert shown[0] > 400, "half of the limit came at once"
+    assert all(shown[1:20])
+    told = [event.text for event in found if isinstance(event, events.Log)]
+    left_out = sum(int(text.split()[1]) for text in told if text.startswith("..."))
+    lines = sum(not text.startswith("...") for text in told)
+    log.append(finished())
+    *_, gap, _ = read(tmp_path / "events.jsonl")
+    assert isinstance(gap, events.Log)
+    assert lines + left_out + int(gap.text.split()[1]) == 60 * 2000
 
 
 def test_the_keeper_gives_a_log_its_end_once_and_cuts_a_torn_line(tmp_path: Path) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import queue
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from psctl.checkpoint import files
+from psctl.checkpoint import files, manifest
 from psctl.errors import PeerLost
 from psctl.job.instructions import Commit, CopySent, Written
 from psctl.job.messages import CopyDone, SaveBegin, SavePart
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.runtime.agent_copies import Copies
 from psctl.runtime.saver import Saver
+from psctl.wire.authority import has_signed, make_authority, sign
 from psctl.words import TensorSlice
 
 ORDER = JobOrder(
@@ -75,6 +79,9 @@ def save(saver: Saver, step: int, *, whole: bool = True) -> None:
     saver.end("server/0", step)
 
 
+AUTHORITY = make_authority("digits-3", 1e9)
+
+
 def commit(step: int) -> Commit:
     return Commit(step, 1, 2, 1, "ps", "server", {"loss": 0.5})
 
@@ -82,7 +89,11 @@ def commit(step: int) -> Commit:
 @pytest.fixture
 def head(tmp_path: Path) -> tuple[Saver, Answers, Path]:
     answers = Answers()
-    return Saver(tmp_path / "head", ORDER, answers.all.put), answers, tmp_path / "head"
+    return (
+        Saver(tmp_path / "head", ORDER, answers.all.put, functools.partial(sign, AUTHORITY)),
+        answers,
+        tmp_path / "head",
+    )
 
 
 def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Saver, Answers, Path]) -> None:
@@ -94,6 +105,18 @@ def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Sav
     manifest = files.open_checkpoint(Path(written.path))
     assert (manifest.metrics, manifest.world, manifest.seed, manifest.job_file) == ({"loss": 0.5}, 2, 7, "name: digits")
     assert files.read_state(Path(written.path), manifest) == {"position": 3}
+
+
+def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, _ = head
+    save(saver, 500)
+    saver.commit(commit(500))
+    data = (Path(answers.next().path) / "manifest.json").read_bytes()
+    found = manifest.signature_of(data)
+    assert found is not None
+    assert has_signed(AUTHORITY.certificate_pem, *found)
+    assert not has_signed(make_authority("digits-3", 1e9).certificate_pem, *found)
+    assert not has_signed(AUTHORITY.certificate_pem, found[0] + b"x", found[1])
 
 
 def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[Saver, Answers, Path]) -> None:
@@ -163,3 +186,27 @@ def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
     assert answers.next().problem == "its host is not connected"
     copies.discard()
     assert list((tmp_path / "other" / "digits-3").iterdir()) == []
+
+
+def test_more_checkpoints_than_can_be_written_at_once_are_given_up(tmp_path: Path) -> None:
+    answers = Answers()
+    saver = Saver(tmp_path, ORDER, answers.all.put, functools.partial(sign, AUTHORITY))
+    for step in range(70):
+        saver.begin("worker/0", SaveBegin(step, []))
+    assert {answers.next().problem for _ in range(6)} == {"64 checkpoints are being written already"}
+    assert len(list((tmp_path / "digits-3").iterdir())) == 64
+    saver.part("worker/0", SavePart(69, 0, 0), memoryview(b"1"))  # what still comes of it is dropped
+    assert answers.all.empty()
+    for step in range(64):
+        saver.discard(step)
+
+
+def test_a_job_that_starts_sweeps_what_dead_writers_left_on_its_hosts(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    for root in (tmp_path / "head", tmp_path / "other"):
+        (root / "older-1" / f"0000000500.{os.uname().nodename}.{process.pid}.partial").mkdir(parents=True)
+    Saver(tmp_path / "head", ORDER, Answers().all.put, functools.partial(sign, AUTHORITY))
+    Copies(tmp_path / "other", ORDER)
+    for root in (tmp_path / "head", tmp_path / "other"):
+        assert list((root / "older-1").iterdir()) == []

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.job.messages import AnyMessage, Decision, Finished, Go, Join, Leave, Prepare, Ready, Saved, SaveEnd, Welcome
+from psctl.job.messages import Decision, Finished, Go, Join, Leave, Prepare, Ready, Saved, SaveEnd, Welcome
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Acceptor
 from psctl.net.segments import Segments, inherited
 from psctl.runtime import joining, server
@@ -87,7 +88,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def train(update: str) -> tuple[list[torch.Tensor], int]:
         segments, coordinator = ChildrensSegments(), Coordinator(update)
-        acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), AnyMessage, coordinator)
+        acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
         serving = threading.Thread(target=server.serve, args=(orders(SERVER, acceptor.address, segments),))
         serving.start()
         made.append((segments, coordinator, acceptor, serving))

@@ -36,6 +36,10 @@ class Consumer:
     def pass_ends(self) -> bool:
         return False
 
+    def fetching(self) -> None: ...
+
+    def passed(self) -> None: ...
+
     def drawn(self, loader, mine, together) -> None:
         self.shares.append((mine, together))
 

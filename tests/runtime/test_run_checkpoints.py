@@ -216,7 +216,7 @@ def test_a_proposed_cut_saves_the_same_step_everywhere_and_training_goes_on() ->
     job = Job(3, 2, update="server")
     job.run(lambda run: train(run, act=lambda r: job.propose() if (r.step, r.rank) == (6, 1) else None))
     assert len(job.saved) == 2
-    assert all(len(saved.ended) == 3 for saved in job.saved.values()), "rank 0 and both servers sent the same steps"
+    assert all(len(saved.ended) == 5 for saved in job.saved.values()), "all ranks and both servers sent the same steps"
     assert 7 <= min(job.saved) <= 9
     assert job.finished == {0: 18, 1: 18, 2: 18}
 
@@ -328,3 +328,23 @@ def test_metrics_are_means_weighted_by_examples_and_late_ones_belong_to_the_last
     assert metrics[2] == {"early": pytest.approx(5.5), "late": pytest.approx(5.5), "accuracy": pytest.approx(0.375)}
     assert sum(report.examples for _, report in job.reports) == 7
     assert all(report.sync_seconds >= 0 and report.bytes_moved >= 0 for _, report in job.reports)
+
+
+def test_what_a_rank_reported_of_a_step_is_sent_before_its_checkpoint() -> None:
+    def script(run):
+        net = nn.Linear(1, 1)
+        model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for _ in run.epochs(1):
+            for (x,) in run.loader(TensorDataset(torch.arange(12.0).reshape(12, 1)), batch_size=2, shuffle=False):
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                run.report(at=run.step)
+
+    job = Job(2, 1, every=2, report_seconds=3600.0)
+    job.run(script)
+    assert sorted(job.reported) == [2, 4, 6]
+    for step, of_step in job.reported.items():
+        assert of_step == (step, {"at": float(step)}), "rank 0's, when its part of the checkpoint began"
+    for rank in range(2):
+        assert {report.rested for sender, report in job.reports if sender == rank} >= {2, 4, 6}

@@ -15,11 +15,14 @@ import pytest
 import torch
 
 from psctl.clock import SystemClock
-from psctl.job.messages import AnyMessage, Beat, Decision, Join, Leave, Ready, SaveBegin, SaveEnd, SavePart, Welcome
+from psctl.job.messages import Beat, Decision, Join, Leave, Ready, SaveBegin, SaveEnd, SavePart, Welcome
+from psctl.job.permits import COORDINATION
 from psctl.net.peer import Acceptor, dial
+from psctl.runtime import private_memory
 from psctl.runtime.client import ParameterClient
-from psctl.runtime.orders import ENVIRONMENT, ProcessOrders, write_orders
-from psctl.store.messages import Kinds
+from psctl.runtime.orders import ProcessOrders
+from psctl.runtime.private_memory import ENVIRONMENT
+from psctl.store.permits import PARAMETERS
 from psctl.store.shards import cut
 from psctl.wire.knock import ANSWER
 from psctl.words import Address, Member, first_assignment
@@ -58,20 +61,21 @@ class Coordinator:
 def started(tmp_path):
     """A server process that has joined: (coordinator, its process, where it listens)."""
     coordinator = Coordinator()
-    acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), AnyMessage, coordinator)
+    acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
     me = credentials(Member("server", 0))
     orders = ProcessOrders(
         job="world-1", member=me.member, world=1, host="here", local_rank=0, coordinator=acceptor.address,
         bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
         knock=me.knock, congestion="auto", error_file="", segments=None,
     )  # fmt: skip
-    write_orders(tmp_path / "orders.json", orders)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "psctl.runtime.server"],
-        env={**os.environ, ENVIRONMENT: str(tmp_path / "orders.json"), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with private_memory.holding(msgspec.json.encode(orders)) as told:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "psctl.runtime.server"],
+            env={**os.environ, ENVIRONMENT: f"{tmp_path}/server-0:{told}", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[told],
+        )
     try:
         assert coordinator.next(Join)[0].pid == process.pid
         coordinator.peer.send(Welcome(1, 0, 0, 1.0, training=True))
@@ -95,7 +99,12 @@ def test_a_server_process_serves_a_step_saves_it_and_leaves(started):
     coordinator.peer.send(decision)
     me = credentials(Member("worker", 0))
     client = ParameterClient(
-        me.member, 1, decision, lambda member, at, handler: dial(at, me, member, Kinds, handler), SystemClock(), 20.0
+        me.member,
+        1,
+        decision,
+        lambda member, at, handler: dial(at, me, member, PARAMETERS, handler),
+        SystemClock(),
+        20.0,
     )
     client.start(flat_values(layout, [torch.ones(70, 70)]))
     client.sending(0)["float32"].fill_(2.0)

@@ -21,7 +21,7 @@ from psctl.runtime.store_links import Dialled, Within
 from psctl.runtime.store_open import Stores, staleness_of
 from psctl.runtime.table_desk import TableDesk
 from psctl.runtime.table_memory import TableMemory
-from psctl.store.table_messages import TableKinds
+from psctl.store.permits import TABLES
 from psctl.words import Assignment, Member, ServerAt
 
 _world = runpy.run_path(str(Path(__file__).with_name("ps_world.py")))
@@ -60,7 +60,7 @@ class Net:
             for member in members
         ]
         self.acceptors = [
-            self.network.acceptor(credentials(member), TableKinds, desk)
+            self.network.acceptor(credentials(member), TABLES, desk)
             for member, desk in zip(members, self.desks, strict=True)
         ]
         self.at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
@@ -84,7 +84,7 @@ class Net:
 
     def dial(self, who: Member):
         me = credentials(who)
-        return lambda member, address, handler: self.network.dial(address, me, member, TableKinds, handler)
+        return lambda member, address, handler: self.network.dial(address, me, member, TABLES, handler)
 
     def lose(self, server: int) -> None:
         """A server is gone, and the next of each chain leads."""
@@ -158,6 +158,50 @@ def test_integers_have_rows_in_the_order_that_is_asked_for() -> None:
     assert store.pull(range(3))[1].flatten().tolist() == [1.0] * 3
 
 
+def test_a_range_gives_those_of_its_integers_that_are_there_in_its_order() -> None:
+    store = alone()
+    store.push(range(10), torch.arange(10.0).view(10, 1))
+    for keys in (range(0, 10, 2), range(9, -1, -3), range(-7, 30, 5), range(5, 5), range(5, 0), range(0, 2**70, 2**69)):
+        found, rows = store.pull(keys)
+        assert found.tolist() == [key for key in keys[:20] if 0 <= key < 10]
+        assert rows.flatten().tolist() == found.tolist()
+    ends = [-(2**63), 2**63 - 1]
+    store.push(range(ends[0], 2**63, 2**64 - 1), 1.0)
+    assert store.pull(range(ends[0], 2**63, 2**64 - 1))[0].tolist() == ends
+    assert store.pull(range(2**63 - 1, ends[0] - 1, -(2**62)))[0].tolist() == [ends[1]]
+
+
+def test_ranges_with_a_step_over_servers_hold_own_pushes_that_they_do_not_have() -> None:
+    def script(store: Store) -> None:
+        store.push(range(store.rank, 30, 3), 1.0 + store.rank)
+        store.clock()
+        store.push(range(0, 60, 4), 10.0)
+        keys, rows = store.pull(range(59, -1, -2))
+        there = [key for key in range(59, -1, -2) if key < 30 or key % 4 == 0]
+        assert keys.tolist() == there
+        expected = [(1.0 + key % 3) * (key < 30) + 10.0 * (key % 4 == 0) for key in there]
+        assert rows.flatten().tolist() == expected
+        store.clock()
+
+    with Net(3, consistency="bsp") as net:
+        net.run(script)
+
+
+def test_single_integers_of_any_library_are_one_key() -> None:
+    store = alone()
+    store.push(3, torch.ones(2))
+    for key in (np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)):
+        store.push(key, torch.ones(2)).wait()
+        assert store.pull(key).shape == (2,)
+    assert store.pull(3).tolist() == [5.0, 5.0]
+    every_second = torch.arange(7)[::2]
+    store.push(every_second, torch.ones(2, 4).t())  # neither lies as a row of memory
+    assert store.pull(np.array([6, 3, 0])[::-1]).tolist() == [[1.0, 1.0], [5.0, 5.0], [1.0, 1.0]]
+    store.push("w", torch.ones(3))
+    store.push("w", (1j * torch.ones(3)).conj().imag)  # torch keeps that as memory with a sign to be turned
+    assert store.pull("w").tolist() == [0.0] * 3
+
+
 def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
     store = alone(consistency="bsp")
     value = torch.ones(3)
@@ -172,7 +216,7 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
     ("wrong", "words"),
     [
         (lambda store: store.pull("w"), "nobody has pushed"),
-        (lambda store: store.pull([1.5]), "keys are float64"),
+        (lambda store: store.pull([1.5]), "keys are a list of float"),
         (lambda store: store.pull(1 << 63), "64 bits with sign"),
         (lambda store: store.pull([1 << 64]), "64 bits with sign|keys are object"),
         (lambda store: store.push([(1 << 64) - 1], torch.ones(1, 3)), "a key does not fit in 64 bits"),
@@ -185,6 +229,43 @@ def test_a_value_that_is_pushed_may_be_changed_at_once() -> None:
         (lambda store: store.declare("u"), "without a value"),
         (lambda store: store.clock(), "without clocks"),
         (lambda store: store.call("nowhere:nothing", "v"), "nowhere"),
+        (lambda store: store.pull(("v", range(3))), "a tuple of range and str"),
+        (lambda store: store.pull([[1], [2, 3]]), "a list of list"),
+        (lambda store: store.pull(torch.tensor(3.0)), "keys are float32"),
+        (lambda store: store.pull(torch.tensor([1, 2]).to_sparse()), "keys: a tensor of layout sparse"),
+        (lambda store: store.pull(torch.tensor([1], device="meta")), "keys: .* meta"),
+        (lambda store: store.pull(True), "is a bool"),
+        (lambda store: store.pull(""), "name is ''"),
+        (lambda store: store.push("", torch.ones(3)), "a key's name is ''"),
+        (lambda store: store.push("x\ud800", 1.0), "no valid Unicode"),
+        (lambda store: store.push("x" * 1001, 1.0), "1001 bytes, the most are 1000"),
+        (lambda store: store.push(range(10**10), 1.0), "10000000000 integer keys in one call, the most are 67108864"),
+        (lambda store: store.push(range(10**30), 1.0), "1000000000000000000000000000000 integer keys"),
+        (lambda store: store.push(torch.zeros(1, dtype=torch.int64).expand(10**10), 1.0), "integer keys in one call"),
+        (lambda store: store.push("x", torch.ones(1).expand(10**13)), "37252 GiB, the most of one call are 16 GiB"),
+        (lambda store: store.declare("x", shape=(10**7, 10**7)), "the most of one call are 16 GiB"),
+        (lambda store: store.push("x", torch.ones(3).to_sparse()), "layout sparse"),
+        (lambda store: store.push("v", torch.ones(3).to_sparse()), "a value: a tensor of layout sparse"),
+        (lambda store: store.push("x", torch.ones(3, device="meta")), "meta"),
+        (lambda store: store.push("x", np.ones(3, dtype=np.uint32)), "does not take uint32"),
+        (lambda store: store.push("x", torch.ones(3, dtype=torch.float8_e4m3fn)), "does not take float8"),
+        (lambda store: store.push({"x": torch.ones(3)}, torch.ones(3)), "a value beside it"),
+        (lambda store: store.push("x", (torch.ones(3), torch.ones(3)), reduce="argmin"), "indices of float32"),
+        (lambda store: store.push("v", torch.ones(3), after=[3]), r"after=\[3\]"),
+        (lambda store: store.push("v", torch.ones(3), callback=3), "callback=3 is no function"),
+        (lambda store: store.push("v", torch.ones(3), reduce=3), "reduce=3"),
+        (lambda store: store.wait(None), "wait for None"),
+        (lambda store: store.wait([3]), "wait for"),
+        (lambda store: store.wait([], timeout=-1), "timeout=-1"),
+        (lambda store: store.declare("x", shape=(-1,)), "is no shape"),
+        (lambda store: store.declare("x", shape=(2.5,)), "2.5.* is no shape"),
+        (lambda store: store.declare("x", shape=(2,), dtype=np.float32), "no dtype of torch"),
+        (lambda store: store.declare("x", shape=(2,), initial=[1, 2]), "initial=list"),
+        (lambda store: store.declare("x", shape=(2,), initial=1.5, dtype=torch.int64), "initial=1.5"),
+        (lambda store: store.declare("x", shape=(2,), apply=3), "apply=3"),
+        (lambda store: store.call("operator:add", "v", other=torch.ones(1)), "other=tensor"),
+        (lambda store: store.key(3), r"store.key\(3\)"),
+        (lambda store: setattr(store, "delay", 1.5), "a delay of 1.5"),
     ],
 )
 def test_what_makes_no_sense_is_said(wrong, words: str) -> None:
@@ -197,12 +278,14 @@ def test_what_makes_no_sense_is_said(wrong, words: str) -> None:
 
 def test_what_a_store_may_be() -> None:
     assert [staleness_of(each) for each in ("asp", "bsp", {"ssp": 3})] == [None, 0, 3]
-    for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4):
+    for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4, np.array(["asp"])):
         with pytest.raises(UsageError, match="consistency"):
             staleness_of(wrong)
     stores = Stores(0, 1, Within, Nowhere())
     assert stores.open("a", "bsp", "eager", None) is stores.open("a", "bsp", "eager", [0])
-    for arguments in (("a", "asp", "lazy", None), ("b", "asp", "eager", None), ("b", "bsp", "lazy", [1])):
+    groups = [1], "ab", 3, [0.0], [True], []
+    for arguments in (("a", "asp", "lazy", None), ("b", "asp", "eager", None), (3, "asp", "lazy", None),
+                      *(("b", "bsp", "lazy", group) for group in groups)):  # fmt: skip
         with pytest.raises(UsageError, match="store"):
             stores.open(*arguments)
 
@@ -429,7 +512,7 @@ def test_single_keys_by_the_hundred_leave_in_a_few_messages_and_each_is_its_own(
         store.push(7, row)
         with pytest.raises(UsageError, match="where"):
             store.push(7, torch.ones(5))
-        with pytest.raises(UsageError, match="keys are"):
+        with pytest.raises(UsageError, match="64 bits with sign"):
             store.push(1 << 64, torch.ones(4))
         assert torch.equal(store.pull(7), rows.view(3, 100, 4).sum(0)[7] + 1)
 

@@ -45,7 +45,7 @@ class Coordinator:
         self.disk = Disk()
         self._chains: list[list[int]] = []
         self._handing: set[int] = set()
-        self.mind = Mind(order(scenario), Address("10.0.0.1", 29500), GRACE, resume, 0.0, 1000.0)
+        self.mind = Mind(order(scenario), GRACE, resume, 0.0, 1000.0)
         self.address = network.listen(process, self, AnyMessage, lambda member: self.mind.expects(member) or None)
         self._carry_out(self.mind.start(0.0))
         self._world.after(TICK, self._tick)

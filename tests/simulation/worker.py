@@ -234,9 +234,9 @@ class Worker:
         saves = bool(serves and self._scenario.saves and (clock + 1) % self._scenario.saves == 0)
         if serves:
             self._send(mind.step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
-        if saves and self._rank == 0:
+        if saves:
             where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
-            self._tell(say.SaveBegin(clock + 1, [], where))
+            self._tell(say.SaveBegin(clock + 1, [], where if self._rank == 0 else None))
             self._tell(say.SaveEnd(clock + 1))
         if not self._scenario.early:
             self._pull(clock + 1)

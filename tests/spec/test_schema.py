@@ -21,7 +21,7 @@ JOB = {
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0", "restart.max": "0",
-    "restart.on_worker_loss": "wait", "timeouts.start": "9s",
+    "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
     "metrics.interval": "5s", "metrics.tensorboard": "false", "workers.per_host": "2", "servers.per_host": "2",
 }  # fmt: skip
@@ -29,6 +29,7 @@ CLUSTER = {
     "name": "other", "version": "1", "ssh.user": "u", "ssh.port": "23", "ssh.identity_file": "~/.ssh/k",
     "ssh.proxy_jump": "b", "ssh.host_key_policy": "accept-new", "ssh.connect_timeout": "9s",
     "network.interface": "eth1", "network.ports": "2000-3000", "network.congestion": "bbr",
+    "network.require_encryption": "true",
     "runtime.python": "py", "runtime.environment": "existing", "runtime.workdir": "/w", "runtime.torch": "2.5.1",
     "runtime.requirements": "[numpy]", "runtime.wheelhouse": "w", "runtime.index": "https://example.org/simple",
     "runtime.env": "{A: b}", "links": "[{between: [a, c], bandwidth: 1 GB/s}]", "hosts": "[b]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from psctl.errors import HostUnreachable, InvalidFile
@@ -102,3 +103,19 @@ def test_a_host_reached_over_ipv6_is_used_over_ipv4_where_that_interface_has_it(
     six = facts(Nic("eth0", ("2001:db8::8/64",)), connected="2001:db8::8", boot="2")
     chosen = choose_addresses({A: Reach(both), B: Reach(six)})
     assert [one.address for one in chosen.values()] == ["10.0.0.7", "2001:db8::8"]
+
+
+def test_equal_addresses_on_networks_of_their_own_are_refused() -> None:
+    """As rootless containers have them: one kernel, two namespaces, 10.0.2.100 in both."""
+
+    def container(netns: str) -> Reach:
+        inside = facts(Nic("tap0", ("10.0.2.100/24",)), connected="10.0.2.100", default="tap0", boot="same")
+        return Reach(msgspec.structs.replace(inside, netns=netns))
+
+    with pytest.raises(HostUnreachable, match=r"a and b both have the address 10\.0\.2\.100") as caught:
+        choose_addresses({A: container("net:[1]"), B: container("net:[2]")})
+    assert "internal_address:" in caught.value.hint
+    together = choose_addresses({A: container("net:[1]"), B: container("net:[1]")})
+    assert [one.address for one in together.values()] == ["127.0.0.1", "127.0.0.1"], "one machine reached at two ports"
+    with pytest.raises(HostUnreachable, match="loopback"):
+        choose_addresses({A: Reach(two(1, "10.0.0.1"), "127.0.0.1"), B: Reach(two(2, "10.0.0.2"))})

@@ -37,7 +37,7 @@ def said(*readings: Reading, nics: tuple[Nic, ...] | None = None) -> list[str]:
         facts = HostFacts("node", "", "x86_64", 8, "", (), 1, 1, nics, (), (), None, None, "", "")
     findings = machine.build(readings, facts).findings
     assert all(one.what and one.cure for one in findings)
-    return [one.what for one in findings]
+    return [one.what for one in findings if "where they lead" not in one.what]  # test_hostile.py holds that one
 
 
 def table(*rows: dict[str, object]) -> GpuTable:

@@ -13,7 +13,7 @@ from psctl import errors
 from psctl.clock import ManualClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, make_console, rank_lines, say
-from psctl.view.failure import draw_end, draw_error, signal_name
+from psctl.view.failure import Uncounted, draw_end, draw_error, signal_name
 from psctl.view.live import BURST, LiveScreen, follower
 from psctl.view.picture import picture
 from psctl.view.plain import PlainLog, describe
@@ -131,7 +131,32 @@ def test_before_the_first_report_it_says_what_is_waited_for():
     assert "waiting for the hosts" in drawn([], 80, 24)[2]
     assert "starting: 0 of 3 processes run" in drawn(RUN[:1], 80, 24)[2]
     ready = [kinds.State(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
-    assert "waiting for the first report" in drawn([*RUN[:3], ready[0]], 80, 24)[2]
+    plan = next(event for event in RUN if isinstance(event, kinds.Planned))
+    assert "waiting for the first report" in drawn([*RUN[:3], ready[0], plan], 80, 24)[2]
+
+
+def test_a_script_that_never_calls_prepare_shows_no_steps():
+    up = [kinds.State(time=101.0, role=r.role, rank=r.rank, host="", state="running") for r in RUN[0].roles]
+    assert "not counted: the script has not called prepare" in drawn([RUN[0], *up], 80, 24)[2]
+
+
+def test_the_step_is_the_workers_when_they_report_rarely():
+    worker = kinds.State(time=171.0, role="worker", rank=0, host="", state="running", step=1777)
+    assert "1,777" in drawn([*RUN, worker], 80, 24)[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "line"),
+    [
+        ("done", "acc 0.93\x1b[2J", "✓ digits-3 done in 3m12s; worker/0 printed last: acc 0.93"),
+        ("stopped", None, "■ digits-3 stopped in 3m12s"),
+    ],
+)
+def test_a_job_whose_steps_nobody_counted_does_not_end_with_none(status, text, line):
+    stream, console = pipe()
+    printed = text and kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=text)
+    draw_end(console, "digits-3", ended(status), uncounted=Uncounted(printed))
+    assert stream.getvalue().splitlines()[-1] == line
 
 
 def test_a_live_screen_prints_rank_lines_above_and_takes_its_picture_away():
@@ -222,7 +247,7 @@ FAILURE = {
     "frames": ["train.py:88 in main: step(model)", "train.py:61 in step: assert_finite(loss)"],
     "tail": ["Traceback (most recent call last):"], "code": "", "exit": 1, "hint": "",
     "stopped": ["worker/0", "worker/1", "worker/2", "server/0"], "checkpoint": "digits-3@1200",
-    "resume": "psctl checkpoint restore digits-3@1200", "log": "psctl logs digits-3 -r worker:3",
+    "resume": "psctl train job.yaml --resume latest", "log": "psctl logs digits-3 -r worker:3",
 }  # fmt: skip
 
 
@@ -247,7 +272,7 @@ def test_the_box_of_a_failed_job_tells_who_where_why_what_was_saved_and_what_to_
         "  stopped with it: worker/0-2, server/0",
         "  last checkpoint: digits-3@1200 (verified)",
         "  log:             psctl logs digits-3 -r worker:3",
-        "  resume:          psctl checkpoint restore digits-3@1200",
+        "  resume:          psctl train job.yaml --resume latest",
     ]
 
 
@@ -257,7 +282,7 @@ def test_at_a_narrow_terminal_the_box_wraps_below_its_first_word_and_cuts_nothin
     assert all(len(line) <= 50 for line in lines)
     text = " ".join(" ".join(lines).split())
     assert "worker/3 on node-b exited with 1" in text
-    assert "psctl checkpoint restore digits-3@1200" in text
+    assert "psctl train job.yaml --resume latest" in text
 
 
 @pytest.mark.parametrize(
@@ -273,6 +298,20 @@ def test_at_a_narrow_terminal_the_box_wraps_below_its_first_word_and_cuts_nothin
 )
 def test_the_box_tells_other_failures_too(changes, line):
     assert line in box(FAILURE | changes)
+
+
+def test_ranks_that_failed_by_themselves_are_not_called_stopped():
+    reasons = ["ValueError: NaN", "ValueError: NaN", "KeyError: \x1b[2J'x'", "A", "B", "C"]
+    failed = [{"rank": f"worker/{i}", "exception": reason} for i, reason in enumerate(reasons)]
+    lines = box(FAILURE | {"stopped": ["server/0"], "failed": failed})
+    assert lines[4:10] == [
+        "  failed too:      worker/0-1: ValueError: NaN",
+        "  failed too:      worker/2: KeyError: 'x'",
+        "  failed too:      worker/3: A",
+        "  failed too:      worker/4: B",
+        "  failed too:      ... and 1 more",
+        "  stopped with it: server/0",
+    ]
 
 
 def test_a_failure_of_which_little_is_known_still_has_its_box():

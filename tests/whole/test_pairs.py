@@ -44,6 +44,7 @@ def test_what_two_workers_of_a_host_push_crosses_the_network_once(
     text: str = hosts.cluster_text(["h1"])
     rows = "".join(f"  - {{address: {name}, name: {name}, slots: 2, roles: [worker]}}\n" for name in ("h1", "h2"))
     cluster.write_text(text[: text.index("hosts:")] + "hosts:\n" + rows + "  - {address: h3, roles: [server]}\n")
+    assert psctl.run("up", str(cluster), timeout=LONG).code == 0  # measures the links, which are bytes too
     moved = []
     for more in ((), ("--set", "sync.consistency={ssp: 1}")):  # out of step each pushes for himself
         before = sent(hosts, "h2")

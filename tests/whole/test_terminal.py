@@ -154,7 +154,7 @@ def test_a_third_ctrl_c_kills(psctl: Psctl) -> None:
     assert left(psctl.home) == []
     assert states(psctl) == [("steady-1", "stopped")]
     [job] = (psctl.home / ".psctl/host/jobs").glob("*/local")
-    assert not {"private", "orders.json", "agent.sock", "agent.pid"} & {path.name for path in job.iterdir()}
+    assert not {"private", "agent.sock", "agent.pid"} & {path.name for path in job.iterdir()}
 
 
 @pytest.mark.soak

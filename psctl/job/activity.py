@@ -1,0 +1,36 @@
+"""What a worker's heartbeat says that it does: `compute`, or a wait, which names those that are waited for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+COMPUTE = "compute"
+
+_WAITS = ("sync", "waiting for")
+_NAME = re.compile(r"\b(worker|server)/(\d{1,7})\b")
+
+
+def waiting(what: str, workers: Iterable[int] = ()) -> str:
+    """Return the activity of a worker that waits for other workers.
+
+    Args:
+        what: it waits for.
+        workers: who have not brought it, where that is known.
+    """
+    names = ", ".join(f"worker/{rank}" for rank in sorted(set(workers)))
+    return f"sync: waiting for {what}" + (f" from {names}" if names else "")
+
+
+def is_wait(doing: str) -> bool:
+    """Does this activity wait for another process?"""
+    return doing.startswith(_WAITS)
+
+
+def waited_for(doing: str) -> set[tuple[str, int]]:
+    """Return the (role, rank) of those that an activity waits for; empty when it does not say.
+
+    "waiting for values from server/0, which waits for worker/1" waits for worker/1.
+    """
+    last = re.split(r", which waits? for ", doing)[-1]
+    return {(role, int(rank)) for role, rank in _NAME.findall(last)}

@@ -1,0 +1,114 @@
+"""Imports Python functions from files below the job's folder, and refuses all others before any of their code runs.
+
+A name such as "os:kill" reaches a server from a worker, so it must not reach a function that the job did not bring.
+Each module on the way (packages first) is located without being executed, and is imported only when its source lies
+below the folder. What is in `sys.modules` already is judged by the file that it came from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any
+
+from psctl.errors import UsageError
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of installed packages: not the job's code, even where a virtual environment lies in the job's folder."""
+
+
+def script_folder() -> str:
+    """Return the folder of the running script; the working directory under `python -m` and in an interpreter."""
+    main = sys.modules.get("__main__")
+    file: str | None = getattr(main, "__file__", None)
+    if file is None or getattr(main, "__spec__", None) is not None:
+        return os.getcwd()
+    return os.path.dirname(os.path.abspath(file))
+
+
+class JobModules:
+    """Finds functions in the modules of one folder.
+
+    Args:
+        folder: the job's code on this host; "": the folder of the running script.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder = os.path.realpath(folder or script_folder())
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Import a function by its "module:function".
+
+        Raises:
+            UsageError: there is none, or it is not a Python function that is defined below the folder.
+        """
+        path, _, attribute = name.partition(":")
+        module = self._module(name, path)
+        file = str(module.__file__)
+        found = getattr(module, attribute, None)
+        if found is None:
+            raise UsageError(f"{name}: {file} defines no {attribute!r}", self._cure)
+        if not isinstance(found, FunctionType):
+            raise UsageError(f"{name} in {file} is a {type(found).__name__}, not a Python function", self._cure)
+        source = inspect.unwrap(found).__code__.co_filename  # a decorator's wrapper has the decorator's file
+        if found.__module__ != path or not self._holds(source):
+            raise UsageError(f"{name} in {file} is imported there from {source}", self._cure)
+        return found
+
+    @property
+    def _cure(self) -> str:
+        return f"define it with `def` at the top of a module in the job's folder ({self._folder})"
+
+    def _module(self, name: str, path: str) -> ModuleType:
+        """Import each package of a dotted path, then the module, each only after its file was checked."""
+        if self._folder not in sys.path:
+            sys.path.append(self._folder)  # last, so that nothing in it hides what psctl itself imports
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):
+            self._import(name, ".".join(parts[:count]), last=count == len(parts))
+        return sys.modules[path]
+
+    def _import(self, name: str, path: str, *, last: bool) -> None:
+        spec = self._spec(name, path)
+        package = spec.origin is None and spec.submodule_search_locations is not None  # a namespace: nothing runs
+        if package and not last:
+            return
+        if package or not spec.has_location or not self._holds(spec.origin or ""):
+            where = spec.origin or "a namespace package"
+            raise UsageError(f"{name}: module {path!r} is {where}, which is not of the job's folder", self._rename)
+        if not str(spec.origin).endswith(".py"):
+            raise UsageError(f"{name}: {spec.origin} is no Python source file", self._cure)
+        try:
+            importlib.import_module(path)
+        except (Exception, SystemExit) as error:
+            text = f"{name}: importing {spec.origin} failed: {type(error).__name__}: {error}"
+            raise UsageError(text, f"python -c 'import {path}' in the job's folder shows the whole error") from error
+
+    @property
+    def _rename(self) -> str:
+        return f"{self._cure}; rename the module if an installed one has its name"
+
+    def _spec(self, name: str, path: str) -> ModuleSpec:
+        """Locate a module without executing it; its parent packages are imported."""
+        loaded = sys.modules.get(path)
+        file = getattr(loaded, "__file__", None)
+        try:
+            if loaded is not None and file is not None:  # also what was loaded without a spec
+                return importlib.util.spec_from_file_location(path, file) or ModuleSpec(path, None, origin=file)
+            found = importlib.util.find_spec(path)
+        except (ImportError, ValueError, AttributeError) as error:
+            raise UsageError(f"{name}: module {path!r} is not found: {error}", self._cure) from error
+        if found is None:
+            raise UsageError(f"{name}: there is no module {path!r} in {self._folder}", self._cure)
+        return found
+
+    def _holds(self, file: str) -> bool:
+        real = os.path.realpath(file)
+        below = os.path.commonpath((self._folder, real)) == self._folder
+        return below and not INSTALLED.intersection(os.path.relpath(real, self._folder).split(os.sep))

@@ -1,0 +1,114 @@
+"""The store behind MASTER_PORT on several hosts: plain DistributedDataParallel works, and strangers reach nothing."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import ROOT, Psctl, assert_clean, next_event
+
+from psctl.wire import knock
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
+
+RING = """
+import os, psutil, torch, torch.distributed as dist
+import psctl
+run = psctl.init()
+torch.manual_seed(run.rank)
+net = torch.nn.Linear(2, 1)
+net, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+print("starts with", net.weight.tolist())
+for _ in run.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=4):
+    optimizer.zero_grad()
+    net(_[0]).sum().backward()
+    optimizer.step()
+beside = [one.cmdline() for one in psutil.Process(os.getppid()).children()]
+print("store", any("psctl.runtime.store_host" in line for line in beside), "engine", dist.is_initialized())
+"""
+
+SLEEPS = """
+import os, time
+print(os.environ["PSCTL_HOST"], os.environ["MASTER_PORT"], flush=True)
+time.sleep(100)
+"""
+
+
+def test_plain_ddp_trains_over_three_hosts(lab: Any) -> None:
+    psctl, hosts, cluster = lab
+    job = str(ROOT / "templates" / "ddp" / "job.yaml")
+    run = psctl.run("train", job, "--cluster", str(cluster), "--workers", "3", "-o", "jsonl")
+    assert run.code == 0, run
+    said = [event["text"] for event in run.of("log") if "accuracy" in event["text"]]
+    assert sorted(line.split(":")[0] for line in said) == [f"rank {rank} of 3" for rank in range(3)]
+    assert_clean(hosts)
+
+
+def test_the_network_reaches_doors_alone_and_starts_no_store(lab: Any, tmp_path: Path) -> None:
+    psctl, hosts, cluster = lab
+    (tmp_path / "train.py").write_text(SLEEPS)
+    (tmp_path / "job.yaml").write_text("version: 1\nname: sleeps\nscript: train.py\n")
+    told: dict[str, int] = {}
+    with psctl.start("train", str(tmp_path / "job.yaml"), "--cluster", str(cluster), "-o", "jsonl") as follower:
+        while len(told) < len(list(hosts)):
+            host, port = next_event(follower, "log")["text"].split()
+            told[host] = int(port)
+        for name in hosts:
+            address = hosts[name].address
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, told[name]), 5)
+            for port in outside(hosts, name):
+                with socket.create_connection((address, port), 5) as stranger:
+                    stranger.settimeout(10)
+                    greeting = stranger.recv(knock.GREETING, socket.MSG_WAITALL)
+                    knock.check_greeting(greeting)
+                    stranger.sendall(b"\0" * knock.ANSWER)
+                    assert stranger.recv(1) == b""
+            assert not [line for _, line in hosts.processes(name) if "store_host" in line]
+        assert psctl.run("stop", "--force").code in (0, 1)
+        follower.wait(30)
+    assert_clean(hosts)
+
+
+def test_a_schedule_on_cpus_needs_neither_the_engine_nor_its_store(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RING)
+    (tmp_path / "job.yaml").write_text("version: 1\nname: ring\nscript: train.py\nsync: {strategy: ring}\n")
+    run = Psctl(tmp_path / "home").run(
+        "train", str(tmp_path / "job.yaml"), "--workers", "2", "-o", "jsonl", cwd=tmp_path
+    )
+    assert run.code == 0, run
+    texts = [event["text"] for event in run.of("log")]
+    assert texts.count("store False engine False") == 2, run
+    assert len({text for text in texts if text.startswith("starts with")}) == 1, "both have rank 0's values"
+
+
+def test_where_encryption_is_required_the_engine_is_refused_and_psctls_own_trains(lab: Any, tmp_path: Path) -> None:
+    psctl, hosts, cluster = lab
+    cluster.write_text(hosts.cluster_text(["h1", "h2"], more="network: {require_encryption: true}\n"))
+    (tmp_path / "train.py").write_text(RING)
+    (tmp_path / "job.yaml").write_text("version: 1\nname: ring\nscript: train.py\n")
+    job = ("train", str(tmp_path / "job.yaml"), "--cluster", str(cluster), "-o", "jsonl")
+    refused = psctl.run(*job, "--strategy", "native")
+    assert refused.code == 2, refused
+    assert '"started"' not in refused.out
+    assert "network: require_encryption: true, and between hosts it goes over Gloo" in refused.out
+    run = psctl.run(*job, "--strategy", "ring")
+    assert run.code == 0, run.out
+    assert [event["text"] for event in run.of("log")].count("store False engine False") == 2, run
+    assert run.of("plan")[-1]["chosen"] == "ring"
+    sizes = ("--sizes", "1KB", "--workers", "2", "--cluster", str(cluster), "-o", "json")
+    assert "require_encryption" in psctl.run("bench", "allreduce", "--strategy", "native", *sizes).out
+    measured = psctl.run("bench", "allreduce", "--strategy", "ring", *sizes)
+    assert measured.code == 0, psctl.run("logs", "bench").out
+    assert_clean(hosts)
+
+
+def outside(hosts: Any, name: str) -> list[int]:
+    """Return the ports at which something listens that other hosts can reach, without sshd's."""
+    rows = Path(f"/proc/{hosts[name].init}/net/tcp").read_text()
+    found = re.findall(r"^ *\d+: (\w{8}):(\w{4}) \w+:\w+ 0A", rows, re.MULTILINE)
+    ports = {int(port, 16) for address, port in found if not address.endswith("7F")}
+    return sorted(ports - {hosts[name].port})
