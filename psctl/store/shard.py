@@ -25,7 +25,7 @@ from psctl.store.entries import Copying
 from psctl.store.intake import Ready
 from psctl.store.ledger import Membership, Order
 from psctl.store.lending import Lending, Lent
-from psctl.store.machine import ShardMachine
+from psctl.store.shard_machine import ShardMachine
 from psctl.store.messages import (
     Between,
     Leads,
