@@ -11,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-PURE := tests/spec tests/topology tests/schedule tests/store tests/wire tests/job tests/plan tests/view tests/checkpoint tests/launch \
-	tests/test_units.py tests/runtime/test_loader.py tests/runtime/test_trees.py tests/runtime/test_cuts.py tests/remote/test_known_hosts.py
+PURE := tests/spec tests/topology tests/schedule tests/ps tests/transport/protocol tests/job tests/coordinator tests/plan tests/view \
+	tests/checkpoint tests/launch tests/test_units.py tests/worker/test_loader.py tests/train_state/test_state_trees.py \
+	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
 
 .PHONY: demo test simulate soak bench lint audit lock clean system
 

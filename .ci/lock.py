@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from packages import CONSTRAINTS, HOSTS, found_here
 
-from psctl.launch.site import NEEDED
+from psctl.launch.hosts.site import NEEDED
 
 HEAD = """\
 # What psctl is tested with, and what its users install with `pip install -c`. Written by `make lock`.

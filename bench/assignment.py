@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import random
 
+from psctl.coordinator.state.hashing import Ring, assign_hashed
 from psctl.job.assignment import Chains, assign, copies
-from psctl.job.hashing import Ring, assign_hashed
 
 SERVERS = (2, 3, 5, 10, 20, 50, 100)
 SHARDS_A_SERVER = 16

@@ -16,11 +16,20 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-from psctl.job import events, membership, messages
-from psctl.job.coordinator import Mind
-from psctl.job.instructions import Connected, Happening, Heard, Instruction, PlanMade, ShardsMade, Tell, Tick
+from psctl.coordinator.state.instructions import (
+    Connected,
+    Happening,
+    Heard,
+    Instruction,
+    PlanMade,
+    ShardsMade,
+    Tell,
+    Tick,
+)
+from psctl.coordinator.state.job_state_machine import Mind
+from psctl.job import events, job_messages, membership_messages
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.words import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
+from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
 
 LAYOUT = Layout((ParameterInfo("w", (1000,), "float32", 0),), "SGD", ({"lr": 0.1},))
 SHARDS_A_SERVER = 8
@@ -64,7 +73,9 @@ class Play:
         self.handled += len(every)
         self.said += len(out)
         for said in out:
-            if isinstance(said, Tell) and isinstance(said.message, messages.Decision | membership.Reassign):
+            if isinstance(said, Tell) and isinstance(
+                said.message, job_messages.Decision | membership_messages.Reassign
+            ):
                 self.assignment = said.message.assignment
         return out
 
@@ -81,9 +92,9 @@ class Play:
 
     def start(self) -> None:
         """From the first agent's word to the first step."""
-        self(Heard(Member("agent", n), messages.Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
-        self(Heard(self.agent(each), messages.Started(each, 100)) for each in self.workers)
-        for message in (messages.Join(1), messages.Prepare(LAYOUT, ())):
+        self(Heard(Member("agent", n), job_messages.Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
+        self(Heard(self.agent(each), job_messages.Started(each, 100)) for each in self.workers)
+        for message in (job_messages.Join(1), job_messages.Prepare(LAYOUT, ())):
             self(happening for each in self.workers for happening in (Connected(each), Heard(each, message)))
         plan = events.Planned(time=0, size=1, world=1, chosen="ps", reason="", decided=True, candidates=[])
         self(iter([PlanMade("ps", "server", [n % self.hosts for n in range(self.count)], plan)]))
@@ -91,26 +102,27 @@ class Play:
             self.listens(server)
         shards = [Shard(n, "float32", Range(n, n + 1)) for n in range(SHARDS_A_SERVER * self.count)]
         self(iter([ShardsMade(shards, [4 << 20] * len(shards))]))
-        self(Heard(each, messages.Ready()) for each in self.workers)
+        self(Heard(each, job_messages.Ready()) for each in self.workers)
         assert self.mind.state == "running"
 
     def listens(self, server: Member) -> None:
         """A server came up."""
         self(
             iter([
-                Heard(self.agent(server), messages.Started(server, 200)), Connected(server),
-                Heard(server, messages.Join(1)), Heard(server, messages.Ready(Address("10.0.0.1", 4000 + server.rank))),
+                Heard(self.agent(server), job_messages.Started(server, 200)), Connected(server),
+                Heard(server, job_messages.Join(1)), Heard(server, job_messages.Ready(Address("10.0.0.1", 4000 +
+                server.rank))),
             ])
         )  # fmt: skip
 
     def train(self) -> None:
         """One step of all, and a second of ticks."""
         self.step += 1
-        number = messages.StepReport(self.step, 0, 64.0, {"loss": 0.5})
-        report = messages.Report(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
+        number = job_messages.StepReport(self.step, 0, 64.0, {"loss": 0.5})
+        report = job_messages.Report(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
         self(Heard(each, report) for each in self.workers)
-        self(Heard(each, messages.Beat(self.step, "sync: waiting for server/0")) for each in self.workers)
-        self(Heard(each, messages.Beat(self.step, "serving")) for each in self.servers)
+        self(Heard(each, job_messages.Beat(self.step, "sync: waiting for server/0")) for each in self.workers)
+        self(Heard(each, job_messages.Beat(self.step, "serving")) for each in self.servers)
         for _ in range(10):
             self.now += 0.1
             self(iter([Tick()]))
@@ -125,7 +137,7 @@ class Play:
             now = self.newest
             heads = {each.rank: each for each in self.servers}
             self(
-                Heard(heads[now.chains[shard][0]], membership.CaughtUp(now.epoch, shard, server))
+                Heard(heads[now.chains[shard][0]], membership_messages.CaughtUp(now.epoch, shard, server))
                 for shard, found in enumerate(now.copies)
                 for server in found
             )
@@ -133,7 +145,7 @@ class Play:
             self(iter([Tick()]))
             before, after = now.owners, self.newest.owners
             self(
-                Heard(heads[before[shard]], membership.HandedOver(self.newest.epoch, shard))
+                Heard(heads[before[shard]], membership_messages.HandedOver(self.newest.epoch, shard))
                 for shard in range(len(before))
                 if after[shard] != before[shard]
             )
@@ -144,18 +156,18 @@ class Play:
         self(iter([self.died(dead)]))
         owners = self.newest.owners
         self(
-            Heard(server, membership.HeldOf(dead.rank, dead.incarnation, held, held))
+            Heard(server, membership_messages.HeldOf(dead.rank, dead.incarnation, held, held))
             for server in self.servers
             if (held := {shard: self.step - 1 for shard, owner in enumerate(owners) if owner == server.rank})
         )
         self.workers[1] = new = Member("worker", 1, dead.incarnation + 1)
-        ready = [messages.Join(1), messages.Prepare(LAYOUT, ()), messages.Ready()]
+        ready = [job_messages.Join(1), job_messages.Prepare(LAYOUT, ()), job_messages.Ready()]
         self(iter([Connected(new), *(Heard(new, message) for message in ready)]))
 
     def died(self, member: Member) -> Happening:
         """Return the news of a death by kill -9."""
-        failure = messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
-        return Heard(self.agent(member), messages.Exited(member, -9, failure))
+        failure = job_messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
+        return Heard(self.agent(member), job_messages.Exited(member, -9, failure))
 
     def rate(self) -> tuple[int, float]:
         """Return events and seconds since the last call."""

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import torch
 
-from psctl.net.segments import memfd
-from psctl.runtime.copies import CudaCopies, Span
-from psctl.runtime.staging import Staging
+from psctl.sync.device_copies import CudaCopies, Span
+from psctl.sync.gpu_staging import Staging
+from psctl.transport.shared_memory import memfd
 
 PARTS = 8
 

@@ -23,10 +23,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole")]
 
 from hosts import PATH, Hosts  # noqa: E402
 
-from psctl.launch import measure  # noqa: E402
 from psctl.launch.clusters import choose  # noqa: E402
-from psctl.launch.converge import look_at_all  # noqa: E402
 from psctl.launch.home import Home  # noqa: E402
+from psctl.launch.hosts.converge import look_at_all  # noqa: E402
+from psctl.launch.measure.link_measurement import link_measurement  # noqa: E402
 from psctl.remote.fleet import Fleet  # noqa: E402
 
 
@@ -46,7 +46,9 @@ def iperf(hosts: Hosts, congestion: str, seconds: int = 3) -> float:
     return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
 
 
-def psctl(hosts: Hosts, folder: Path, congestion: str, effort: measure.Effort) -> measure.Measurements:
+def psctl(
+    hosts: Hosts, folder: Path, congestion: str, effort: link_measurement.Effort
+) -> link_measurement.Measurements:
     """Return what psctl measures between h1 and h2."""
     home = folder / "home"
     if not home.exists():
@@ -56,10 +58,10 @@ def psctl(hosts: Hosts, folder: Path, congestion: str, effort: measure.Effort) -
     chosen = choose(Home(folder / "psctl"), str(file))
     with Fleet.connect(chosen.spec, config=home / ".ssh" / "config") as fleet:
         state = look_at_all(chosen, fleet)
-        return measure.measure(chosen, fleet, state, lambda *_: None, effort)
+        return link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)
 
 
-def compare(rate: int, runs: int, congestion: str, effort: measure.Effort) -> dict[str, float]:
+def compare(rate: int, runs: int, congestion: str, effort: link_measurement.Effort) -> dict[str, float]:
     """Measure in turn at a rate in Mbit/s; all figures in Mbit/s of payload."""
     theirs, ours, spreads = [], [], []
     with Hosts(2, rate=f"{rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
@@ -82,7 +84,7 @@ def main() -> int:
     if shutil.which("iperf3") is None:
         print("iperf3 is not installed: apt install iperf3")
         return 1
-    effort = measure.QUICK if given.quick else measure.THOROUGH
+    effort = link_measurement.QUICK if given.quick else link_measurement.THOROUGH
     worst = 0.0
     print("Mbit/s\tset\tiperf3\tpsctl\tdifference\tspread")
     for rate in map(int, given.rates.split(",")):

@@ -41,11 +41,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from psctl.errors import ConnectionFailed  # noqa: E402
-from psctl.net.peer import Acceptor, Credentials, Peer  # noqa: E402
-from psctl.net.tls import make_context  # noqa: E402
-from psctl.wire import knock  # noqa: E402
-from psctl.wire.authority import Pair, issue, make_authority  # noqa: E402
-from psctl.words import Member  # noqa: E402
+from psctl.transport.credentials import make_context  # noqa: E402
+from psctl.transport.peer import Acceptor, Credentials, Peer  # noqa: E402
+from psctl.transport.protocol import preauth  # noqa: E402
+from psctl.transport.protocol.authority import Pair, issue, make_authority  # noqa: E402
+from psctl.types import Member  # noqa: E402
 
 JOB = ROOT / "bench" / "failover_job" / "job.yaml"
 PSCTL = (sys.executable, "-m", "psctl")
@@ -111,8 +111,8 @@ class Strangers:
 
     def _shake(self, line: socket.socket, own: Proof) -> None:
         line.settimeout(5)
-        greeting = line.recv(knock.GREETING, socket.MSG_WAITALL)
-        line.sendall(knock.answer(own.secret, greeting))
+        greeting = line.recv(preauth.GREETING, socket.MSG_WAITALL)
+        line.sendall(preauth.answer(own.secret, greeting))
         with own.context.wrap_socket(line) as tls:
             tls.recv(1)
 
@@ -127,7 +127,7 @@ def dead_end() -> int:
 
     def hang_up(line: socket.socket) -> None:
         with line, contextlib.suppress(ConnectionError):
-            line.sendall(knock.greet())
+            line.sendall(preauth.greet())
             line.recv(1)
 
     def serve() -> None:
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="with strangers; as many twice without")
     parser.add_argument("--each", type=int, help="no job: what so many of each sort cost")
     given = parser.parse_args()
-    other = proof(make_authority("other-1", time.time()), knock.new_secret(), "other-1", Member("worker", 0))
+    other = proof(make_authority("other-1", time.time()), preauth.new_secret(), "other-1", Member("worker", 0))
     if given.each:
         each_sort(other, given.each)
         return
@@ -287,7 +287,7 @@ class Nobody:
 
 def each_sort(other: Proof, count: int) -> None:
     """Print the processor time that one of each sort costs a listener, least of five rounds, and its memory."""
-    authority, secret, server = make_authority("job-1", time.time()), knock.new_secret(), Member("server", 0)
+    authority, secret, server = make_authority("job-1", time.time()), preauth.new_secret(), Member("server", 0)
     pair = issue(authority, "job-1", server, time.time())
     who = Credentials("job-1", server, authority.certificate_pem, pair.certificate_pem, pair.key_pem, secret)
     strangers = Strangers(other, proof(authority, secret, "job-1", Member("worker", 1)))

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ConnectionFailed
-from psctl.net import tcp
-from psctl.net.peer import Acceptor, Credentials, Peer, dial
-from psctl.wire.authority import issue, make_authority
-from psctl.wire.knock import new_secret
-from psctl.words import Address, Member
+from psctl.transport import tcp_stream
+from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.protocol.authority import issue, make_authority
+from psctl.transport.protocol.preauth import new_secret
+from psctl.types import Address, Member
 
 SERVER, WORKER = Member("server", 0), Member("worker", 0)
 TOTAL = 1 << 30
@@ -94,7 +94,7 @@ def serve_sealed(pipe: Connection, credentials: Credentials, congestion: str) ->
 
 
 def serve_plain(pipe: Connection, congestion: str) -> None:
-    listener = tcp.listen("127.0.0.1", None, congestion)
+    listener = tcp_stream.listen("127.0.0.1", None, congestion)
     pipe.send(listener.address)
     stream = listener.accept()
     landing = memoryview(bytearray(64 << 20))
@@ -117,7 +117,7 @@ def run(target: Any, *args: Any) -> tuple[Any, Address]:
 def plain(congestion: str, size: int) -> float:
     """Return bytes/s."""
     process, address = run(serve_plain, congestion)
-    stream = tcp.connect(address, 5, congestion)
+    stream = tcp_stream.connect(address, 5, congestion)
     data = memoryview(bytearray(size))
     begin = time.perf_counter()
     for _ in range(TOTAL // size):

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from psctl.runtime.joining import init as init
-    from psctl.runtime.run import Run as Run
+    from psctl.worker.init import init as init
+    from psctl.worker.run import Run as Run
 
 __version__ = "0.1.0"
 
 __all__ = ["Run", "__version__", "init"]
 
-_DOORS = {"init": "psctl.runtime.joining", "Run": "psctl.runtime.run"}
+_DOORS = {"init": "psctl.worker.init", "Run": "psctl.worker.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.words import PLAIN, Address, Compression
+from psctl.types import PLAIN, Address, Compression
 
 
 class HostOrder(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class AgentOrders(msgspec.Struct, frozen=True):
     authority: str  # PEM of the job's certificate authority
     certificate: str
     key: str
-    knock: str  # the job's secret that is shown before TLS (wire/knock.py), hex
+    knock: str  # the job's secret that is shown before TLS (transport/protocol/preauth.py), hex
     coordinator: Address | None  # None on the head, whose agent starts it
     authority_key: str  # PEM, head only ("" elsewhere): the coordinator's, nobody else's
     secrets: dict[str, str]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.examples import load_profile
 
-LONG = ("whole", "runtime", "cli", "remote", "net")
+LONG = ("whole", "sync", "agent", "kv", "client", "collectives", "worker", "server", "cli", "remote", "transport")
 
 load_profile()
 

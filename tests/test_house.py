@@ -1,4 +1,4 @@
-"""The house holds: imports go down, rooms of one floor do not know each other, one door for each outside library."""
+"""The structure of psctl/: imports go down, packages of a floor do not meet, each library has its place."""
 
 from __future__ import annotations
 
@@ -12,26 +12,57 @@ import pytest
 
 PSCTL = Path(__file__).resolve().parent.parent / "psctl"
 
-FLOORS = {
-    "errors": 0, "units": 0, "words": 0, "clock": 0, "orders": 0, "permits": 0,
-    "spec": 1, "topology": 1, "schedule": 1, "store": 1, "wire": 1, "job": 1,
-    "plan": 2, "net": 2, "remote": 2, "checkpoint": 2,
-    "runtime": 3, "launch": 3, "": 3, "nn": 3,
-    "view": 4, "cli": 5, "__main__": 6,
-}  # fmt: skip
+FLOORS = (
+    ("errors", "units", "types", "clock", "orders", "permits"),
+    # Pure: no socket, file, process or sleep.
+    ("spec", "topology", "schedule", "ps", "job", "transport.protocol"),
+    ("topology.readers", "topology.algorithms", "topology.network", "schedule.algorithms",
+     "ps.compression", "ps.replication", "ps.tables", "coordinator.state"),
+    ("topology.host", "ps.dense", "ps.tables.client", "ps.tables.server"),
+    ("ps.dense.client", "ps.dense.server", "plan.simulation"),
+    ("plan.closed_forms",),
+    ("plan",),
+    # Edges: sockets, shells and disks.
+    ("transport", "remote", "checkpoint"),
+    # Processes of a job, from what they share to what each of them is.
+    ("process", "train_state"),
+    ("client", "collectives"),
+    ("sync", "kv"),
+    ("agent", "coordinator", "server", "worker"),
+    # The user's machine.
+    ("launch.remote_programs",),
+    ("launch",),
+    ("launch.hosts",),
+    ("launch.measure", "launch.checkpoints"),
+    ("launch.jobs",),
+    ("launch.bench",),
+    ("", "nn"),
+    ("view",),
+    ("cli.shared",),
+    ("cli.commands",),
+    ("cli",),
+    ("__main__",),
+)  # fmt: skip
+"""Packages from the lowest floor up: a package imports those of lower floors only. The lowest floor holds modules."""
+
+LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
 
 DOORS = {
     "yaml": ("spec/",), "rich": ("view/",), "typer": ("cli/",), "click": ("cli/",),
     "fabric": ("remote/ssh",), "paramiko": ("remote/ssh",), "invoke": ("remote/ssh",),
-    "torch": ("store/", "runtime/"), "numpy": ("store/", "runtime/"),
-    "fsspec": ("checkpoint/",), "cryptography": ("wire/",), "ssl": ("wire/", "net/"),
-    "socket": ("net/", "runtime/", "launch/", "remote/"), "subprocess": ("remote/", "runtime/", "launch/"),
-    "psutil": ("runtime/", "launch/"), "msgspec": ("",), "networkx": ("topology/",),
+    "torch": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/",
+              "agent/"),
+    "numpy": ("ps/", "client/", "collectives/", "kv/", "process/", "server/", "sync/", "train_state/", "worker/"),
+    "fsspec": ("checkpoint/",), "cryptography": ("transport/protocol/",), "ssl": ("transport/",),
+    "socket": ("transport/", "process/", "agent/", "client/", "collectives/", "coordinator/", "server/", "worker/",
+               "launch/", "remote/"),
+    "subprocess": ("remote/", "process/", "agent/", "launch/", "worker/"),
+    "psutil": ("process/", "agent/", "coordinator/", "launch/"), "msgspec": ("",), "networkx": ("topology/",),
 }  # fmt: skip
 
 TORCHLESS = (
-    "psctl.runtime.agent", "psctl.runtime.coordinator", "psctl.runtime.call", "psctl.runtime.bootstrap",
-    "psctl.launch.submit", "psctl.launch.follow", "psctl.cli.app", "psctl",
+    "psctl.agent.main", "psctl.coordinator.main", "psctl.agent.control_client", "psctl.process.bootstrap",
+    "psctl.launch.jobs.submit", "psctl.launch.jobs.event_stream", "psctl.cli.app", "psctl",
 )  # fmt: skip
 
 
@@ -50,9 +81,20 @@ def modules() -> list[tuple[str, ast.Module]]:
     return [(path, tree_of(path)) for path in PATHS]
 
 
-def room_of(path: str) -> str:
-    head = path.split("/")[0] if "/" in path else path.removesuffix(".py")
-    return "" if head == "__init__" else head
+def package_of(path: str) -> str:
+    """Return the dotted package of a module's file, below psctl; a module of psctl itself stands for itself."""
+    folder, _, name = path.rpartition("/")
+    return folder.replace("/", ".") if folder else name.removesuffix(".py").replace("__init__", "")
+
+
+def package_named(name: str) -> str:
+    """Return the dotted package that an imported name of psctl belongs to."""
+    parts = name.split(".")[1:]
+    while parts and not (PSCTL / "/".join(parts) / "__init__.py").exists():
+        if len(parts) == 1 and (PSCTL / f"{parts[0]}.py").exists():
+            break
+        parts.pop()
+    return ".".join(parts)
 
 
 def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
@@ -69,26 +111,26 @@ def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
             rows += [(node.lineno, alias.name, id(node) in typing_only) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
-            within = [f"psctl.{alias.name}" for alias in node.names] if node.module == "psctl" else [node.module or ""]
-            rows += [(node.lineno, name, id(node) in typing_only) for name in within]
+            inside = (node.module or "").split(".")[0] == "psctl"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if inside else [node.module or ""]
+            rows += [(node.lineno, name, id(node) in typing_only) for name in names]
     return rows
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_imports_only_go_down_and_rooms_of_a_floor_do_not_meet(path: str) -> None:
-    room = room_of(path)
-    assert room in FLOORS, f"{path}: a room that has no floor yet"
+def test_imports_only_go_down_and_packages_of_a_floor_do_not_meet(path: str) -> None:
+    package = package_of(path)
+    assert package in LEVEL, f"{path}: a package that has no floor yet"
     for line, name, _ in imports(tree_of(path)):
         if name.split(".")[0] != "psctl":
             continue
-        parts = name.split(".")
-        other = parts[1] if len(parts) > 1 else ""
-        if other == room or name in ("psctl", "psctl.__version__"):
-            continue  # the package itself is a lazy door that loads nothing
-        assert other in FLOORS, f"{path}:{line} imports {name}, which has no floor"
-        below = FLOORS[other] < FLOORS[room] or (FLOORS[other] == FLOORS[room] == 0)
-        lazy_door = room == "" and other == "runtime"
-        assert below or lazy_door, f"{path}:{line} imports {name}: not below floor {FLOORS[room]}"
+        other = package_named(name)
+        if other == package or name in ("psctl", "psctl.__version__"):
+            continue  # the package itself loads nothing before one of its names is used
+        assert other in LEVEL, f"{path}:{line} imports {name}, which has no floor"
+        below = LEVEL[other] < LEVEL[package] or (LEVEL[other] == LEVEL[package] == 0)
+        lazy = package == "" and other == "worker"
+        assert below or lazy, f"{path}:{line} imports {name}: {other} is not below {package}"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -113,12 +155,12 @@ def test_inner_packages_are_empty() -> None:
 
 
 def test_files_and_functions_stay_small() -> None:
-    """400 lines a file and 60 a function; a longer one says why in a comment `long:`."""
+    """At most 800 lines a file and 60 a function; longer ones say why in a comment `long:`."""
     rows = []
     for path in sorted(PSCTL.rglob("*.py")):
         text = path.read_text()
         lines = text.splitlines()
-        if len(lines) > 400 and "# long:" not in text:
+        if len(lines) > 800 and "# long:" not in text:
             rows.append(f"{path.relative_to(PSCTL)}: {len(lines)} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > 60:
@@ -153,7 +195,7 @@ def test_no_asyncio_pickle_eval_or_shell() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                own_script = path == "runtime/bootstrap.py" and called == "exec"  # it is there to run the user's
+                own_script = path == "process/bootstrap.py" and called == "exec"  # it is there to run the user's
                 assert own_script or called not in ("eval", "exec", "os.system"), f"{path}:{node.lineno}: {called}"
                 for keyword in node.keywords:
                     shell = keyword.arg == "shell" and ast.unparse(keyword.value) == "True"

@@ -12,7 +12,7 @@ from psctl.checkpoint.disk import Disk, checksum, new_checksum, writing
 from psctl.checkpoint.manifest import Manifest, by_name, whole
 from psctl.checkpoint.reader import read
 from psctl.checkpoint.writer import sweep_beside, temporary
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 MODEL = ("param/", "buffer/")
 

@@ -16,7 +16,7 @@ from psctl import errors
 from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import CHUNK, Disk, checksum, new_checksum
 from psctl.checkpoint.manifest import StoredSlice, TensorFile
-from psctl.words import Range, TensorSlice
+from psctl.types import Range, TensorSlice
 
 Buffer = bytes | bytearray | memoryview
 

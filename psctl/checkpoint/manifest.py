@@ -20,7 +20,7 @@ import msgspec
 from psctl import errors
 from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import checksum
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -17,7 +17,7 @@ from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import CHUNK, Unfit, content, new_checksum, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
 from psctl.checkpoint.state import decode_state
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 _STEP_NAME = re.compile(r"[0-9]{10,18}")
 

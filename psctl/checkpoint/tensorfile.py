@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),

@@ -32,7 +32,7 @@ from psctl.checkpoint.landing import Buffer, Held, Landing
 from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
 from psctl.checkpoint.reader import verify
 from psctl.checkpoint.state import encode_state
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 PARTIAL = ".partial"
 

@@ -12,16 +12,15 @@ import typer
 from typer.main import get_command
 
 import psctl
-from psctl.cli import (
+from psctl.cli.commands import (
     attach,
     bench,
     checkpoint,
-    clusters,
-    completion,
     doctor,
     down,
     init,
     jobs,
+    list_clusters,
     logs,
     plan,
     scale,
@@ -34,9 +33,10 @@ from psctl.cli import (
     use,
     validate,
 )
-from psctl.cli.context import Context, Told, print_json, quiet_pipe
-from psctl.cli.globals import Options, output_of, split
-from psctl.cli.signals import Terminated
+from psctl.cli.shared import completion
+from psctl.cli.shared.context import Context, Told, print_json, quiet_pipe
+from psctl.cli.shared.global_options import Options, output_of, split
+from psctl.cli.shared.signals import Terminated
 from psctl.errors import PsctlError, UsageError
 
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever typer has its click from
@@ -44,8 +44,8 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
 VERBS = (
-    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stop, scale, store,
-    checkpoint, bench,
+    init, validate, doctor, up, down, use, list_clusters, topo, plan, train, attach, logs, status, jobs, stop, scale,
+    store, checkpoint, bench,
 )  # fmt: skip
 """In the order of a user's way through them."""
 

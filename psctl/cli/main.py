@@ -6,7 +6,7 @@ import signal
 import sys
 from types import FrameType
 
-from psctl.cli.signals import Terminated
+from psctl.cli.shared.signals import Terminated
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

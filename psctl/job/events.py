@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
-from psctl.job.messages import Failure
+from psctl.job.job_messages import Failure
+
+FILE = "events.jsonl"
+"""The log's name in the job's folder on the head."""
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):

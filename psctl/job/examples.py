@@ -13,7 +13,7 @@ So every position is taken exactly once an epoch, whoever the members are.
 
 from __future__ import annotations
 
-from psctl.words import Range
+from psctl.types import Range
 
 
 def clocks_in_epoch(examples: int, batch: int, world: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.job.messages import Failure
+from psctl.job.job_messages import Failure
 
 SETTLE = 0.3
 """Seconds from the first report to the verdict: agents report within a fraction of it."""

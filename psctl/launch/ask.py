@@ -12,18 +12,18 @@ from typing import Any
 from psctl import errors
 from psctl.remote.shell import Shell
 
-THERE, FILES, NET, LINK, COPY = "there", "there_files", "there_net", "there_link", "there_copy"
-"""The programs, by the names of their modules in this room."""
+THERE, FILES, NET, LINK, COPY = "host_state", "host_files", "network_checks", "link_probe", "gpu_copies"
+"""The programs, by the names of their modules in remote_programs/."""
 
 _DISK_FULL = 28
 
-_IMPORT = re.compile(r"^from psctl\.launch\.(there_\w+) import (?:\([^)]*\)|[^(\n]*)\n", re.MULTILINE)
+_IMPORT = re.compile(r"^from psctl\.launch\.remote_programs\.(\w+) import (?:\([^)]*\)|[^(\n]*)\n", re.MULTILINE)
 
 
 @cache
 def source(program: str) -> str:
     """Return the text of one of the programs; in place of another that it imports names of stands that one's text."""
-    spec = importlib.util.find_spec(f"psctl.launch.{program}")
+    spec = importlib.util.find_spec(f"psctl.launch.remote_programs.{program}")
     assert spec is not None
     assert spec.origin is not None
     text = Path(spec.origin).read_text()

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from psctl import errors
-from psctl.launch.there import open_to_others
-from psctl.launch.there_files import make_private
+from psctl.launch.remote_programs.host_files import make_private
+from psctl.launch.remote_programs.host_state import open_to_others
 
 MEASURED = ("links", "reach", "costs")
 """What may be kept of a cluster beside its file."""

@@ -13,17 +13,18 @@ from typing import Any
 
 import msgspec
 
-from psctl.plan import arrange, closed
-from psctl.plan.cost import side_by_side
-from psctl.plan.floor import Floor, floor
-from psctl.plan.flow import simulate
-from psctl.plan.forms import LARGE, form, uniform_rates
-from psctl.plan.ground import Ground
-from psctl.plan.pipelined import simulate_pipeline
-from psctl.plan.stepwise import stepwise
-from psctl.plan.timing import Costs, Timing, in_pieces, paced
-from psctl.schedule import catalog
-from psctl.schedule.catalog import Options
+from psctl.plan import rank_orders
+from psctl.plan.closed_forms import allreduce_times
+from psctl.plan.plan_input import Ground
+from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.lower_bound import Floor, floor
+from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.schedule_timing import Costs, Timing, in_pieces, paced
+from psctl.plan.simulation.stepwise import stepwise
+from psctl.plan.uniform_forms import LARGE, form, uniform_rates
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import Options
 from psctl.schedule.transfer import Schedule
 
 SMALL = 8
@@ -96,8 +97,8 @@ class Search:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        self._port = arrange.ports(ground) if ground.world > 1 else [1.0]
-        self._order = arrange.order(ground)
+        self._port = rank_orders.ports(ground) if ground.world > 1 else [1.0]
+        self._order = rank_orders.order(ground)
         self._uniform = ground.network.uniform(ground.ranks)
         self._few = ground.world <= SMALL
         self._by_form = ground.world > LARGE and (self._uniform is not None or ground.world > HUGE)
@@ -261,12 +262,12 @@ class Search:
         chunks = min(COARSE, chunks) if self._few else chunks
         match strategy:
             case "sharded":
-                weights = dict.fromkeys((tuple[int, ...](), arrange.shares(self._port)))
+                weights = dict.fromkeys((tuple[int, ...](), rank_orders.shares(self._port)))
                 return [Options(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
             case "multi-ring":
-                return [Options(rings=arrange.rings(self._ground))]
+                return [Options(rings=rank_orders.rings(self._ground))]
             case "packed-trees":
-                trees = arrange.trees(self._ground, self._port)
+                trees = rank_orders.trees(self._ground, self._port)
                 return [Options(trees=trees, chunks=chunks)]
             case "hierarchical":
                 return self._levels()
@@ -280,14 +281,14 @@ class Search:
             case _:
                 return [ONLY]
 
-    def _orders(self, strategy: str) -> Sequence[arrange.Order]:
+    def _orders(self, strategy: str) -> Sequence[rank_orders.Order]:
         """Orders worth a try; () is that of the ranks' numbers."""
         plain = tuple(range(self._ground.world))
         found = [() if self._order == plain else self._order]
         if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
-            found.append(arrange.slow_last(self._order, self._port))
+            found.append(rank_orders.slow_last(self._order, self._port))
             if "tree" in strategy:
-                first = arrange.fastest_first(self._port)
+                first = rank_orders.fastest_first(self._port)
                 found += [first, first[::-1]]
         return list(dict.fromkeys(found)) if self._few else found[-1:]
 
@@ -313,7 +314,7 @@ class Search:
         """How many chunks to try: what the closed form says of a uniform network, and fewer."""
         named = "double-tree" if strategy == "packed-trees" else strategy
         rates = uniform_rates(self._ground, self._port, self._ground.costs.get("psctl", Costs()))
-        best = closed.FORMS[named](self._ground.world, size, rates).chunks
+        best = allreduce_times.FORMS[named](self._ground.world, size, rates).chunks
         most = max(1, min(MOST, int(size / LEAST)))
         if strategy == "packed-trees":
             best = max(1, best // self._ground.world)
@@ -323,8 +324,8 @@ class Search:
     def _levels(self) -> Iterable[Options]:
         """Groups of each kind of closeness, and both kinds as three levels."""
         ground, pieces = self._ground, self._few_pieces
-        host, rack = arrange.by_host(ground), arrange.by_rack(ground)
-        kinds = [groups for groups in (host, rack, *arrange.by_level(ground)) if 1 < len(groups) < ground.world]
+        host, rack = rank_orders.by_host(ground), rank_orders.by_rack(ground)
+        kinds = [groups for groups in (host, rack, *rank_orders.by_level(ground)) if 1 < len(groups) < ground.world]
         for groups in list(dict.fromkeys(kinds)) or [_even(self._order)]:
             inners = ("ring", "sharded") if _alike(groups) else ("sharded", "tree")
             for inner in inners if self._few else inners[:1]:
@@ -346,7 +347,7 @@ def _first_of(found: Sequence[Predicted], gain: float) -> Predicted:
     return next(each for each in found if each.seconds <= limit)
 
 
-def _alike(groups: arrange.Groups) -> bool:
+def _alike(groups: rank_orders.Groups) -> bool:
     """Whether all groups have the same size."""
     return len(set(map(len, groups))) == 1
 
@@ -356,7 +357,7 @@ def _unequal(weights: Sequence[int]) -> bool:
     return not weights or len(set(weights)) > 1
 
 
-def _even(order: Sequence[int]) -> arrange.Groups:
+def _even(order: Sequence[int]) -> rank_orders.Groups:
     """Return an order cut into groups of one size, about as many as there are in one; of a prime number, halves."""
     world = len(order)
     each = max((part for part in range(1, world) if world % part == 0 and part * part <= world), default=1)

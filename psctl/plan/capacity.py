@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.plan.consistency import checkpoint_interval, checkpoint_overhead, harmonic, stable_step, timed
-from psctl.store.shards import target
+from psctl.ps.shards import target
 
 VALUE = 4
 """Bytes of a parameter: float32."""

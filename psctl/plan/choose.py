@@ -18,16 +18,16 @@ import msgspec
 from psctl.errors import UsageError
 from psctl.job.events import Candidate, Planned
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.asked import Asked, asked_of
 from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
-from psctl.plan.coding import Coding, coding
-from psctl.plan.floor import Floor
-from psctl.plan.ground import Ground, ground_of
-from psctl.plan.placement import Serving, choices, floors, place_servers, serve
+from psctl.plan.compression_cost import Coding, coding
+from psctl.plan.plan_input import Ground, ground_of
+from psctl.plan.plan_request import Asked, asked_of
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
-from psctl.plan.timing import Timing
-from psctl.words import STRATEGIES, Layout, consistency
+from psctl.plan.server_placement import Serving, choices, floors, place_servers, serve
+from psctl.plan.simulation.lower_bound import Floor
+from psctl.plan.simulation.schedule_timing import Timing
+from psctl.types import STRATEGIES, Layout, consistency
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
@@ -162,7 +162,7 @@ class Planner:
         self._ground, self._hosts, self._asked = ground, hosts, asked
         self._search = Search(ground)
         self._hosting = next(iter(choices(hosts, asked.servers)), ())
-        self._together = asked.staleness == 0 and asked.compression.off  # as job/sharding.py has it
+        self._together = asked.staleness == 0 and asked.compression.off  # as coordinator/state/server_changes.py has it
         self._serving: list[Floor] | None = None
         self._gpus = ground.gpus if asked.on_gpus is None else asked.on_gpus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from psctl.job.events import Candidate
-from psctl.plan.timing import Timing
+from psctl.plan.simulation.schedule_timing import Timing
 from psctl.units import format_seconds
 
 HOW: Mapping[str, str] = {

@@ -14,7 +14,7 @@ from psctl.remote.local import LocalShell
 from psctl.remote.shell import Shell
 from psctl.remote.target import Target, resolve
 from psctl.spec.cluster import ClusterSpec, HostSpec
-from psctl.words import HostName
+from psctl.types import HostName
 
 T = TypeVar("T")
 

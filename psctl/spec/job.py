@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from psctl import units, words
+from psctl import types, units
 from psctl.errors import UsageError
 from psctl.spec import yaml
 from psctl.spec.cluster import VARIABLE, ClusterSpec
@@ -81,7 +81,7 @@ class SyncSpec(Section, frozen=True):
 
     strategy: Annotated[
         str,
-        choice(AUTO, *words.STRATEGIES),
+        choice(AUTO, *types.STRATEGIES),
         doc("Way to synchronise; auto: what the plan predicts to be fastest."),
     ] = AUTO
     consistency: Annotated[
@@ -112,13 +112,13 @@ class SyncSpec(Section, frozen=True):
     size: Annotated[int | None, size(), doc("Bytes of gradients, for planning before the run.")] = None
 
     @property
-    def compressed(self) -> words.Compression:
+    def compressed(self) -> types.Compression:
         """Compression and filters as one value."""
         topk = self.compression if isinstance(self.compression, TopK) else None
         kind = "topk" if topk is not None else str(self.compression)
         skip = next((each.random_skip for each in self.filters if each.random_skip is not None), 0.0)
         significance = next((each.significance for each in self.filters if each.significance is not None), 0.0)
-        return words.Compression(kind, topk.topk if topk is not None else 1.0, skip, significance)
+        return types.Compression(kind, topk.topk if topk is not None else 1.0, skip, significance)
 
 
 class KeepBest(Section, frozen=True):

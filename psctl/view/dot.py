@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.inside import Branch, Inside, inside, place, rings_of, steps
 from psctl.view.paint import KINDS, RINGS, Pens, colour_of, widths_of
 from psctl.view.text import one_line
@@ -92,9 +92,9 @@ class _Rings:
 def _host(host: Document, index: int, pens: Pens, rings: _Rings) -> Iterator[str]:
     name = str(host["name"])
     arranged = inside(host)
-    found = [f"! {what}" + (f" -> {cure}" if cure else "") for what, cure in said.findings(host)]
+    found = [f"! {what}" + (f" -> {cure}" if cure else "") for what, cure in labels.findings(host)]
     yield f"  subgraph cluster_{index} {{"
-    label = _label(said.named(name), ", ".join(said.head(host)), *found)
+    label = _label(labels.named(name), ", ".join(labels.head(host)), *found)
     yield f'    style=rounded; labelloc=t; color="#98a2b3"; label={label}'
     if not host.get("devices"):
         yield f"    {_id(name, '')} [shape=point, style=invis]"
@@ -124,7 +124,7 @@ def _tree(host: str, branch: Branch, path: str) -> Iterator[str]:
 
 
 def _node(host: str, device: Document) -> str:
-    label = _label(said.named(device["id"]), *said.about(device))
+    label = _label(labels.named(device["id"]), *labels.about(device))
     dashed = ', style="rounded,filled,dashed"' if device.get("derived") else ""
     return f'{_id(host, str(device["id"]))} [label={label}, fillcolor="{KINDS[str(device["kind"])]}"{dashed}]'
 
@@ -142,21 +142,21 @@ def _cables(host: str, arranged: Inside, pens: Pens, rings: _Rings) -> Iterator[
         a, b = str(link["a"]), str(link["b"])
         a, b = (b, a) if a in hubs else (a, b)  # a hub stands below its devices
         yield _edge(
-            host, a, b, link, pens, rings.take(host, a, b), beside=b not in hubs and said.kind_of(link) != "SMP"
+            host, a, b, link, pens, rings.take(host, a, b), beside=b not in hubs and labels.kind_of(link) != "SMP"
         )
 
 
 def _edge(host: str, a: str, b: str, link: Document, pens: Pens, over: list[int], beside: bool = False) -> str:
     colours = [RINGS[index % len(RINGS)] for index in over] or [colour_of(link)]
     words = [
-        f"{'tooltip' if beside else 'label'}={quoted(said.cable(link))}",
+        f"{'tooltip' if beside else 'label'}={quoted(labels.cable(link))}",
         f"penwidth={pens.inside(link):.1f}",
         f'color="{":".join(colours)}"',
     ]
     words += ["style=dashed"] if link.get("derived") else []
     if beside:  # below the boxes; a label there would lie on other cables
         words.append("constraint=false, tailport=s, headport=s")
-    elif said.kind_of(link) == "SMP":
+    elif labels.kind_of(link) == "SMP":
         words.append("constraint=false")
     return f"  {_id(host, a)} -- {_id(host, b)} [{', '.join(words)}]"
 
@@ -175,7 +175,7 @@ def _between(document: Document, hosts: Mapping[str, Document], pens: Pens) -> I
                 switches[name] = None
         ends = ends[::-1] if str(link["a"]) in hosts and str(link["b"]) not in hosts else ends  # switches stand on top
         kind = {"type": "Ethernet", **link}
-        words = " ".join(filter(None, (said.cable(kind), said.latency(link), said.certainty(link))))
+        words = " ".join(filter(None, (labels.cable(kind), labels.latency(link), labels.certainty(link))))
         pen = f'penwidth={pens.between(link):.1f}, color="{colour_of(kind)}"'
         lines.append(f"  {ends[0]} -- {ends[1]} [label={quoted(words)}, {pen}]")
     for name in switches:

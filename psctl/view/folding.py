@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psctl.view.state import LiveState, RankState
+from psctl.view.job_view import LiveState, RankState
 
 _ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
 _ROLES = ("worker", "server", "coordinator", "agent")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from psctl.topology.graph import EDGE_TYPES, bonded
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.text import one_line
 
 Document = Mapping[str, Any]
@@ -164,7 +164,7 @@ def folded(hosts: Sequence[Document]) -> list[Document]:
             drawn += same
             continue
         devices = [{k: v for k, v in device.items() if k not in _OWN} for device in same[0].get("devices") or []]
-        names = said.ranges([one_line(str(host["name"])) for host in same])
+        names = labels.ranges([one_line(str(host["name"])) for host in same])
         drawn.append({**same[0], "devices": devices, "name": f"{names} ({len(same)} hosts alike)"})
     return drawn
 
@@ -175,7 +175,7 @@ def _likeness(host: Document) -> str:
         return ""
     devices = [sorted((k, repr(v)) for k, v in d.items() if k not in _OWN) for d in host.get("devices") or []]
     links = [sorted((k, repr(v)) for k, v in link.items()) for link in host.get("links") or []]
-    return repr((devices, links, host.get("labels"), host.get("cores"), said.gibibytes(host.get("memory"))))
+    return repr((devices, links, host.get("labels"), host.get("cores"), labels.gibibytes(host.get("memory"))))
 
 
 def word_of(matrix: Mapping[frozenset[str], str], a: str, b: str) -> str:

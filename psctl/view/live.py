@@ -22,9 +22,9 @@ from rich.text import Text
 from psctl.clock import Clock, SystemClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, rank_lines
+from psctl.view.job_view import LiveState
 from psctl.view.picture import picture
 from psctl.view.plain import PlainLog
-from psctl.view.state import LiveState
 
 PERIOD = 0.25
 """Seconds between two drawings."""

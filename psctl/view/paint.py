@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.inside import is_edge
 
 Document = Mapping[str, Any]
@@ -76,4 +76,4 @@ def _width(bandwidth: object, low: float, high: float) -> float:
 
 def colour_of(link: Document) -> str:
     """Return the colour of an edge's type."""
-    return CABLES.get(said.kind_of(link), "#667085")
+    return CABLES.get(labels.kind_of(link), "#667085")

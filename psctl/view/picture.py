@@ -11,7 +11,7 @@ from rich.text import Text
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import ROLE_STYLES, STATE_STYLES, Glyphs, state_text
 from psctl.view.folding import Row, fold
-from psctl.view.state import ERROR, WARNING, Happening, LiveState
+from psctl.view.job_view import ERROR, WARNING, Happening, LiveState
 from psctl.view.text import clock_time, number, one_line, sparkline, split, wrap
 
 _SEVERITY_STYLES = {ERROR: "bold red", WARNING: "yellow"}

@@ -16,7 +16,7 @@ from psctl.job import events as kinds
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, rank_lines, say
 from psctl.view.folding import spans
-from psctl.view.state import LiveState
+from psctl.view.job_view import LiveState
 from psctl.view.text import clock_time, number, one_line
 
 INTERVAL = 5.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.canvas import FAINT, INK, Canvas, folded, text_width
 from psctl.view.inside import CLOSED, OPEN, is_edge, place, rings_of, steps
 from psctl.view.paint import RINGS, Pens, colour_of, widths_of
@@ -40,7 +40,7 @@ def svg(document: Document) -> str:
     width = max(width, 520.0)
     bottom = _draw_strategy(canvas, document.get("strategy"), width, bottom + GAP)
     bottom = _draw_legend(canvas, document, pens, width, bottom + 4)
-    title = f"Topology of {', '.join(map(said.named, hosts)) or 'nothing'}"
+    title = f"Topology of {', '.join(map(labels.named, hosts)) or 'nothing'}"
     return canvas.svg(width, bottom + MARGIN, title)
 
 
@@ -126,10 +126,10 @@ def _draw_strategy(canvas: Canvas, strategy: Document | None, width: float, y: f
         canvas.text(MARGIN, y, line, 11, FAINT)
     for index, (group, share) in enumerate(rings_of(strategy)):
         colour = RINGS[index % len(RINGS)] if name in CLOSED | OPEN else FAINT
-        members = [said.named(member) for member in group]
+        members = [labels.named(member) for member in group]
         if name in CLOSED and len(members) > 2:
             members.append(members[0])
-        words = " → ".join(members) if name in CLOSED | OPEN else said.ranges(members)
+        words = " → ".join(members) if name in CLOSED | OPEN else labels.ranges(members)
         part = f"{share:.0%}" if share is not None else ""
         y += 11 * LINE_HEIGHT + 5
         canvas.line([(MARGIN, y - 4), (MARGIN + 26, y - 4)], 4, colour)
@@ -145,10 +145,10 @@ def _draw_legend(canvas: Canvas, document: Document, pens: Pens, width: float, y
     samples: dict[str, tuple[float, str, bool]] = {}
     for host in document.get("hosts") or []:
         for link in filter(is_edge, host.get("links") or []):
-            samples.setdefault(said.cable(link), (pens.inside(link), colour_of(link), False))
+            samples.setdefault(labels.cable(link), (pens.inside(link), colour_of(link), False))
     for link in document.get("between") or []:
         kind = {"type": "Ethernet", **link}
-        samples.setdefault(said.cable(kind), (pens.between(kind), colour_of(kind), False))
+        samples.setdefault(labels.cable(kind), (pens.between(kind), colour_of(kind), False))
     things = [t for host in document.get("hosts") or [] for key in ("devices", "links") for t in host.get(key) or []]
     if any(thing.get("derived") for thing in things):
         samples["derived: nothing lists it, it follows from what was said"] = (2.0, FAINT, True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, folded, text_width
 from psctl.view.inside import INNER, Inside, inside
 from psctl.view.paint import KINDS, RINGS, Pens, colour_of
@@ -53,11 +53,11 @@ class Panel:
     ) -> None:
         self.host, self.pens, self.rings = host, pens, list(rings)
         self.inside: Inside = inside(host)
-        self.findings = said.findings(host)
+        self.findings = labels.findings(host)
         self.roots = self._place()
         self.nodes = {str(node.branch.device["id"]): node for root in self.roots for node in root.all()}
         inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
-        self.width = max(300.0, inner + 2 * PAD, text_width(said.named(host["name"]), 14, True) + 70)
+        self.width = max(300.0, inner + 2 * PAD, text_width(labels.named(host["name"]), 14, True) + 70)
         self.head = self._head(uplinks)
         self.top = PAD + 20 + sum(size * LINE_HEIGHT for _, size, _ in self.head) + 18
         self.below = self._levels()
@@ -67,7 +67,7 @@ class Panel:
 
     def _head(self, uplinks: Sequence[str]) -> list[tuple[str, float, str]]:
         room = self.width - 2 * PAD
-        words = "" if self.host.get("error") else " · ".join([*said.head(self.host), *self._alike()])
+        words = "" if self.host.get("error") else " · ".join([*labels.head(self.host), *self._alike()])
         lines = [(part, 11.0, FAINT) for part in folded(words, room, 11)] if words else []
         return lines + [
             (part, 10.0, colour_of({"type": "Ethernet"})) for up in uplinks for part in folded(up, room, 10)
@@ -76,14 +76,14 @@ class Panel:
     def _alike(self) -> list[str]:
         """Return what all processors are, said once in the head."""
         names = {str(d.get("name") or "") for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
-        return [said.named(names.pop())] if len(names) == 1 and "" not in names else []
+        return [labels.named(names.pop())] if len(names) == 1 and "" not in names else []
 
     def _place(self) -> list[Node]:
         devices = self.host.get("devices") or []
         same = {kind for kind in ("cpu", "gpu") if len({d.get("name") for d in devices if d["kind"] == kind}) < 2}
         words = Words(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings, self.host)
         cpus = sum(root.device["kind"] == "cpu" for root in self.inside.roots)
-        joined = any(said.kind_of(link) == "SMP" for link in self.inside.cables)
+        joined = any(labels.kind_of(link) == "SMP" for link in self.inside.cables)
         self.apart = 78.0 if cpus == 2 and joined else 18.0
         nodes = [node_of(root, words) for root in self.inside.roots]
         for kind in ("gpu", "nic"):  # boxes of one kind are equally wide
@@ -119,7 +119,7 @@ class Panel:
     def _over(self) -> float:
         """Return the room above the processors for what joins more than two of them."""
         smp = self._smp()
-        return 0.0 if len(smp) < 2 else 38.0 if len(said.joined(smp, [])[0][1]) == 1 else 70.0
+        return 0.0 if len(smp) < 2 else 38.0 if len(labels.joined(smp, [])[0][1]) == 1 else 70.0
 
     def _smp(self) -> list[Document]:
         cpus = {str(d["id"]) for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
@@ -163,7 +163,7 @@ class Panel:
             node.x += x
             node.y += y
         base = y + PAD + 14
-        canvas.text(x + PAD, base, said.named(self.host["name"]), 14, INK, True)
+        canvas.text(x + PAD, base, labels.named(self.host["name"]), 14, INK, True)
         if self.findings:
             canvas.badge(x + self.width - PAD - 7, base - 5, str(len(self.findings)), WARN)
         for text, size, colour in self.head:
@@ -190,7 +190,7 @@ class Panel:
 
     def _draw_box(self, canvas: Canvas, node: Node) -> None:
         device = node.branch.device
-        words = [said.named(device["id"]), *said.about(device), *(["derived"] if device.get("derived") else [])]
+        words = [labels.named(device["id"]), *labels.about(device), *(["derived"] if device.get("derived") else [])]
         fill = KINDS[str(device["kind"])]
         canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(words))
         number = marked(device, self.host, self.findings)
@@ -222,7 +222,7 @@ class Panel:
         if link is None:
             canvas.line(points, 1.0, "#98a2b3", dashed=True, title="no slot is known")
             return
-        title = f"{said.named(link['a'])} - {said.named(link['b'])}: {said.cable(link)}, {said.certainty(link)}"
+        title = f"{labels.named(link['a'])} - {labels.named(link['b'])}: {labels.cable(link)}, {labels.certainty(link)}"
         canvas.line(points, self.pens.inside(link), colour_of(link), dashed=bool(link.get("derived")), title=title)
 
     def _draw_smp(self, canvas: Canvas) -> None:
@@ -238,12 +238,12 @@ class Panel:
             centre = (one.x + one.width + other.x) / 2
             canvas.label(rate, [(centre - text_width(rate, 9) / 2, y - 6), (centre - text_width(rate, 9) / 2, y + 14)])
             return
-        lines = said.joined(links, [])[0][1]
+        lines = labels.joined(links, [])[0][1]
         if len(lines) == 1:  # all alike: one bar
             left, right = min(node.x for node in ends), max(node.x + node.width for node in ends)
             bar = Area(left, ends[0].y - 36, right - left, 18)
-            text = f"{said.kind_of(links[0])} {lines[0]}"
-            fits = text if text_width(text, 9.5) < bar.width - 8 else said.kind_of(links[0])
+            text = f"{labels.kind_of(links[0])} {lines[0]}"
+            fits = text if text_width(text, 9.5) < bar.width - 8 else labels.kind_of(links[0])
             canvas.box(bar, KINDS["switch"], [(fits, 9.5, False)], dashed=bool(links[0].get("derived")), title=text)
             for node in dict(zip(map(id, ends), ends, strict=True)).values():
                 self._line(canvas, [(node.middle, bar.y + bar.height), (node.middle, node.y)], links[0])
@@ -274,10 +274,10 @@ class Panel:
         if link is None:
             canvas.arc(a, b, depth, 1.4, colour, dashed=True, title=f"ring {(ring or 0) + 1}, through a switch")
             return
-        title = f"{said.named(link['a'])} - {said.named(link['b'])}: {said.cable(link)}, {said.certainty(link)}"
+        title = f"{labels.named(link['a'])} - {labels.named(link['b'])}: {labels.cable(link)}, {labels.certainty(link)}"
         dashed = bool(link.get("derived"))
         x, y = canvas.arc(a, b, depth, self.pens.inside(link), colour, dashed=dashed, title=title)
-        words = said.cable(link)
+        words = labels.cable(link)
         half = text_width(words, 9) / 2
         canvas.label(words, [(x - half, y + 14), (x - half, y - 7)])
 
@@ -308,7 +308,7 @@ class Panel:
                 if name in (x["a"], x["b"])
             ]
             ends = [(link, self.nodes[end]) for link, end in spokes if end in self.nodes]
-            words = " · ".join([said.named(name), *said.about(hub)])
+            words = " · ".join([labels.named(name), *labels.about(hub)])
             left = min(node.x for _, node in ends)
             right = max(*(node.x + node.width for _, node in ends), left + text_width(words, 11, True) + 16)
             bar = Area(left, top, right - left, 24)
@@ -331,7 +331,7 @@ class Panel:
 
 
 def _rate(link: Document | None) -> str:
-    return said.rate(link.get("bandwidth"), str(link["type"])) if link else ""
+    return labels.rate(link.get("bandwidth"), str(link["type"])) if link else ""
 
 
 def _under(node: Node, x: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.canvas import INK, Area, Canvas, text_width
 from psctl.view.paint import KINDS, Pens, colour_of
 
@@ -72,9 +72,9 @@ class Network:
             ends = (str(link["a"]), str(link["b"]))
             if host in ends:
                 other = ends[1] if ends[0] == host else ends[0]
-                via = f"via {said.named(link['via'])}" if link.get("via") and ends[0] == host else ""
-                rate = said.rate(link.get("bandwidth"), str(link["type"])) or "rate not known"
-                parts = (f"to {said.named(other)}", via, rate, said.latency(link), said.certainty(link))
+                via = f"via {labels.named(link['via'])}" if link.get("via") and ends[0] == host else ""
+                rate = labels.rate(link.get("bandwidth"), str(link["type"])) or "rate not known"
+                parts = (f"to {labels.named(other)}", via, rate, labels.latency(link), labels.certainty(link))
                 lines.append(" · ".join(part for part in parts if part))
         return lines
 
@@ -140,7 +140,7 @@ class Network:
                 ends[id(link), host] = self.lane_of[id(link), host], x, y
         for name, at in self.bars.items():
             self.bars[name] = bar = Area(at.x, at.y + top, at.width, at.height)
-            canvas.box(bar, KINDS["switch"], [(said.named(name), 11, True)], dashed=False, title=said.named(name))
+            canvas.box(bar, KINDS["switch"], [(labels.named(name), 11, True)], dashed=False, title=labels.named(name))
         for link in self.spokes:
             host, switch = self._ends(link)
             self._lane(canvas, link, ends[id(link), host], self.bars[switch].y + BAR)
@@ -161,7 +161,7 @@ class Network:
     def _lane(self, canvas: Canvas, link: Document, place: tuple[float, float, float], start: float) -> None:
         lane, x, y = place
         canvas.line([(lane, start), (lane, y), (x, y)], self.pens.between(link), colour_of(link), title=_title(link))
-        canvas.label(said.rate(link.get("bandwidth"), str(link["type"])), [(lane + 8, start + 15)])
+        canvas.label(labels.rate(link.get("bandwidth"), str(link["type"])), [(lane + 8, start + 15)])
 
     def _draw_trunks(self, canvas: Canvas, top: float) -> None:
         for index, link in enumerate(self.trunks):
@@ -177,9 +177,9 @@ class Network:
 
 
 def _carried(link: Document) -> str:
-    parts = said.rate(link.get("bandwidth"), str(link["type"])), said.latency(link), said.certainty(link)
+    parts = labels.rate(link.get("bandwidth"), str(link["type"])), labels.latency(link), labels.certainty(link)
     return ", ".join(part for part in parts if part)
 
 
 def _title(link: Document) -> str:
-    return f"{said.named(link['a'])} - {said.named(link['b'])}: {said.named(link['type'])}, {_carried(link)}"
+    return f"{labels.named(link['a'])} - {labels.named(link['b'])}: {labels.named(link['type'])}, {_carried(link)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.canvas import Area, folded, text_width
 from psctl.view.inside import INNER, Branch
 
@@ -87,10 +87,10 @@ def node_of(branch: Branch, words: Words) -> Node:
     """Return a device and all below it, each with its words and as wide as these need."""
     device = branch.device
     kind = str(device["kind"])
-    lines = [(said.named(device["id"]), 12.0 if kind != "nic" else 11.0, True)]
-    told = said.about(device)
+    lines = [(labels.named(device["id"]), 12.0 if kind != "nic" else 11.0, True)]
+    told = labels.about(device)
     if kind in words.same:
-        told = [word for word in told if word != said.named(device.get("name") or "")]
+        told = [word for word in told if word != labels.named(device.get("name") or "")]
     if kind == "nic" and not words.few:
         told = told[-1:] if device.get("bandwidth") else []
         told = [word.removeprefix("port ") for word in told]

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.console import Glyphs, say
 from psctl.view.inside import CLOSED, OPEN, Branch, Inside, folded, inside, rings_of
 from psctl.view.text import one_line
@@ -73,9 +73,9 @@ class _Drawing:
         self.width = console.width if console.is_terminal else 10**6
 
     def host(self, host: Document, matrix: bool) -> None:
-        title = Text(said.named(host["name"]), style="bold reverse")
+        title = Text(labels.named(host["name"]), style="bold reverse")
         failed = bool(host.get("error"))
-        words = "" if failed else f" {self.signs.dot} ".join(said.head(host))
+        words = "" if failed else f" {self.signs.dot} ".join(labels.head(host))
         self.columns(Text.assemble(title, " " if words else ""), Text(words), "")
         if not failed:
             arranged = inside(host)
@@ -85,7 +85,7 @@ class _Drawing:
                 self.tree(arranged)
                 self.cables(arranged)
                 self.workers(host)
-        for what, cure in said.findings(host):
+        for what, cure in labels.findings(host):
             self.finding(what, cure, failed)
         self.put(Text(""))
 
@@ -100,7 +100,7 @@ class _Drawing:
             line.append(" " * (first - cell_len(line.plain)))
             if links[id(branch)]:
                 line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
-            words = Text(f" {self.signs.dot} ".join(said.about(branch.device, branch.link)))
+            words = Text(f" {self.signs.dot} ".join(labels.about(branch.device, branch.link)))
             if branch.device.get("derived"):
                 words.append(" derived" if words.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
@@ -135,8 +135,8 @@ class _Drawing:
 
     def cables(self, arranged: Inside) -> None:
         for family, lines in [
-            *said.joined(arranged.cables, arranged.hubs),
-            ("copies, measured", said.copied(arranged.relations)),
+            *labels.joined(arranged.cables, arranged.hubs),
+            ("copies, measured", labels.copied(arranged.relations)),
         ]:
             head = Text(f"{family}  ", style="bold")
             for line in lines:
@@ -144,7 +144,7 @@ class _Drawing:
                 head = Text(" " * cell_len(head.plain))
 
     def workers(self, host: Document) -> None:
-        told = said.workers(host)
+        told = labels.workers(host)
         if told:
             self.columns(Text("workers  ", style="bold"), Text(f" {self.signs.dot} ".join(told)), "")
 
@@ -178,10 +178,10 @@ class _Drawing:
         self.columns(Text.assemble(("suggestion ", "bold reverse"), " ", (name, "bold green"), "  "), Text(reason), "")
         arrow = f" {self.signs.arrow} "
         for index, (group, share) in enumerate(rings_of(strategy)):
-            members = [said.named(member) for member in group]
+            members = [labels.named(member) for member in group]
             if name in CLOSED and len(members) > 2:
                 members.append(members[0])
-            told = arrow.join(members) if name in CLOSED | OPEN else said.ranges(members)
+            told = arrow.join(members) if name in CLOSED | OPEN else labels.ranges(members)
             part = f"{share:>4.0%}" if share is not None else "  - "
             style = RING_STYLES[index % len(RING_STYLES)]
             chain = Text(told, style=style)
@@ -212,7 +212,7 @@ def _sure(link: Document | None) -> str:
 
 def _slot(branch: Branch) -> str:
     """Return the edge above a device: "PCIe 16 GB/s"."""
-    return said.cable(branch.link) if branch.link is not None else ""
+    return labels.cable(branch.link) if branch.link is not None else ""
 
 
 def _bundles(links: Sequence[Document], hosts: Set[str]) -> list[tuple[list[str], str, Document]]:
@@ -228,7 +228,7 @@ def _bundles(links: Sequence[Document], hosts: Set[str]) -> list[tuple[list[str]
 
 def _cable_row(ends: Sequence[str], other: str, link: Document) -> list[str]:
     kind = str(link.get("type") or "Ethernet")
-    via = f"via {said.named(link['via'])}" if link.get("via") else ""
-    carried = said.rate(link.get("bandwidth"), kind) or "rate not known"
-    names = said.ranges([said.named(end) for end in ends])
-    return [names, said.named(other), carried, said.latency(link) or "-", kind, via, said.certainty(link)]
+    via = f"via {labels.named(link['via'])}" if link.get("via") else ""
+    carried = labels.rate(link.get("bandwidth"), kind) or "rate not known"
+    names = labels.ranges([labels.named(end) for end in ends])
+    return [names, labels.named(other), carried, labels.latency(link) or "-", kind, via, labels.certainty(link)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from psctl.view import said
+from psctl.view import labels
 from psctl.view.inside import CLOSED, OPEN, inside, rings_of
 from psctl.view.text import one_line
 
@@ -23,9 +23,9 @@ def rows_of(document: Document) -> Iterator[tuple[str, ...]]:
         yield from _host(host)
     for link in document.get("between") or []:
         about = " ".join(
-            filter(None, (said.latency(link), f"via {said.named(link['via'])}" if link.get("via") else ""))
+            filter(None, (labels.latency(link), f"via {labels.named(link['via'])}" if link.get("via") else ""))
         )
-        yield _row(link["a"], "between", "", link["b"], _kind(link), _rate(link), said.certainty(link), about)
+        yield _row(link["a"], "between", "", link["b"], _kind(link), _rate(link), labels.certainty(link), about)
     strategy = document.get("strategy")
     if strategy:
         name = one_line(str(strategy["name"]))
@@ -33,46 +33,46 @@ def rows_of(document: Document) -> Iterator[tuple[str, ...]]:
         arrow = " -> " if name in CLOSED | OPEN else ", "
         for group, share in rings_of(strategy):
             part = f"{share:.4g}" if share is not None else ""
-            yield _row("", "group", name, "", "", part, "", arrow.join(map(said.named, group)))
+            yield _row("", "group", name, "", "", part, "", arrow.join(map(labels.named, group)))
 
 
 def _host(host: Document) -> Iterator[tuple[str, ...]]:
-    name = said.named(host["name"])
+    name = labels.named(host["name"])
     failed = bool(host.get("error"))
     if not failed:
-        yield _row(name, "host", "", "", "", "", "", ", ".join(said.head(host)))
+        yield _row(name, "host", "", "", "", "", "", ", ".join(labels.head(host)))
     arranged = inside(host)
     above = {id(child): branch.id for branch in arranged.branches() for child in branch.below}
     for branch in arranged.branches():
         device, link = branch.device, branch.link or {}
-        known = said.certainty(link) if link else ""
+        known = labels.certainty(link) if link else ""
         about = _about(device)
         at = above.get(id(branch), "")
         yield _row(name, device["kind"], branch.id, at, _kind(link), _rate(link), known, about)
     for hub in arranged.hubs:
         yield _row(name, hub["kind"], hub["id"], "", "", "", "", _about(hub))
     for link in arranged.cables:
-        yield _row(name, "link", link["a"], link["b"], _kind(link), _rate(link), said.certainty(link), "")
+        yield _row(name, "link", link["a"], link["b"], _kind(link), _rate(link), labels.certainty(link), "")
     for link in arranged.relations:
         if link.get("measured"):
-            yield _row(name, "copy", link["a"], link["b"], _kind(link), _rate(link), "measured", said.latency(link))
-    for told in said.workers(host):
+            yield _row(name, "copy", link["a"], link["b"], _kind(link), _rate(link), "measured", labels.latency(link))
+    for told in labels.workers(host):
         yield _row(name, "worker", "", "", "", "", "", told)
-    for what, cure in said.findings(host):
+    for what, cure in labels.findings(host):
         yield _row(name, "error" if failed else "problem", "", "", "", "", "", f"{what} -> {cure}" if cure else what)
         failed = False  # what follows an error are findings
 
 
 def _about(device: Document) -> str:
-    return ", ".join([*said.about(device), *(["derived"] if device.get("derived") else [])])
+    return ", ".join([*labels.about(device), *(["derived"] if device.get("derived") else [])])
 
 
 def _kind(link: Document) -> str:
-    return said.named(link.get("type") or ("Ethernet" if link else ""))
+    return labels.named(link.get("type") or ("Ethernet" if link else ""))
 
 
 def _rate(link: Document) -> str:
-    return said.rate(link.get("bandwidth"), str(link.get("type") or "Ethernet")) if link else ""
+    return labels.rate(link.get("bandwidth"), str(link.get("type") or "Ethernet")) if link else ""
 
 
 def _row(*cells: object) -> tuple[str, ...]:

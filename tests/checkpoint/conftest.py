@@ -13,7 +13,7 @@ import pytest
 
 from psctl.checkpoint.disk import Disk, writing
 from psctl.checkpoint.files import Manifest, Writer
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 FACTS: dict[str, Any] = {
     "time": 1700000000.5, "world": 2, "servers": 2, "strategy": "ps", "update": "server", "seed": 7, "epoch": 3,

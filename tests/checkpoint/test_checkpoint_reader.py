@@ -27,7 +27,7 @@ from psctl.checkpoint.files import (
     whole,
 )
 from psctl.checkpoint.reader import MOST_EXTRA
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 20, 1 << 19])

@@ -31,7 +31,7 @@ from psctl.checkpoint.files import (
 )
 from psctl.checkpoint.landing import Arrivals
 from psctl.checkpoint.reader import read_state
-from psctl.words import TensorSlice
+from psctl.types import TensorSlice
 from tests.examples import examples
 
 
@@ -148,7 +148,7 @@ def test_a_kill_from_outside_in_mid_save_leaves_the_old_one(tmp_path, save):
     save(tmp_path, step=400)
     code = (
         "import sys\nfrom pathlib import Path\nfrom psctl.checkpoint.files import Writer\n"
-        "from psctl.words import TensorSlice\n"
+        "from psctl.types import TensorSlice\n"
         "w = Writer(Path(sys.argv[1]), 'digits-3', 500)\n"
         "w.begin('worker/0', [TensorSlice('param/w', 'float32', (4,), 0, 4)])\n"
         "w.part('worker/0', 0, 0, b'1234')\nprint('half', flush=True)\nsys.stdin.read()\n"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from psctl.cli.completion import rejoined
+from psctl.cli.shared.completion import rejoined
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
-from psctl.words import STRATEGIES
+from psctl.types import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

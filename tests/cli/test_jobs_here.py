@@ -68,7 +68,7 @@ class User:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])
-            if f"{self.home}/.psctl" in line and "psctl.runtime" in line:
+            if f"{self.home}/.psctl" in line and "psctl." in line:
                 found.append(line)
         return found
 

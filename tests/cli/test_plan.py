@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from psctl.words import STRATEGIES
+from psctl.types import STRATEGIES
 from tests.cli import inside
 
 ROOT = Path(__file__).resolve().parents[2]

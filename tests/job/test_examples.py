@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.job.examples import clocks_in_epoch, positions, share
-from psctl.words import Range
+from psctl.types import Range
 
 SIZES = st.integers(0, 3000)
 BATCHES = st.integers(1, 200)

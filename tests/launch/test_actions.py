@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.launch.actions import Install, Wants, decide, missing, torch_of, torch_to_ask_for
-from psctl.launch.site import Site
+from psctl.launch.hosts.actions import Install, Wants, decide, missing, torch_of, torch_to_ask_for
+from psctl.launch.hosts.site import Site
 from psctl.topology.facts import HostFacts
-from psctl.topology.parse import parse
+from psctl.topology.readers.parse import parse
 
 FULL = {
     "msgspec": "0.19.0", "cryptography": "47.0", "psutil": "6.0", "numpy": "2.1",

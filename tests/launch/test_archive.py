@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
 
 def test_psctl_travels_whole_and_without_its_caches() -> None:
     archive = pack_psctl()
-    assert "psctl/runtime/agent.py" in archive.files
+    assert "psctl/agent/main.py" in archive.files
     others = [name for name in archive.files if "." in name and not name.endswith(".py")]
     assert others == ["psctl/constraints.txt"], "the tested versions, for pip there"
     assert archive.hash == pack_psctl().hash

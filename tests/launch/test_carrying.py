@@ -11,13 +11,13 @@ import pytest
 
 from psctl import errors
 from psctl.checkpoint.files import Writer, verify
-from psctl.launch import checkpoints
+from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.checkpoints.checkpoint_listing import list_all
 from psctl.launch.clusters import Chosen
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
-from psctl.launch.listing import list_all
 from psctl.remote.fleet import Fleet
 from psctl.remote.local import LocalShell
-from psctl.words import HostName, TensorSlice
+from psctl.types import HostName, TensorSlice
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB_FILE = "name: digits\nscript: train.py\ncheckpoint: {keep_best: {metric: accuracy, mode: max}}\n"
@@ -56,12 +56,12 @@ def test_a_checkpoint_is_found_by_step_latest_and_best(shell: LocalShell, tmp_pa
     job = record(tmp_path)
     for step, accuracy in ((10, 0.9), (20, 0.8), (30, 0.7)):
         save(tmp_path, step, accuracy)
-    assert checkpoints.locate(shell, job, "20").id == "digits-1@20"
-    assert checkpoints.locate(shell, job, "latest").step == 30
-    assert checkpoints.locate(shell, job, "best").step == 10
+    assert checkpoint_actions.locate(shell, job, "20").id == "digits-1@20"
+    assert checkpoint_actions.locate(shell, job, "latest").step == 30
+    assert checkpoint_actions.locate(shell, job, "best").step == 10
     with pytest.raises(errors.NoSuchCheckpoint, match="there are steps: 10, 20, 30"):
-        checkpoints.locate(shell, job, "7")
-    assert [row["step"] for row in checkpoints.prune(shell, job, 1)] == [20]
+        checkpoint_actions.locate(shell, job, "7")
+    assert [row["step"] for row in checkpoint_actions.prune(shell, job, 1)] == [20]
 
 
 def test_a_damaged_one_is_named_and_passed_over(shell: LocalShell, tmp_path: Path) -> None:
@@ -73,41 +73,41 @@ def test_a_damaged_one_is_named_and_passed_over(shell: LocalShell, tmp_path: Pat
     data[-1] ^= 1
     victim.write_bytes(data)
     with pytest.raises(errors.CheckpointCorrupt, match=victim.name):
-        checkpoints.verify(shell, checkpoints.locate(shell, job, "20"))
-    assert victim.name in checkpoints.examine(shell, job, "20")["problems"][0]
+        checkpoint_actions.verify(shell, checkpoint_actions.locate(shell, job, "20"))
+    assert victim.name in checkpoint_actions.examine(shell, job, "20")["problems"][0]
     told: list[str] = []
-    found = checkpoints.newest(shell, job, told.append)
+    found = checkpoint_actions.newest(shell, job, told.append)
     assert found is not None
     assert found.step == 10
     assert "digits-1@20 skipped" in told[0]
     (folder / "manifest.json").unlink()
     with pytest.raises(errors.CheckpointIncomplete):
-        checkpoints.locate(shell, job, "20")
+        checkpoint_actions.locate(shell, job, "20")
 
 
 def test_it_is_brought_here_whole(shell: LocalShell, tmp_path: Path) -> None:
     save(tmp_path / "w", 10, 0.9)
-    found = checkpoints.locate(shell, record(tmp_path / "w"), "10")
-    target = checkpoints.pull(shell, found, tmp_path / "mine")
+    found = checkpoint_actions.locate(shell, record(tmp_path / "w"), "10")
+    target = checkpoint_actions.pull(shell, found, tmp_path / "mine")
     assert target == tmp_path / "mine" / "digits-1@10"
     assert verify(target) == []
     with pytest.raises(errors.UsageError, match="there already"):
-        checkpoints.pull(shell, found, tmp_path / "mine")
+        checkpoint_actions.pull(shell, found, tmp_path / "mine")
     out = tmp_path / "model.safetensors"
-    assert checkpoints.export(shell, found, out) == out.stat().st_size
+    assert checkpoint_actions.export(shell, found, out) == out.stat().st_size
     assert [path.name for path in (tmp_path / "w/checkpoints/digits-1").iterdir()] == ["0000000010"]
 
 
 def test_it_is_carried_to_a_host_that_lacks_it_and_a_good_copy_there_is_used(shell: LocalShell, tmp_path: Path) -> None:
     save(tmp_path / "old", 10, 0.9)
-    found = checkpoints.locate(shell, record(tmp_path / "old"), "10")
+    found = checkpoint_actions.locate(shell, record(tmp_path / "old"), "10")
     other = record(tmp_path / "new").head
     root = str(tmp_path / "new" / "checkpoints")
-    folder = checkpoints.bring(shell, found, shell, other, root)
+    folder = checkpoint_actions.bring(shell, found, shell, other, root)
     assert folder == f"{root}/digits-1/0000000010"
     assert verify(Path(folder)) == []
     before = Path(folder).stat().st_ino
-    assert checkpoints.bring(shell, found, shell, other, root) == folder
+    assert checkpoint_actions.bring(shell, found, shell, other, root) == folder
     assert Path(folder).stat().st_ino == before
 
 
@@ -125,17 +125,17 @@ def test_a_copy_on_another_host_stands_in_for_a_head_that_is_gone_or_damaged(tmp
         return Fleet(dict(shells), {HostName(name): gone for name in names or () if name not in shells})
 
     home = Home(tmp_path)
-    assert checkpoints.find(home, job, "latest", connect).host.name == "other"
+    assert checkpoint_actions.find(home, job, "latest", connect).host.name == "other"
     torn = save(tmp_path / "head", 10, 0.9)
-    assert checkpoints.find(home, job, "10", connect).host.name == "here"
+    assert checkpoint_actions.find(home, job, "10", connect).host.name == "here"
     victim = next(torn.glob("*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    assert checkpoints.find(home, job, "10", connect).host.name == "other"
+    assert checkpoint_actions.find(home, job, "10", connect).host.name == "other"
     reached["here"] = False
-    assert checkpoints.find(home, job, "10", connect).folder == str(good)
+    assert checkpoint_actions.find(home, job, "10", connect).folder == str(good)
     (good / "manifest.json").unlink()
     with pytest.raises(errors.HostUnreachable, match="no route"):
-        checkpoints.find(home, job, "10", connect)
+        checkpoint_actions.find(home, job, "10", connect)
 
 
 def test_copies_are_listed_where_the_head_is_not_reached(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psctl.errors import UsageError
+from psctl.launch.bench.congestion import compared, controls_of, under
 from psctl.launch.clusters import Chosen
-from psctl.launch.congestion import compared, controls_of, under
 from psctl.launch.home import KnownCluster
 from psctl.spec.cluster import load_cluster
 

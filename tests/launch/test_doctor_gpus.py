@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psctl.launch.doctor import Report, _gpus, newer_driver
+from psctl.launch.jobs.host_checks import Report, _gpus, newer_driver
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ import pytest
 from psctl import errors
 from psctl.checkpoint import files
 from psctl.checkpoint import manifest as manifests
-from psctl.launch import calls, checkpoints, trust
+from psctl.launch import agent_calls
+from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster, split_job
-from psctl.launch.prepare import load_wanted
+from psctl.launch.jobs.prepare import load_wanted
 from psctl.remote.fake import FakeShell
 from psctl.remote.shell import Result
-from psctl.wire.authority import Pair, make_authority, sign
-from psctl.words import TensorSlice
+from psctl.transport.protocol.authority import Pair, make_authority, sign
+from psctl.types import TensorSlice
 
 JOB_FILE = "name: digits\nscript: train.py\n"
 THERE = "/w/checkpoints/digits-1/0000000010"
@@ -97,7 +98,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def pull(hostile: Hostile, here: Path) -> Path:
-    return checkpoints.pull(hostile.shell, checkpoints.locate(hostile.shell, record(), "10"), here)
+    return checkpoint_actions.pull(hostile.shell, checkpoint_actions.locate(hostile.shell, record(), "10"), here)
 
 
 def below(folder: Path) -> list[str]:
@@ -187,7 +188,7 @@ def test_the_manifest_of_another_checkpoint_is_refused(
 def test_an_answer_that_is_none_is_said(hostile: Hostile, answer: bytes) -> None:
     hostile.answers["show"] = answer
     with pytest.raises(errors.CommandFailed, match=r"psctl.checkpoint.tool show"):
-        checkpoints.locate(hostile.shell, record(), "latest")
+        checkpoint_actions.locate(hostile.shell, record(), "latest")
 
 
 def test_a_link_that_waits_here_is_not_followed(hostile: Hostile, here: Path, tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_a_link_that_waits_here_is_not_followed(hostile: Hostile, here: Path, tm
 
 def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
     hostile.answers["show"] |= {"files": {"../../../.bashrc": 1}, "folder": "/etc"}
-    found = checkpoints.locate(hostile.shell, record(), "10")
+    found = checkpoint_actions.locate(hostile.shell, record(), "10")
     other = FakeShell("b")
     told: list[dict[str, Any]] = []
 
@@ -209,7 +210,7 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
         return Result(0, json.dumps(answer).encode(), b"")
 
     other.on("env", tool)
-    folder = checkpoints.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
+    folder = checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
     assert folder == "/v/checkpoints/digits-1/0000000010"
     partial = told[-1]["partial"]
     assert partial.startswith(f"{folder}.")
@@ -220,12 +221,12 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
     forged_bytes(hostile)
     other.files.clear()
     with pytest.raises(errors.CheckpointCorrupt):
-        checkpoints.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
+        checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
     assert other.files == {}
 
 
 def test_an_exported_model_is_compared_with_the_manifest(hostile: Hostile, here: Path, tmp_path: Path) -> None:
-    found = checkpoints.locate(hostile.shell, record(), "10")
+    found = checkpoint_actions.locate(hostile.shell, record(), "10")
     good = tmp_path / "good"
     files.export(tmp_path / "made/digits-1/0000000010", hostile.manifest, good)
     out = here / "model.safetensors"
@@ -240,19 +241,19 @@ def test_an_exported_model_is_compared_with_the_manifest(hostile: Hostile, here:
     for forged in (good.read_bytes()[:-1] + b"?", b"?" + good.read_bytes()[1:], good.read_bytes()[:-4], b""):
         there(forged)
         with pytest.raises((errors.CheckpointCorrupt, errors.CheckpointIncomplete)):
-            checkpoints.export(hostile.shell, found, out)
+            checkpoint_actions.export(hostile.shell, found, out)
         assert below(here) == []
     there(good.read_bytes() + b"more")
     with pytest.raises(errors.CommandFailed, match="at most"):
-        checkpoints.export(hostile.shell, found, out)
+        checkpoint_actions.export(hostile.shell, found, out)
     there(good.read_bytes())
-    assert checkpoints.export(hostile.shell, found, out) == good.stat().st_size
+    assert checkpoint_actions.export(hostile.shell, found, out) == good.stat().st_size
     assert out.read_bytes() == good.read_bytes()
     assert below(here) == ["model.safetensors"]
 
 
 def test_code_is_proved_before_it_goes_to_other_hosts(hostile: Hostile) -> None:
-    found = checkpoints.locate(hostile.shell, record(), "10")
+    found = checkpoint_actions.locate(hostile.shell, record(), "10")
     tar = b"a tar"
     name = hashlib.sha256(tar).hexdigest()[:40]
     state: Any = type("State", (), {"sites": {"b": type("Site", (), {"codes": {name: False}})}})
@@ -260,9 +261,9 @@ def test_code_is_proved_before_it_goes_to_other_hosts(hostile: Hostile) -> None:
     for forged in (gzip.compress(b"another tar"), b"no archive", gzip.compress(tar)[:-6], b""):
         hostile.shell.files[path] = forged
         with pytest.raises(errors.NoSuchCheckpoint, match="its code is no longer on a as it was sent"):
-            checkpoints.bring_code(hostile.shell, found, state, name)
+            checkpoint_actions.bring_code(hostile.shell, found, state, name)
     hostile.shell.files[path] = gzip.compress(tar)
-    archive = checkpoints.bring_code(hostile.shell, found, state, name)
+    archive = checkpoint_actions.bring_code(hostile.shell, found, state, name)
     assert archive is not None
     assert gzip.decompress(archive.data) == tar
 
@@ -271,7 +272,7 @@ def test_rows_speak_of_the_job_that_was_asked_about(hostile: Hostile) -> None:
     forged = Hostile.row(folder="/etc", problem="", verified=False, problems=["bad"])
     forged |= {"job": "x; rm -rf ~", "id": "$(reboot)"}
     hostile.answers["verify"] = forged
-    row = checkpoints.examine(hostile.shell, record(), "10")
+    row = checkpoint_actions.examine(hostile.shell, record(), "10")
     assert (row["id"], row["job"], row["folder"]) == ("digits-1@10", "digits-1", THERE)
 
 
@@ -288,7 +289,7 @@ def test_what_a_head_tells_of_a_job_never_damages_its_record(forged: Any) -> Non
     shell, head = FakeShell("a"), record().head
     shell.on("python3", Result(0, json.dumps({head.job_dir: forged}).encode(), b""))
     with pytest.raises(errors.CommandFailed, match=r"no digest|nothing is said"):
-        calls.digests(shell, [head])
+        agent_calls.digests(shell, [head])
 
 
 def test_a_number_that_a_host_sends_does_not_use_up_the_names_of_jobs() -> None:
@@ -302,7 +303,7 @@ def test_a_manifest_that_its_job_did_not_sign_is_corrupt(hostile: Hostile, here:
     with pytest.raises(errors.CheckpointCorrupt, match=r"manifest.json is not signed.*authority of digits-1"):
         pull(hostile, here)
     assert below(here) == []
-    row = checkpoints.examine(hostile.shell, record(), "10")
+    row = checkpoint_actions.examine(hostile.shell, record(), "10")
     assert (row["verified"], row["signed"]) == (False, "other" if authority else "none")
     assert "is not signed" in row["problems"][0]
 
@@ -315,19 +316,19 @@ def test_a_signature_of_something_else_does_not_count(hostile: Hostile) -> None:
     signature = data[begin : data.index(b"\n")]
     hostile.shell.files[f"{THERE}/manifest.json"] = forged.replace(b"\n", signature + b"\n", 1)
     with pytest.raises(errors.CheckpointCorrupt, match="is not signed by the authority"):
-        checkpoints.locate(hostile.shell, record(), "10")
+        checkpoint_actions.locate(hostile.shell, record(), "10")
 
 
 def test_who_signed_is_said(hostile: Hostile) -> None:
-    row = checkpoints.examine(hostile.shell, record(), "10")
+    row = checkpoint_actions.examine(hostile.shell, record(), "10")
     assert (row["verified"], row["signed"], row["problems"]) == (True, "job", [])
-    assert checkpoints.locate(hostile.shell, record(), "10").brief["signed"] == "job"
+    assert checkpoint_actions.locate(hostile.shell, record(), "10").brief["signed"] == "job"
     old = record(authority="")  # of a job that was started before manifests were signed
-    assert checkpoints.examine(hostile.shell, old, "10")["signed"] == "other"
+    assert checkpoint_actions.examine(hostile.shell, old, "10")["signed"] == "other"
     hostile.forge(None)
-    row = checkpoints.examine(hostile.shell, old, "10")
+    row = checkpoint_actions.examine(hostile.shell, old, "10")
     assert (row["verified"], row["signed"]) == (True, "none")
-    assert checkpoints.locate(hostile.shell, old, "10").step == 10
+    assert checkpoint_actions.locate(hostile.shell, old, "10").step == 10
 
 
 ATTACK = JOB_FILE + "secrets: [AWS_SECRET_ACCESS_KEY]\nenv: {GITHUB_TOKEN: null}\n"
@@ -340,7 +341,7 @@ def never(lines: list[str]) -> bool:
 
 def test_a_restored_job_runs_what_this_machine_recorded(hostile: Hostile) -> None:
     mine = record()
-    found = trust.source_of(mine, hostile.manifest, never)
+    found = manifest_trust.source_of(mine, hostile.manifest, never)
     assert (found.job_file, found.code, found.own) == (JOB_FILE, "c0de", True)
     shown: list[str] = []
 
@@ -349,18 +350,18 @@ def test_a_restored_job_runs_what_this_machine_recorded(hostile: Hostile) -> Non
         return True
 
     forged = msgspec.structs.replace(hostile.manifest, job_file=ATTACK, code_hash=CODE)
-    found = trust.source_of(mine, forged, agree)
+    found = manifest_trust.source_of(mine, forged, agree)
     assert (found.job_file, found.code, found.own) == (ATTACK, CODE, False)
     assert "+secrets: [AWS_SECRET_ACCESS_KEY]" in shown
     assert shown[-2:] == ["-code c0de", f"+code {CODE}"]
     with pytest.raises(errors.UsageError, match="nothing was done"):
-        trust.source_of(mine, forged, lambda lines: False)
+        manifest_trust.source_of(mine, forged, lambda lines: False)
     for bad in ("../../../tmp/evil", "", "c0de", CODE + "/.."):
         with pytest.raises(errors.UsageError, match="names no code"):
-            trust.source_of(mine, msgspec.structs.replace(forged, code_hash=bad), agree)
+            manifest_trust.source_of(mine, msgspec.structs.replace(forged, code_hash=bad), agree)
     for text in (JOB_FILE.replace("\n", "\r\n"), JOB_FILE + "\n", JOB_FILE + " "):
         shown.clear()
-        trust.source_of(mine, msgspec.structs.replace(forged, job_file=text, code_hash=CODE), agree)
+        manifest_trust.source_of(mine, msgspec.structs.replace(forged, job_file=text, code_hash=CODE), agree)
         assert shown, repr(text)
 
 
@@ -376,6 +377,6 @@ def test_a_restored_job_runs_what_this_machine_recorded(hostile: Hostile) -> Non
 def test_a_job_file_of_a_host_gets_nothing_of_the_operators_shell(text: str, env: list[str]) -> None:
     wanted = load_wanted(text, "job.yaml", [], env)
     with pytest.raises(errors.UsageError, match=r"asks for variables of your shell \(.*TOKEN|AWS"):
-        trust.refuse_shell(wanted.job, wanted.env, "digits-1@10")
+        manifest_trust.refuse_shell(wanted.job, wanted.env, "digits-1@10")
     plain = load_wanted(JOB_FILE + "env: {A: b}\n", "job.yaml", [], ["C=d"])
-    trust.refuse_shell(plain.job, plain.env, "digits-1@10")
+    manifest_trust.refuse_shell(plain.job, plain.env, "digits-1@10")

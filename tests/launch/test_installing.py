@@ -21,9 +21,9 @@ from packaging.requirements import Requirement
 
 from psctl import errors
 from psctl.launch import pins
-from psctl.launch.actions import Install, Wants, decide
-from psctl.launch.installing import Run, install, runs_of
-from psctl.launch.site import NEEDED
+from psctl.launch.hosts.actions import Install, Wants, decide
+from psctl.launch.hosts.installing import Run, install, runs_of
+from psctl.launch.hosts.site import NEEDED
 from psctl.remote.local import LocalShell
 from psctl.spec.cluster import load_cluster
 from psctl.units import hide_credentials

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from psctl.job.events import Finished
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
-from psctl.launch.missing_module import cure
-from psctl.launch.translate import SourcePaths
+from psctl.launch.jobs.host_messages import SourcePaths
+from psctl.launch.jobs.missing_module import cure
 
 JOB = "version: 1\nname: mine\nscript: train.py\nexclude: [data/]\n"
 CLUSTER = "version: 1\nname: lab\nhosts: [h1]\n"

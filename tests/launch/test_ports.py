@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from psctl.launch import ask
-from psctl.launch.ports import Span, Taken, lacking, needed
-from psctl.launch.roster import Machine, seat
+from psctl.launch.jobs.ports import Span, Taken, lacking, needed
+from psctl.launch.jobs.roster import Machine, seat
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 

@@ -20,7 +20,7 @@ from psctl.checkpoint.disk import Disk
 from psctl.launch import ask
 from psctl.launch.archive import pack_folder
 from psctl.launch.home import Home, KnownCluster
-from psctl.launch.there import open_to_others
+from psctl.launch.remote_programs.host_state import open_to_others
 from psctl.remote.local import LocalShell
 
 UMASKS = [0o000, 0o002, 0o027, 0o077, 0o177]

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl import errors
-from psctl.launch.roster import Keys, Machine, Place, agent_orders, free_of, job_order, seat, servers_of, slots_of
+from psctl.launch.jobs.roster import Keys, Machine, Place, agent_orders, free_of, job_order, seat, servers_of, slots_of
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.job import JobSpec, PerHost
-from psctl.words import Address
+from psctl.types import Address
 
 
 def machine(name: str, gpus: int = 0, busy: dict[str, int] | None = None) -> Machine:

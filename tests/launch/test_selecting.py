@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from psctl import errors
-from psctl.launch.checkpoints import split
-from psctl.launch.logs import Selector
-from psctl.launch.prepare import load_wanted
-from psctl.launch.submit import secrets_of, variables
+from psctl.launch.checkpoints.checkpoint_actions import split
+from psctl.launch.jobs.job_logs import Selector
+from psctl.launch.jobs.prepare import load_wanted
+from psctl.launch.jobs.submit import secrets_of, variables
 from psctl.spec.job import JobSpec
 
 RANKS = ["worker/0", "worker/1", "worker/12", "server/0", "server/1", "coordinator/0"]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.launch import status
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
-from psctl.launch.stop import settle
+from psctl.launch.jobs import job_status
+from psctl.launch.jobs.job_end import settle
 from psctl.remote.fleet import Outcome
 
 RECORD = JobRecord(
@@ -47,32 +47,32 @@ def test_a_jobs_end_keeps_its_last_step(
 def test_a_worker_is_not_shown_behind_the_job(tmp_path: Path) -> None:
     ranks = {"w": WORKER, "s": SERVER}
     digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 24}, "ranks": ranks}
-    shown = status._document(Home(tmp_path), RECORD, digest, None)
+    shown = job_status._document(Home(tmp_path), RECORD, digest, None)
     assert shown["step"] == 24
     assert [(rank["role"], rank["step"]) for rank in shown["ranks"]] == [("worker", 24), ("server", 0)]
 
 
 def test_a_job_that_is_over_shows_what_was_written_down(tmp_path: Path) -> None:
     over = msgspec.structs.replace(RECORD, state="done", exit=0, ranks=[WORKER])
-    assert status._document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
+    assert job_status._document(Home(tmp_path), over, None, None)["ranks"][0]["step"] == 5
 
 
 def test_a_jobs_step_is_its_workers_when_they_report_rarely(tmp_path: Path) -> None:
     ranks = {"w": {**WORKER, "step": 180}, "c": {"role": "coordinator", "rank": 0, "state": "running", "step": 0}}
     digest = {"alive": True, "state": "running", "plan": {"size": 8}, "progress": {"step": 100}, "ranks": ranks}
-    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] == 180
+    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] == 180
 
 
 def test_a_job_whose_script_never_calls_prepare_has_no_step(tmp_path: Path) -> None:
     digest: dict[str, Any] = {"alive": True, "state": "running", "ranks": {"w": {**WORKER, "step": 0}}}
-    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
     digest = {**digest, "alive": False, "finished": {"status": "done", "exit": 0, "steps": 0}}
-    assert status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
+    assert job_status._document(Home(tmp_path), RECORD, digest, None)["step"] is None
 
 
 def test_a_dead_job_has_no_running_ranks(tmp_path: Path) -> None:
     digest = {"alive": False, "ranks": {"w": WORKER, "s": {**SERVER, "state": "failed"}}}
-    shown = status._document(Home(tmp_path), RECORD, digest, None)
+    shown = job_status._document(Home(tmp_path), RECORD, digest, None)
     assert (shown["state"], [rank["state"] for rank in shown["ranks"]]) == ("failed", ["lost", "failed"])
 
 
@@ -89,7 +89,7 @@ def test_a_job_whose_head_is_not_reached_is_unknown(tmp_path: Path) -> None:
         def each(self, _: object, names: list[str]) -> dict[str, Outcome[Any]]:
             return {name: Outcome(None, errors.HostUnreachable(f"{name}: no route to host")) for name in names}
 
-    (shown,) = status.refresh(Home(tmp_path), [RECORD], lambda *_: Unreached())  # type: ignore[arg-type,return-value]
+    (shown,) = job_status.refresh(Home(tmp_path), [RECORD], lambda *_: Unreached())  # type: ignore[arg-type,return-value]
     assert (shown["state"], shown["step"], shown["head"]) == ("unknown", None, "a")
     assert shown["problem"] == "its head a is not reached: no route to host"
 
@@ -103,7 +103,7 @@ def test_a_job_whose_psctl_died_is_placing_until_its_host_gives_it_up(tmp_path: 
     assert settle(home, placing, {"alive": False, "waiting": True}).state == "placing", "the host waits"
     gone = settle(home, placing, {"alive": False, "waiting": False})
     assert (gone.state, gone.exit) == ("failed", 1)
-    shown = status._document(home, gone, None, None)
+    shown = job_status._document(home, gone, None, None)
     assert shown["problem"] == "psctl ended before it had started the job's agents"
     rebooted = msgspec.structs.replace(placing, created=time.time() - 1000)
     assert settle(home, rebooted, {"alive": False, "waiting": True}).state == "failed"

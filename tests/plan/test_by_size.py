@@ -10,20 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from psctl.plan.asked import Asked
 from psctl.plan.by_size import SIZES, Span, spans, winners
 from psctl.plan.candidates import Search
 from psctl.plan.choose import TIE, Planner, Winner, planner_in
-from psctl.plan.cost import ENGINES, FREE
-from psctl.plan.floor import floor
-from psctl.plan.flow import simulate
-from psctl.plan.ground import Ground, ground_in
-from psctl.plan.timing import Costs, Pace
-from psctl.schedule import catalog
-from psctl.schedule.catalog import Options
-from psctl.topology.document import read_cluster_document
+from psctl.plan.plan_input import Ground, ground_in
+from psctl.plan.plan_request import Asked
+from psctl.plan.simulation.cost_model import ENGINES, FREE
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.lower_bound import floor
+from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import Options
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
-from psctl.words import STRATEGIES
+from psctl.topology.host.document import read_cluster_document
+from psctl.types import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 

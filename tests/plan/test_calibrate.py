@@ -9,12 +9,12 @@ import pytest
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import Search
-from psctl.plan.cost import side_by_side
-from psctl.plan.flow import simulate
-from psctl.plan.ground import Ground, nominal
-from psctl.plan.routes import Network
-from psctl.plan.timing import Costs, Pace
-from psctl.schedule.catalog import Options, build
+from psctl.plan.plan_input import Ground, nominal
+from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.routes import Network
+from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.schedule.algorithms.catalog import Options, build
 from psctl.schedule.transfer import Schedule
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
 

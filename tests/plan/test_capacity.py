@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from psctl.job.assignment import assign
 from psctl.plan.capacity import capacity, waiting
-from psctl.store.shards import cut, sizes
-from psctl.words import Layout, ParameterInfo
+from psctl.ps.shards import cut, sizes
+from psctl.types import Layout, ParameterInfo
 
 
 def test_a_billion_parameters_on_four_servers():

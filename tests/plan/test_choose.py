@@ -7,16 +7,16 @@ import pytest
 
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.asked import Asked
 from psctl.plan.buckets import BUCKET, FIRST, buckets
 from psctl.plan.choose import TIE, Plan, Planner, choose, planner_of
-from psctl.plan.cost import ALPHA, ENGINES
-from psctl.plan.ground import Ground, ground_of
-from psctl.plan.timing import Costs
-from psctl.schedule import catalog
-from psctl.topology.document import cluster_document
+from psctl.plan.plan_input import Ground, ground_of
+from psctl.plan.plan_request import Asked
+from psctl.plan.simulation.cost_model import ALPHA, ENGINES
+from psctl.plan.simulation.schedule_timing import Costs
+from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
-from psctl.words import STRATEGIES, Layout, ParameterInfo
+from psctl.topology.host.document import cluster_document
+from psctl.types import STRATEGIES, Layout, ParameterInfo
 
 SAVE = CheckpointOrder(None, 0, 0.0, 3, None, True, 1)
 GBIT = 0.956 * 1e9 / 8

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from psctl.plan.closed import (
+from psctl.plan.closed_forms.allreduce_times import (
     FORMS,
     Rates,
     halving_doubling,
@@ -18,7 +18,7 @@ from psctl.plan.closed import (
     ring_beats_double_tree,
     ring_beats_halving_doubling,
 )
-from psctl.plan.factors import (
+from psctl.plan.closed_forms.factored_gradients import (
     Layer,
     best_way,
     factor_numbers,
@@ -27,18 +27,27 @@ from psctl.plan.factors import (
     sparse_share,
     sparse_wins,
 )
-from psctl.plan.flow import simulate
+from psctl.plan.closed_forms.server_times import (
+    on_workers,
+    push_then_pull,
+    rack,
+    racks_apart,
+    servers_needed,
+    seven_steps,
+    split,
+)
 from psctl.plan.overlap import finish_times, fused, iteration
-from psctl.plan.pipelined import simulate_pipeline
-from psctl.plan.routes import NO_DELAYS, Network, places, star
-from psctl.plan.servers import on_workers, push_then_pull, rack, racks_apart, servers_needed, seven_steps, split
-from psctl.plan.timing import Costs
-from psctl.schedule import catalog, collectives, reverse, root
-from psctl.schedule import ring as rings
-from psctl.schedule.catalog import Options
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.routes import NO_DELAYS, Network, places, star
+from psctl.plan.simulation.schedule_timing import Costs
+from psctl.schedule import reverse
+from psctl.schedule.algorithms import catalog, collectives, root
+from psctl.schedule.algorithms import ring as rings
+from psctl.schedule.algorithms.catalog import Options
 from psctl.schedule.transfer import Schedule, Transfer
-from psctl.topology.document import read_cluster_document
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
+from psctl.topology.host.document import read_cluster_document
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "numbers.md").read_text()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from psctl.plan.flow import simulate
-from psctl.plan.routes import Network, places
-from psctl.schedule import catalog
-from psctl.topology.document import read_cluster_document
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.routes import Network, places
+from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import ClusterGraph
+from psctl.topology.host.document import read_cluster_document
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 

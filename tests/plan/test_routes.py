@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.plan.cost import ALPHA, LOOPBACK_RATE
-from psctl.plan.routes import NO_DELAYS, Delays, Network, places, star
+from psctl.plan.simulation.cost_model import ALPHA, LOOPBACK_RATE
+from psctl.plan.simulation.routes import NO_DELAYS, Delays, Network, places, star
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 
 

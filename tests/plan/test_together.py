@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from psctl.plan import placement
-from psctl.plan.asked import Asked
+from psctl.plan import server_placement
 from psctl.plan.choose import Planner
-from psctl.plan.ground import Ground
-from psctl.plan.placement import Serving, serve
-from psctl.schedule import star as servers
-from psctl.words import Compression
+from psctl.plan.plan_input import Ground
+from psctl.plan.plan_request import Asked
+from psctl.plan.server_placement import Serving, serve
+from psctl.schedule.algorithms import star as servers
+from psctl.types import Compression
 from tests.plan.test_choose import MBIT, SIZE, host, names, star, wired
 
 ONCE = SIZE / (200 * MBIT)
@@ -38,7 +38,7 @@ def test_a_host_pushes_one_gradient_to_servers_of_others_and_pulls_for_each(
     where: list[str], pipelined: bool, together: float, apart: float, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(placement, "LARGE", 1)
+        monkeypatch.setattr(server_placement, "LARGE", 1)
     how = Serving(pipelined)
     for one, factor in ((how, together), (msgspec.structs.replace(how, together=False), apart)):
         timing, _, sent = serve(ground(TWO), where, SIZE, one)

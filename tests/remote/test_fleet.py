@@ -18,7 +18,7 @@ from psctl.remote.fake import FakeShell
 from psctl.remote.fleet import AT_ONE_SSHD, Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec, HostSpec, SshSpec
-from psctl.words import HostName
+from psctl.types import HostName
 
 
 def cluster(*hosts: HostSpec, **ssh: Any) -> ClusterSpec:

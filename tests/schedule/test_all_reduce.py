@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import UsageError
-from psctl.schedule import catalog, ring, star
-from psctl.schedule.catalog import Options
+from psctl.schedule.algorithms import catalog, ring, star
+from psctl.schedule.algorithms.catalog import Options
 from psctl.schedule.checker import ScheduleError, prove
 from psctl.schedule.groups import within
 from psctl.schedule.promise import Group
 from psctl.schedule.transfer import Schedule, Transfer
-from psctl.words import STRATEGIES
+from psctl.types import STRATEGIES
 from tests.examples import examples
 from tests.schedule.brute import changes, play, sums_everywhere, vectors
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import UsageError
-from psctl.schedule import barrier, collectives, direct
+from psctl.schedule.algorithms import barrier, collectives, direct
+from psctl.schedule.algorithms.collectives import ALGORITHMS, build
 from psctl.schedule.checker import ScheduleError, prove
-from psctl.schedule.collectives import ALGORITHMS, build
 from psctl.schedule.groups import within
 from psctl.schedule.promise import Group, promise
 from psctl.schedule.scatter_gather import ScatterGather

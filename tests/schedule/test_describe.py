@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from psctl.schedule import catalog, collectives, describe
-from psctl.schedule.catalog import Options
+from psctl.schedule import describe
+from psctl.schedule.algorithms import catalog, collectives
+from psctl.schedule.algorithms.catalog import Options
 from psctl.schedule.groups import within
 from psctl.schedule.promise import Group
 

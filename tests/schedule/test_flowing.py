@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.plan.flow import simulate
-from psctl.plan.routes import Network
-from psctl.schedule import catalog
-from psctl.schedule.catalog import Options
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.routes import Network
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import Options
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
 
 SIZE, RATE = 100e6, 24e6

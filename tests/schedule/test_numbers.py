@@ -6,8 +6,8 @@ from math import ceil, floor, log2
 
 import pytest
 
-from psctl.schedule import catalog, collectives, double_tree, ring, sharded, star
-from psctl.schedule.catalog import Options
+from psctl.schedule.algorithms import catalog, collectives, double_tree, ring, sharded, star
+from psctl.schedule.algorithms.catalog import Options
 from psctl.schedule.transfer import Schedule
 from tests.schedule.brute import sums_everywhere
 

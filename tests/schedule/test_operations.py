@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.errors import UsageError
-from psctl.schedule import catalog
+from psctl.schedule.algorithms import catalog
 from psctl.schedule.operations import Measure, check_operation, measure_of, operation, operations
 from tests.schedule.brute import play
 

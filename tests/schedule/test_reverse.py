@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from psctl.schedule import (
+from psctl.schedule import tree_spreads
+from psctl.schedule.algorithms import (
     binomial,
     bruck,
     chain,
@@ -16,8 +17,7 @@ from psctl.schedule import (
     root,
     sharded,
     star,
-    trees,
-)  # fmt: skip
+)
 from psctl.schedule.checker import ScheduleError, prove
 from psctl.schedule.reverse import backwards, turned
 from psctl.schedule.spread import Spread, moved, place
@@ -37,9 +37,9 @@ def spreads(world: int) -> dict[str, Spread]:
         "binomial": binomial.spread(world),
         "root": root.spread(world, world - 1),
         "servers": star.spread(world, (world - 1, world, world + 1), (1, 2, 3)),
-        "chain": Spread((0,) * 4, trees.broadcast(*chain.edges(world), 4), (1,) * 4, world),
-        "binary tree": Spread((0,) * 4, trees.broadcast(*pipelined_tree.edges(world), 4), (1,) * 4, world),
-        "one of a double tree": Spread((0,), trees.down(*double_tree.edges(world)), (1,), world),
+        "chain": Spread((0,) * 4, tree_spreads.broadcast(*chain.edges(world), 4), (1,) * 4, world),
+        "binary tree": Spread((0,) * 4, tree_spreads.broadcast(*pipelined_tree.edges(world), 4), (1,) * 4, world),
+        "one of a double tree": Spread((0,), tree_spreads.down(*double_tree.edges(world)), (1,), world),
         "backwards order": place(binomial.spread(world), tuple(range(world))[::-1]),
     }
     if world & (world - 1) == 0:

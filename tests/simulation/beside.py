@@ -1,6 +1,7 @@
 """Workers of one host beside each other: memory that all of them read, and lines between them.
 
-As runtime/host_lines.py and runtime/host_pushes.py, without their threads and secrets; the coordinator's word of who
+As client/host_connections.py and client/host_aggregation.py, without their threads and secrets; the coordinator's
+word of who
 listens brings lines up. Servers of the host read nothing where it lies: what goes to them goes together too.
 """
 
@@ -12,11 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job.meetings import WorkerAt
-from psctl.store.lending import Lending
-from psctl.store.messages import Beside, Place
-from psctl.store.pieces import bytes_view
-from psctl.words import Member
+from psctl.job.rendezvous_messages import WorkerAt
+from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.messages import Beside, Place
+from psctl.ps.pieces import bytes_view
+from psctl.types import Member
 
 from .kernel import Process
 from .network import End, Network

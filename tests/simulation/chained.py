@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ConnectionFailed
-from psctl.store.chain import Chain
-from psctl.store.messages import Between, Message
-from psctl.store.outputs import CaughtUp, HandedOver, ToServer
-from psctl.words import Address, Member
-from tests.store.log import Log
+from psctl.ps.messages import Between, Message
+from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
+from psctl.ps.replication.replica_chain import Chain
+from psctl.types import Address, Member
+from tests.ps.log import Log
 
 from .kernel import Broken, Process, World
 from .network import End, Network

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from psctl.coordinator.state import instructions
+from psctl.coordinator.state.instructions import Connected, ConnectionLost, Happening, Heard, Tick
+from psctl.coordinator.state.job_state_machine import Mind
 from psctl.errors import ConnectionFailed
-from psctl.job import events, instructions, membership, messages
-from psctl.job.coordinator import Mind
-from psctl.job.instructions import Connected, ConnectionLost, Happening, Heard, Tick
-from psctl.job.messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
-from psctl.store.shards import cut, sizes
-from psctl.words import Address, Member, TensorSlice
+from psctl.job import events, job_messages, membership_messages
+from psctl.job.job_messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
+from psctl.ps.shards import cut, sizes
+from psctl.types import Address, Member, TensorSlice
 
 from .kernel import Broken, Process, World
 from .network import End, Network
@@ -73,17 +74,17 @@ class Coordinator:
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
-            case messages.SavePart():
+            case job_messages.SavePart():
                 self.disk.part(peer.member, message, payload)
                 return
-            case messages.SaveBegin():
+            case job_messages.SaveBegin():
                 self.disk.begin(peer.member, message)
-            case membership.HandedOver(shard=shard):
+            case membership_messages.HandedOver(shard=shard):
                 self._handing.discard(shard)
-            case messages.LoadWanted(ticket=ticket, slices=slices):
+            case job_messages.LoadWanted(ticket=ticket, slices=slices):
                 for index, wanted in enumerate(slices):
-                    peer.send(messages.LoadPart(ticket, index, 0), self.disk.read(wanted))
-                peer.send(messages.LoadEnd(ticket))
+                    peer.send(job_messages.LoadPart(ticket, index, 0), self.disk.read(wanted))
+                peer.send(job_messages.LoadEnd(ticket))
                 return
         self._happens(Heard(peer.member, message))
 
@@ -148,18 +149,18 @@ class Coordinator:
                 raise Broken("shell", f"the simulator does not carry out {type(instruction).__name__} yet")
 
     def _tell(self, member: Member, message: Any) -> None:
-        if isinstance(message, messages.Go):
+        if isinstance(message, job_messages.Go):
             self.on_go()
-        if isinstance(message, messages.Decision | membership.Reassign):
+        if isinstance(message, job_messages.Decision | membership_messages.Reassign):
             chains = message.assignment.chains
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
             self._handing |= {shard for shard, one in enumerate(moved) if one}
             self._chains = chains
-        if isinstance(message, membership.CountUntil) and (message.rank, message.incarnation) not in self._cut:
+        if isinstance(message, membership_messages.CountUntil) and (message.rank, message.incarnation) not in self._cut:
             self._cut.add((message.rank, message.incarnation))
             if message.incarnation >= 0:  # else it is said to a server that joins, once more
                 self.on_cut(message.rank, message.clock)
-        if isinstance(message, membership.Members):
+        if isinstance(message, membership_messages.Members):
             self.on_members(message.clock, message.ranks)
         peer = self._peers.get(member)
         if peer is not None:
@@ -170,15 +171,15 @@ class Disk:
     """Checkpoints, in memory."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, dict[Member, tuple[messages.SaveBegin, list[bytearray]]]] = {}
+        self.parts: dict[int, dict[Member, tuple[job_messages.SaveBegin, list[bytearray]]]] = {}
         self._state: dict[int, dict[str, Any]] = {}
         self._whole: dict[int, dict[str, tuple[TensorSlice, bytearray]]] = {}
 
-    def begin(self, source: Member, message: messages.SaveBegin) -> None:
+    def begin(self, source: Member, message: job_messages.SaveBegin) -> None:
         data = [bytearray() for _ in message.slices]
         self.parts.setdefault(message.step, {})[source] = (message, data)
 
-    def part(self, source: Member, message: messages.SavePart, payload: memoryview | None) -> None:
+    def part(self, source: Member, message: job_messages.SavePart, payload: memoryview | None) -> None:
         found = self.parts.get(message.step, {}).get(source)
         if found is not None and payload is not None:
             assert len(found[1][message.index]) == message.offset, "parts of a slice come in order"
@@ -226,7 +227,7 @@ class Agent:
 
     def joined(self, peer: End) -> None:
         self._end = peer
-        peer.send(messages.Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
+        peer.send(job_messages.Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
 
     def place(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
@@ -239,7 +240,7 @@ class Agent:
             case StopProcesses():
                 for child in list(self._children.values()):
                     world.after(world.random.random() * 0.02, child.end, -15)
-            case messages.EndProcesses(members=members):
+            case job_messages.EndProcesses(members=members):
                 for member in members:
                     if member in self._children:
                         world.after(world.random.random() * 0.02, self._children[member].end, -15)
@@ -257,7 +258,7 @@ class Agent:
         if child is not None:
             child.on_end = self._ended
             self._children[member] = child
-            self._say(messages.Started(member, 1))
+            self._say(job_messages.Started(member, 1))
 
     def _ended(self, child: Process, status: int) -> None:
         if self.process.alive:
@@ -271,7 +272,7 @@ class Agent:
             now = self.process.world.now
             failure = Failure(str(child.member), f"h{child.host}", status, now, 0, how, [], [], code)
         if self.process.alive:
-            self._say(messages.Exited(child.member, status, failure))
+            self._say(job_messages.Exited(child.member, status, failure))
 
     def _say(self, message: Any) -> None:
         if self._end is not None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job import membership, messages
+from psctl.job import job_messages, membership_messages
 from psctl.job.assignment import Chains, assign, copies, without
-from psctl.job.meetings import Listens, WorkerAt, WorkersAt
-from psctl.job.messages import AnyMessage, Decision, Resume, Welcome
-from psctl.store.shards import cut, sizes
-from psctl.words import Address, Assignment, Member, ServerAt, Shard
+from psctl.job.job_messages import AnyMessage, Decision, Resume, Welcome
+from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.ps.shards import cut, sizes
+from psctl.types import Address, Assignment, Member, ServerAt, Shard
 
 from .kernel import Broken, Process
 from .network import End, Network
@@ -48,7 +48,7 @@ class Director:
         self._since: dict[int, int] = {}  # shard -> epoch since which what is said of its copies counts
         self.awaited: dict[int, int] = {}  # shard -> former primary that hands it over
         self._dead: list[Member] = []  # workers whose death is to be cut
-        self._held: dict[int, membership.HeldOf] = {}
+        self._held: dict[int, membership_messages.HeldOf] = {}
         self._cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
         self._joining: set[int] = set()  # of them, those whose next start has no values yet
         self.members = tuple(range(len(scenario.workers)))
@@ -86,27 +86,27 @@ class Director:
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         member = peer.member
         match message:
-            case messages.Register():
+            case job_messages.Register():
                 self._registered.add(member.rank)
                 if len(self._registered) == self._scenario.hosts:
                     self._begin()
-            case messages.Exited(member=gone, status=status):
+            case job_messages.Exited(member=gone, status=status):
                 self._gone(gone, status)
-            case messages.Join():
+            case job_messages.Join():
                 self._tell(member, Welcome(len(self._scenario.workers), 0, 0, 1.0, self._resumed(member)))
-            case messages.Prepare():
+            case job_messages.Prepare():
                 self._prepare(member)
-            case messages.Ready(address=address):
+            case job_messages.Ready(address=address):
                 self._is_ready(member, address)
             case Listens():
                 self._listens(member)
-            case membership.CaughtUp():
+            case membership_messages.CaughtUp():
                 self._caught_up(message)
-            case membership.HandedOver():
+            case membership_messages.HandedOver():
                 if self.awaited.get(message.shard) == member.rank:
                     del self.awaited[message.shard]
                     self._go_on()
-            case membership.HeldOf():
+            case membership_messages.HeldOf():
                 self._held[member.rank] = message
                 self._cut()
             case _:
@@ -126,8 +126,8 @@ class Director:
             self.hosts[member.rank] = host
         self._tell(Member("agent", host), self._order(member))
 
-    def _order(self, member: Member) -> messages.StartProcess:
-        return messages.StartProcess(member, len(self._scenario.workers), 0, {}, "", "", "")
+    def _order(self, member: Member) -> job_messages.StartProcess:
+        return job_messages.StartProcess(member, len(self._scenario.workers), 0, {}, "", "", "")
 
     def _prepare(self, member: Member) -> None:
         self._prepared.add(member.rank)
@@ -144,7 +144,7 @@ class Director:
             else:
                 self._tell(member, self._decision(member))
                 for rank, clock in sorted(self._cuts.items()):  # it may come to lead a shard that waits for them
-                    self._tell(member, membership.CountUntil(rank, -1, clock))
+                    self._tell(member, membership_messages.CountUntil(rank, -1, clock))
                 self._plan()
             return
         first = len(self._ready) < len(self._scenario.workers)
@@ -152,10 +152,10 @@ class Director:
         if first and len(self._ready) == len(self._scenario.workers):
             self.on_go()
             for each in [one for one in self._peers if one.role != "agent"]:
-                self._tell(each, messages.Go())
+                self._tell(each, job_messages.Go())
         elif not first:
             self._joining.discard(member.rank)
-            self._tell(member, messages.Go())
+            self._tell(member, job_messages.Go())
 
     def _listens(self, member: Member) -> None:
         """A worker listens for others of its host: tell those who do of each other."""
@@ -199,7 +199,7 @@ class Director:
         self.epoch += 1
         self._network.world.say(lambda: f"assignment {self.epoch}: chains {self.chains} goal {self.goal}")
         for member in [one for one in self._peers if one.role in ("server", "worker")]:
-            self._tell(member, membership.Reassign(self._assignment()))
+            self._tell(member, membership_messages.Reassign(self._assignment()))
 
     def _plan(self) -> None:
         """Make a new goal: all shards where they are best, or (moved) somewhere else."""
@@ -238,7 +238,7 @@ class Director:
         self._switch()
         self._tell_all()
 
-    def _caught_up(self, said: membership.CaughtUp) -> None:
+    def _caught_up(self, said: membership_messages.CaughtUp) -> None:
         if said.epoch < self._since.get(said.shard, 0) or said.server not in self.goal[said.shard]:
             return
         self._filled.add((said.shard, said.server))
@@ -329,7 +329,7 @@ class Director:
         gone = self._dead[0]
         self._held.clear()
         for server in self.alive.values():
-            self._tell(_named(server), membership.WorkerGone(gone.rank, gone.incarnation))
+            self._tell(_named(server), membership_messages.WorkerGone(gone.rank, gone.incarnation))
 
     def _cut(self) -> None:
         if not self._dead:
@@ -363,7 +363,7 @@ class Director:
         self._dead.pop(0)
         self.on_cut(gone.rank, last)
         for server in self.alive.values():
-            self._tell(_named(server), membership.CountUntil(gone.rank, gone.incarnation, last))
+            self._tell(_named(server), membership_messages.CountUntil(gone.rank, gone.incarnation, last))
         host = self._scenario.workers[gone.rank]
         self._cuts[gone.rank] = last
         self._joining.add(gone.rank)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 import msgspec
 
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.runtime.division import Batch, Division, members_of, owed
+from psctl.train_state.example_sharing import Batch, Division, members_of, owed
 
 from .kernel import Until
 from .model import Spec

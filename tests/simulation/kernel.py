@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from psctl.words import Member
+from psctl.types import Member
 
 OFTEN = 4
 """Happenings between two looks at whether all is over."""

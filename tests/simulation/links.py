@@ -1,4 +1,4 @@
-"""A process's connections to servers, kept up as runtime/links.py keeps them, without its threads."""
+"""A process's connections to servers, kept up as client/server_links.py keeps them, without its threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed
-from psctl.words import Member, ServerAt
+from psctl.types import Member, ServerAt
 
 from .kernel import Process
 from .network import End, Network

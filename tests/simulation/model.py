@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from psctl.job import examples
-from psctl.words import Layout, Number, ParameterInfo
+from psctl.types import Layout, Number, ParameterInfo
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -13,24 +13,24 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from psctl.job.holding import Holdings
-from psctl.store.answers import Readers
-from psctl.store.client import ClientMind
-from psctl.store.collecting import Collecting
-from psctl.store.downstream import Downstream
-from psctl.store.intake import Intake
-from psctl.store.landing import Landings
-from psctl.store.ledger import Membership
-from psctl.store.outbox import Outbox
-from psctl.store.outputs import Snapshot
-from psctl.store.server import ServerMind
-from psctl.store.shard import ShardMind
-from psctl.store.staged import Handed
-from psctl.store.sums import Joint
-from psctl.store.table import TableMind
-from psctl.store.table_machine import TablesMachine
-from psctl.store.table_sessions import Opened
-from psctl.store.table_state import Entry, Part, TableShard
+from psctl.job.shard_placement import Holdings
+from psctl.ps.dense.client.dense_client_state import ClientMind
+from psctl.ps.dense.client.host_collection import Collecting
+from psctl.ps.dense.client.receive_buffers import Landings
+from psctl.ps.dense.client.unacked_pushes import Outbox
+from psctl.ps.dense.clock_ledger import Membership
+from psctl.ps.dense.server.aggregation import Joint
+from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.server.push_staging import Intake
+from psctl.ps.dense.server.shard_answers import Readers
+from psctl.ps.dense.server.staged_push import Handed
+from psctl.ps.outputs import Snapshot
+from psctl.ps.replication.chain_downstream import Downstream
+from psctl.ps.tables.server.client_sessions import Opened
+from psctl.ps.tables.server.replicated_tables import TablesMachine
+from psctl.ps.tables.server.table_server import TableMind
+from psctl.ps.tables.table_state import Entry, Part, TableShard
 
 from .play import Outcome
 from .plays import PLAYS

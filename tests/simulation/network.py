@@ -1,4 +1,4 @@
-"""A simulated network: connections as psctl.net makes them, seen from their handlers, and all that can go wrong.
+"""A simulated network: connections as psctl.transport makes them, seen from their handlers, and all that can go wrong.
 
 What a connection promises here is what TCP and sealed frames promise: its bytes arrive in order and unchanged, or it
 breaks. When it breaks, each end learns of it at its own time, and what was on its way arrives up to some point only. A
@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
-from psctl.words import Address, Member
+from psctl.types import Address, Member
 
 from .kernel import Broken, Process, World
 
@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Handler(Protocol):
-    """What psctl.net.peer tells of a connection."""
+    """What psctl.transport.peer tells of a connection."""
 
     def joined(self, peer: Any) -> None: ...
     def place(self, peer: Any, message: Any, size: int) -> memoryview | None: ...
@@ -69,7 +69,7 @@ class Connection:
 
 
 class End:
-    """One end of a connection: psctl.net.peer.Peer's part, for a handler."""
+    """One end of a connection: psctl.transport.peer.Peer's part, for a handler."""
 
     def __init__(self, connection: Connection, owner: Process) -> None:
         self._connection, self.owner = connection, owner
@@ -256,7 +256,7 @@ class Network:
     def __init__(self, world: World, pace: float, torn: float) -> None:
         self.world, self._pace, self._torn = world, pace, torn
         self.dark: set[int] = set()
-        self.memory: list[torch.Tensor] = []  # that processes of a host share (beside.py)
+        self.memory: list[torch.Tensor] = []  # that processes of a host share (unix_channel.py)
         self.doors: dict[Member, Address] = {}  # where a worker listens for others of its host
         self.connections: list[Connection] = []
         self.on_leave: Callable[[Process, Any, bytes | None], None] | None = None

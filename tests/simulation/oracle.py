@@ -18,7 +18,7 @@ What DESIGN.md says must always be true, and where it is held:
     exactly once                    sums, once (asp: every push is a digit of its own), lost
     when an update is applied       versions, staleness
     values change only between      versions: what a worker reads at a clock is whole, of one version; torch's hooks are
-    steps                           not here, but in tests/runtime/test_prepare.py
+    steps                           not here, but in tests/worker/test_prepare.py
     every example once an epoch     examples
     a death is cut consistently     replay, sums; "inconsistent" must end in a restart and not in wrong values
     seen in time                    hangs, ends; the seconds themselves: tests/whole (make soak)
@@ -36,12 +36,12 @@ from typing import Any
 
 import torch
 
-from psctl.store.client import ClientMind
-from psctl.store.messages import Push, PushPart
-from psctl.store.pieces import bytes_view
-from psctl.store.server import ServerMind
-from psctl.store.state import ShardState
-from psctl.words import Member, Shard
+from psctl.ps.dense.client.dense_client_state import ClientMind
+from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.shard_state import ShardState
+from psctl.ps.messages import Push, PushPart
+from psctl.ps.pieces import bytes_view
+from psctl.types import Member, Shard
 
 from .kernel import Broken
 from .model import Script, Truth, by_host, clock_of, taken, undisturbed

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
-from psctl.store import answers, asides, client, entries, pushing
-from psctl.store.messages import Push, PushPart
-from psctl.words import Member
+from psctl.ps.dense import rank_state_store
+from psctl.ps.dense.client import dense_client_state, push_path
+from psctl.ps.dense.server import shard_answers
+from psctl.ps.messages import Push, PushPart
+from psctl.ps.replication import chain_entries
+from psctl.types import Member
 
 from .coordinator import Agent, Coordinator
 from .director import Director
@@ -175,8 +178,8 @@ class Play:
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
     """Let payloads travel in parts of `size` bytes, so that tiny tensors have several."""
-    rooms = [(asides, "PART"), (entries, "PART")]
-    rooms += [(room, "LARGE") for room in (entries, client, pushing, answers)]
+    rooms = [(rank_state_store, "PART"), (chain_entries, "PART")]
+    rooms += [(room, "LARGE") for room in (chain_entries, dense_client_state, push_path, shard_answers)]
     before = [getattr(room, name) for room, name in rooms]
     for room, name in rooms:
         setattr(room, name, size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from psctl.job.examples import clocks_in_epoch
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.words import Member
+from psctl.types import Member
 
 from .model import Spec
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job import membership
-from psctl.job import messages as say
-from psctl.store.messages import Kinds
-from psctl.store.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
-from psctl.store.server import ServerMind
-from psctl.store.snapshot import Loading, by_parameter, wanted_slices
-from psctl.store.state import Terms
-from psctl.words import Address, Assignment, Member, ServerAt
+from psctl.job import job_messages as say
+from psctl.job import membership_messages
+from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Kinds
+from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
+from psctl.ps.snapshot import Loading, by_parameter, wanted_slices
+from psctl.types import Address, Assignment, Member, ServerAt
 
 from .kernel import Broken, Process, Task, Until
 from .links import Links
@@ -91,13 +91,13 @@ class Server:
     def _member(self, message: Any) -> None:
         """Do what the coordinator says of who takes part."""
         match message:
-            case membership.Reassign(assignment=assignment):
+            case membership_messages.Reassign(assignment=assignment):
                 self._told(assignment)
-            case membership.WorkerGone(rank=rank, incarnation=incarnation):
+            case membership_messages.WorkerGone(rank=rank, incarnation=incarnation):
                 self.desk.gone(rank, incarnation)
-            case membership.CountUntil(rank=rank, clock=clock):
+            case membership_messages.CountUntil(rank=rank, clock=clock):
                 self.desk.follow(self._mind.count_until(rank, clock))
-            case membership.Members(clock=clock, ranks=ranks):
+            case membership_messages.Members(clock=clock, ranks=ranks):
                 self.desk.follow(self._mind.members(clock, ranks))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
@@ -119,7 +119,12 @@ class Server:
                 self._welcome = message
             case say.Decision():
                 self._decision = message
-            case membership.Reassign() | membership.WorkerGone() | membership.CountUntil() | membership.Members():
+            case (
+                membership_messages.Reassign()
+                | membership_messages.WorkerGone()
+                | membership_messages.CountUntil()
+                | membership_messages.Members()
+            ):
                 if self.mind is None:
                     self._early.append(message)  # it waits for the decision
                 else:
@@ -139,7 +144,7 @@ class Server:
 
 
 class Desk:
-    """The handler of all connections of workers and servers, as runtime/server_desk.py."""
+    """The handler of all connections of workers and servers, as server/dense_connections.py."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -216,7 +221,7 @@ class Desk:
             self._lost(peer)
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._server.tell(membership.ServerUnreachable(at.rank, at.incarnation, why))
+        self._server.tell(membership_messages.ServerUnreachable(at.rank, at.incarnation, why))
 
     def _let_in(self, peer: End) -> None:
         who = (peer.member.role, peer.member.rank)
@@ -281,13 +286,13 @@ class Desk:
                 case ToServer(server=server, message=message, payload=payload):
                     peer = self._peers.get(("server", server))
                 case CaughtUp(epoch=epoch, shard=shard, server=server):
-                    self._server.tell(membership.CaughtUp(epoch, shard, server))
+                    self._server.tell(membership_messages.CaughtUp(epoch, shard, server))
                     continue
                 case HandedOver(epoch=epoch, shard=shard):
-                    self._server.tell(membership.HandedOver(epoch, shard))
+                    self._server.tell(membership_messages.HandedOver(epoch, shard))
                     continue
                 case Held(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
-                    said = membership.HeldOf(rank, self._incarnation[rank], clocks, versions, aside, apart)
+                    said = membership_messages.HeldOf(rank, self._incarnation[rank], clocks, versions, aside, apart)
                     self._server.tell(said)
                     continue
                 case Save():

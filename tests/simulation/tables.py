@@ -1,7 +1,8 @@
 """Tables through everything at once, a seed a run: servers die, come, go and move shards; connections break; workers
 are replaced and do their step again; servers forget key lists.
 
-The minds are the shipped ones: of servers and workers (store/), and of who holds what (job/holding.py). Every message,
+The minds are the shipped ones: of servers and workers (store/), and of who holds what (job/shard_placement.py).
+Every message,
 also the coordinator's to each server, comes when chance has it; a connection keeps its order and loses what is on it
 when it breaks. What must be true is counted apart: every push in once, nothing twice, no reader sees more than was
 pushed or less than it pushed itself, no ticket left, all replicas equal.
@@ -17,12 +18,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from psctl.job.holding import Holdings, Place
-from psctl.store import table_packing, table_sessions
-from psctl.store.outputs import CaughtUp, HandedOver
-from psctl.store.table_calls import result
-from psctl.words import Address, ServerAt
-from tests.store.table_world import World, spec
+from psctl.job.shard_placement import Holdings, Place
+from psctl.ps.outputs import CaughtUp, HandedOver
+from psctl.ps.tables import table_packing
+from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.server import client_sessions
+from psctl.types import Address, ServerAt
+from tests.ps.table_world import World, spec
 
 from .play import Outcome
 
@@ -50,12 +52,12 @@ def hold(what: object, invariant: str, text: str = "") -> None:
 @contextmanager
 def forgetful() -> Iterator[None]:
     """Short key lists have hashes too, and a server remembers few of them."""
-    before = table_packing.HASHED, table_sessions.REMEMBERED
-    table_packing.HASHED, table_sessions.REMEMBERED = 2, 80
+    before = table_packing.HASHED, client_sessions.REMEMBERED
+    table_packing.HASHED, client_sessions.REMEMBERED = 2, 80
     try:
         yield
     finally:
-        table_packing.HASHED, table_sessions.REMEMBERED = before
+        table_packing.HASHED, client_sessions.REMEMBERED = before
 
 
 class Chaos(World):

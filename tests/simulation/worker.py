@@ -1,6 +1,7 @@
 """A simulated worker: the shipped ClientMind, and the order of calls that runtime's client, served and session make.
 
-Where workers share a host, also what runtime/host_pushes.py does. Thin on purpose. What is not covered: threads inside
+Where workers share a host, also what client/host_aggregation.py does. Thin on purpose. What is not covered: threads
+inside
 one worker (each call runs to its end), torch's hooks (shards are pushed last ones first, as backward would), the script
 itself.
 """
@@ -14,18 +15,18 @@ import msgspec
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job import membership
-from psctl.job import messages as say
+from psctl.job import job_messages as say
+from psctl.job import membership_messages
 from psctl.job.examples import clocks_in_epoch
-from psctl.runtime.division import Division
-from psctl.store.client import ClientMind, Out
-from psctl.store.collecting import Gather, Tell
-from psctl.store.host_sums import host_sum
-from psctl.store.messages import Beside, HandIn
-from psctl.store.pieces import pieces
-from psctl.store.pushing import Say
-from psctl.store.state import Terms
-from psctl.words import Address, Assignment, Member, ServerAt
+from psctl.ps.dense.client.dense_client_state import ClientMind, Out
+from psctl.ps.dense.client.host_collection import Gather, Tell
+from psctl.ps.dense.client.push_path import Say
+from psctl.ps.dense.host_sums import host_sum
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Beside, HandIn
+from psctl.ps.pieces import pieces
+from psctl.train_state.example_sharing import Division
+from psctl.types import Address, Assignment, Member, ServerAt
 
 from .beside import Lines, Memory
 from .feed import Feed, Place
@@ -89,7 +90,7 @@ class Worker:
                 self._lines.told(workers)
             case say.Go():
                 self._go = True
-            case membership.Reassign(assignment=assignment):
+            case membership_messages.Reassign(assignment=assignment):
                 self._told(assignment)
             case say.Leave():
                 self.process.end(1)
@@ -369,7 +370,7 @@ class Worker:
         self._send(self._mind.lost(at.rank))
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._tell(membership.ServerUnreachable(at.rank, at.incarnation, why))
+        self._tell(membership_messages.ServerUnreachable(at.rank, at.incarnation, why))
 
     def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
         return self._mind.place(at.rank, message, size)

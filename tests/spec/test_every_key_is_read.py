@@ -68,7 +68,7 @@ def reads(rooms: tuple[str, ...]) -> frozenset[tuple[str, str]]:
     """Every (name, key) of a `name.key` that these rooms read."""
     found = set()
     for room in rooms:
-        for path in (PACKAGE / room).glob("*.py"):
+        for path in (PACKAGE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     found.add((name_of(node.value), node.attr))
@@ -97,7 +97,9 @@ def test_every_accepted_key_is_read_by_the_program(section: type[Section], key: 
 
 @pytest.mark.parametrize("kind", [orders.JobOrder, orders.CheckpointOrder])
 def test_every_order_is_read_by_the_rooms_that_run_the_job(kind: type[msgspec.Struct]) -> None:
-    found = reads(("runtime", "job", "plan", "checkpoint"))
+    found = reads(
+        ("agent", "coordinator", "server", "worker", "sync", "client", "process", "job", "plan", "checkpoint")
+    )
     unread = [
         field.name
         for field in msgspec.structs.fields(kind)

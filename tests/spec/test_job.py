@@ -6,7 +6,7 @@ import pytest
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
 from psctl.spec.job import Every, JobSpec, KeepBest, PerHost, load_job
-from psctl.words import PLAIN, STRATEGIES, Compression
+from psctl.types import PLAIN, STRATEGIES, Compression
 
 FULL = """\
 version: 1

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
+from psctl.topology.algorithms.wires import Wires
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.wires import Wires
 
 DGX1V = (
     (0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2),

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from psctl.errors import HostUnreachable, InvalidFile
-from psctl.topology.addresses import Chosen, Reach, choose_addresses
 from psctl.topology.facts import HostFacts, Nic
-from psctl.words import HostName
+from psctl.topology.network.addresses import Chosen, Reach, choose_addresses
+from psctl.types import HostName
 
 A, B, C = HostName("a"), HostName("b"), HostName("c")
 LO = Nic("lo", ("127.0.0.1/8", "::1/128"), kind="loopback")

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from psctl.errors import InvalidFile
-from psctl.topology import machine
-from psctl.topology.document import cluster_document, host_document, read_cluster_document, read_host_document
 from psctl.topology.facts import Finding, HostFacts
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link, Suggestion
-from psctl.topology.matrix import read_matrix
-from psctl.topology.nccl_xml import read_nccl
+from psctl.topology.host import host_graph
+from psctl.topology.host.document import cluster_document, host_document, read_cluster_document, read_host_document
+from psctl.topology.readers.matrix import read_matrix
+from psctl.topology.readers.nccl_xml import read_nccl
 
 CAPTURED = Path(__file__).resolve().parent.parent / "captured"
 
@@ -25,7 +25,7 @@ FILES = [*sorted((CAPTURED / "topo-m").glob("*.txt")), *sorted((CAPTURED / "nccl
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_what_is_printed_is_read_again(path: Path) -> None:
     text = path.read_text(errors="replace")
-    graph = machine.build([read_nccl(text) if path.suffix == ".xml" else read_matrix(text)])
+    graph = host_graph.build([read_nccl(text) if path.suffix == ".xml" else read_matrix(text)])
     cluster = ClusterGraph((HostNode("saved", graph),))
     printed = json.loads(json.dumps(cluster_document(cluster)))
     assert read_cluster_document(printed) == cluster
@@ -67,7 +67,7 @@ def test_a_cluster_with_all_that_there_is() -> None:
 
 def test_every_promised_key_is_there() -> None:
     facts = HostFacts("node", "", "x86_64", 8, "", (), 1 << 34, 1, (), (), (), None, None, "", "")
-    body = host_document("node", machine.build([], facts), facts, {"rack": "r1"})
+    body = host_document("node", host_graph.build([], facts), facts, {"rack": "r1"})
     assert {key: body[key] for key in ("name", "cores", "memory", "labels", "problems")} == {
         "name": "node", "cores": 8, "memory": 1 << 34, "labels": {"rack": "r1"}, "problems": [],
     }  # fmt: skip

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from psctl.topology.fabric import Fabric, Sample, Series, infer, more
-from psctl.topology.rounds import Pair, rounds
+from psctl.topology.network.fabric import Fabric, Sample, Series, infer, more
+from psctl.topology.network.measurement_rounds import Pair, rounds
 
 G = 125e6
 HOP = 20e-6

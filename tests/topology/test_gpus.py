@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.gpus import (
+from psctl.topology.readers.gpus import (
     QUERY,
     SHORT,
     is_query,

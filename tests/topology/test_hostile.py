@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from psctl.errors import InvalidFile
-from psctl.topology import recognise
-from psctl.topology.document import read_cluster_document
 from psctl.topology.graph import HostGraph
-from psctl.topology.machine import build
+from psctl.topology.host.document import read_cluster_document
+from psctl.topology.host.host_graph import build
+from psctl.topology.readers import recognise
 
 CAPTURED = Path(__file__).resolve().parent.parent / "captured"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psctl.topology.algorithms.islands import Level, hierarchy, islands, ranks
 from psctl.topology.graph import ClusterGraph, Device, HostGraph, HostNode, Link
-from psctl.topology.islands import Level, hierarchy, islands, ranks
 from tests.topology.fabrics import behind_switch, dgx1v, named, nvswitch
 
 

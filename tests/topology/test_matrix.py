@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from psctl.topology.matrix import read_matrix
+from psctl.topology.readers.matrix import read_matrix
 from psctl.topology.readings import Affinity, Matrix
 from tests.examples import examples
 from tests.topology.matrices import AFTER, BEFORE, LEGEND, Truth, squeezed, truths, wrapped

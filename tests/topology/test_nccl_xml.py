@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.nccl_xml import read_nccl
+from psctl.topology.readers.nccl_xml import read_nccl
 from psctl.topology.readings import NcclGpu, NcclNet
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "nccl-xml"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.nvlink import read_nvlink
+from psctl.topology.readers.nvlink import read_nvlink
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "nvlink-s"
 RATES = {"a6000x8-4links": 14.062e9, "h100-one-gpu-18links": 26.562e9, "ndv2-v100x7-some-inactive": 25.781e9}

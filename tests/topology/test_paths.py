@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.paths import Path, Router
+from psctl.topology.host.paths import Path, Router
 
 
 def host(*edges: tuple[str, str, float], kinds: str = "") -> HostGraph:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.pci import address, gigatransfers, lanes, read_pci
+from psctl.topology.readers.pci import address, gigatransfers, lanes, read_pci
 from psctl.topology.readings import PciDevice
 
 PLAIN = """\

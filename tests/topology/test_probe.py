@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.facts import HostFacts
-from psctl.topology.probe import PROBE, parse
+from psctl.topology.readers.probe import PROBE, parse
 from psctl.topology.readings import (
     Failure,
     GpuTable,

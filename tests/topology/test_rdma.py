@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.rdma import looks_like_rdma, read_rdma
+from psctl.topology.readers.rdma import looks_like_rdma, read_rdma
 from psctl.topology.readings import RdmaPort
 
 ROWS = (

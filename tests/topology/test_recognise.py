@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psctl.topology.readers.recognise import decode, read, read_all
 from psctl.topology.readings import (
     Failure,
     GpuTable,
@@ -21,7 +22,6 @@ from psctl.topology.readings import (
     RocmTopology,
     Unknown,
 )
-from psctl.topology.recognise import decode, read, read_all
 from tests.yardstick import desktop_seconds
 
 CAPTURED = Path(__file__).parent.parent / "captured"

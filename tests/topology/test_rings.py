@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
-from psctl.topology.cycles import hamiltonian
+from psctl.topology.algorithms.cycles import hamiltonian
+from psctl.topology.algorithms.rings import Ring, Rings, rings
+from psctl.topology.algorithms.wires import Wires, wires
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.rings import Ring, Rings, rings
-from psctl.topology.wires import Wires, wires
 from tests.examples import examples
 from tests.topology.fabrics import (
     DGX1V,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psctl.topology.readers.rocm import read_cards, read_rocm
 from psctl.topology.readings import GpuRow
-from psctl.topology.rocm import read_cards, read_rocm
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "rocm"
 FILES = sorted(CAPTURED.glob("*.txt"))

@@ -10,10 +10,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 
-from psctl.topology.rings import rings
-from psctl.topology.strength import strength
-from psctl.topology.trees import Packing, all_reduce, broadcast
-from psctl.topology.wires import Wires, wires
+from psctl.topology.algorithms.rings import rings
+from psctl.topology.algorithms.strength import strength
+from psctl.topology.algorithms.trees import Packing, all_reduce, broadcast
+from psctl.topology.algorithms.wires import Wires, wires
 from tests.examples import examples
 from tests.topology.fabrics import DGX1V, XGMI16, complete, cube, dgx1v, mesh, meshes, nvswitch, part, partitions
 from tests.yardstick import desktop_seconds

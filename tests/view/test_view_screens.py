@@ -14,10 +14,10 @@ from psctl.clock import ManualClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, make_console, rank_lines, say
 from psctl.view.failure import Uncounted, draw_end, draw_error, signal_name
+from psctl.view.job_view import LiveState
 from psctl.view.live import BURST, LiveScreen, follower
 from psctl.view.picture import picture
 from psctl.view.plain import PlainLog, describe
-from psctl.view.state import LiveState
 
 
 class Screen(io.StringIO):

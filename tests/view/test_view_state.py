@@ -9,7 +9,7 @@ import pytest
 
 from psctl.job import events as kinds
 from psctl.view.folding import fold, spans
-from psctl.view.state import HISTORY, LiveState, watched
+from psctl.view.job_view import HISTORY, LiveState, watched
 
 ROLES = [kinds.RoleOf("server", 0, "a"), kinds.RoleOf("worker", 0, "a"), kinds.RoleOf("worker", 1, "b")]
 STARTED = kinds.Started(time=100.0, job="digits-3", hosts=["a", "b"], roles=ROLES)

@@ -17,9 +17,9 @@ from typing import Any
 from running import STEADY, Psctl, set_args, until
 
 KINDS = {
-    "agent": "psctl.runtime.agent",
-    "coordinator": "psctl.runtime.coordinator",
-    "server": "psctl.runtime.server",
+    "agent": "psctl.agent.main",
+    "coordinator": "psctl.coordinator.main",
+    "server": "psctl.server.main",
     "worker": "bootstrap.py train.py",
 }
 

@@ -152,7 +152,7 @@ def test_a_script_that_raises_at_step_7_on_rank_1(lab: Lab) -> None:
     failure = finished["failure"]
     assert "ValueError: NaN loss at step 7" in failure["exception"]
     assert any("train.py" in frame and "disturb" in frame for frame in failure["frames"])
-    assert not any("psctl/runtime" in frame for frame in failure["frames"])
+    assert not any("/psctl/process/" in frame or "/psctl/worker/" in frame for frame in failure["frames"])
     assert failure["host"] == "h2"
     assert failure["step"] == 7
     shown = lab.psctl.run("attach", "steady")
@@ -194,9 +194,9 @@ def test_a_host_that_loses_power(make_hosts: Callable[..., Any], tmp_path: Path)
 
 KINDS = {
     "psctl": "",
-    "agent": "psctl.runtime.agent",
-    "coordinator": "psctl.runtime.coordinator",
-    "server": "psctl.runtime.server",
+    "agent": "psctl.agent.main",
+    "coordinator": "psctl.coordinator.main",
+    "server": "psctl.server.main",
     "worker": "bootstrap.py train.py",
 }
 
@@ -219,7 +219,7 @@ def kill(lab: Lab, process: Any, kind: str) -> None:
 OFTEN = ("agent", "save")
 """In every `make test`; all others in `make soak`.
 
-tests/runtime/test_agent.py kills the others where no host is needed, test_hosts_job.py psctl, test_restore_numbers.py a
+tests/agent/test_agent.py kills the others where no host is needed, test_hosts_job.py psctl, test_restore_numbers.py a
 server that has a replica.
 """
 

@@ -18,7 +18,7 @@ def digest(run: Any) -> str:
     return str(found[-1])
 
 
-@pytest.mark.soak  # tests/runtime/test_run_checkpoints.py: to the bit; test_hosts_job.py: on other hosts
+@pytest.mark.soak  # tests/worker/test_run_checkpoints.py: to the bit; test_hosts_job.py: on other hosts
 def test_a_resumed_run_is_equal_to_the_bit_to_the_undisturbed_one(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2)
     home = hosts.make_home(tmp_path / "home")

@@ -118,7 +118,7 @@ def test_a_flipped_byte_is_named_and_the_checkpoint_is_refused(trained, tmp_path
     assert victim.name in run.out
 
 
-@pytest.mark.soak  # tests/runtime/test_run_checkpoints.py; real jobs go on in test_restore_numbers.py
+@pytest.mark.soak  # tests/worker/test_run_checkpoints.py; real jobs go on in test_restore_numbers.py
 def test_a_checkpoint_of_the_last_step_ends_at_once_with_the_same_accuracy(trained) -> None:
     psctl, first = trained
     run = psctl.run("checkpoint", "restore", "digits-1@latest", "-o", "jsonl", "--workers", "1", "--servers", "1")

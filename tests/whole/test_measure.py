@@ -14,10 +14,10 @@ import pytest
 from hosts import PATH
 from running import Ended, Psctl, until
 
-from psctl.launch import measure, reach
 from psctl.launch.clusters import choose
-from psctl.launch.converge import look_at_all
 from psctl.launch.home import Home
+from psctl.launch.hosts.converge import look_at_all
+from psctl.launch.measure import link_measurement, reach
 from psctl.remote.fleet import Fleet
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
@@ -36,7 +36,7 @@ dist.destroy_process_group()
 
 MBIT = 1e6 / 8
 
-STEADY = measure.Effort(seconds=0.4, burn=0.15, repeats=3, pings=50)
+STEADY = link_measurement.Effort(seconds=0.4, burn=0.15, repeats=3, pings=50)
 """Between what `up` and what `topo --measure` spends."""
 
 
@@ -58,10 +58,12 @@ class Lab:
     def actions(self, *words: str) -> dict[str, list[str]]:
         return {host["name"]: host["actions"] for host in self.up(*words).document["hosts"]}
 
-    def measured(self, effort: measure.Effort = measure.QUICK) -> tuple[Any, Any, measure.Measurements]:
+    def measured(
+        self, effort: link_measurement.Effort = link_measurement.QUICK
+    ) -> tuple[Any, Any, link_measurement.Measurements]:
         """The cluster, what was found, and what this process measures of it."""
         with self._found() as (chosen, fleet, state):
-            return chosen, state, measure.measure(chosen, fleet, state, lambda *_: None, effort)
+            return chosen, state, link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)
 
     def reached(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What probing settled, and the address of each host that follows."""
@@ -119,7 +121,7 @@ def iperf(hosts: Any, source: str, target: str) -> float:
 def test_each_host_has_the_rate_that_was_set_and_that_iperf3_sees(lab: Any) -> None:
     lab = lab(3, rate={"h1": "200mbit", "h2": "50mbit", "h3": "200mbit"})
     chosen, state, found = lab.measured(STEADY)
-    edges = {edge.a: edge for edge in measure.between(chosen, state, found)}
+    edges = {edge.a: edge for edge in link_measurement.between(chosen, state, found)}
     assert {edge.b for edge in edges.values()} == {"network"}
     rates = [edges[name].bandwidth for name in ("h1", "h2", "h3")]
     assert rates == pytest.approx(
@@ -137,7 +139,7 @@ def test_each_host_has_the_rate_that_was_set_and_that_iperf3_sees(lab: Any) -> N
 def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
     lab = lab(4, rate="100mbit", far=("h3", "h4"), trunk="50mbit")
     chosen, state, found = lab.measured()
-    edges = {(edge.a, edge.b): edge.bandwidth for edge in measure.between(chosen, state, found)}
+    edges = {(edge.a, edge.b): edge.bandwidth for edge in link_measurement.between(chosen, state, found)}
     assert ("switch1", "switch2") in edges, found.series
     assert edges.pop(("switch1", "switch2")) == pytest.approx(0.956 * 50 * MBIT, rel=0.08)
     assert edges == pytest.approx(

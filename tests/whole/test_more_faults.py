@@ -22,8 +22,8 @@ LONG = '--set=args=["--epochs", "4000", "--pause", "0.02"]'
 
 KINDS = {
     "worker": "bootstrap.py train.py",
-    "server": "psctl.runtime.server",
-    "coordinator": "psctl.runtime.coordinator",
+    "server": "psctl.server.main",
+    "coordinator": "psctl.coordinator.main",
 }
 
 STRANGER = """
@@ -247,7 +247,7 @@ def test_daemons_of_a_script_end_with_it(tmp_path: Path) -> None:
     assert not re.search(rf"sleep {token}$", lines, re.MULTILINE)
 
 
-@pytest.mark.soak  # tests/runtime/test_agent_logs.py and tests/view/test_view_text.py hold the parts
+@pytest.mark.soak  # tests/agent/test_log_pump.py and tests/view/test_view_text.py hold the parts
 def test_a_script_that_prints_what_no_terminal_should_see_harms_nothing(tmp_path: Path) -> None:
     what = r'os.write(1, bytes(range(256)) + b"\x1b[2J\n"); os.write(1, b"y" * 300_000); print("x" * 99, flush=True)'
     run = run_here(tmp_path, what, "--strategy", "ps")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import ROOT, Psctl, assert_clean, next_event
 
-from psctl.wire import knock
+from psctl.transport.protocol import preauth
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 
@@ -27,7 +27,7 @@ for _ in run.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size
     net(_[0]).sum().backward()
     optimizer.step()
 beside = [one.cmdline() for one in psutil.Process(os.getppid()).children()]
-print("store", any("psctl.runtime.store_host" in line for line in beside), "engine", dist.is_initialized())
+print("store", any("psctl.agent.torch_store_host" in line for line in beside), "engine", dist.is_initialized())
 """
 
 SLEEPS = """
@@ -63,9 +63,9 @@ def test_the_network_reaches_doors_alone_and_starts_no_store(lab: Any, tmp_path:
             for port in outside(hosts, name):
                 with socket.create_connection((address, port), 5) as stranger:
                     stranger.settimeout(10)
-                    greeting = stranger.recv(knock.GREETING, socket.MSG_WAITALL)
-                    knock.check_greeting(greeting)
-                    stranger.sendall(b"\0" * knock.ANSWER)
+                    greeting = stranger.recv(preauth.GREETING, socket.MSG_WAITALL)
+                    preauth.check_greeting(greeting)
+                    stranger.sendall(b"\0" * preauth.ANSWER)
                     assert stranger.recv(1) == b""
             assert not [line for _, line in hosts.processes(name) if "store_host" in line]
         assert psctl.run("stop", "--force").code in (0, 1)

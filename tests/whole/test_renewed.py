@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(300)]
 def test_processes_that_come_when_first_certificates_are_over_are_let_in(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(ROOT / "psctl", package / "psctl", ignore=shutil.ignore_patterns("__pycache__"))
-    authority = package / "psctl" / "wire" / "authority.py"
+    authority = package / "psctl" / "transport" / "protocol" / "authority.py"
     text = authority.read_text()
     assert "LIFE = 7 * DAY\n" in text
     authority.write_text(text.replace("LIFE = 7 * DAY\n", "LIFE = 20.0\n", 1))

@@ -1,6 +1,6 @@
 """Every strategy that is asked for trains to the values of one process; on the command line, as users ask for them.
 
-All strategies in processes without a job around them: tests/runtime/test_strategies_gloo.py.
+All strategies in processes without a job around them: tests/collectives/test_strategies_gloo.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_collective_that_is_asked_for_trains_as_one_process_does(tmp_path: Pat
     assert_near(found, expected)
 
 
-@pytest.mark.soak  # tests/runtime/test_strategies_gloo.py ends a rank in the middle of a sum
+@pytest.mark.soak  # tests/collectives/test_strategies_gloo.py ends a rank in the middle of a sum
 def test_a_rank_that_raises_is_named_and_the_others_do_not_hang(tmp_path: Path) -> None:
     """Its peers lose their connections in the middle of a sum; that is nobody's first failure."""
     psctl = Psctl(tmp_path)

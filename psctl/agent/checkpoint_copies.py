@@ -1,0 +1,57 @@
+"""Second copies of checkpoints that come to this host: written, proved, pruned like those of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from psctl.checkpoint import files
+from psctl.errors import PsctlError
+from psctl.job.job_messages import CopyBegin, CopyDone, CopyEnd, CopyPart
+from psctl.orders import JobOrder
+
+
+class Copies:
+    """Receives copies on the link's reader thread. One at a time: the coordinator sends them in order.
+
+    Args:
+        root: folder of all jobs' checkpoints on this host.
+        order: the job; says how many are kept.
+    """
+
+    def __init__(self, root: Path, order: JobOrder) -> None:
+        self._root, self._order = root, order
+        files.sweep(root)
+        self._receivers: dict[int, files.Receiver] = {}
+
+    def take(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> Iterator[CopyDone]:
+        """Take in one message of a copy; yield the answer when it came to its end, good or bad."""
+        try:
+            if self._act(message, payload):
+                yield CopyDone(message.step)
+        except PsctlError as error:
+            receiver = self._receivers.pop(message.step, None)
+            if receiver is not None:
+                receiver.discard()
+            yield CopyDone(message.step, error.message)
+
+    def _act(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> bool:
+        step = message.step
+        if isinstance(message, CopyBegin):
+            self.discard()  # of a connection that broke
+            folder = self._root / self._order.name / files.folder_name(step)
+            self._receivers[step] = files.Receiver(folder, message.files)
+        elif step in self._receivers and isinstance(message, CopyPart):
+            self._receivers[step].part(message.file, message.offset, payload if payload is not None else b"")
+        elif step in self._receivers:
+            self._receivers.pop(step).finish()
+            keep = self._order.checkpoint
+            files.prune(self._root, self._order.name, keep.keep, keep.keep_best, protect=step)
+            return True
+        return False  # parts of a copy that has failed come in late; its failure was told
+
+    def discard(self) -> None:
+        """The agent leaves: what is not whole goes."""
+        for receiver in self._receivers.values():
+            receiver.discard()
+        self._receivers.clear()

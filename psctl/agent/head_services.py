@@ -1,0 +1,144 @@
+"""What only the head's agent has: the coordinator as its child, and the socket of torch's store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from psctl.agent import spawn
+from psctl.agent.processes import Child, Processes
+from psctl.agent.spawn import COORDINATOR, Files
+from psctl.agent.torch_store_port import MasterPort, StoreSocket
+from psctl.orders import AgentOrders
+from psctl.process import sealed_memory
+from psctl.process.sealed_memory import ENVIRONMENT
+from psctl.transport import loopback_tcp
+from psctl.transport.peer import Credentials
+from psctl.types import Address
+
+LOG = "coordinator.log"
+
+
+class StoreWanted(msgspec.Struct, frozen=True):
+    """Somebody connects to torch's store."""
+
+
+class CoordinatorAt(msgspec.Struct, frozen=True):
+    """Our coordinator listens there."""
+
+    address: Address
+
+
+class Head:
+    """The coordinator and the store of a job; used from the agent's main thread.
+
+    Args:
+        orders, files, processes: the agent's.
+        put: takes StoreWanted and CoordinatorAt, from any thread.
+        credentials, master_port: the agent's.
+    """
+
+    def __init__(
+        self, orders: AgentOrders, files: Files, processes: Processes, put: Callable[[Any], None],
+        credentials: Credentials, master_port: MasterPort,
+    ) -> None:  # fmt: skip
+        self._orders, self._files, self._processes, self._put = orders, files, processes, put
+        self._credentials, self._master_port = credentials, master_port
+        self._store: StoreSocket | None = None
+        self.coordinator: Child | None = None
+        self.store_host: Child | None = None
+        self._old_stores: list[Child] = []  # that were told to end
+
+    def start(self) -> str:
+        """Bind the store's socket and start the coordinator; CoordinatorAt follows when it listens.
+
+        Returns:
+            Why this host can have no store; "" when it can.
+
+        Raises:
+            PsctlError, OSError: a port or the process cannot be had.
+        """
+        store = StoreSocket(self._orders.job, self._credentials, self._master_port)
+        if not store.problem:
+            self._store = store
+            self._watch_store(store)
+        reader, writer = os.pipe()
+        try:
+            told = spawn.coordinator_orders(self._orders, store.tunnels, writer, self._files)
+            with sealed_memory.holding(told) as descriptor:
+                self.coordinator = self._spawn(writer, descriptor)
+        finally:
+            os.close(writer)
+        threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
+        return store.problem
+
+    def _spawn(self, report: int, orders: int) -> Child:
+        environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, orders)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(self._files.job_dir / LOG, flags, 0o600)
+        try:
+            argv = spawn.argv_of(self._orders, "coordinator")
+            return self._processes.start(
+                "coordinator", argv, environment, self._orders.job_dir, log, log, [report, orders]
+            )
+        finally:
+            os.close(log)
+
+    def _read_report(self, reader: int) -> None:
+        with os.fdopen(reader, "rb") as file:
+            line = file.readline()
+        if line:  # without one it has ended, which is noticed elsewhere
+            self._put(CoordinatorAt(msgspec.json.decode(line, type=Address)))
+
+    def start_store(self) -> None:
+        """Start the process that serves the store's socket; OSError when it cannot be started."""
+        if self._store is None or self.store_host is not None:
+            return
+        environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, -1)
+        environment.pop(ENVIRONMENT)
+        descriptor = self._store.descriptor
+        arguments = [str(descriptor), loopback_tcp.HOST, str(self._store.port)]
+        self.store_host = self._processes.start(
+            "store", [self._orders.python, "-m", "psctl.agent.torch_store_host", *arguments], environment,
+            self._orders.job_dir, 2, 2, [descriptor],
+        )  # fmt: skip
+
+    def renew_store(self) -> None:
+        """End the process that serves the store; a new one, with an empty store, is started when it is wanted."""
+        if self._store is None or self.store_host is None:
+            return
+        self.store_host.signal(signal.SIGKILL)
+        self._old_stores.append(self.store_host)
+        self._watch_store(self._store)
+
+    def _watch_store(self, store: StoreSocket) -> None:
+        self.store_host = None
+        store.watch(lambda: self._put(StoreWanted()))
+
+    def store_ended(self, child: Child) -> bool:
+        """Was this child a process that served the store?
+
+        If it was killed, by whomever, another one, with an empty store, is started when it is wanted: who is in
+        training seldom asks it, and a restart needs it. If it ended by itself it would do so again: who connects is
+        refused from then on.
+        """
+        if child in self._old_stores:
+            self._old_stores.remove(child)
+            return True
+        if child is not self.store_host:
+            return False
+        if self._store is not None and child.status is not None and child.status < 0:
+            self._watch_store(self._store)
+        elif self._store is not None:
+            self._store.close()
+            self._store = None
+        return True
+
+    def tail(self) -> list[str]:
+        """Return the last lines of the coordinator's log."""
+        return (self._files.job_dir / LOG).read_text(errors="replace").splitlines()[-20:]

@@ -1,0 +1,221 @@
+"""What an agent gives each process that it starts: command line, environment, private orders, log files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import psctl
+from psctl.agent.processes import Child
+from psctl.agent.supervisor import PRIVATE, SLOTS
+from psctl.errors import MessageRefused, PsctlError
+from psctl.job.environment import NAMES, SPINS
+from psctl.job.job_messages import Failure, StartProcess
+from psctl.orders import AgentOrders
+from psctl.process import bootstrap, lifeline
+from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
+from psctl.process.sealed_memory import ENVIRONMENT
+from psctl.process.secret_masking import Secrets
+from psctl.transport.peer import Credentials
+from psctl.types import Address, Member
+
+SERVERS = 64
+"""Servers that may run on one host at once."""
+
+LOGS, ERRORS = "logs", "errors"
+
+MEMORY_CURE = "smaller batches, fewer loader processes, or fewer workers there (`slots:` in the cluster file)"
+
+COORDINATOR = Member("coordinator", 0)
+
+
+class Files:
+    """Where the files of one job on one host lie."""
+
+    def __init__(self, orders: AgentOrders) -> None:
+        self.job_dir = Path(orders.job_dir)
+        self.private = self.job_dir / PRIVATE
+        self.logs = self.job_dir / LOGS
+
+    def make(self) -> None:
+        """Make the folders, for this user only."""
+        for folder in (self.job_dir, self.private, self.logs, self.job_dir / ERRORS):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+
+    def hold_slots(self, workers: int) -> None:
+        """Write down how many workers of the job have their places here now, for those who look for free slots."""
+        begun = self.job_dir / (SLOTS + ".new")
+        try:
+            begun.write_text(str(workers))
+            begun.replace(self.job_dir / SLOTS)
+        except OSError as error:  # the job goes on; who looks for free slots sees those of before
+            print(f"the number of workers here was not written: {error.strerror}", file=sys.stderr)
+
+    def error(self, member: Member) -> Path:
+        """Return where a process writes how it failed."""
+        return self.job_dir / ERRORS / f"{member.role}-{member.rank}.json"
+
+    def named(self, member: Member, descriptor: int) -> str:
+        """Return what a process's PSCTL_ORDERS says (sealed_memory.py)."""
+        return f"{self.private}/{member.role}-{member.rank}:{descriptor}"
+
+
+def credentials_of(orders: AgentOrders) -> Credentials:
+    """Return how an agent proves who it is."""
+    me = Member("agent", orders.host)
+    return Credentials(orders.job.name, me, orders.authority, orders.certificate, orders.key, orders.knock)
+
+
+def refused(orders: AgentOrders, start: StartProcess, running: int) -> str:
+    """Return why the coordinator's order is not obeyed, or "". What a process runs stands in the agent's own orders;
+    the coordinator, on another host, chooses only where it has a part and what psctl itself sets in its environment.
+
+    Args:
+        running: processes that it has had started here and that run.
+    """
+    job, member = orders.job, start.member
+    most = 2 * slots_of(orders) + SERVERS
+    if member.role not in ("worker", "server"):
+        return f"a {member.role} is not started by order"
+    if running >= most:
+        return f"{running} processes run here already"
+    if start.authority != orders.authority:
+        return "its certificate is of another authority than the job's"
+    foreign = {
+        name
+        for name, value in start.environment.items()
+        if name not in NAMES and (name not in job.environment or job.environment[name] != value)
+    }
+    return f"it sets {', '.join(sorted(foreign))[:200]}, which the job file does not" if foreign else ""
+
+
+def check_order(orders: AgentOrders, start: StartProcess, running: int) -> None:
+    """Raise MessageRefused for an order that is not obeyed."""
+    why = refused(orders, start, running)
+    if why:
+        raise MessageRefused(why, where=str(start.member))
+
+
+def slots_of(orders: AgentOrders) -> int:
+    """Return how many workers of the job may be on this host."""
+    host = orders.job.hosts[orders.host]
+    return max(host.slots, host.workers, 1)
+
+
+def argv_of(orders: AgentOrders, role: str) -> list[str]:
+    """Return a process's command line; everything starts through bootstrap, which ties it to its agent.
+
+    Servers and the coordinator end in the mark by which `there.processes` finds them: the environment of a process that
+    hides its memory cannot be read.
+    """
+    modules = {"server": ["-m", "psctl.server.main"], "coordinator": ["-m", "psctl.coordinator.main"]}
+    own = [*modules[role], f"PSCTL_ORDERS={orders.job_dir}/"] if role in modules else orders.job.argv
+    return [orders.python, _bootstrap(), *own]
+
+
+def _bootstrap() -> str:
+    return os.path.abspath(bootstrap.__file__)
+
+
+def environment_of(
+    orders: AgentOrders, given: dict[str, str], files: Files, member: Member, descriptor: int
+) -> dict[str, str]:
+    """Return a process's whole environment: the agent's own, what the coordinator sets, secrets, psctl's.
+
+    `descriptor` is that of its orders.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in (ENVIRONMENT, lifeline.ENVIRONMENT)}
+    given = dict(given)
+    for name, told in (("OMP_NUM_THREADS", "OMP_NUM_THREADS"), (SPINS, SPINS), (SPINS, "OMP_WAIT_POLICY")):
+        if told in own and name not in orders.job.environment:
+            given.pop(name, None)  # who runs psctl has set it on this host
+    paths = [*orders.paths, *filter(None, [orders.job.environment.get("PYTHONPATH")])]
+    return {
+        **own,
+        **given,
+        **(orders.secrets if member.role == "worker" else {}),
+        "PYTHONPATH": os.pathsep.join(paths or [_package_root()]),
+        ENVIRONMENT: files.named(member, descriptor),
+    }
+
+
+def _package_root() -> str:
+    return str(Path(psctl.__file__).parents[1])
+
+
+def process_orders(
+    orders: AgentOrders, start: StartProcess, coordinator: Address, files: Files, segments: int, stacks: int
+) -> bytes:
+    """Return the orders of a worker or server, and forget how an earlier start of it failed. OSError: the disk
+    refuses."""
+    files.error(start.member).unlink(missing_ok=True)
+    host = orders.job.hosts[orders.host]
+    told = ProcessOrders(
+        job=orders.job.name, member=start.member, world=start.world, host=host.name,
+        local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
+        authority=start.authority, certificate=start.certificate, key=start.key, knock=orders.knock,
+        congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
+        folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
+    )  # fmt: skip
+    return msgspec.json.encode(told)
+
+
+def coordinator_orders(orders: AgentOrders, store: Address | None, report: int, files: Files) -> bytes:
+    """Return the orders of the coordinator, the authority's key among them."""
+    told = CoordinatorOrders(
+        order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
+        knock=orders.knock, store=store,
+        job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
+        error_file=str(files.error(COORDINATOR)),
+    )  # fmt: skip
+    return msgspec.json.encode(told)
+
+
+def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError) -> Failure:
+    """Return why a process could not be started."""
+    host = orders.job.hosts[orders.host].name
+    code, status, hint = "", 1, ""
+    if isinstance(error, PsctlError):
+        why, code, status, hint = error.message, error.code, error.exit, error.hint
+    else:
+        why = f"{error.strerror or error} ({error.filename or orders.python})"
+    text = f"{member} could not be started: {why}"
+    return Failure(str(member), host, 127, time.time(), 0, text, [], [], code, status, hint)
+
+
+def account(files: Files, member: Member, host: str, child: Child, tail: list[str], secrets: Secrets) -> Failure:
+    """Return how a process failed: from the account it wrote itself, else from its status and last lines."""
+    status = child.status or 0
+    said: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # it was killed, or ended by itself without an exception
+        said = json.loads(files.error(member).read_bytes())
+    exception = said.get("exception") or (
+        f"killed by signal {-status} ({_signal_name(-status)})" if status < 0 else f"ended with status {status}"
+    )
+    hint = said.get("hint", "")
+    if child.memory and status == -signal.SIGKILL:
+        exception, hint = f"OutOfMemory: the kernel killed it, for memory ran out: {child.memory}", MEMORY_CURE
+    elif child.memory and not hint:
+        hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
+    return Failure(
+        member=str(member), host=host, status=status, time=said.get("time") or time.time(),
+        step=said.get("step") or 0, exception=secrets.strike_text(exception),
+        frames=[secrets.strike_text(frame) for frame in said.get("frames", [])], tail=tail,
+        code=said.get("code", ""), exit=said.get("exit", 1), hint=secrets.strike_text(hint),
+    )  # fmt: skip
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,136 @@
+"""The agent's side of stack dumps: asks its children for the stacks of their threads, and reads what they wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from psctl.agent.processes import Child
+from psctl.job.job_messages import Stacks
+from psctl.process import stack_dump
+from psctl.process.secret_masking import Secrets
+from psctl.types import Member
+
+WAIT = 2.0
+"""Seconds that a process has to write its stacks; it takes milliseconds."""
+
+LOOK = 0.05
+"""Seconds between two looks; a dump that has not grown in between is complete."""
+
+MOST = 256 << 10
+"""Bytes of a dump that are read."""
+
+FRAMES, THREADS, LINE = 40, 16, 300
+"""Most frames of a thread, threads, and characters of a line that are told."""
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+class ChildrensStacks:
+    """Stacks of an agent's children; called on its main thread.
+
+    Args:
+        folder: the job's code, whose frames are the user's own.
+        secrets: values that no line may show.
+    """
+
+    def __init__(self, folder: str, secrets: Secrets) -> None:
+        self._folder, self._secrets = folder, secrets
+        self._memory: dict[Member, int] = {}
+
+    @contextlib.contextmanager
+    def opened(self, member: Member) -> Iterator[int]:
+        """Give the descriptor that a child is to inherit and to write its stacks to."""
+        self.ended(member)
+        self._memory[member] = os.memfd_create("psctl-stacks", os.MFD_CLOEXEC)
+        yield self._memory[member]
+
+    def ended(self, member: Member) -> None:
+        """Let go of a child that has ended, or could not be started."""
+        descriptor = self._memory.pop(member, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def ask(self, children: Sequence[tuple[Child, Member]], send: Callable[[Stacks], object]) -> None:
+        """Ask these children; `send` is called on another thread with each one's answer."""
+        asked: list[tuple[Member, int, int]] = []
+        for child, member in children:
+            descriptor = self._memory.get(member)
+            if descriptor is None or not stack_dump.armed(child.pid):
+                send(Stacks(member, (), (), "it does not run Python code yet, or no longer"))
+                continue
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)  # of the child's descriptor too, which is the same open file
+            child.signal(stack_dump.NUMBER)
+            asked.append((member, child.pid, os.dup(descriptor)))
+        if asked:
+            threading.Thread(target=self._answer, args=(asked, send), name="psctl stacks", daemon=True).start()
+
+    def _answer(self, asked: Sequence[tuple[Member, int, int]], send: Callable[[Stacks], object]) -> None:
+        end = time.monotonic() + WAIT
+        for member, pid, descriptor in asked:
+            try:
+                text = _read(descriptor, end)
+            finally:
+                os.close(descriptor)
+            threads = [self._told(each) for each in threads_of(text)][-THREADS:]
+            if threads:
+                *others, main = threads  # the oldest thread, the main one, is written last
+                send(Stacks(member, main, tuple(others)))
+            else:
+                send(Stacks(member, (), (), _why(pid)))
+
+    def _told(self, frames: Sequence[tuple[str, int, str]]) -> tuple[str, ...]:
+        """Return the user's own frames, outermost first; where there are none, all."""
+        own, every = [], []
+        for path, number, name in reversed(frames):
+            inside = path.startswith(self._folder + os.sep)
+            where = os.path.relpath(path, self._folder) if inside else path
+            source = linecache.getline(path, number).strip() if inside and os.path.isfile(path) else ""
+            line = self._secrets.strike_text(f"{where}:{number} in {name}" + (f": {source}" if source else ""))[:LINE]
+            every.append(line)
+            if inside:
+                own.append(line)
+        return tuple((own or every)[-FRAMES:])
+
+
+def threads_of(dump: str) -> list[list[tuple[str, int, str]]]:
+    """Return each thread's frames, innermost first, as (file, line, function), of what faulthandler wrote."""
+    found: list[list[tuple[str, int, str]]] = []
+    for line in dump.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None and found:
+            found[-1].append((frame[1], int(frame[2]), frame[3]))
+        elif line.startswith(("Thread ", "Current thread ")):
+            found.append([])
+    return [frames for frames in found if frames]
+
+
+def _read(descriptor: int, end: float) -> str:
+    """Return what is behind a descriptor when it has stopped growing."""
+    before = -1
+    while True:
+        size = os.fstat(descriptor).st_size
+        if (size and size == before) or time.monotonic() >= end:
+            return os.pread(descriptor, min(size, MOST), 0).decode(errors="replace")
+        before = size
+        time.sleep(LOOK)
+
+
+def _why(pid: int) -> str:
+    """Return why a process wrote nothing."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "the process has ended"
+    if state in "Tt":
+        return "the process is stopped by a signal (SIGSTOP) or a debugger: kill -CONT lets it go on"
+    if state == "D":
+        return "the process waits inside the kernel, as for a disk or a file server that does not answer"
+    return f"the process wrote none within {WAIT:.0f} s"

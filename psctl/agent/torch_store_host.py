@@ -1,0 +1,33 @@
+"""Holds torch's store on a socket that the head's agent has bound and guards: the process behind MASTER_PORT.
+
+The agent starts it when the first connection comes in, so a job that needs no such store pays for no torch here. The
+store connects to itself, as all others do: HOST and PORT are the head's MASTER_ADDR and MASTER_PORT, and the socket has
+the same port.
+
+    python -m psctl.agent.torch_store_host DESCRIPTOR HOST PORT
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import timedelta
+
+from psctl.process import lifeline
+
+
+def main(descriptor: int, host: str, port: int) -> None:
+    """Serve until the agent ends this process."""
+    lifeline.arm()
+    from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
+
+    store = TCPStore(
+        host, port, None, True, timedelta(seconds=300), wait_for_workers=False, master_listen_fd=descriptor
+    )
+    assert store.port == port, "the store serves the socket that it was given"
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,58 @@
+"""psctl down: undo `up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psctl.cli.shared import completion
+from psctl.cli.shared.context import Context
+
+
+def down(
+    context: typer.Context,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
+        ),
+    ] = None,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove logs and checkpoints there too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop running jobs first.")] = False,
+) -> None:
+    """Undo `up`: remove psctl, code and environments from the hosts. Logs and checkpoints stay unless --purge."""
+    import msgspec
+
+    from psctl.launch.clusters import shown_path
+    from psctl.launch.home import PARTIAL
+    from psctl.launch.hosts import teardown
+    from psctl.launch.hosts.converge import verdict
+    from psctl.view.tables import draw_up
+
+    own: Context = context.obj
+    chosen = own.cluster(cluster)
+    where = ", ".join(host.name for host in chosen.spec.hosts)
+    if purge:
+        jobs = [record.job for record in own.home.jobs() if record.cluster.name == chosen.spec.name]
+        of = f" of {', '.join(jobs)}" if jobs else ""
+        own.confirm(f"remove {chosen.spec.runtime.workdir} with all logs and checkpoints{of} from {where}")
+    with own.connect(chosen) as fleet:
+        sites = teardown.look_at(chosen, fleet)
+        running = teardown.running_jobs(sites)
+        if running and force:
+            own.confirm(f"end running jobs: {teardown.listed(running)}")
+        rows, failed = teardown.tear_down(own.home, chosen, fleet, sites, purge=purge, force=force, say=own.progress)
+    if not failed:
+        own.home.forget(chosen.spec.name)
+    elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():
+        own.home.remember(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
+    own.results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
+    own.tell(f"{chosen.spec.name} is down")
+    if not purge:
+        named = chosen.spec.name if chosen.embedded else shown_path(Path(chosen.known.source))
+        own.tell(f"logs and checkpoints are still there; psctl down {named} --purge removes them")
+
+
+VERB = down

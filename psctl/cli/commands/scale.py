@@ -1,0 +1,48 @@
+"""psctl scale: more or fewer processes for a running job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from psctl.cli.shared import completion
+from psctl.cli.shared.context import Context
+
+
+def scale(
+    context: typer.Context,
+    job: Annotated[
+        str | None, typer.Argument(help="A running job; nothing: the newest.", autocompletion=completion.jobs)
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
+    servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
+) -> None:
+    """Change the number of workers and servers of a job that runs under ps."""
+    import msgspec
+
+    from psctl.errors import NoSuchJob, UsageError
+    from psctl.launch.jobs.job_scale import scale as ask
+    from psctl.types import HostName
+    from psctl.view.tables import draw_fields
+
+    own: Context = context.obj
+    if workers is None and servers is None:
+        raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
+    record = own.home.job(job)
+    if record.over:
+        raise NoSuchJob(f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job)
+    head = HostName(record.head.name)
+    with own.connect(own.cluster_of(record, acts=True), [head]) as fleet:
+        if head in fleet.failed:
+            raise fleet.failed[head]
+        done = ask(fleet.shells[head], record, workers, servers)
+    lines = {
+        name: str(counts.after) if counts.before == counts.after else f"{counts.before} -> {counts.after}"
+        for name, counts in (("workers", done.workers), ("servers", done.servers))
+    }
+    own.result(msgspec.to_builtins(done), lambda console, _: draw_fields(console, {"job": done.job, **lines}))
+    own.tell(f"watch it: psctl attach {record.job}")
+
+
+VERB = scale

@@ -1,0 +1,96 @@
+"""psctl topo: the machines and what joins them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from psctl.cli.shared import completion
+from psctl.cli.shared.context import Context
+from psctl.cli.shared.global_options import PICTURES
+
+
+def topo(
+    context: typer.Context,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the links between hosts and between GPUs, and keep the result.")
+    ] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show what each machine's matrix says of pairs, in place of its tree.")
+    ] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DIR|FILE",
+            help="Read saved output in place of asking hosts: of nvidia-smi topo -m and its kin, or of topo -o json.",
+        ),
+    ] = None,
+) -> None:
+    """Show what is inside the hosts and between them, how much each link carries, and which strategy suits them."""
+    from psctl.errors import UsageError
+
+    own: Context = context.obj
+    if from_ is not None and (cluster is not None or measure):
+        other = "--measure" if measure else "a cluster"
+        raise UsageError(f"--from reads saved output; {other} makes no sense with it", hint="give one of them")
+    if matrix and own.options.output in PICTURES:
+        raise UsageError(f"--matrix is drawn with -o table; -o {own.options.output} is a picture", hint="leave one out")
+    if from_ is not None:
+        from psctl.launch.measure.survey import saved_topology
+
+        _show(own, saved_topology(from_), matrix, None)
+    else:
+        _look(own, cluster, measure, matrix)
+
+
+def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> None:
+    """Ask the hosts, and show what they are."""
+    from psctl.launch.hosts.converge import look_at_all, verdict
+    from psctl.launch.measure import survey
+
+    chosen = own.cluster(cluster)
+    with own.connect(chosen) as fleet:
+        state = look_at_all(chosen, fleet)
+        for name in state.sites:
+            state.failed.pop(name, None)  # looking needs no room on the disk
+        known: Any = None
+        if state.sites:
+            look = survey.measured_links if measure else survey.known_links
+            known, odd = look(own.home, chosen, fleet, state, own.progress)
+            for line in odd:
+                own.warn(line)
+        document = survey.topology(own.home, chosen, state, known)
+    _show(own, document, matrix, verdict(state.failed, len(chosen.spec.hosts), "seen"))
+
+
+def _show(own: Context, document: dict[str, Any], matrix: bool, error: Any) -> None:
+    """Print the document, or draw it; a picture of which nothing could be seen is none."""
+    from psctl.cli.shared.context import Told
+
+    if own.options.output not in PICTURES:
+        from psctl.view.topo import draw_topo
+
+        own.results(document, lambda console, shown: draw_topo(console, shown, matrix), error)
+        return
+    if error is not None and all(host.get("error") for host in document["hosts"]):
+        raise error
+    if own.options.output == "dot":
+        from psctl.view.dot import dot as draw
+    else:
+        from psctl.view.svg import svg as draw
+    sys.stdout.flush()
+    sys.stdout.buffer.write(draw(document).encode())
+    if error is not None:
+        raise Told(error)
+
+
+VERB = topo

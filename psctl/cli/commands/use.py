@@ -1,0 +1,41 @@
+"""psctl use: make a cluster the current one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from psctl.cli.shared import completion
+from psctl.cli.shared.context import Context
+
+
+def use(
+    context: typer.Context,
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER",
+            help="Cluster file, the name of a known one, or local: this machine.",
+            autocompletion=completion.clusters,
+        ),
+    ],
+) -> None:
+    """Make a cluster the one that commands mean when none is named; no host is asked."""
+    import msgspec
+
+    from psctl.launch import clusters
+    from psctl.view.tables import draw_clusters
+
+    own: Context = context.obj
+    chosen = own.cluster(cluster)
+    clusters.use(own.home, chosen)
+    row = next(row for row in clusters.rows(own.home) if row.current)
+    own.result(msgspec.to_builtins(row), lambda console, shown: draw_clusters(console, {"clusters": [shown]}))
+    other = own.environment.get("PSCTL_CLUSTER")
+    if other:
+        own.warn(f"PSCTL_CLUSTER={other} stands above the current cluster in this shell")
+    own.tell(f"Next: {own.train_command(chosen)}")
+
+
+VERB = use

@@ -1,0 +1,163 @@
+"""The jobs of a bench, one after another, from the first connection to the last answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from psctl import errors
+from psctl.cli.shared.context import Context
+from psctl.cli.shared.following import Following, Presses, Show
+from psctl.job.bench_messages import Answer, Doing, Row, from_line
+from psctl.job.events import AnyEvent, Finished, Log
+from psctl.launch.bench import bench_runs, congestion
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import JobRecord
+from psctl.launch.jobs import prepare
+from psctl.launch.jobs.submit import Stage
+from psctl.remote.fleet import Fleet
+from psctl.units import format_bytes, format_seconds
+
+
+class Benching:
+    """One call of `psctl bench`.
+
+    Args:
+        context: of the call.
+        chosen: the cluster.
+        wish: what is to be measured.
+    """
+
+    def __init__(self, context: Context, chosen: Chosen, wish: bench_runs.Wish) -> None:
+        self._context, self._chosen, self._wish = context, chosen, wish
+        self._results: list[bench_runs.Result] = []
+        self._outlook: bench_runs.Outlook | None = None
+        self._controls: list[str] = []
+        self._control: str | None = None  # under which a job runs that compares
+        self._times: dict[str, list[float]] = {}  # by control
+
+    def go(self) -> int:
+        """Measure; return the exit code: 0, or that of an interrupt, after which the results are those up to it.
+
+        Raises:
+            PsctlError: a host cannot be used, slots are held, or a job failed.
+        """
+        with Presses() as presses:
+            stage = self._look()
+            assert self._outlook is not None, "made by looking"
+            jobs = self._outlook.jobs(self._wish)
+            turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
+            for job, self._control in [*((job, None) for job in jobs), *turns]:
+                code = self._measure(job, presses)
+                if code:
+                    return code
+        found = bench_runs.calibrate(stage, self._outlook, self._results)
+        self._context.tell(*bench_runs.describe(found))
+        return 0
+
+    def document(self) -> dict[str, Any]:
+        """Return what `bench -o json` prints; beside the promised records, the winner of each size."""
+        assert self._outlook is not None, "after go"
+        found: dict[str, Any] = {
+            "cluster": self._chosen.spec.name,
+            "results": [each.document() for each in self._results],
+            "sizes": bench_runs.sizes_document(self._outlook, self._results),
+        }
+        if self._times:
+            found["congestion"] = congestion.compared(self._times, self._chosen.spec.network.congestion)
+        return found
+
+    def _look(self) -> Stage:
+        """Reach all hosts, and predict."""
+        own, say = self._context, self._context.progress
+        with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
+            asked = bench_runs.wanted(Path(folder), self._wish, bench_runs.whole_job(self._wish))
+        with prepare.reach(own.home, self._chosen, own.connect, [], say) as stage:
+            prepare.make_ready(stage, say, own.warn)
+            self._outlook = bench_runs.Outlook(stage, asked)
+            self._controls = congestion.allowed(stage, self._wish.controls)
+            return stage
+
+    def _measure(self, job: bench_runs.Job, presses: Presses) -> int:
+        own, control = self._context, self._control
+        chosen = self._chosen if control is None else congestion.under(self._chosen, control)
+        with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
+            asked = bench_runs.wanted(Path(folder), self._wish, job)
+            request = prepare.request_of(asked, chosen, os.environ, self._detail)
+            with own.home.starting():
+                stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
+                record = prepare.run(stage, request, None, self._detail, own.warn)
+            return Measuring(own, record, presses, stage.fleet, self._hear).run()
+
+    def _detail(self, host: str, sentence: str) -> None:
+        self._context.detail(f"{host}: {sentence}" if host else sentence)
+
+    def _hear(self, answer: Answer) -> None:
+        """Take in what rank 0 said."""
+        assert self._outlook is not None, "jobs follow a look"
+        match answer:
+            case Doing():
+                self._context.tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
+            case Row() if self._control is not None:
+                self._times.setdefault(self._control, []).append(statistics.median(answer.times))
+                self._context.tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
+            case Row():
+                result = bench_runs.Result(answer, self._outlook.predicted(answer.strategy, answer.bytes))
+                self._results.append(result)
+                predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
+                wrong = "" if answer.correct else ", and its sum is WRONG"
+                took = format_seconds(result.median)
+                self._context.tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
+
+
+class Measuring(Following):
+    """Follows a job of a bench: what it answers goes to `hear`, the rest is shown to nobody.
+
+    Args:
+        context, record, presses, fleet: as for `Following`.
+        hear: told of each answer.
+    """
+
+    def __init__(
+        self, context: Context, record: JobRecord, presses: Presses, fleet: Fleet, hear: Callable[[Answer], None]
+    ) -> None:
+        super().__init__(context, record, presses, "stop", fleet, runs=True)
+        self._hear = hear
+
+    def _shown(self) -> Show:
+        return _Answers(self.context, self._hear)
+
+    def _end(self, last: Finished | None, show: Show) -> int:
+        assert last is not None, "an interrupt stops it, so there is an end"
+        self._settle(last, show)
+        for line in self._left():
+            self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
+        if last.status == "failed":
+            failure = last.failure or {}
+            raise errors.JobFailed(
+                f"{failure.get('member', self.record.job)} failed: {failure.get('exception', 'without a word')}",
+                hint=f"psctl logs {self.record.job}", where=self.record.job,
+            )  # fmt: skip
+        return last.exit
+
+
+class _Answers(Show):
+    """Hears the answers among a job's events."""
+
+    def __init__(self, context: Context, hear: Callable[[Answer], None]) -> None:
+        super().__init__(context)
+        self.screen = None
+        self._jsonl = False
+        self._hear = hear
+
+    def event(self, event: AnyEvent) -> None:
+        super().event(event)
+        if isinstance(event, Log) and event.rank == "worker/0" and event.stream == "stdout":
+            answer = from_line(event.text)
+            if answer is not None:
+                self._hear(answer)

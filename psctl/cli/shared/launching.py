@@ -1,0 +1,184 @@
+"""What `train` and `checkpoint restore` share: from a job file to a followed run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from psctl import errors
+from psctl.cli.shared.context import Context, print_json
+from psctl.cli.shared.following import Presses, check_on_interrupt, follow
+from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import JobRecord
+from psctl.launch.jobs import prepare
+from psctl.launch.jobs.submit import Request, Stage
+from psctl.units import parse_size
+from psctl.view.tables import draw_dry_run
+
+NEVER, AUTO, LATEST = "never", "auto", "latest"
+
+
+class Run:
+    """One run of a job.
+
+    Args:
+        context: of the call.
+        wanted: the job.
+        chosen: the cluster.
+        code: hash of code that lies on hosts already; None packs the job's folder.
+    """
+
+    def __init__(self, context: Context, wanted: prepare.Wanted, chosen: Chosen, code: str | None = None) -> None:
+        self.context, self.wanted, self.chosen = context, wanted, chosen
+        self._code = code
+
+    def dry(self, size: int | None = None) -> None:
+        """Print what would be done; `size` is that of --size, in bytes."""
+        request = self._request()
+        with self._reach(request) as stage:
+            known = size or request.job.sync.size or last_size(self.context, request.job.name)
+            document = prepare.dry_run(stage, request, known)
+        self.context.result(document, draw_dry_run)
+
+    def go(
+        self,
+        resume: str = NEVER,
+        *,
+        located: checkpoint_actions.Located | None = None,
+        detach: bool = False,
+        on_interrupt: str | None = None,
+    ) -> int:
+        """Start the job and follow it, unless detached; return the exit code."""
+        check_on_interrupt(on_interrupt)
+        request = self._request()
+        with Presses() as presses, contextlib.ExitStack() as stack:
+            with self.context.home.starting():
+                stage = stack.enter_context(self._reach(request))
+                if located is None:
+                    located = self._resume_from(stage, resume)
+                record = prepare.run(stage, request, located, self.context.progress, self.context.warn)
+            if detach:
+                self._detached(record)
+                return 0
+            self._greet(record)
+            return follow(self.context, record, presses, on_interrupt, stage.fleet)
+
+    def _request(self) -> Request:
+        if self._code is None:
+            return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress)
+        return prepare.request_by_hash(self.wanted, self.chosen, os.environ, self._code)
+
+    @contextlib.contextmanager
+    def _reach(self, request: Request) -> Iterator[Stage]:
+        own = self.context
+        with prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress) as stage:
+            yield stage
+
+    def _resume_from(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
+        """Return the checkpoint that --resume means."""
+        if resume == NEVER:
+            return None
+        if resume in (AUTO, LATEST):
+            found = self._newest(stage, resume)
+            if found is None:
+                self._none_found(resume)
+            return found
+        job, which = checkpoint_actions.split(resume)
+        record = self.context.home.job(job)
+        self.context.progress("", f"verifying {resume}")
+        return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
+
+    def _newest(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
+        """Return the newest sound checkpoint of this job's earlier runs on this cluster; auto passes over done runs.
+
+        A job of that name on another cluster may be another one altogether.
+        """
+        for record in self._earlier(here=True):
+            if resume == AUTO and record.state == "done":
+                return None
+            with prepare.source_of(stage, record, self.context.connect, record.head.name) as shell:
+                found = checkpoint_actions.newest(shell, record, self.context.warn)
+            if found is not None:
+                return found
+        return None
+
+    def _earlier(self, *, here: bool) -> list[JobRecord]:
+        """Return the earlier jobs of this name on this cluster, or on all others; newest first."""
+        named = [record for record in self.context.home.jobs() if record.name == self.wanted.job.name]
+        name = self.chosen.known.name
+        return [record for record in reversed(named) if (record.cluster.name == name) == here]
+
+    def _none_found(self, resume: str) -> None:
+        """No job of this name has a checkpoint on this cluster: refuse `latest`; say of others that are passed over."""
+        name, elsewhere = self.wanted.job.name, self._earlier(here=False)
+        where = f" on cluster {self.chosen.known.name}" if elsewhere else ""
+        hint = "--resume auto starts anew then"
+        if elsewhere:
+            other = elsewhere[0]
+            hint = f"{other.job} ran on cluster {other.cluster.name}; --resume {other.job}@latest goes on from it"
+        if resume == LATEST:
+            raise errors.NoSuchCheckpoint(f"no job {name} has a checkpoint{where}", hint=hint, where=name)
+        if elsewhere:
+            self.context.tell(f"{name} starts anew{where}: {hint}")
+
+    def _greet(self, record: JobRecord) -> None:
+        hosts = len(record.hosts)
+        where = (
+            "this machine"
+            if self.chosen.embedded
+            else f"{hosts} host{'s' if hosts > 1 else ''} of {record.cluster.name}"
+        )
+        self.context.tell(f"{record.job} on {where}")
+
+    def _detached(self, record: JobRecord) -> None:
+        if self.context.options.machine:
+            print_json({"job": record.job, "cluster": record.cluster.name})
+            return
+        print(record.job, flush=True)
+        self.context.tell(
+            f"{record.job} runs on its own",
+            f"  follow: psctl attach {record.job}",
+            f"  logs:   psctl logs {record.job} -f",
+            f"  stop:   psctl stop {record.job}",
+        )
+
+
+def overrides(workers: str | None, servers: str | None, strategy: str | None, settings: list[str]) -> list[str]:
+    """Return the short forms of --set as --set, the plain ones first."""
+    short = {"workers": workers, "servers": servers, "sync.strategy": strategy}
+    return [*settings, *(f"{key}={value}" for key, value in short.items() if value is not None)]
+
+
+def folder_of(source: str) -> Path:
+    """Return the folder that paths of a job file are relative to."""
+    return Path(source).parent
+
+
+def check_resume(context: Context, value: str) -> None:
+    """Refuse a --resume that is none of its forms, or names an unknown job."""
+    if value not in (NEVER, AUTO, LATEST):
+        try:
+            job, _ = checkpoint_actions.split(value)
+        except errors.UsageError:
+            hint = "auto, latest, never, or a checkpoint: JOB@STEP, JOB@latest, JOB@best"
+            raise errors.UsageError(f"--resume {value}: unknown", hint) from None
+        context.home.job(job)
+
+
+def size_of(text: str | None) -> int | None:
+    """Read --size. UsageError when it is none."""
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise errors.UsageError(f"--size {error}", hint="such as --size 160MB") from None
+
+
+def last_size(context: Context, name: str) -> int | None:
+    """Return the bytes of gradients that this job's last run had."""
+    sizes = [record.size for record in context.home.jobs() if record.name == name and record.size]
+    return sizes[-1] if sizes else None

@@ -1,0 +1,108 @@
+"""What is to be synchronised, read off the user's model and optimizer, with what cannot be named as an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from psctl.errors import NotInThisVersion, UsageError
+from psctl.job.job_messages import Decision
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.server_optimizers import fit_name, numbers, scalars, untouched
+from psctl.types import Layout, Number, ParameterInfo
+
+_FLOATS = {"float64", "float32", "bfloat16", "float16"}
+
+
+def terms_of(decision: Decision, world: int) -> Terms:
+    """Return what workers and servers must know of a decision; `world`: workers at the start."""
+    base = decision.resume.step if decision.resume else 0
+    staleness, hosts = decision.staleness, decision.hosts
+    return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts)
+
+
+def check_given(model: object, optimizer: object, scheduler: object) -> None:
+    """Raise UsageError when what `prepare` was given is not a model, an optimizer and a scheduler."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"run.prepare: {type(model).__name__} is no torch.nn.Module", "give the model first")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UsageError(
+            f"run.prepare: the model is wrapped in {type(model).__name__}, which synchronises by itself",
+            "give the plain model; psctl synchronises under every strategy",
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"run.prepare: {type(optimizer).__name__} is no torch.optim.Optimizer",
+            "the order is model, optimizer, scheduler",
+        )
+    if scheduler is not None and not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
+        raise UsageError(
+            f"run.prepare: {type(scheduler).__name__} has no state_dict and load_state_dict", "give a torch scheduler"
+        )
+
+
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart: bool = False) -> Layout:
+    """Return the layout of a model and the optimizer that steps it.
+
+    Args:
+        apart: each worker steps by itself, so the optimizer is not for servers.
+
+    Raises:
+        UsageError: nothing is trainable, or the optimizer holds a parameter that the model does not; the script's
+            fault.
+        NotInThisVersion: a trainable parameter of a type that cannot be summed.
+    """
+    groups = _groups_by_parameter(model, optimizer)
+    infos = []
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise UsageError(
+                f"parameter {name} of {type(model).__name__} has no shape yet",
+                "run one batch through the lazy module before run.prepare",
+            )
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        if parameter.requires_grad and dtype not in _FLOATS:
+            raise NotInThisVersion(f"a trainable parameter of type {dtype} ({name})")
+        infos.append(
+            ParameterInfo(name, tuple(parameter.shape), dtype, groups.get(id(parameter), -1), parameter.requires_grad)
+        )
+    if not any(info.trainable for info in infos):
+        raise UsageError(
+            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
+            "call run.prepare after the parameters are made and unfrozen",
+        )
+    if optimizer is None:
+        return Layout(tuple(infos), "", ())
+    # State that the servers would not know of (loaded by hand before prepare) keeps the optimizer on the workers.
+    name = fit_name(optimizer) if untouched(optimizer) and not apart else ""
+    return Layout(tuple(infos), name, numbers(optimizer) if name else _plain_groups(optimizer), scalars())
+
+
+def _groups_by_parameter(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[int, int]:
+    if optimizer is None:
+        return {}
+    known = {id(parameter) for parameter in model.parameters()}
+    found: dict[int, int] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                raise UsageError(
+                    f"parameter {place} of the optimizer's group {index} is not a parameter of {type(model).__name__}",
+                    "give run.prepare one model that holds all the optimizer's parameters (an nn.ModuleList of several"
+                    " does), and make the optimizer after the last model.to(...)",
+                )
+            found[id(parameter)] = index
+    return found
+
+
+def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
+    """The groups of an optimizer that stays on the workers: for show, and to compare the ranks."""
+    return tuple(
+        {key: value for key, value in group.items() if _is_plain(key, value)} for group in optimizer.param_groups
+    )
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    return key != "params" and (value is None or isinstance(value, bool | int | float | str))

@@ -1,0 +1,162 @@
+"""How the processes of one schedule connect: lines within a host, sealed streams between hosts.
+
+Only ranks that the schedule has messages between connect; of two the one with the higher rank dials. Who dials on one
+host shows the secret that the other gave the coordinator, in a folder that this user alone can enter; between hosts
+both prove by their certificates who they are, and the coordinator has said which start of a worker is the one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from psctl.collectives.data_plane import Plane
+from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
+from psctl.collectives.shm_vectors import Shared
+from psctl.errors import ConnectionFailed, PeerLost
+from psctl.job.rendezvous_messages import WorkerAt
+from psctl.process.process_orders import ProcessOrders
+from psctl.process.rejected_connections import TurnedAway
+from psctl.schedule.transfer import Schedule
+from psctl.transport import unix_channel
+from psctl.transport.peer import Acceptor, Credentials, dial
+from psctl.transport.shared_memory import Segments
+from psctl.transport.unix_channel import Line
+from psctl.types import Address, Member
+
+PATIENCE = 20.0
+"""Seconds for all connections of one process to be made."""
+
+Ask = Callable[[Address | None, bytes], Sequence[WorkerAt]]
+"""Tells everyone where this process listens; returns where all do."""
+
+
+def partners(schedule: Schedule, me: int) -> set[int]:
+    """Return the ranks that a rank exchanges messages with; rank 0's process plays the helpers behind the ranks."""
+    process = [*range(schedule.world), *(0 for _ in range(schedule.nodes - schedule.world))]
+    pairs = {(process[each.source], process[each.destination]) for each in schedule.messages()}
+    return {other for pair in pairs if me in pair for other in pair if other != me}
+
+
+class Meeting:
+    """One process that connects to its partners.
+
+    Args:
+        orders: its own.
+        credentials: its own.
+        segments: makes memory that processes of this host share.
+        folder: that this user alone can enter, the same for all processes of this host.
+        hosts: the number of each rank's host.
+    """
+
+    def __init__(
+        self, orders: ProcessOrders, credentials: Credentials, segments: Segments, folder: Path, hosts: Sequence[int]
+    ) -> None:  # fmt: skip
+        self._orders, self._folder, self._hosts = orders, folder, hosts
+        self._me, self._credentials, self._segments = orders.member.rank, credentials, segments
+        self._secret = secrets.token_bytes(unix_channel.SECRET)
+        self._workers: dict[int, WorkerAt] = {}
+        self._told = threading.Event()
+        self._deadline = 0.0
+
+    def make(self, schedule: Schedule, ask: Ask) -> Plane:
+        """Connect, and return this process's end.
+
+        Raises:
+            ConnectionFailed: a partner cannot be reached, or does not come; names it.
+        """
+        others = partners(schedule, self._me)
+        near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
+        sealed = Sealed() if others != near else None
+        acceptor = self._acceptor(sealed) if sealed is not None else None
+        door = unix_channel.listen(self._folder, _name(self._me)) if near else None
+        lines: dict[int, Line] = {}
+        try:
+            found = ask(acceptor.address if acceptor is not None else None, self._secret)
+            self._workers = {each.rank: each for each in found}
+            self._deadline = time.monotonic() + PATIENCE
+            self._told.set()
+            if door is not None:
+                self._connect(door, near, lines)
+            if sealed is not None:
+                self._streams(sealed, others - near)
+        except BaseException:
+            for line in lines.values():
+                line.close()
+            if sealed is not None:
+                sealed.close("it could not connect to all", 0.0)
+            raise
+        finally:
+            if door is not None:
+                door.close()
+                (self._folder / _name(self._me)).unlink(missing_ok=True)
+            if acceptor is not None:
+                acceptor.close()
+        members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
+        return Plane(self._me, schedule.world, lines, Shared(self._segments, members), sealed)
+
+    def _left(self) -> float:
+        return max(0.001, self._deadline - time.monotonic())
+
+    # ---- within the host -----------------------------------------------------------------------------------------
+
+    def _connect(self, door: socket.socket, near: set[int], lines: dict[int, Line]) -> None:
+        """Add a line to each of these ranks."""
+        for rank in sorted(rank for rank in near if rank < self._me):
+            theirs = self._workers[rank].secret
+            made = unix_channel.meet(self._folder, _name(rank), self._me, self._secret, theirs, self._left())
+            lines[rank] = Line(made, f"worker/{rank}")
+        coming = {rank: self._workers[rank].secret for rank in near if rank > self._me}
+        while coming:
+            door.settimeout(self._left())
+            try:
+                connected, _ = door.accept()
+            except TimeoutError:
+                raise _missing(coming) from None
+            try:
+                rank = unix_channel.answer(connected, self._secret, coming, self._left())
+            except ConnectionFailed:  # a stranger: those who are meant still come
+                connected.close()
+                continue
+            del coming[rank]
+            lines[rank] = Line(connected, f"worker/{rank}")
+
+    # ---- between hosts -------------------------------------------------------------------------------------------
+
+    def _acceptor(self, sealed: Sealed) -> Acceptor:
+        return Acceptor(
+            self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._against,
+            self._orders.congestion, refused=TurnedAway(str(self._orders.member)),
+        )  # fmt: skip
+
+    def _against(self, member: Member) -> str | None:
+        """Return why a member may not connect: only the newest start of a worker may."""
+        self._told.wait(PATIENCE)  # it may have heard from the coordinator before us
+        worker = self._workers.get(member.rank)
+        if member.role != "worker" or worker is None or worker.incarnation != member.incarnation:
+            return f"{member} of incarnation {member.incarnation} does not take part"
+        return None
+
+    def _streams(self, sealed: Sealed, far: set[int]) -> None:
+        for rank in sorted(rank for rank in far if rank < self._me):
+            at = self._workers[rank]
+            if at.address is None:
+                raise PeerLost(f"worker/{rank} does not listen for other hosts", where=f"worker/{rank}")
+            member = Member("worker", rank, at.incarnation)
+            dial(at.address, self._credentials, member, PlaneKinds, sealed, self._left(), self._orders.congestion)
+        missing = sealed.await_all(far, self._left())
+        if missing:
+            raise _missing(missing)
+
+
+def _missing(ranks: Iterable[int]) -> PeerLost:
+    names = ", ".join(f"worker/{rank}" for rank in sorted(ranks))
+    return PeerLost(f"{names}: not connected within {PATIENCE:g} s", where=names)
+
+
+def _name(rank: int) -> str:
+    return f"worker-{rank}.line"

@@ -1,0 +1,233 @@
+"""Checkpoints on the head host: parts are written as they arrive, the rest is done on a thread of its own.
+
+Parts are written by the thread that reads them from the network, so a slow disk slows its sender and nothing else, and
+no memory fills up. Committing, verifying, pruning, uploading and sending second copies is one thread's work, in order.
+A disk that refuses ends that checkpoint, not the job.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from psctl.checkpoint import files, target
+from psctl.coordinator.state.instructions import Commit, CopySent, Restorable, Written
+from psctl.errors import CheckpointIncomplete, PsctlError
+from psctl.job.job_messages import CopyBegin, CopyEnd, CopyPart, Resume, SaveBegin, SavePart
+from psctl.orders import JobOrder
+from psctl.transport.peer import Peer
+
+QUEUED = 8 << 20
+"""Bytes of a copy that wait for the network at most."""
+
+MOST = 64
+"""Checkpoints that are written at once; one more is given up."""
+
+PATIENCE = 60.0
+"""Seconds in which the network must take them."""
+
+
+class _Open(msgspec.Struct):
+    writer: files.Writer
+    since: float
+    state: dict[str, object] = {}
+    names: set[str] = msgspec.field(default_factory=set)  # of the tensors that some part holds
+
+
+class Saver:
+    """All checkpoints that a job makes.
+
+    Args:
+        root: folder of all jobs' checkpoints.
+        order: the job.
+        answer: takes Written, CopySent and Restorable, from any thread.
+        sign: signs manifests with the key of the job's authority.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        order: JobOrder,
+        answer: Callable[[Written | CopySent | Restorable], None],
+        sign: Callable[[bytes], bytes],
+    ) -> None:
+        self._root, self._order, self._answer, self._sign = root, order, answer, sign
+        self._lock = threading.Lock()
+        self._open: dict[int, _Open] = {}
+        self._closed: set[int] = set()  # steps of which nothing is taken any more: given up, or being made whole
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        files.sweep(root)
+        threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
+
+    # ---- as parts arrive, on the senders' reader threads -----------------------------------------------------------
+
+    def begin(self, source: str, message: SaveBegin) -> None:
+        """A sender begins its part of a checkpoint."""
+
+        def act(save: _Open) -> None:
+            if message.state is not None:
+                save.state = dict(message.state)
+            save.names.update(piece.name for piece in message.slices)
+            save.writer.begin(source, message.slices)
+
+        self._try(message.step, act, new=True)
+
+    def part(self, source: str, message: SavePart, payload: memoryview | None) -> None:
+        """Bytes of a slice."""
+        data = payload if payload is not None else memoryview(b"")
+        self._try(message.step, lambda save: save.writer.part(source, message.index, message.offset, data))
+
+    def end(self, source: str, step: int) -> None:
+        """A sender has sent all: its file goes to the disk."""
+        self._try(step, lambda save: save.writer.end(source))
+
+    def _try(self, step: int, act: Callable[[_Open], None], *, new: bool = False) -> None:
+        try:
+            save = self._of(step, new)
+            if save is not None:
+                act(save)
+        except PsctlError as error:
+            if self.discard(step):
+                self._answer(Written(step, problem=error.message))
+
+    def _of(self, step: int, new: bool) -> _Open | None:
+        with self._lock:
+            if step in self._closed:
+                return None
+            if new and step not in self._open and len(self._open) >= MOST:
+                self._closed.add(step)
+                self._answer(Written(step, problem=f"{MOST} checkpoints are being written already"))
+            elif new and step not in self._open:
+                folder = self._root / self._order.name / files.folder_name(step)
+                try:
+                    self._open[step] = _Open(files.Writer(folder, self._order.name, step), time.monotonic())
+                except PsctlError as error:
+                    self._closed.add(step)
+                    self._answer(Written(step, problem=error.message))
+            return self._open.get(step)
+
+    # ---- as the mind decides ---------------------------------------------------------------------------------------
+
+    def discard(self, step: int) -> bool:
+        """Give a checkpoint up and remove what is there; False when it was given up before."""
+        with self._lock:
+            save = self._open.pop(step, None)
+            self._closed.add(step)
+        if save is None:
+            return False
+        save.writer.discard()
+        return True
+
+    def commit(self, commit: Commit) -> None:
+        """Make a checkpoint whole, of what was sent until now; Written follows."""
+        with self._lock:
+            save = self._open.pop(commit.step, None)
+            self._closed.add(commit.step)
+        self._work.put(lambda: self._answer(self._commit(commit, save)))
+
+    def copy(self, step: int, peer: Peer | None) -> None:
+        """Send a checkpoint to an agent; CopySent follows."""
+        self._work.put(lambda: self._answer(self._copy(step, peer)))
+
+    def find_restorable(self, use: Callable[[Path | None], None]) -> None:
+        """Find where the job goes on after a loss: its newest verified checkpoint, else the one it came from. Steps
+        that were given up may be saved again. Restorable follows.
+
+        Args:
+            use: told of the folder before the answer goes out.
+        """
+
+        def find() -> None:
+            with self._lock:
+                self._closed.clear()
+            answer, folder = self._restorable()
+            use(folder)
+            self._answer(answer)
+
+        self._work.put(find)
+
+    def _restorable(self) -> tuple[Restorable, Path | None]:
+        order = self._order
+        newest = files.newest_verified(self._root, order.name)
+        folder, name = newest.folder, None
+        if folder is None and order.resume:
+            folder, name = Path(order.resume), order.resume_id
+        try:
+            return Restorable(resumed(name, folder), list(newest.skipped)), folder
+        except PsctlError as error:
+            return Restorable(None, list(newest.skipped), error.message), None
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+    def _commit(self, commit: Commit, save: _Open | None) -> Written:
+        if save is None:
+            return Written(commit.step, problem="it was given up")
+        try:
+            return self._written(commit, save)
+        except PsctlError as error:
+            save.writer.discard()
+            return Written(commit.step, problem=error.message)
+
+    def _written(self, commit: Commit, save: _Open) -> Written:
+        order = self._order
+        missing = [name for name in commit.parameters if f"param/{name}" not in save.names]
+        if missing:
+            raise CheckpointIncomplete(f"no part of it holds {missing[0]}: shards moved while it was taken")
+        manifest = save.writer.commit(
+            time=time.time(), world=commit.world, servers=commit.servers, strategy=commit.strategy,
+            update=commit.update, seed=order.seed, epoch=commit.epoch, state=save.state, metrics=commit.metrics,
+            code_hash=order.code_hash, job_file=order.job_file, sign=self._sign,
+        )  # fmt: skip
+        folder = save.writer.folder
+        faults = files.verify(folder)
+        if faults:
+            raise CheckpointIncomplete(f"it reads back wrong: {faults[0]}")
+        path = target.upload(folder, order.checkpoint.to) if order.checkpoint.to else str(folder)
+        keep = order.checkpoint
+        removed = files.prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
+        if keep.to and removed:
+            try:
+                target.remove(keep.to, order.name, [found.step for found in removed])
+            except PsctlError as error:  # what was just saved is whole all the same
+                print(f"psctl: {error.message}", file=sys.stderr, flush=True)
+        return Written(commit.step, path, manifest.bytes, time.monotonic() - save.since)
+
+    def _copy(self, step: int, peer: Peer | None) -> CopySent:
+        if peer is None:
+            return CopySent(step, "its host is not connected")
+        folder = self._root / self._order.name / files.folder_name(step)
+        try:
+            names = files.outgoing(folder, files.open_checkpoint(folder))
+            peer.send(CopyBegin(step, names))
+            for name, offset, data in files.parts(folder, names):
+                peer.send(CopyPart(step, name, offset), data)
+                if peer.pending() > QUEUED:
+                    peer.flush(PATIENCE)
+            peer.send(CopyEnd(step))
+        except PsctlError as error:
+            return CopySent(step, error.message)
+        return CopySent(step)
+
+
+def resumed(name: str | None, folder: Path | None) -> Resume | None:
+    """Return what a checkpoint's folder says of where to go on; None for no folder.
+
+    Args:
+        name: how users name it; None: as its manifest does.
+
+    Raises:
+        PsctlError: it cannot be read.
+    """
+    if folder is None:
+        return None
+    manifest = files.open_checkpoint(folder)
+    state = files.read_state(folder, manifest)
+    return Resume(name or manifest.id, manifest.step, state, files.whole(manifest))

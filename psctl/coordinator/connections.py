@@ -1,0 +1,238 @@
+"""The coordinator's connections: who is there, what they say, and the bytes that pass through without thought.
+
+What needs thought goes into one queue, to the mind. Bytes do not: parts of checkpoints go to the saver, wanted slices
+are read and sent by a thread a request, start values are handed from worker 0 to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl.checkpoint import files
+from psctl.coordinator.checkpoint_saver import Saver
+from psctl.coordinator.state.instructions import Broke, Connected, ConnectionLost, Happening, Heard
+from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
+from psctl.job import job_messages
+from psctl.job.job_messages import AnyMessage, LoadEnd, LoadPart, LoadWanted
+from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.transport.peer import Peer
+from psctl.types import Member
+
+QUEUED = 8 << 20
+"""Bytes of bulk that wait for one peer's network at most."""
+
+PARTS = 4
+"""Parts of checkpoints that a member may have under way; psctl's own send one after another."""
+
+WANTED = 1024
+"""Requests for tensors of a checkpoint that a member may have waiting; a server wants each of its shards once."""
+
+PATIENCE = 60.0
+"""Seconds in which the network must take them."""
+
+
+class Desk:
+    """All peers of the coordinator, as net's handler.
+
+    Args:
+        put: takes what happened, from any thread.
+        saver: takes parts of checkpoints.
+        resume: folder of the checkpoint that the job goes on from.
+        refuses: returns why a member may not say a message now, or ""; called on any thread.
+    """
+
+    def __init__(
+        self, put: Callable[[Happening], None], saver: Saver, resume: Path | None,
+        refuses: Callable[[Member, AnyMessage], str] = lambda member, message: "",
+    ) -> None:  # fmt: skip
+        self._put, self._saver, self._resume, self._refuses = put, saver, resume, refuses
+        self._lock = threading.Lock()
+        self._peers: dict[Member, Peer] = {}
+        self._parts: dict[Peer, set[tuple[int, bool]]] = {}  # parts of checkpoints that have begun: (step, of tables)
+        self._wanted: dict[Peer, deque[LoadWanted]] = {}  # of those that a thread reads for just now
+
+    def go_on_from(self, folder: Path | None) -> None:
+        """Read from this checkpoint from now on; None: there is none, all begin with their start values."""
+        self._resume = folder
+
+    def tell(self, member: Member, message: AnyMessage) -> None:
+        """Send a message to a member, before any bulk; it is dropped when the member is not connected."""
+        peer = self.peer(member)
+        if peer is not None:
+            peer.send(message, urgent=True)
+
+    def peer(self, member: Member) -> Peer | None:
+        """Return the connection of a member."""
+        with self._lock:
+            return self._peers.get(member)
+
+    def connected(self) -> list[Member]:
+        """Return the members that are connected now."""
+        with self._lock:
+            return list(self._peers)
+
+    def dismiss(self, member: Member, reason: str) -> None:
+        """End the connection of a member that broke the protocol."""
+        peer = self.peer(member)
+        if peer is not None:
+            peer.close(reason)
+
+    def close(self, timeout: float) -> None:
+        """Say what is left to say to everyone, then end all connections."""
+        with self._lock:
+            peers = list(self._peers.values())
+        for peer in peers:
+            with contextlib.suppress(PsctlError):  # it is gone, or does not listen: it will notice our end
+                peer.flush(timeout)
+        for peer in peers:
+            peer.close("the job is over")
+
+    # ---- net's handler, on each peer's reader thread ---------------------------------------------------------------
+
+    def joined(self, peer: Peer) -> None:
+        """A member is connected; a newer connection of the same member takes the place of an older one."""
+        with self._lock:
+            self._peers[peer.member] = peer
+        self._put(Connected(peer.member))
+
+    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+        """Payloads are written or handed on from a lent buffer."""
+        return None
+
+    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+        """Bytes go their way, the rest goes to the mind."""
+        match message:
+            case job_messages.SavePart():
+                self._begun(peer, message)
+                self._saver.part(_sender(peer, message), message, payload)
+            case job_messages.SaveBegin():
+                self._begin(peer, message)
+                self._saver.begin(_sender(peer, message), message)
+                self._put(Heard(peer.member, job_messages.SaveBegin(message.step, [], tables=message.tables)))
+            case job_messages.SaveEnd():
+                self._begun(peer, message)
+                self._parts[peer].discard((message.step, message.tables))
+                self._saver.end(_sender(peer, message), message.step)
+                self._put(Heard(peer.member, message))
+            case job_messages.StartBegin() | job_messages.StartPart() | job_messages.StartEnd():
+                self._hand_on(peer, message, payload)
+            case LoadWanted():
+                self._want(peer, message)
+            case ReadWanted():
+                self._ask_servers(peer, message)
+            case ReadRows():
+                self._answer_reader(peer, message, payload)
+            case _:
+                self._put(Heard(peer.member, message))
+
+    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+        """A connection ended; an older one of a member that came again does not count."""
+        with self._lock:
+            current = self._peers.get(peer.member) is peer
+            if current:
+                del self._peers[peer.member]
+            self._parts.pop(peer, None)
+        if isinstance(error, MessageRefused):
+            self._put(Broke(peer.member, error.message))
+        elif current:
+            self._put(ConnectionLost(peer.member, error.message))
+
+    # ---- bulk ------------------------------------------------------------------------------------------------------
+
+    def _hand_on(self, peer: Peer, message: AnyMessage, payload: memoryview | None) -> None:
+        """Start values of worker 0 go to every other worker."""
+        data = bytes(payload) if payload is not None else None
+        with self._lock:
+            others = [each for member, each in self._peers.items() if member.role == "worker" and member.rank != 0]
+        for other in others:
+            other.send(message, data)
+            _wait(other)
+
+    def _ask_servers(self, peer: Peer, wanted: ReadWanted) -> None:
+        """Hand on what a reader outside the job wants."""
+        with self._lock:
+            servers = [each for member, each in self._peers.items() if member.role == "server"]
+        peer.send(ReadBy(wanted.ticket, len(servers)))
+        for server in servers:
+            server.send(msgspec.structs.replace(wanted, host=peer.member.rank))
+
+    def _answer_reader(self, peer: Peer, rows: ReadRows, payload: memoryview | None) -> None:
+        """Hand on a server's answer; a reader that does not take what it asked for asks again."""
+        reader = self.peer(Member("agent", rows.host))
+        if reader is not None and reader.pending() <= QUEUED:
+            reader.send(rows, bytes(payload) if payload is not None else None)
+
+    def _begin(self, peer: Peer, message: job_messages.SaveBegin) -> None:
+        """Note that a member begins a part of a checkpoint, if it may."""
+        why = self._refuses(peer.member, message)
+        parts = self._parts.setdefault(peer, set())
+        if len(parts) >= PARTS:
+            why = f"{len(parts)} parts of checkpoints at once"
+        if why:
+            raise MessageRefused(f"it broke the protocol: SaveBegin: {why}", where=str(peer.member))
+        parts.add((message.step, message.tables))
+
+    def _begun(self, peer: Peer, message: job_messages.SavePart | job_messages.SaveEnd) -> None:
+        """Refuse what belongs to no part that this member has begun."""
+        if (message.step, message.tables) not in self._parts.get(peer, ()):
+            why = f"{type(message).__name__} of step {message.step}, whose part it has not begun"
+            raise MessageRefused(f"it broke the protocol: {why}", where=str(peer.member))
+
+    def _want(self, peer: Peer, message: LoadWanted) -> None:
+        """Have a thread read what a member wants, one a member."""
+        with self._lock:
+            waiting = self._wanted.setdefault(peer, deque())
+            waiting.append(message)
+            count = len(waiting)
+        if count > WANTED:
+            why = f"{count} requests for tensors at once"
+            raise MessageRefused(f"it broke the protocol: LoadWanted: {why}", where=str(peer.member))
+        if count == 1:
+            name = f"psctl load {peer.member}"
+            threading.Thread(target=self._load_all, args=(peer,), name=name, daemon=True).start()
+
+    def _load_all(self, peer: Peer) -> None:
+        """Answer one after another what a member wants, until it wants nothing more."""
+        while True:
+            with self._lock:
+                wanted = self._wanted[peer][0]
+            self._load(peer, wanted)
+            with self._lock:
+                self._wanted[peer].popleft()
+                if not self._wanted[peer]:
+                    del self._wanted[peer]
+                    return
+
+    def _load(self, peer: Peer, wanted: LoadWanted) -> None:
+        """Send the wanted slices of the checkpoint that the job goes on from."""
+        try:
+            if self._resume is None:
+                peer.send(LoadEnd(wanted.ticket, "the job does not go on from a checkpoint"))
+                return
+            manifest = files.open_checkpoint(self._resume)
+            for index, piece in enumerate(wanted.slices):
+                for offset, data in files.read(self._resume, manifest, piece):
+                    peer.send(LoadPart(wanted.ticket, index, offset), data)
+                    _wait(peer)
+            peer.send(LoadEnd(wanted.ticket))
+        except PsctlError as error:
+            peer.send(LoadEnd(wanted.ticket, error.message))
+
+
+def _sender(peer: Peer, message: job_messages.SaveBegin | job_messages.SavePart | job_messages.SaveEnd) -> str:
+    """Return whose part of a checkpoint this is, as its file is called."""
+    return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
+
+
+def _wait(peer: Peer) -> None:
+    """Let the network take what is queued, so that memory does not."""
+    if peer.pending() > QUEUED:
+        with contextlib.suppress(ConnectionFailed):  # told by `lost`
+            peer.flush(PATIENCE)

@@ -1,0 +1,211 @@
+"""The coordinator's shell: it keeps the mind (coordinator/state/job_state_machine.py) in touch with the world.
+
+    python -m psctl.coordinator.main        orders: in memory (sealed_memory.py)
+
+What happens comes in through one queue; the mind answers with instructions; they are carried out here, on the main
+thread, in order. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from psctl.coordinator.checkpoint_saver import Saver, resumed
+from psctl.coordinator.connections import Desk
+from psctl.coordinator.event_log import EventLog
+from psctl.coordinator.state.instructions import (
+    Append,
+    Close,
+    Commit,
+    Copy,
+    Discard,
+    Dismiss,
+    FindRestorable,
+    Happening,
+    Heard,
+    Instruction,
+    MakePlan,
+    MakeShards,
+    PlanMade,
+    ShardsMade,
+    Start,
+    Tell,
+    Tick,
+)
+from psctl.coordinator.state.job_state_machine import Mind
+from psctl.errors import PsctlError
+from psctl.job import events
+from psctl.job.job_messages import Finish, NewCertificate, StartProcess, StopWanted
+from psctl.job.job_permits import COORDINATION
+from psctl.plan.choose import choose
+from psctl.process import lifeline, sealed_memory, stderr_log
+from psctl.process.certificate_renewal import Renewals
+from psctl.process.process_orders import CoordinatorOrders
+from psctl.process.rejected_connections import TurnedAway
+from psctl.ps.shards import cut, sizes
+from psctl.transport.peer import Acceptor, Credentials
+from psctl.transport.protocol.authority import Pair, issue, sign
+from psctl.types import Member
+
+TICK = 0.1
+"""Seconds between two looks at the time: a third of the shortest deadline (failures.SETTLE)."""
+
+ME = Member("coordinator", 0)
+
+
+class Coordinator:
+    """One job's coordinator.
+
+    Args:
+        orders: all that it was told.
+
+    Raises:
+        PsctlError: the port range is full, or the checkpoint to resume from is damaged.
+    """
+
+    def __init__(self, orders: CoordinatorOrders) -> None:
+        self._orders = orders
+        order = orders.order
+        self._authority = Pair(orders.authority, orders.authority_key)
+        self._queue: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._log = EventLog(Path(orders.job_dir) / events.FILE, order.log_limit)
+        root = Path(orders.workdir) / "checkpoints"
+        self._saver = Saver(root, order, self._queue.put, functools.partial(sign, self._authority))
+        resume = Path(order.resume) if order.resume else None
+        now = time.monotonic()
+        self._mind = Mind(order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid())
+        self._desk = Desk(self._queue.put, self._saver, resume, self._mind.refuses)
+        pair = self._issue(ME)
+        self._credentials = Credentials(
+            order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock
+        )
+        self._renewals = Renewals(time.time())
+        head = order.hosts[0]
+        self._acceptor = Acceptor(
+            head.address, order.ports, self._credentials, COORDINATION, self._desk, self._allow, order.congestion,
+            refused=TurnedAway("the coordinator"),
+        )  # fmt: skip
+        self._open = True
+
+    def run(self) -> None:
+        """Coordinate until the job is over."""
+        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(Heard(ME, StopWanted(False, False, "SIGTERM"))))
+        self._carry_out(self._mind.start(time.monotonic()))
+        with os.fdopen(self._orders.report, "wb") as report:
+            report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
+        tick_at = time.monotonic() + TICK
+        while self._open:
+            happening: Happening = Tick()
+            with contextlib.suppress(queue.Empty):
+                happening = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
+            self._carry_out(self._mind.handle(happening, time.monotonic()))
+            if self._open and time.monotonic() >= tick_at:
+                tick_at = time.monotonic() + TICK
+                self._carry_out(self._mind.handle(Tick(), time.monotonic()))
+                self._log.flush()
+                self._renew(time.time())
+        self._acceptor.close()
+        self._log.close()
+        self._desk.close(2.0)
+
+    def _allow(self, member: Member) -> str | None:
+        return self._mind.expects(member) or None
+
+    def _issue(self, member: Member) -> Pair:
+        return issue(self._authority, self._orders.order.name, member, time.time())
+
+    def _renew(self, now: float) -> None:
+        """Issue new certificates where less than half of the life of one is left."""
+        for member in self._renewals.due((ME, *self._desk.connected()), now):
+            pair = self._issue(member)
+            self._renewals.issued(member, now)
+            if member == ME:
+                self._credentials.renew(pair.certificate_pem, pair.key_pem)
+            else:
+                self._desk.tell(member, NewCertificate(pair.certificate_pem, pair.key_pem))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Append(event=event):
+                self._log.append(event)
+            case Tell(member=member, message=message):
+                self._desk.tell(member, message)
+            case Dismiss(member=member, reason=reason):
+                self._desk.dismiss(member, reason)
+            case Start():
+                self._start(instruction)
+            case MakePlan():  # seconds for many ranks: heartbeats go on beside it
+                threading.Thread(target=self._think, args=(instruction,), name="plan", daemon=True).start()
+            case MakeShards(layout=layout, servers=servers, near=near):
+                shards = cut(layout, servers, near=near)
+                self._queue.put(ShardsMade(shards, sizes(shards)))
+            case Commit():
+                self._saver.commit(instruction)
+            case Discard(step=step):
+                self._saver.discard(step)
+            case FindRestorable():
+                self._saver.find_restorable(self._desk.go_on_from)
+            case Copy(step=step, agent=agent):
+                self._saver.copy(step, self._desk.peer(agent))
+            case Close(status=status):
+                for host in range(len(self._orders.order.hosts)):
+                    self._desk.tell(Member("agent", host), Finish(status))
+                self._open = False
+
+    def _start(self, start: Start) -> None:
+        pair = self._issue(start.member)
+        self._renewals.issued(start.member, time.time())
+        order = StartProcess(
+            start.member,
+            start.world,
+            start.local_rank,
+            start.environment,
+            self._orders.authority,
+            pair.certificate_pem,
+            pair.key_pem,
+            self._orders.store,
+        )
+        self._desk.tell(Member("agent", start.host), order)
+
+    def _think(self, wanted: MakePlan) -> None:
+        try:
+            made = self._plan(wanted)
+        except Exception as defect:  # noqa: BLE001 - of ours; untold, the job would wait for its plan for ever
+            made = PlanMade("", "", [], None, f"psctl has a defect: {type(defect).__name__}: {defect}")
+        self._queue.put(made)
+
+    def _plan(self, wanted: MakePlan) -> PlanMade:
+        try:
+            plan = choose(wanted.order, None, wanted.layout, decided=True, on_gpus=wanted.on_gpus)
+        except PsctlError as error:
+            return PlanMade("", "", [], None, error.message)
+        event = plan.event(time.time())
+        return PlanMade(plan.chosen, plan.update, plan.servers, event, options=plan.options)
+
+
+def main() -> int:
+    """Coordinate the job that this process's orders name."""
+    stderr_log.install()
+    lifeline.hide_memory()
+    told = sealed_memory.read()
+    assert told is not None, "an agent starts the coordinator"
+    Coordinator(msgspec.json.decode(told, type=CoordinatorOrders)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

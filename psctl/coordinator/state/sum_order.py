@@ -1,0 +1,104 @@
+"""In which order gradients are summed: it depends on which ranks share a host, so it is recorded, shown and kept.
+
+Floating-point sums depend on their grouping. Under ps in step the ranks of a host are summed first
+(ps/dense/host_sums.py): the groups are settled once a job, are in every checkpoint, and a job that goes on from one
+with
+as many workers takes its groups, wherever its ranks are now. A collective sums as its schedule says, which is made for
+the hosts; where a job goes on with another schedule it says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl.coordinator.state.job_state import Job
+from psctl.types import PLAIN
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def settle(job: Job) -> None:
+    """Settle the groups, once a job, when the strategy is chosen; say so where they are not the checkpoint's."""
+    if job.together is None:
+        saved = _saved(job)
+        job.together = here(job) if saved is None else saved
+        if saved is None and _differs(job):
+            job.say(
+                "gradients are summed in another order than before the checkpoint, for its strategy or its ranks' "
+                "places were others: bits may differ"
+            )
+
+
+def here(job: Job) -> Groups:
+    """Return the workers that share a host, where a host's gradients are summed before they leave it (one push a host):
+    in step, as they are, and where there is another host for them to go to."""
+    if not _grouped(job) or len(job.order.hosts) == 1:
+        return ()
+    found: dict[int, list[int]] = {}
+    for rank in job.of("worker"):
+        found.setdefault(rank.host, []).append(rank.member.rank)
+    return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
+
+
+def recorded(job: Job) -> dict[str, Any]:
+    """Return what checkpoints hold of the order."""
+    assert job.plan is not None, "it is settled with the plan"
+    return {"groups": [list(group) for group in job.together or ()], "schedule": _plain(job.plan.options)}
+
+
+def in_words(job: Job) -> str:
+    """Return the order for people."""
+    assert job.plan is not None, "it is settled with the plan"
+    if len(job.of("worker")) == 1:
+        return "of one worker"
+    if job.plan.chosen != "ps":
+        return f"as {job.plan.chosen} joins them"
+    if job.order.staleness is None:
+        return "each push by itself"
+    groups = [_group(job, group) for group in job.together or ()]
+    return f"by host, {' + '.join(groups)}, then the others in rank order" if groups else "in rank order"
+
+
+def _group(job: Job, group: tuple[int, ...]) -> str:
+    hosts = {job.host(rank) for rank in job.of("worker") if rank.member.rank in group}
+    ranks = f"({', '.join(map(str, group))})"
+    return f"{hosts.pop()} {ranks}" if len(hosts) == 1 else ranks
+
+
+def _grouped(job: Job) -> bool:
+    return (
+        job.plan is not None and job.plan.chosen == "ps" and job.order.staleness == 0 and job.order.compression == PLAIN
+    )
+
+
+def _before(job: Job) -> dict[str, Any] | None:
+    """Return what the checkpoint that the job goes on from holds of the order, if as many workers go on."""
+    state = job.resume.state if job.resume is not None else {}
+    found = state.get("sums")
+    return found if isinstance(found, dict) and state.get("world") == len(job.of("worker")) else None
+
+
+def _saved(job: Job) -> Groups | None:
+    """Return the checkpoint's groups, where this job sums by groups as well."""
+    before = _before(job)
+    if before is None or not _grouped(job) or job.resume is None or job.resume.state.get("strategy") != "ps":
+        return None
+    groups = tuple(tuple(group) for group in before.get("groups") or ())
+    ranks = [rank for group in groups for rank in group]
+    fit = len(set(ranks)) == len(ranks) and set(ranks) <= {rank.member.rank for rank in job.of("worker")}
+    return groups if fit else None
+
+
+def _plain(options: dict[str, Any]) -> Any:
+    """Return a schedule's options as they come back from a checkpoint."""
+    return msgspec.json.decode(msgspec.json.encode(options))
+
+
+def _differs(job: Job) -> bool:
+    before = _before(job)
+    if before is None or job.plan is None or job.resume is None or len(job.of("worker")) == 1:
+        return False
+    same = job.resume.state.get("strategy") == job.plan.chosen and before.get("schedule") == _plain(job.plan.options)
+    return not same or [list(group) for group in job.together or ()] != list(before.get("groups") or ())

@@ -1,0 +1,157 @@
+"""What is said of the servers that hold additive tables (`run.store()`); one small class a message.
+
+A worker that opens a store says TablesWanted; the coordinator has the job's servers hold tables (ServeTables), starts
+them first where there are none, and answers when each has said where its tables listen. Which server has which shard
+is told to servers (TablesAssigned, as Reassign tells it of parameters); workers are told who the servers are, and hear
+from those which shards they lead.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.job.shard_placement import Holdings
+from psctl.types import Address, Assignment, Member, ServerAt, TensorSlice
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all kinds; the class's name is its tag on the wire."""
+
+
+class TablesWanted(Message, frozen=True):
+    """A worker to the coordinator: I want to open a store. Answered by TablesAt."""
+
+
+class ServeTables(Message, frozen=True):
+    """The coordinator to a server: hold tables. Answered by TablesReady."""
+
+
+class TablesReady(Message, frozen=True):
+    """A server to the coordinator: my tables listen here."""
+
+    address: Address
+
+
+class TablesAssigned(Message, frozen=True):
+    """The coordinator to servers: who has which shard of all stores from now on.
+
+    `begins`: those that lead begin the shards; with `saved`, the tensors of a checkpoint, where there are some.
+    """
+
+    assignment: Assignment
+    begins: bool = False
+    saved: list[TensorSlice] = []
+
+
+class TablesAt(Message, frozen=True):
+    """The coordinator to a worker: these servers hold tables, of so many shards. Or why none does.
+
+    Told again when it changes; of two, that with the larger epoch holds.
+    """
+
+    servers: list[ServerAt]
+    shards: int = 0
+    epoch: int = 0
+    problem: str = ""
+    hint: str = ""
+
+
+class TablesCaughtUp(Message, frozen=True):
+    """A server to the coordinator: as membership.CaughtUp, of a shard of tables."""
+
+    epoch: int
+    shard: int
+    server: int
+
+
+class TablesHandedOver(Message, frozen=True):
+    """A server to the coordinator: as membership.HandedOver, of a shard of tables."""
+
+    epoch: int
+    shard: int
+
+
+class TablesSave(Message, frozen=True):
+    """The coordinator to servers: send your part of the checkpoint of `step`, when all workers have marked it."""
+
+    step: int
+
+
+class ReadWanted(Message, frozen=True):
+    """An agent to the coordinator, for a reader outside the job: these keys of a store; none: what there is.
+
+    Handed on to all servers, with the host of that agent; answered by ReadBy, then by each of them.
+    """
+
+    ticket: int
+    store: str
+    names: list[str]
+    keys: list[int]
+    host: int = 0
+
+
+class ReadBy(Message, frozen=True):
+    """The coordinator to an agent: so many servers were asked."""
+
+    ticket: int
+    servers: int
+
+
+class ReadTable(msgspec.Struct, frozen=True):
+    """What a table is; that of integer keys has no name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reduce: str
+
+
+class ReadRow(msgspec.Struct, frozen=True):
+    """Rows of a table that are there, or blocks of a named key's tensor: `width` values each, of type `sent`."""
+
+    table: str
+    keys: list[int]
+    width: int
+    sent: str
+
+
+class ReadRows(Message, frozen=True):
+    """A server's answer to ReadWanted, of the shards that it leads by assignment `epoch`. Payload: the rows.
+
+    `problem`: busy; large: more than one answer holds.
+    """
+
+    ticket: int
+    host: int
+    epoch: int
+    shards: int
+    led: list[int]
+    stores: list[str]
+    tables: list[ReadTable]
+    rows: list[ReadRow]
+    problem: str = ""
+
+
+Kinds = (
+    TablesWanted | ServeTables | TablesReady | TablesAssigned | TablesAt
+    | TablesCaughtUp | TablesHandedOver | TablesSave | ReadWanted | ReadBy | ReadRows
+)  # fmt: skip
+
+
+class Tables(msgspec.Struct):
+    """What the coordinator knows of them."""
+
+    since: float = 0.0
+    """When the first worker wanted one."""
+    asked: set[Member] = msgspec.field(default_factory=set)
+    """Workers without an answer."""
+    answered: set[Member] = msgspec.field(default_factory=set)
+    """Workers that are told of changes."""
+    first: list[Member] = msgspec.field(default_factory=list)
+    """The servers that begin."""
+    told: set[Member] = msgspec.field(default_factory=set)
+    """Servers that were told to hold tables."""
+    addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
+    holdings: Holdings | None = None
+    """Which server has which shard, once all of the first listen."""
+    handing_since: float = 0.0

@@ -1,0 +1,300 @@
+"""Checks what a script gives `run.store()`: names, integer keys, shapes, tickets; before memory is taken for it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from psctl.errors import UsageError
+from psctl.kv.tickets import Ticket
+from psctl.process.user_functions import name_of
+from psctl.ps.table_messages import TableSpec
+from psctl.ps.tables.row_index import LEAST, MOST, Keys
+
+MOST_KEYS = 1 << 26
+"""Integer keys of one push, pull or call: their list is 512 MiB, and routing it takes some times as much."""
+
+MOST_BYTES = 16 << 30
+"""Bytes of the rows of one push or pull, and of one named key's tensor."""
+
+NAME_BYTES = 1000
+"""Bytes of a name in UTF-8."""
+
+_WRAP = (1 << 64) - 1
+
+KEYS = (
+    "give a name, a list of names (to push: a dict of names and values), or integers: one, a range, a flat list, "
+    "tensor or array; one call has names or integers, not both"
+)
+
+Checked: TypeAlias = "str | int | range | Keys"
+"""A key as the store takes it on."""
+
+
+def checked_key(key: Any) -> Checked:
+    """Return one key or one list of integer keys: single integers as int, lists as an array of 64-bit integers.
+
+    A range stays one: to pull it asks for what is there. A tensor may be on any device.
+
+    Raises:
+        UsageError: it is no key; the script's fault.
+    """
+    if isinstance(key, str):
+        return checked_name(key, "a key's name")
+    if isinstance(key, range):
+        return key
+    if isinstance(key, bool | np.bool_):
+        raise UsageError(f"the key {key} is a bool", KEYS)
+    if isinstance(key, int | np.integer):
+        return _in_64_bits(int(key))
+    if isinstance(key, torch.Tensor):
+        key = _plain(key, "keys").numpy()
+    if isinstance(key, np.ndarray) and key.ndim == 0 and key.dtype.kind in "iu":
+        return _in_64_bits(int(key))
+    return integer_keys(key)
+
+
+def checked_name(name: Any, what: str) -> str:
+    """Return a name that can travel.
+
+    Raises:
+        UsageError: it cannot; the script's fault.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{what} is {name!r}", "give a text of at least one character")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} {name!r} is no valid Unicode text: {error.reason}", "take another name") from error
+    if size > NAME_BYTES:
+        raise UsageError(
+            f"{what} {name[:40]!r}... has {size} bytes, the most are {NAME_BYTES}",
+            "take a shorter name, or an integer key: store.key(text)",
+        )
+    return str(name)
+
+
+def integer_keys(keys: Any) -> Keys:
+    """Return integer keys as an array of 64-bit integers; a range is spelled out.
+
+    Raises:
+        UsageError: they are none, or too many for one call; the script's fault.
+    """
+    if isinstance(keys, range):
+        _check_count(_length(keys))
+        if keys:
+            _in_64_bits(keys[0]), _in_64_bits(keys[-1])
+        start, step = (np.uint64(each & _WRAP) for each in (keys.start if keys else 0, keys.step))
+        return (np.arange(len(keys), dtype=np.uint64) * step + start).view(np.int64)  # modulo 2^64, as keys wrap
+    if not isinstance(keys, list | tuple | np.ndarray):
+        raise UsageError(f"keys are {_kind(keys)}", KEYS)
+    _check_count(keys.size if isinstance(keys, np.ndarray) else len(keys))
+    try:
+        found = np.asarray(keys)
+        if found.dtype == np.uint64 and found.size and found.max() > MOST:
+            raise OverflowError
+    except OverflowError as error:
+        raise UsageError(*_TOO_LARGE) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"keys are {_kind(keys)}", KEYS) from error
+    if found.dtype.kind == "O" and found.ndim == 1 and all(type(one) is int for one in found):
+        found = np.array([_in_64_bits(one) for one in found], dtype=np.int64)
+    if not found.size and found.ndim == 1:
+        return found.astype(np.int64)
+    if found.dtype.kind not in "iu" or found.ndim != 1:
+        shape = f" of shape {found.shape}" if found.ndim != 1 else ""
+        raise UsageError(f"keys are {_kind(keys)}{shape}", KEYS)
+    return found.astype(np.int64, copy=False)
+
+
+_TOO_LARGE = "a key does not fit in 64 bits with sign", "hash it: store.key(text)"
+
+
+def _in_64_bits(key: int) -> int:
+    if not LEAST <= key <= MOST:
+        raise UsageError(*_TOO_LARGE)
+    return key
+
+
+def _length(keys: range) -> int:
+    """Return how many integers a range has; `len` refuses above 2^63."""
+    return max(0, (keys[-1] - keys[0]) // keys.step + 1) if keys else 0
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_KEYS:
+        raise UsageError(
+            f"{count} integer keys in one call, the most are {MOST_KEYS}",
+            "push in several calls; `pull(range(a, b))` gives those of a range that are there, however long it is",
+        )
+
+
+def _kind(keys: Any) -> str:
+    """Return what somebody gave as keys, in words."""
+    if isinstance(keys, torch.Tensor | np.ndarray):
+        return f"{str(keys.dtype).removeprefix('torch.')}"
+    if isinstance(keys, list | tuple) and keys:
+        inside = " and ".join(sorted({type(one).__name__ for one in keys[:1000]}))
+        return f"a {type(keys).__name__} of {inside}"
+    return f"{keys!r}" if isinstance(keys, float | complex | bytes | None) else f"a {type(keys).__name__}"
+
+
+def checked_spec(spec: TableSpec) -> TableSpec:
+    """Return what a table is, if one call can push and pull its rows.
+
+    Raises:
+        UsageError: a row, or a name's tensor, is too large; the script's fault.
+    """
+    check_bytes(spec, 1)
+    return spec
+
+
+def check_bytes(spec: TableSpec, rows: int) -> None:
+    """Raise UsageError where one call pushes or pulls too much.
+
+    Args:
+        rows: of integer keys; a name has its whole tensor.
+    """
+    size = rows * spec.elements * getattr(torch, spec.dtype).itemsize
+    if size > MOST_BYTES:
+        what = f"key {spec.name!r} of shape {spec.shape}" if spec.name else f"{rows} rows of shape {spec.shape}"
+        cure = "make it rows of integer keys" if spec.name else "push and pull in several calls"
+        raise UsageError(f"{what}: {size >> 30} GiB, the most of one call are {MOST_BYTES >> 30} GiB", cure)
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor or row; a single number is one side.
+
+    Raises:
+        UsageError: it is none; the script's fault.
+    """
+    wrong = UsageError(f"shape={shape!r} is no shape", "give whole numbers from 0 on: shape=(3, 4)")
+    if isinstance(shape, str | bytes):
+        raise wrong
+    try:
+        given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        sides = tuple(operator.index(side) for side in given)
+    except TypeError as error:
+        raise wrong from error
+    if any(isinstance(side, bool) for side in given) or any(not 0 <= side <= MOST for side in sides):
+        raise wrong
+    return sides
+
+
+def checked_dtype(dtype: Any) -> str:
+    """Return a dtype's name without "torch."."""
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype={dtype!r} is no dtype of torch", "give torch.float32, torch.int64 ...")
+    return str(dtype).removeprefix("torch.")
+
+
+def checked_function(what: Any, option: str) -> str:
+    """Return the name of a function, or of a reduction, as it travels.
+
+    Raises:
+        UsageError: it is neither a name nor a function that others find; the script's fault.
+    """
+    if isinstance(what, str) or callable(what):
+        return name_of(what)
+    raise UsageError(f"{option}={what!r}", "give a name, or a function of a module in the job's folder")
+
+
+def checked_initial(initial: Any, dtype: str) -> float | str | None:
+    """Return what an absent row begins as.
+
+    Raises:
+        UsageError: it is no number that the dtype holds, and no function; the script's fault.
+    """
+    if initial is None or isinstance(initial, str) or callable(initial):
+        return None if initial is None else name_of(initial)
+    if isinstance(initial, bool | int | float | np.integer | np.floating):
+        kind = getattr(torch, dtype)
+        if kind.is_floating_point or float(initial).is_integer():
+            return float(initial)
+        raise UsageError(f"initial={initial!r} of rows of {dtype}", "give a whole number, or another dtype")
+    raise UsageError(
+        f"initial={type(initial).__name__}", "give a number, or a function (keys, width) -> rows; of a name: its value"
+    )
+
+
+def checked_after(after: Any) -> tuple[Ticket, ...]:
+    """Return the tickets that a task waits for."""
+    if isinstance(after, Ticket):
+        return (after,)
+    return () if after is None else checked_tickets(after, "after=")
+
+
+def checked_tickets(tickets: Any, where: str) -> tuple[Ticket, ...]:
+    """Return several tickets.
+
+    Raises:
+        UsageError: they are something else; the script's fault.
+    """
+    if isinstance(tickets, Iterable) and not isinstance(tickets, str | Mapping):
+        found = tuple(tickets)
+        if all(isinstance(each, Ticket) for each in found):
+            return found
+    raise UsageError(f"{where}{tickets!r}", "give tickets, as push, fetch and call return them: [ticket, ...]")
+
+
+def checked_callback(callback: Any) -> Callable[[Any], Any] | None:
+    """Return what is to be called at the end."""
+    if callback is None or callable(callback):
+        return callback  # type: ignore[no-any-return]
+    raise UsageError(f"callback={callback!r} is no function", "give a function of one argument: the result")
+
+
+def checked_timeout(timeout: Any) -> float | None:
+    """Return seconds to wait; None: as long as servers answer."""
+    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout >= 0):
+        return timeout
+    raise UsageError(f"timeout={timeout!r}", "give seconds from 0 on, or None")
+
+
+def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function that runs on servers."""
+    for name, value in arguments.items():
+        plain = value is None or isinstance(value, bool | int | float | str)
+        if not plain or (isinstance(value, int) and not LEAST <= value <= MOST):
+            raise UsageError(
+                f"{name}={value!r} of a function that runs on servers",
+                "give numbers of 64 bits, texts, bools or None; a tensor is pushed under a key of its own",
+            )
+    return dict(arguments)
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """Return a value as a dense tensor on the CPU, which may be the script's own memory.
+
+    Raises:
+        UsageError: it is none; the script's fault.
+    """
+    if isinstance(value, torch.Tensor):
+        return _plain(value, "a value")
+    try:
+        return (
+            torch.tensor(value)
+            if not isinstance(value, np.ndarray)
+            else torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"a value is no tensor: {error}", "give a tensor, an array, numbers or lists of them"
+        ) from error
+
+
+def _plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise UsageError(
+            f"{what}: a tensor of layout {str(tensor.layout).removeprefix('torch.')}",
+            "make it dense (to_dense()), or push its rows by integer keys",
+        )
+    if tensor.is_quantized:
+        raise UsageError(f"{what}: a quantized tensor", "push tensor.dequantize()")
+    if tensor.is_meta:
+        raise UsageError(f"{what}: a tensor on the device meta, which has no values", "make it on the CPU or a GPU")
+    return tensor.detach().cpu().resolve_neg()

@@ -1,0 +1,106 @@
+"""`run.store()`: checks what was asked and gives each store of a run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from psctl.client.malloc_settings import keep_freed_memory
+from psctl.errors import UsageError
+from psctl.kv.argument_checks import checked_name
+from psctl.kv.store import Store
+from psctl.kv.store_connections import Links
+from psctl.kv.store_session import Where
+from psctl.process.user_functions import JobFunctions
+from psctl.ps.table_messages import StoreSpec
+
+CONSISTENCIES = '"asp", "bsp", or {"ssp": s} with s from 0 on'
+
+
+def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
+    """Return the staleness that a consistency stands for: None for asp, 0 for bsp.
+
+    Raises:
+        UsageError: it is none; the script's fault.
+    """
+    if isinstance(consistency, str) and consistency in ("asp", "bsp"):
+        return None if consistency == "asp" else 0
+    if isinstance(consistency, Mapping) and list(consistency) == ["ssp"]:
+        found = consistency["ssp"]
+        if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
+            return found
+    raise UsageError(f"consistency={consistency!r} of a store", f"one of {CONSISTENCIES}")
+
+
+class Stores:
+    """All stores of one run.
+
+    Args:
+        rank, world: this worker's place.
+        links: makes the way to servers, at the first store; raises PsctlError where there can be none.
+        at: where the run is.
+        folder: the job's code, from which users' functions are imported; "": the folder of the running script.
+    """
+
+    def __init__(self, rank: int, world: int, links: Callable[[], Links], at: Where, folder: str = "") -> None:
+        self._rank, self._world, self._at = rank, world, at
+        self._make_links = links
+        self._links: Links | None = None
+        self._functions = JobFunctions(folder)
+        self._open: dict[str, tuple[StoreSpec, Store]] = {}
+
+    def open(self, name: str, consistency: str | Mapping[str, int], reads: str, group: Any) -> Store:
+        """Return the store of this name.
+
+        Raises:
+            UsageError: it makes no sense, or was opened otherwise before; the script's fault.
+        """
+        staleness = staleness_of(consistency)
+        if reads not in ("lazy", "eager"):
+            raise UsageError(f"reads={reads!r} of a store", '"lazy" or "eager"')
+        if reads == "eager" and staleness is None:
+            raise UsageError(
+                "eager reads of an asp store, whose reads always ask", "leave reads out, or use ssp or bsp"
+            )
+        name = checked_name(name, "a store's name")
+        ranks = self._ranks(group)
+        if self._links is None:
+            keep_freed_memory()
+            self._links = self._make_links()
+        spec = StoreSpec(name, staleness, reads == "eager", ranks, self._links.shards)
+        after = -1
+        if name in self._open:
+            before, store = self._open[name]
+            if before != spec:
+                raise UsageError(f"store {name!r} was opened otherwise before in this script", "give it another name")
+            if not store.closed:
+                return store
+            after = store.last
+        store = Store(spec, self._rank, self._links, self._at, self._functions, after)
+        self._open[name] = (spec, store)
+        return store
+
+    def _ranks(self, group: Any) -> tuple[int, ...]:
+        if group is None:
+            return tuple(range(self._world))
+        ranks = tuple(group) if isinstance(group, Iterable) else ()
+        if not ranks or not all(type(rank) is int and 0 <= rank < self._world for rank in ranks):
+            raise UsageError(f"group={group!r} of a store", f"ranks from 0 to {self._world - 1}, one at least")
+        return tuple(sorted(set(ranks)))
+
+    def mark(self, step: int) -> None:
+        """What was pushed so far belongs into the checkpoint of `step`, what comes now does not."""
+        for _, store in self._open.values():
+            store.mark(step)
+
+    @property
+    def doing(self) -> str:
+        """Whom a store waits for, for people; "" when none does."""
+        return next((what for _, store in self._open.values() if (what := store.doing)), "")
+
+    def close(self, *, failed: bool) -> None:
+        """Close all stores; `failed`: without waiting for servers."""
+        for _, store in self._open.values():
+            store.close(failed=failed)
+        if self._links is not None:
+            self._links.close("the run is over")

@@ -1,0 +1,396 @@
+"""The (key, value) store in a training script: `run.store()` with push, pull, wait, clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psctl.errors import UsageError
+from psctl.kv import argument_checks as given
+from psctl.kv.single_keys import SingleKeys
+from psctl.kv.store_values import Key, Value, given_back, hashed, in_words, inferred, many, rows_of
+from psctl.kv.tickets import Ticket
+from psctl.process.user_functions import name_of
+from psctl.ps.table_messages import TableSpec
+from psctl.ps.tables.client.calls_in_flight import Read, result
+from psctl.ps.tables.client.key_routes import Route
+from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_state import merged
+
+
+class Store(SingleKeys):
+    """A (key, value) store shared by all workers; `run.store()` returns it.
+
+        store = run.store()
+        ticket = store.push("w", gradient)           # joined to what is there, by sum
+        store.wait(ticket)
+        w = store.pull("w")
+
+    **Keys.** A name has a tensor: of any shape; a large one lies in blocks on many servers. Integers (64 bits) have
+    rows, all of one shape: `push(keys, rows)`, `pull(keys)`, with keys a list, a tensor, a range or a single int; only
+    rows that were pushed take memory, an absent one is zero or what it was declared to begin as. `pull(range(...))`
+    gives (keys, rows) of those that are there. Several names at once: `push({"a": x, "b": y})`, `pull(["a", "b"])`.
+    One call is one message to each server that has a part in it; at most 2^26 integer keys, 16 GiB of rows.
+
+    **Reductions.** What is pushed is joined: by sum, or by whatever `reduce` says when the key is first pushed or
+    declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and pull pairs
+    (values, indices)), or your own function of two tensors, of a module in the job's folder, which must not care for
+    order or grouping (it is tried). A key keeps its reduction.
+
+    **When a push is seen.** By whoever pushed it: at once, always. By others, as the store's `consistency` says:
+
+        asp         as soon as it has arrived; nobody ever waits. The default.
+        bsp         once all workers have called `clock()` after it; then all of that clock together, the same for all,
+                    joined in the order of ranks: the run repeats to the bit.
+        {"ssp": s}  at the latest s clocks after its own; perhaps sooner. A worker is at most s clocks ahead of the
+                    slowest; `clock()` waits until it is.
+
+    Under bsp and ssp rows that were read are used again as long as they are new enough: `reads="lazy"` asks anew when
+    they are not; `reads="eager"` has servers send them when they changed, so that reads are fresher and bytes more.
+
+    **Exactly once.** A push counts once, whatever happens to connections. It is named by the step of the run and its
+    number within the step: a worker that is replaced and replays a step pushes nothing twice.
+
+    Raises, from all that waits: PeerLost (a server is lost), TimedOut (a server is silent), JobFailed (servers refuse,
+    the message says whose fault it is).
+    """
+
+    # ---- keys ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def key(text: str) -> int:
+        """Return an integer key for a text, the same everywhere: for words, names, ids. 64 bits of a hash."""
+        return hashed(text)
+
+    def declare(
+        self,
+        key: str | type[int],
+        value: Value | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype = torch.float32,
+        reduce: str | Callable[..., Any] = "sum",
+        apply: str | Callable[..., Any] = "",
+        initial: float | str | Callable[..., Any] | None = None,
+    ) -> None:
+        """Say what a key is before it is pushed; every rank says the same.
+
+        Args:
+            key: a name; or `int` for the rows of all integer keys.
+            value: what the key begins as (a name's only); the first declaration to arrive counts.
+            shape: of the tensor, or of one row; with a value: its own.
+            dtype: with a value: its own.
+            reduce: how pushes are joined.
+            apply: a function (held, pushed) -> held of tensors of rows, which runs on servers for every push (under
+                bsp: for the joined pushes of a clock) and says what the key becomes: an optimizer's step, for example.
+                It must be elementwise in a name's tensor, for that lies in blocks.
+            initial: what an absent row begins as: a number, or a function (keys, width) -> rows. Without it, an absent
+                row is zero for who pulls it, and the first push is what it becomes.
+
+        Raises:
+            UsageError: it is declared otherwise already, or makes no sense; the script's fault.
+        """
+        if key is not int and not isinstance(key, str):
+            raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
+        name = "" if key is int else given.checked_name(key, "a key's name")
+        if value is None and shape is None:
+            raise UsageError(f"{key!r} is declared without a value or a shape", "give one of them")
+        made = inferred(name, value, "sum") if value is not None and name else None
+        if value is not None and made is None:
+            raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
+        if made is not None:
+            shape, kind_of_number = made.shape, made.dtype
+        else:
+            shape, kind_of_number = given.checked_shape(shape), given.checked_dtype(dtype)
+        how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
+        first = given.checked_initial(initial, kind_of_number)
+        spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
+        with self._changed:
+            kind = self._settle(spec)
+            if value is not None:
+                self._push([(name, value, kind)], "start", f"declare {name!r}", (), None)
+
+    # ---- push, pull, wait ----------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        key: Key | Mapping[str, Value],
+        value: Value | None = None,
+        *,
+        reduce: str | Callable[..., Any] | None = None,
+        after: Sequence[Ticket] = (),
+        callback: Callable[[Any], Any] | None = None,
+    ) -> Ticket:
+        """Join a value to what a key has; does not wait. The value may be changed at once.
+
+        Args:
+            key: a name, integer keys (a key that stands there twice is joined twice), or a dict of names and values.
+            value: the tensor; rows, one a key; or a single number for all of it.
+            reduce: how it is joined; None: as the key's first push or declaration said, else by sum.
+            after: the push begins when these have finished. It is visible to this worker at once.
+            callback: called with None when the push has arrived for good.
+
+        Raises:
+            UsageError: the value does not fit the key, or the reduction is not the key's; the script's fault.
+        """
+        if reduce is None and not after and type(key) in (int, str):
+            one = self._push_one(key, value, given.checked_callback(callback))
+            if one is not None:
+                return one
+        if isinstance(key, Mapping) and value is not None:
+            raise UsageError("push of a dict and of a value beside it", "the dict has the values: push({name: value})")
+        asked = key.items() if isinstance(key, Mapping) else [(key, value)]
+        pairs = [(given.checked_key(each), what) for each, what in asked]
+        after, callback = given.checked_after(after), given.checked_callback(callback)
+        with self._changed:
+            self._check(writes=True)
+            self._wait_for_room()
+            items = [(each, what, self._kind_for_push(each, what, reduce)) for each, what in pairs]
+            what = f"push {in_words(key if isinstance(key, Mapping) else pairs[0][0])}"
+            ticket = self._push(items, "push", what, after, callback)
+        self._call_back()
+        return ticket
+
+    def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Any:
+        """Return what a key has, as far as the store's consistency lets it be read: waits.
+
+        Returns:
+            for a name its tensor; for integer keys a row for each, in their order (a single int: its row); for a
+            `range` (keys, rows) of those of its integers that are there, in its order; for a list of names a dict of
+            tensors. A new tensor each time. With reduce="argmin" each is (values, indices).
+
+        Raises:
+            UsageError: nobody has pushed or declared it, or that is no key; the script's fault.
+        """
+        return self.fetch(key, after=after).wait()
+
+    def fetch(
+        self,
+        key: Key | Sequence[str],
+        *,
+        after: Sequence[Ticket] = (),
+        callback: Callable[[Any], Any] | None = None,
+    ) -> Ticket:
+        """Begin a pull and return its ticket; `wait` gives what `pull` would."""
+        if not after and type(key) in (int, str):
+            one = self._fetch_one(key, given.checked_callback(callback))
+            if one is not None:
+                return one
+        group = many(key)
+        keys = [given.checked_key(each) for each in (key if group else [key])]  # type: ignore[union-attr]
+        after, callback = given.checked_after(after), given.checked_callback(callback)
+        with self._changed:
+            self._check()
+            parts = [(each, self._kind_for_pull(each)) for each in keys]
+            ticket = self._ticket(f"pull {in_words(key if group else keys[0])}", callback)
+
+            def begin() -> None:
+                wanted = [(kind, each if isinstance(each, range) else self._route(kind, each)) for each, kind in parts]
+                read, outs = self._mind.read(wanted, ticket.number)
+                self._results[ticket.number] = lambda: self._read(read, parts, keys if group else None)
+                self._send(outs)
+
+            self._tasks.add(ticket, after, begin)
+            self._go_on()
+        self._call_back()
+        return ticket
+
+    def wait(self, ticket: Ticket | Iterable[Ticket], timeout: float | None = None) -> Any:
+        """Wait for one ticket and return its result, or for several and return a list.
+
+        Args:
+            timeout: seconds for each; None: as long as servers answer.
+
+        Raises:
+            TimedOut, PeerLost, JobFailed: see the class.
+        """
+        timeout = given.checked_timeout(timeout)
+        if isinstance(ticket, Ticket):
+            return ticket.wait(timeout)
+        return [each.wait(timeout) for each in given.checked_tickets(ticket, "wait for ")]
+
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        key: Key | type[int],
+        *,
+        after: Sequence[Ticket] = (),
+        **arguments: float | int | str | bool | None,
+    ) -> Ticket:
+        """Run a function on the servers, where the rows lie; it counts as a push and happens once.
+
+        Args:
+            function: (keys, rows, **arguments) -> rows, of a module in the job's folder; rows as they are held, a
+                tensor of [keys, elements of a row], of those keys that are there.
+            key: a name, integer keys, or `int` for all of their rows.
+            arguments: plain values for the function.
+        """
+        if key is not int:
+            key = given.checked_key(key)
+        after, arguments = given.checked_after(after), given.checked_arguments(arguments)
+        name = name_of(function)
+        self._functions.function(name)
+        with self._changed:
+            self._check(writes=True)
+            kind = self._kind_for_pull("" if key is int else key)
+            route = None if key is int else self._route(kind, key)
+            ticket = self._ticket(f"call {name}", None)
+            changes = self._mind.call(kind, route, name, arguments, ticket.number)
+            self._tasks.add(ticket, after, lambda: self._send_changes(changes))
+            self._go_on()
+        self._call_back()
+        return ticket
+
+    # ---- clocks and order ----------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        """End this worker's clock; returns how many it has finished. Under bsp and ssp it waits for who is behind.
+
+        Everything that was pushed before belongs to the clock that ends. Every worker of the group calls it equally
+        often.
+
+        Raises:
+            UsageError: the store is asp, which has no clocks.
+        """
+        if self._spec.staleness is None:
+            raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
+        cut = self._spec.staleness == 0 and self._at.settle()  # a death's cut is the same on all shards, and in the run
+        with self._changed:
+            self._check(writes=True)
+            self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            if cut:
+                self._wait_until("the pushes of this clock", lambda: not self._mind.updates, lambda: self._mind.updates)
+            self._send(self._mind.advance(self._at.place, ticket := self._own_ticket()))
+            self._wait_internal(what := f"clock {self._mind.clock}", ticket)
+            self._wait_until(what, lambda: not self._mind.behind(), self._mind.behind)
+            done = self._mind.clock
+        self._call_back()
+        return done
+
+    @property
+    def clocks(self) -> int:
+        """Clocks that this worker has finished."""
+        return self._mind.clock
+
+    @property
+    def delay(self) -> int | None:
+        """Bounded delay: how many tasks (pushes, pulls, calls) behind the newest may still be under way.
+
+        0: each begins when the one before has finished. None: each begins at once. May be set at any time.
+        """
+        return self._tasks.delay
+
+    @delay.setter
+    def delay(self, tasks: int | None) -> None:
+        if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0):
+            raise UsageError(f"a delay of {tasks!r} tasks", "0 or more, or None")
+        with self._changed:
+            self._tasks.delay = tasks
+            self._go_on()
+        self._call_back()
+
+    @property
+    def closed(self) -> bool:
+        """Has `close` been called?"""
+        return self._closed
+
+    def flush(self) -> None:
+        """Wait until all that was begun has finished."""
+        while (ticket := self._tasks.oldest) is not None:
+            ticket.wait()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Take leave (the run's end does): what was pushed arrives, nobody waits for this worker's clocks any more.
+
+        Args:
+            failed: without waiting for servers.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            try:
+                if not failed:
+                    self.flush()
+                    if self.rank in self._spec.group:
+                        ticket = self._own_ticket()
+                        self._send(self._mind.leave(self._at.place, ticket))
+                        self._wait_internal("goodbye", ticket)
+            finally:
+                self._closed = True
+        self._links.end(self.name, 0.0 if failed else 1.0)
+
+    # ---- inside: beginning ---------------------------------------------------------------------------------------
+
+    def _push(
+        self, items: Sequence[tuple[Any, Any, Kind]], what: str, words: str, after: Sequence[Ticket],
+        callback: Callable[[Any], Any] | None,
+    ) -> Ticket:  # fmt: skip
+        parts: list[tuple[Kind, Route, Lanes]] = []
+        for key, value, kind in items:
+            route = self._route(kind, key)
+            lanes = rows_of(kind, key, value, len(route.unique if route.inverse is None else route.inverse))
+            if route.inverse is not None:
+                _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
+            parts.append((kind, route, lanes))
+        ticket = self._ticket(words, callback)
+        changes = self._mind.push(parts, ticket.number, what, self._at.place)
+        self._tasks.add(ticket, after, lambda: self._send_changes(changes))
+        self._go_on()
+        return ticket
+
+    def _route(self, kind: Kind, key: Any) -> Route:
+        if isinstance(key, str):
+            return self._mind.routes.tensor(kind.spec)
+        keys = given.integer_keys([key] if isinstance(key, int) else key)
+        given.check_bytes(kind.spec, len(keys))
+        return self._mind.routes.of("", keys)
+
+    def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> Kind:
+        if value is None:
+            raise UsageError(f"push {in_words(key)} without a value", "give the key and its value")
+        asked = given.checked_function(reduce, "reduce") if reduce is not None else None
+        kind = self._known(key)
+        if kind is None:
+            return self._settle(inferred(key, value, asked or "sum"))
+        if asked is not None and asked != kind.spec.reduce:
+            raise UsageError(
+                f"reduce={asked!r} for {in_words(key)}, which is joined by {kind.spec.reduce}",
+                "a key keeps its reduction: use another name, or another store",
+            )
+        return kind
+
+    def _kind_for_pull(self, key: Any) -> Kind:
+        kind = self._known(key)
+        if kind is None:
+            what = f"key {in_words(key)}" if key != "" else "integer keys"
+            raise UsageError(
+                f"{what}: nobody has pushed or declared that in store {self.name!r}", "store.declare it on every rank"
+            )
+        return kind
+
+    def _known(self, key: Any) -> Kind | None:
+        """Return what a key is, as this worker knows or servers say."""
+        name = key if isinstance(key, str) else ""
+        if name not in self._mind.kinds:
+            ticket = self._own_ticket()
+            self._send(self._mind.describe(name, ticket))
+            self._wait_internal(f"what {name!r} is", ticket)
+        return self._mind.kinds.get(name)
+
+    def _settle(self, spec: TableSpec) -> Kind:
+        new = spec.name not in self._mind.kinds
+        kind = self._mind.settle(spec)
+        if new:
+            self._functions.check(spec.reduce, kind.dtype, spec.width)
+        return kind
+
+    def _read(self, read: Read, parts: Sequence[tuple[Any, Kind]], group: Sequence[Any] | None) -> Any:
+        found = []
+        for want, (key, kind) in zip(read.wants, parts, strict=True):
+            keys, lanes = result(want)
+            rows = given_back(kind, key, lanes)
+            found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
+        return dict(zip(group, found, strict=True)) if group is not None else found[0]

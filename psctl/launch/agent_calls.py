@@ -1,0 +1,139 @@
+"""Speaking to a job's agent over its own socket, by running psctl's small client on its host."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.home import HostRecord
+from psctl.remote.shell import Process, Shell
+
+
+class _RankTold(msgspec.Struct):
+    role: str
+    rank: int
+    host: str = ""
+    state: str = ""
+    pid: int | None = None
+    step: int = 0
+    last_error: str | None = None
+
+
+class _Roles(msgspec.Struct):
+    roles: list[_RankTold]
+
+
+class _Step(msgspec.Struct):
+    step: int
+
+
+class _Size(msgspec.Struct):
+    size: int
+
+
+class _End(msgspec.Struct):
+    status: Literal["done", "failed", "stopped"]
+    exit: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    steps: int
+    failure: dict[str, Any] | None = None
+
+
+class _Digest(msgspec.Struct):
+    """What a digest must be, as far as it is read."""
+
+    alive: bool
+    ranks: dict[str, _RankTold]
+    state: str = ""
+    started: _Roles | None = None
+    plan: _Size | None = None
+    progress: _Step | None = None
+    checkpoint: _Step | None = None
+    finished: _End | None = None
+
+
+def call(
+    shell: Shell, host: HostRecord, command: str, arguments: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Ask the agent of a host; None when it does not answer (not yet, or no more).
+
+    Args:
+        shell: the host.
+        host: the job's part there.
+        command: hello | stop | state | scale | read.
+        arguments: of the command.
+
+    Raises:
+        CommandFailed: the agent refused; psctl's fault.
+    """
+    program = ["env", f"PYTHONPATH={host.code}", host.python, "-m", "psctl.agent.control_client", host.job_dir, command]
+    result = shell.run([*program, json.dumps(arguments or {})], check=False, timeout=30)
+    try:
+        answer = json.loads(result.stdout)
+    except ValueError:
+        tail = (result.stderr or result.stdout).decode(errors="replace")
+        raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, tail) from None
+    if result.status == 0:
+        return dict(answer)
+    error = answer.get("error") or {}
+    code = error.get("code") if isinstance(error, dict) else error
+    if code == "gone":
+        return None
+    raise errors.CommandFailed(shell.name, f"psctl.agent.control_client {command}", result.status, str(error))
+
+
+def alive(shell: Shell, host: HostRecord) -> bool:
+    """Tell whether the agent of a host runs."""
+    if not host.started:  # psctl died when it had started the agent
+        return bool(digests(shell, [host])[host.job_dir]["alive"])
+    return shell.alive(Process(host.pid, host.started))
+
+
+def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
+    """Return, by job folder, what the event logs on a head host tell of their jobs.
+
+    What is kept of it decides what later commands read, so an answer that is none is refused here.
+
+    Raises:
+        CommandFailed: the host answers with something else.
+    """
+    python = hosts[0].python
+    question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
+    answer = ask.ask(shell, python, ask.THERE, "digest", question)
+    try:
+        told = msgspec.convert(answer, dict[str, _Digest])
+    except msgspec.ValidationError as error:
+        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"no digest: {error}") from error
+    lacking = next((host.job_dir for host in hosts if host.job_dir not in told), None)
+    if lacking is not None:
+        raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"nothing is said of {lacking}")
+    return dict(answer)
+
+
+def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:
+    """Return the error that tells why a job's agent on its head ended before the job ran."""
+    finished = digests(shell, [host])[host.job_dir].get("finished")
+    if finished:
+        failure = finished.get("failure") or {}
+        error = errors.JobFailed(
+            f"{job} ended before it ran: {failure.get('exception') or finished['status']}",
+            hint=str(failure.get("hint") or "train again; psctl doctor shows what a host lacks"),
+            where=job,
+        )
+        error.exit = int(finished["exit"]) or 1
+        error.code = _CODES.get(error.exit, error.code)
+        return error
+    result = shell.run(["tail", "-n", "5", f"{host.job_dir}/agent.log"], check=False)
+    said = result.stdout.decode(errors="replace").strip().splitlines()
+    return errors.JobFailed(
+        f"{shell.name}: the agent of {job} ended before it ran: {said[-1] if said else 'its log is empty'}",
+        hint="psctl doctor shows what the host lacks",
+        where=shell.name,
+    )
+
+
+_CODES = {4: "disk-full", 5: "timed-out", 7: "port-taken", 9: "checkpoint-corrupt"}
+"""Codes of errors that end a job before it runs, by exit code."""

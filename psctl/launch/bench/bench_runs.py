@@ -1,0 +1,359 @@
+"""From `psctl bench`'s words to jobs, and from what their workers measured to results, winners and costs.
+
+All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from psctl import errors
+from psctl.job.bench_messages import FILE, Operation, Question, Round, Row
+from psctl.launch.jobs.prepare import Wanted, load_wanted, seats_of
+from psctl.launch.jobs.roster import job_order
+from psctl.launch.jobs.submit import Stage
+from psctl.launch.measure import calibration
+from psctl.launch.measure.calibration import Found
+from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.orders import JobOrder
+from psctl.plan.calibrate import fit
+from psctl.plan.candidates import Search
+from psctl.plan.choose import Plan, Planner
+from psctl.plan.plan_input import Ground, ground_of
+from psctl.plan.plan_request import Asked
+from psctl.plan.server_placement import place_servers, serve
+from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
+from psctl.schedule.algorithms.catalog import Options
+from psctl.types import STRATEGIES
+from psctl.units import parse_size
+
+NAME = "bench"
+"""What the jobs are called: bench-1, bench-2 ..."""
+
+SMALLEST, LARGEST = 1_000, 256_000_000
+"""Sizes in bytes between which is measured where nobody says."""
+
+FACTOR = 4
+"""From one size to the next."""
+
+SAMPLES = 40
+"""Measurements of one engine that costs are fitted to, at most."""
+
+FLOWS = 0.8
+"""Part of a prediction from which on it tells how fast a strategy's bytes flow."""
+
+WAITS = 0.5
+"""Part of a prediction from which on it tells how long a strategy's messages wait."""
+
+SLOWEST = 8.0
+"""Times as long, or as short, as bytes may be taken to flow, and messages to wait."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What the command line asks for. `strategies` empty: all feasible ones; `controls`: of congestion, compared."""
+
+    operation: Operation
+    sizes: list[int]
+    strategies: list[str]
+    workers: str | None = None
+    servers: str | None = None
+    controls: list[str] = []
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One job of a bench: what it is asked, and under which strategy it runs."""
+
+    question: Question
+    strategy: Literal["native", "ps", "auto"]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One strategy at one size."""
+
+    row: Row
+    predicted: float | None
+
+    @property
+    def median(self) -> float:
+        """The middle of its times."""
+        return statistics.median(self.row.times)
+
+    def document(self) -> dict[str, Any]:
+        """Return the record of `bench -o json`."""
+        row = self.row
+        algbw = row.bytes / self.median if self.median else 0.0
+        return {
+            "operation": row.operation, "strategy": row.strategy, "bytes": row.bytes, "world": row.world,
+            "seconds": {"min": min(row.times), "median": self.median, "max": max(row.times)},
+            "algbw": algbw, "busbw": algbw * bus_factor(row.operation, row.world),
+            "predicted_seconds": self.predicted, "correct": row.correct,
+        }  # fmt: skip
+
+
+def bus_factor(operation: Operation, world: int) -> float:
+    """Return what turns bytes/s of the vector into bytes/s that a rank's link carries in each direction.
+
+    An all-reduce sends 2 (n-1)/n of the vector from each rank at least, as nccl-tests counts it; a push and a pull send
+    all of it once each way.
+    """
+    return 2 * (world - 1) / world if operation == "allreduce" else 1.0
+
+
+# ---- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def sizes_of(text: str | None) -> list[int]:
+    """Read --sizes: `A:B` (by powers of four, B included), or a list `A,B,C`.
+
+    Raises:
+        UsageError: it is neither, or a size has less than one float32.
+    """
+    given = text or f"{SMALLEST}B:{LARGEST}B"
+    first, colon, last = given.partition(":")
+    try:
+        found = [parse_size(each.strip()) for each in ([first, last] if colon else given.split(","))]
+    except ValueError as error:
+        raise errors.UsageError(f"--sizes {error}", hint="such as --sizes 1KB:256MB or --sizes 1MB,25MB") from None
+    if min(found) < 4 or (colon and found[0] > found[1]):
+        what = "the first is the larger one" if min(found) >= 4 else "a vector has 4 bytes at least"
+        raise errors.UsageError(f"--sizes {given}: {what}", hint="such as --sizes 1KB:256MB or --sizes 1MB,25MB")
+    if colon:
+        low, high = found
+        found = [low * FACTOR**power for power in range(64) if low * FACTOR**power < high] + [high]
+    return sorted({size // 4 * 4 for size in found})
+
+
+def strategies_of(text: str | None, operation: Operation) -> list[str]:
+    """Read --strategy: `all` or names. Empty: all.
+
+    Raises:
+        UsageError: a name is unknown, or pushpull is asked of what does not push.
+    """
+    names = [] if text in (None, "all") else [name.strip() for name in str(text).split(",")]
+    for name in names:
+        if name not in STRATEGIES:
+            raise errors.UsageError(f"--strategy {name}: unknown", hint=f"all, or of these: {', '.join(STRATEGIES)}")
+        if operation == "pushpull" and name != "ps":
+            raise errors.UsageError(f"--strategy {name}: pushpull measures servers", hint="ps, or leave it out")
+    return ["ps"] if operation == "pushpull" else list(dict.fromkeys(names))
+
+
+def whole_job(wish: Wish) -> Job:
+    """Return a job that takes workers and all hosts that may serve: what predictions are made for."""
+    return Job(Question(wish.operation, []), "auto")
+
+
+def wanted(folder: Path, wish: Wish, job: Job) -> Wanted:
+    """Write a job's folder and return the job as the user might have asked for it.
+
+    Args:
+        folder: an empty one; the question goes there.
+        wish: the command line.
+        job: what is to be measured.
+    """
+    (folder / FILE).write_bytes(msgspec.json.encode(job.question))
+    lines = [
+        "version: 1", f"name: {NAME}", "module: psctl.worker.bench_script", f"args: [{FILE}]",
+        "checkpoint: {every: null, on_stop: false}", "timeouts: {stall: 30d}",
+        f"sync: {{strategy: {job.strategy}, update: worker}}", "replicas: 0",
+    ]  # fmt: skip
+    given = {"workers": wish.workers, "servers": wish.servers if job.strategy != "native" else None}
+    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
+    return load_wanted("\n".join(lines) + "\n", str(folder / "job.yaml"), overrides, [])
+
+
+# ---- predictions -----------------------------------------------------------------------------------------------------
+
+
+class Outlook:
+    """What the plan says of a job's hosts.
+
+    Args:
+        stage: the hosts.
+        wanted: a job with all that may serve.
+    """
+
+    def __init__(self, stage: Stage, wanted: Wanted) -> None:
+        seats, _ = seats_of(stage, wanted.job)
+        self.order: JobOrder = job_order(
+            NAME, stage.chosen.spec, wanted.job, seats,
+            topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
+            costs=calibration.recall(stage.home, stage.chosen, stage.state),
+        )  # fmt: skip
+        self.ground: Ground = ground_of(self.order)
+        self._planner = Planner(
+            self.ground,
+            self.order.hosts,
+            Asked("auto", "worker", self.order.servers, encrypted=self.order.require_encryption),
+        )
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, size: int) -> Plan:
+        """Return the plan for a vector of so many bytes that travels whole."""
+        if size not in self._plans:
+            self._plans[size] = self._planner.plan(size)
+        return self._plans[size]
+
+    def predicted(self, strategy: str, size: int) -> float | None:
+        """Return the predicted seconds of a strategy."""
+        return next(row.seconds for row in self.plan(size).candidates if row.strategy == strategy)
+
+    def options(self, strategy: str, size: int) -> Options:
+        """Return the options that a strategy was measured with."""
+        return msgspec.convert(
+            next(row.params for row in self.plan(size).candidates if row.strategy == strategy), Options
+        )
+
+    def jobs(self, wish: Wish) -> list[Job]:
+        """Return the jobs that measure what is wished for.
+
+        Raises:
+            UsageError: a strategy that was named can't be played here; the message says why.
+        """
+        rounds, served = [], []
+        for size in wish.sizes:
+            rows = {row.strategy: row for row in self.plan(size).candidates}
+            for name in wish.strategies:
+                if not rows[name].feasible:
+                    raise errors.UsageError(f"--strategy {name}: {rows[name].why_not}", hint="--strategy all leaves it")
+            names = [name for name in STRATEGIES if rows[name].feasible and name in (wish.strategies or STRATEGIES)]
+            played = {name: rows[name].params for name in names if name != "ps"}
+            if played:
+                rounds.append(Round(size, played))
+            if "ps" in names:
+                served.append(Job(Question(wish.operation, [Round(size, {"ps": {}})]), "ps"))
+        strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
+        collectives = [Job(Question(wish.operation, rounds), strategy)] if rounds else []
+        return [*collectives, *served]
+
+
+def sizes_document(outlook: Outlook, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return, for each size, the fastest strategy, what `auto` would take, and how much slower that is (regret)."""
+    found = []
+    for size in dict.fromkeys(each.row.bytes for each in results):
+        times = {each.row.strategy: each.median for each in results if each.row.bytes == size and each.row.correct}
+        if not times:
+            continue
+        winner, auto = min(times, key=lambda name: times[name]), outlook.plan(size).chosen
+        found.append(
+            {
+                "bytes": size, "winner": winner, "auto": auto,
+                "regret": times[auto] / times[winner] - 1 if auto in times else None,
+            }
+        )  # fmt: skip
+    return found
+
+
+# ---- calibration -----------------------------------------------------------------------------------------------------
+
+
+def calibrate(stage: Stage, outlook: Outlook, results: Sequence[Result]) -> dict[str, Found]:
+    """Fit what messages cost each engine, and how fast each strategy's bytes flow, and keep it with the cluster.
+
+    Returns:
+        by engine, what was found; an engine with less than three measurements is left as it was.
+    """
+    measured = [each for each in results if each.row.correct and each.median > 0]
+    predictor = _Predictor(outlook)
+    flowing = {**{name: pace.flowing for name, pace in outlook.ground.paces.items()}, **predictor.flowing(measured)}
+    engines: dict[str, list[Result]] = {}
+    for each in measured:
+        engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
+    found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
+    if found:
+        flowing |= predictor.flowing(measured)
+        waiting = {**{name: pace.waiting for name, pace in outlook.ground.paces.items()}, **predictor.waiting(measured)}
+        paces = {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+        calibration.keep(stage.home, stage.chosen, stage.state, found, paces)
+    return found
+
+
+class _Predictor:
+    """Predicts with costs that change.
+
+    Args:
+        outlook: the plan that measurements were made for.
+    """
+
+    def __init__(self, outlook: Outlook) -> None:
+        self._outlook = outlook
+        self._ground = copy.copy(outlook.ground)
+        self._ground.paces = {}
+        self._search = Search(self._ground)
+        self._servers: dict[int, list[str]] = {}
+
+    def timing(self, row: Row) -> Timing:
+        """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
+        if row.strategy == "ps":
+            return serve(self._ground, self._serving(row.bytes), row.bytes)[0]
+        return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
+
+    def fitted(self, engine: str, results: Sequence[Result], flowing: Mapping[str, float]) -> Found:
+        """Fit an engine's costs; they stay in place for what is asked next."""
+        some = _some(results)
+
+        def predict(index: int, costs: Costs) -> float:
+            self._ground.costs = {**self._ground.costs, engine: costs}
+            row = some[index].row
+            return paced(self.timing(row), Pace(flowing.get(row.strategy, 1.0))).seconds
+
+        fitted = fit([each.median for each in some], predict, self._ground.costs.get(engine))
+        self._ground.costs = {**self._ground.costs, engine: fitted.costs}
+        before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
+        return Found(fitted.costs, len(some), statistics.median(before), fitted.after)
+
+    def flowing(self, results: Sequence[Result]) -> dict[str, float]:
+        """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
+        return self._longer(results, FLOWS, lambda timing: timing.flowing)
+
+    def waiting(self, results: Sequence[Result]) -> dict[str, float]:
+        """Return by strategy how many times as long its messages waited, from the sizes where that is most of the time;
+        costs are fitted to all strategies of an engine together."""
+        return self._longer(results, WAITS, lambda timing: timing.waiting)
+
+    def _longer(
+        self, results: Sequence[Result], least: float, part: Callable[[Timing], float]
+    ) -> dict[str, float]:  # fmt: skip
+        found: dict[str, list[float]] = {}
+        for each in results:
+            timing = self.timing(each.row)
+            if part(timing) >= least * timing.seconds > 0:
+                rest = timing.seconds - part(timing)
+                found.setdefault(each.row.strategy, []).append((each.median - rest) / part(timing))
+        return {
+            name: min(SLOWEST, max(1 / SLOWEST, statistics.median(each))) for name, each in found.items()
+        }  # fmt: skip
+
+    def _serving(self, size: int) -> list[str]:
+        if size not in self._servers:
+            hosts, order = self._outlook.order.hosts, self._outlook.order
+            places = place_servers(self._outlook.ground, hosts, order.servers, size)
+            self._servers[size] = [hosts[at].name for at in places]
+        return self._servers[size]
+
+
+def _engine(ground: Ground, strategy: str) -> str:
+    return {"native": ground.engine, "ps": "ps"}.get(strategy, "psctl")
+
+
+def _some(results: Sequence[Result]) -> list[Result]:
+    """Return at most SAMPLES of them, spread over sizes and strategies."""
+    ordered = sorted(results, key=lambda each: (each.row.bytes, each.row.strategy))
+    step = max(1.0, len(ordered) / SAMPLES)
+    return [ordered[int(at * step)] for at in range(min(len(ordered), SAMPLES))]
+
+
+def describe(found: Mapping[str, Found]) -> list[str]:
+    """Return what was found of each engine, a line each, for people."""
+    return [
+        f"{engine}: {each.costs.alpha * 1e6:.0f} us a message, {each.costs.overhead * 1e6:.0f} us of processor at "
+        f"each end, {each.costs.gamma * 1e9:.2f} ns a byte summed; predictions were off by {each.before:.0%}, "
+        f"now by {each.after:.0%} ({each.measurements} measurements)"
+        for engine, each in found.items()
+    ]

@@ -1,0 +1,76 @@
+"""TCP's congestion controls on a cluster beside one another: which all hosts allow, and which carries pushes best."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch.clusters import Chosen
+from psctl.launch.jobs.submit import Stage
+
+ALLOWED = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
+"""Where a host says what a socket may choose without privileges."""
+
+KNOWN = ("auto", "reno", "cubic", "bbr")
+"""What `network.congestion` may be; `auto` is always allowed."""
+
+TURNS = 3
+"""Jobs under each control; they take turns, so that what disturbs the hosts disturbs all alike."""
+
+CLEAR = 0.05
+"""How much faster another control must be than the cluster's own to be recommended; their ranges may not overlap."""
+
+
+def controls_of(text: str | None) -> list[str]:
+    """Read --congestion: `all` or names. Empty: nothing is compared.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    names = [] if text is None else list(KNOWN) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in KNOWN:
+            raise errors.UsageError(f"--congestion {name}: unknown", hint=f"all, or of these: {', '.join(KNOWN)}")
+    return list(dict.fromkeys(names))
+
+
+def allowed(stage: Stage, wished: Sequence[str]) -> list[str]:
+    """Return those of the wished controls that every host allows.
+
+    Raises:
+        PsctlError: a host did not answer.
+    """
+    found = list(wished)
+    for outcome in stage.fleet.each(lambda name, shell: shell.run(["cat", ALLOWED]).stdout).values():
+        here = {"auto", *outcome.value.decode().split()}
+        found = [name for name in found if name in here]
+    return found
+
+
+def under(chosen: Chosen, control: str) -> Chosen:
+    """Return the cluster as if its file said `congestion: CONTROL`."""
+    network = msgspec.structs.replace(chosen.spec.network, congestion=control)
+    return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, network=network))
+
+
+def compared(times: Mapping[str, Sequence[float]], now: str) -> dict[str, Any]:
+    """Return what the measurements say.
+
+    Args:
+        times: seconds by control, in the order in which they were measured.
+        now: what the cluster's file says.
+    """
+    medians = {name: statistics.median(some) for name, some in times.items()}
+    best = min(medians, key=lambda name: medians[name])
+    keep = now in medians and (medians[now] <= (1 + CLEAR) * medians[best] or min(times[now]) <= max(times[best]))
+    return {
+        "now": now, "recommended": now if keep else best,
+        "measured": [
+            {"congestion": name, "seconds": {"min": min(some), "median": medians[name], "max": max(some)}}
+            for name, some in times.items()
+        ],
+    }  # fmt: skip

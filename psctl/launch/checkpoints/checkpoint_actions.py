@@ -1,0 +1,311 @@
+"""Checkpoints of jobs, wherever they lie: asked about, verified, brought here, carried to another host.
+
+A host may be compromised, and then so are its answers. So where a checkpoint lies follows from this machine's record of
+the job and from a step, and never from a path or a name that a host sent. The manifest is fetched and proved here; the
+names, sizes and checksums of all other files are those of the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.checkpoint import files
+from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.manifest import MANIFEST, Manifest
+from psctl.checkpoint.retention import steps_to_remove
+from psctl.checkpoint.tool import brief
+from psctl.launch.archive import Archive, prove
+from psctl.launch.checkpoints import manifest_trust
+from psctl.launch.checkpoints.checkpoint_queries import (
+    AdoptAnswer,
+    ExportAnswer,
+    ListAnswer,
+    NewestAnswer,
+    PruneAnswer,
+    ShowAnswer,
+    VerifyAnswer,
+    folder_on,
+    question,
+    rows_of,
+)
+from psctl.launch.clusters import recall
+from psctl.launch.connecting import Connect
+from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.launch.hosts.converge import Converging
+from psctl.remote.shell import Shell
+from psctl.spec.job import load_job
+from psctl.types import HostName
+
+MOST_STEPS = 10**15
+"""A step beyond this is none."""
+
+PACKED_LIMIT = 1 << 32
+"""Bytes that a job's packed folder has at most; `archive.LIMIT` bounds its files."""
+
+_OTHERS = "psctl checkpoint list {} shows the others"
+
+_REFERENCE = re.compile(r"(?P<job>[^@]+)@(?P<which>[0-9]+|latest|best)")
+
+
+class Located(msgspec.Struct, frozen=True):
+    """A checkpoint and where it was found; `data` is its manifest's file, `manifest` what it says."""
+
+    record: JobRecord
+    host: HostRecord
+    manifest: Manifest
+    data: bytes
+
+    @property
+    def id(self) -> str:
+        """How users name it."""
+        return self.manifest.id
+
+    @property
+    def step(self) -> int:
+        """The step it was saved at."""
+        return self.manifest.step
+
+    @property
+    def folder(self) -> str:
+        """Where it lies on its host."""
+        return folder_on(self.host, self.record.job, self.step)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each of its files."""
+        return self.manifest.sizes() | {MANIFEST: len(self.data)}
+
+    @property
+    def brief(self) -> dict[str, Any]:
+        """What `checkpoint show` prints."""
+        return brief(self.manifest, self.folder, self.sizes) | {"signed": manifest_trust.signer(self.record, self.data)}
+
+
+def split(reference: str) -> tuple[str, str]:
+    """Split "digits-3@500" into job and step, "latest" or "best".
+
+    Raises:
+        UsageError: it reads otherwise.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise errors.UsageError(
+            f'"{reference}" names no checkpoint', hint="write JOB@STEP, JOB@latest or JOB@best", where=reference
+        )
+    return match["job"], match["which"]
+
+
+def keep_best(record: JobRecord) -> tuple[str, str] | None:
+    """Return (metric, mode) of the job's `checkpoint.keep_best`."""
+    best = load_job(record.job_file, record.job_source).checkpoint.keep_best
+    return (best.metric, best.mode) if best else None
+
+
+def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located:
+    """Find a checkpoint and prove it: on the job's head, else as the copy that another of its hosts keeps.
+
+    Raises:
+        the head's error (not reached, no such checkpoint, or a damaged one), when no other host has it whole.
+    """
+    first: errors.PsctlError | None = None
+    head, *others = record.hosts
+    for hosts in ([head], others):
+        if not hosts:
+            continue
+        with connect(recall(home, record.cluster), [host.name for host in hosts]) as fleet:
+            for host in hosts:
+                try:
+                    if HostName(host.name) in fleet.failed:
+                        raise fleet.failed[HostName(host.name)]
+                    shell = fleet.shells[HostName(host.name)]
+                    found = locate(shell, record, which, host)
+                    verify(shell, found)
+                except errors.PsctlError as error:
+                    first = first or error
+                else:
+                    return found
+    assert first is not None, "a job has a head"
+    raise first
+
+
+def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None = None) -> Located:
+    """Find a checkpoint on a host of its job; the head's when none is named.
+
+    Raises:
+        NoSuchCheckpoint: the job has none of that step; the message says which there are.
+        CheckpointIncomplete, CheckpointCorrupt: it is torn or damaged, or another one than was asked for.
+    """
+    host = host or record.head
+    body = {"root": f"{host.workdir}/checkpoints", "job": record.job, "which": which, "keep_best": keep_best(record)}
+    step = question(shell, host, "show", body, ShowAnswer).step
+    where = f"{record.job}@{which} on {host.name}"
+    if not 0 <= step <= MOST_STEPS or (which.isdecimal() and step != int(which)):
+        raise errors.CheckpointCorrupt(f"{where}: the host answers with step {step}", where=where)
+    data = _manifest_file(shell, host, record.job, step)
+    manifest = manifests.decode(data, where)
+    wrong = manifest_trust.fault(record, data)
+    if wrong:
+        raise errors.CheckpointCorrupt(f"{where}: {wrong}", hint=_OTHERS.format(record.job), where=where)
+    if (manifest.job, manifest.step) != (record.job, step):
+        raise errors.CheckpointCorrupt(f"{where}: its manifest is that of {manifest.id}", where=where)
+    return Located(record, host, manifest, data)
+
+
+def _manifest_file(shell: Shell, host: HostRecord, job: str, step: int) -> bytes:
+    parts: list[bytes] = []
+    shell.fetch(f"{folder_on(host, job, step)}/{MANIFEST}", parts.append, manifests.MAX_MANIFEST)
+    return b"".join(parts)
+
+
+def newest(shell: Shell, record: JobRecord, warn: Callable[[str], None]) -> Located | None:
+    """Return a job's newest checkpoint whose every byte is right; None when it has none. Damaged ones are told of."""
+    answer = question(shell, record.head, "newest", {"root": record.checkpoints, "job": record.job}, NewestAnswer)
+    for sentence in answer.skipped:
+        warn(sentence)
+    return None if answer.step is None else locate(shell, record, str(answer.step))
+
+
+def verify(shell: Shell, found: Located) -> None:
+    """Read every byte of a checkpoint where it lies.
+
+    Raises:
+        CheckpointCorrupt: bytes were changed; the message names the file.
+    """
+    answer = question(shell, found.host, "verify", {"folder": found.folder}, VerifyAnswer)
+    if answer.problems:
+        raise errors.CheckpointCorrupt(
+            f"{found.id} on {found.host.name}: {answer.problems[0]}",
+            hint=_OTHERS.format(found.record.job),
+            where=found.id,
+        )
+
+
+def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
+    """Return the row of `checkpoint verify`; what is wrong stands in its `problems`."""
+    body = {"root": record.checkpoints, "job": record.job, "which": which, "keep_best": keep_best(record)}
+    row = question(shell, record.head, "verify", body, VerifyAnswer)
+    data = _manifest_file(shell, record.head, record.job, row.step) if row.complete else b""
+    wrong = manifest_trust.fault(record, data) if row.complete else ""
+    problems = [*row.problems, *([wrong] if wrong else [])]
+    told = rows_of(record.head, record.job, [row])[0]
+    return told | {"verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}
+
+
+def export(shell: Shell, found: Located, out: Path) -> int:
+    """Write a checkpoint's model to a file of this machine, proved; return its bytes.
+
+    It is assembled beside the checkpoint, for that is smaller than all of it, and brought here. Every byte of it is
+    compared with what the manifest says of the model.
+    """
+    there = f"{found.folder}.{os.getpid()}{files.EXPORT}"
+    try:
+        question(shell, found.host, "export", {"folder": found.folder, "out": there}, ExportAnswer)
+        with files.Exported(found.manifest, out) as exported:
+            shell.fetch(there, exported.take, exported.size)
+            exported.finish()
+    finally:
+        shell.run(["rm", "-f", there], check=False)
+    return exported.size
+
+
+def to_prune(shell: Shell, record: JobRecord, keep: int) -> list[str]:
+    """Return the names of what `prune` would remove, oldest first; nothing is changed."""
+    rows = question(shell, record.head, "list", {"root": record.checkpoints, "job": record.job}, ListAnswer).checkpoints
+    whole = [(row.step, row.metrics) for row in rows if row.complete]
+    return [f"{record.job}@{step}" for step in steps_to_remove(whole, keep, keep_best(record))]
+
+
+def prune(shell: Shell, record: JobRecord, keep: int) -> list[dict[str, Any]]:
+    """Remove a job's older checkpoints on its head; return the rows of those removed."""
+    body = {"root": record.checkpoints, "job": record.job, "keep": keep, "keep_best": keep_best(record)}
+    return rows_of(record.head, record.job, question(shell, record.head, "prune", body, PruneAnswer).removed)
+
+
+def pull(shell: Shell, found: Located, folder: Path) -> Path:
+    """Bring a checkpoint to a folder of this machine, proved; return where it lies.
+
+    Args:
+        folder: gets a folder JOB@STEP in it; made when it is missing.
+
+    Raises:
+        UsageError: something of that name is there already.
+    """
+    target = folder / f"{found.record.job}@{found.step}"
+    if os.path.lexists(target):
+        raise errors.UsageError(f"{target} is there already", hint="name another folder, or remove it")
+    _receive(shell, found, target)
+    return target
+
+
+def bring(source: Shell, found: Located, target: Shell, host: HostRecord, root: str) -> str:
+    """See that a verified copy of a checkpoint lies on another host; return its folder there.
+
+    A copy that lies there already (a job keeps a second one) is proved and used; else it is carried over this machine.
+
+    Args:
+        source: a connection to where it lies.
+        target, host: the new head, where psctl's code already is.
+        root: the folder of checkpoints there.
+    """
+    folder = f"{root}/{found.record.job}/{found.step:010d}"
+    with contextlib.suppress(errors.CheckpointIncomplete, errors.CheckpointCorrupt, errors.NoSuchCheckpoint):
+        if question(target, host, "verify", {"folder": folder}, VerifyAnswer).verified:
+            return folder
+    with tempfile.TemporaryDirectory(prefix="psctl-carry-") as here:
+        proved = Path(here) / "checkpoint"
+        _receive(source, found, proved)
+        partial = f"{folder}.carried.{os.getpid()}.partial"
+        for name in found.sizes:
+            target.put(proved / name, f"{partial}/{name}")
+    question(target, host, "adopt", {"partial": partial, "folder": folder}, AdoptAnswer)
+    return folder
+
+
+def bring_code(source: Shell, found: Located, state: Converging, code: str) -> Archive | None:
+    """Return the archive of the code that a job is to run again with, unless every host has it.
+
+    Args:
+        source, found: where a checkpoint lies whose job ran that code.
+        state: the hosts that are to have it.
+        code: its hash, by which it is proved.
+
+    Raises:
+        NoSuchCheckpoint: the host that ran the job no longer has it, or something else; --job names another.
+    """
+    if all(site.codes.get(code) for site in state.sites.values()):
+        return None
+    parts: list[bytes] = []
+    try:
+        source.fetch(f"{found.host.workdir}/code/{code}.tar.gz", parts.append, PACKED_LIMIT)
+        data = b"".join(parts)
+        prove(data, code)
+    except (errors.CommandFailed, errors.InvalidFile) as error:
+        raise errors.NoSuchCheckpoint(
+            f"{found.id}: its code is no longer on {found.host.name} as it was sent: {error.message}",
+            hint="psctl checkpoint restore ... --job JOB.yaml uses another job file and its folder",
+            where=found.id,
+        ) from error
+    return Archive(code, data, [], 0)
+
+
+def _receive(shell: Shell, found: Located, folder: Path) -> None:
+    """Bring all of a checkpoint into a new folder of this machine, proved; nothing is left of one that is not whole."""
+    files.sweep_beside(folder)
+    receiver = files.Receiver(folder, found.sizes)
+    try:
+        receiver.part(MANIFEST, 0, found.data)
+        for name, size in found.manifest.sizes().items():
+            shell.fetch(f"{found.folder}/{name}", receiver.taker(name), size)
+        receiver.finish()
+    except BaseException:
+        receiver.discard()
+        raise

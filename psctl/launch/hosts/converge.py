@@ -1,0 +1,274 @@
+"""`up`: look at every host, decide what each lacks, print it or do it. A second time there is nothing to do.
+
+The decision (`actions.decide`) is pure; what is printed by --dry-run is the very list that is carried out. A running
+job is never touched: code and environments lie under the hash of their content, so new ones stand beside those in use.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.archive import Archive, pack_psctl, pack_wheels
+from psctl.launch.clusters import Chosen
+from psctl.launch.hosts.actions import (
+    AnyAction,
+    FindNetwork,
+    Install,
+    MakeEnvironment,
+    MeasureLinks,
+    SendCode,
+    SendWheels,
+    Wants,
+    WriteReady,
+    decide,
+    python_of,
+    torch_of,
+    torch_to_ask_for,
+)
+from psctl.launch.hosts.installing import install, runs_of
+from psctl.launch.hosts.site import Site, look
+from psctl.launch.pins import CONSTRAINTS, hashed
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.topology.network.addresses import Chosen as Address
+from psctl.types import HostName
+from psctl.units import hide_credentials
+
+PRIVATELY = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+"""Words before a command: what it writes is for this user alone, whatever the login's umask."""
+
+Say = Callable[[str, str], None]
+"""Told of progress: host, sentence."""
+
+
+class HostOutcome(msgspec.Struct, frozen=True):
+    """What `up` did on one host, as `up -o json` prints it."""
+
+    name: str
+    state: str  # created | updated | unchanged | failed
+    actions: list[str]
+    error: dict[str, object] | None = None
+
+
+class Converging(msgspec.Struct):
+    """All hosts after one look: what was found, what is to be done, what went wrong."""
+
+    wants: Wants
+    archives: dict[str, Archive]
+    sites: dict[str, Site]
+    plans: dict[str, list[AnyAction]]
+    failed: dict[str, errors.PsctlError]
+    addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: their facts tell
+    rates: dict[str, float] = {}  # payload bytes/s of each host's port, where it was measured
+
+    def python(self, name: str) -> str:
+        """Return the interpreter that jobs use on a host."""
+        ready = next((a for a in reversed(self.plans[name]) if isinstance(a, WriteReady)), None)
+        return ready.python if ready else str((self.sites[name].ready or {})["python"])
+
+    def code(self, name: str) -> str:
+        """Return the folder that holds psctl's package on a host."""
+        return f"{self.sites[name].workdir}/code/{self.wants.code}"
+
+
+def wants_of(chosen: Chosen) -> tuple[Wants, dict[str, Archive]]:
+    """Return what the hosts of a cluster are to have, and the archives that carry it.
+
+    Raises:
+        InvalidFile: the wheelhouse is not there; the user's fault.
+    """
+    runtime = chosen.spec.runtime
+    code = pack_psctl()
+    archives = {code.hash: code}
+    wheels = pack_wheels(_beside(chosen, runtime.wheelhouse)) if runtime.wheelhouse else None
+    if wheels is not None:
+        archives[wheels.hash] = wheels
+    source = wheels is not None or runtime.index is not None
+    torch = (
+        None if runtime.torch == "none"
+        else _torch_here() if runtime.torch == "auto"
+        else torch_to_ask_for(runtime.torch, source=source)
+    )  # fmt: skip
+    wants = Wants(
+        code=code.hash, code_size=len(code.data), managed=runtime.environment == "managed", torch=torch,
+        requirements=runtime.requirements, index=runtime.index, wheels=wheels.hash if wheels else "",
+        wheels_size=len(wheels.data) if wheels else 0,
+        wheels_pip=any(name.startswith("pip-") for name in wheels.files) if wheels else False,
+        pins={} if wheels else hashed(),
+    )  # fmt: skip
+    return wants, archives
+
+
+def look_at_all(chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) -> Converging:
+    """Look at every host that was reached and decide what to do there; one round trip a host, in parallel.
+
+    Args:
+        chosen: the cluster.
+        fleet: connections to its hosts; those that failed are carried over.
+        codes: further archives to look for: a job's folder.
+    """
+    wants, archives = wants_of(chosen)
+    asked = [*archives, *codes]
+    found = fleet.each(lambda _, shell: look(shell, chosen.spec, asked))
+    state = Converging(wants, archives, {}, {}, {str(name): error for name, error in fleet.failed.items()})
+    for name, outcome in found.items():
+        if outcome.error is not None:
+            state.failed[name] = outcome.error
+            continue
+        site = outcome.value
+        state.sites[name] = site
+        try:
+            state.plans[name] = decide(site, wants)
+        except errors.PsctlError as error:
+            state.failed[name] = error
+    return state
+
+
+def check_versions(state: Converging) -> None:
+    """Refuse hosts whose Python or torch would not work together.
+
+    Raises:
+        VersionMismatch: it names the hosts; whoever set them up.
+    """
+    sites = [state.sites[name] for name in state.plans]
+    for what, versions in (
+        ("Python", {site.name: site.minor for site in sites}),
+        ("torch", {site.name: torch_of(site, state.wants) for site in sites}),
+    ):
+        if len(set(versions.values())) > 1:
+            listed = ", ".join(f"{name} has {version or 'none'}" for name, version in versions.items())
+            raise errors.VersionMismatch(
+                f"the hosts have different versions of {what}: {listed}",
+                hint=f"install the same {what} everywhere, or let psctl: runtime: {{environment: managed}}",
+                where=", ".join(versions),
+            )
+
+
+def carry_out(state: Converging, fleet: Fleet, say: Say) -> None:
+    """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
+    busy = [HostName(name) for name, actions in state.plans.items() if actions]
+    done = fleet.each(lambda name, shell: _carry_out_host(state, shell, say), names=busy) if busy else {}
+    for name, outcome in done.items():
+        if outcome.error is not None:
+            state.failed[name] = outcome.error
+
+
+def outcomes(state: Converging, names: Sequence[str]) -> list[HostOutcome]:
+    """Return one row a host, in the cluster file's order."""
+    rows = []
+    for name in names:
+        actions = [str(action) for action in state.plans.get(name, [])]
+        if name in state.failed:
+            rows.append(HostOutcome(name, "failed", actions, dict(state.failed[name].document()["error"])))
+            continue
+        fresh = state.sites[name].ready is None
+        rows.append(HostOutcome(name, "unchanged" if not actions else "created" if fresh else "updated", actions))
+    return rows
+
+
+def verdict(failed: Mapping[str, errors.PsctlError], total: int, what: str = "ready") -> errors.PsctlError | None:
+    """Return the error that a command over many hosts ends with; None when every host is done.
+
+    Some done, some not: Partial. None done: the first host's own error, with the number of the others.
+    """
+    if not failed:
+        return None
+    name, first = next(iter(failed.items()))
+    listed = "; ".join(_named(host, error) for host, error in failed.items())
+    if len(failed) < total:
+        return errors.Partial(f"{total - len(failed)} of {total} hosts are {what}; {listed}", first.hint, name)
+    if len(failed) == 1:
+        return first
+    several = errors.PsctlError(f"no host is {what}; {listed}", first.hint, name)
+    several.code, several.exit = first.code, first.exit
+    return several
+
+
+def _named(host: str, error: errors.PsctlError) -> str:
+    return error.message if host in error.message else f"{host}: {error.message}"
+
+
+def _carry_out_host(state: Converging, shell: Shell, say: Say) -> None:
+    site = state.sites[shell.name]
+    for action in state.plans[shell.name]:
+        if isinstance(action, (FindNetwork, MeasureLinks)):
+            continue  # all hosts together do these: `measure.carry_out`
+        say(shell.name, str(action))
+        match action:
+            case SendCode(hash=name):
+                _send(state, shell, site, name, "code")
+            case SendWheels(hash=name):
+                _send(state, shell, site, name, "wheels")
+            case MakeEnvironment():
+                _make_environment(shell, site, action)
+            case Install():
+                _install(state, shell, site, action)
+            case WriteReady():
+                shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
+
+
+def _send(state: Converging, shell: Shell, site: Site, name: str, folder: str) -> None:
+    send_archive(shell, site.executable, f"{site.workdir}/{folder}", state.archives[name])
+
+
+def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> str:
+    """Unpack an archive on a host as `folder`/HASH, unless it is there; return that folder.
+
+    Args:
+        keep: leave the packed archive beside it, for another host to get it from here.
+    """
+    question = {"folder": folder, "hash": archive.hash, "keep": keep}
+    answer = ask.ask(shell, python, ask.FILES, "unpack", question, stdin=archive.data, timeout=None)
+    return str(answer["folder"])
+
+
+def _make_environment(shell: Shell, site: Site, action: MakeEnvironment) -> None:
+    path = f"{site.workdir}/envs/{action.key}"
+    pip = action.pip and site.modules.get("ensurepip") is not None
+    flags = ["--clear"] if pip else ["--clear", "--without-pip"]
+    shell.run([*PRIVATELY, action.python, "-m", "venv", *flags, path], timeout=300)
+    if action.sees:
+        lines = "".join(f"{folder}\n" for folder in action.sees)
+        shell.put(lines.encode(), f"{path}/lib/python{action.minor}/site-packages/psctl-sees.pth")
+
+
+def _install(state: Converging, shell: Shell, site: Site, action: Install) -> None:
+    python = python_of(site, action.key)
+    options = [*action.options]
+    if action.wheels:
+        options += ["--find-links", f"{site.workdir}/wheels/{action.wheels}"]
+    constraints = f"{site.workdir}/code/{state.wants.code}/psctl/{CONSTRAINTS}"
+    runs = runs_of(action.packages, state.wants.pins, constraints)
+    install(shell, _pip(state, site, action, python), options, runs, None if action.wheels else state.wants.index)
+    note = msgspec.json.encode({"packages": [hide_credentials(each) for each in action.packages], "python": python})
+    shell.put(note, f"{site.workdir}/envs/{action.key}/psctl-ready.json")
+
+
+def _pip(state: Converging, site: Site, action: Install, python: str) -> list[str]:
+    """Return how pip is run for an environment: its own, the wheelhouse's, or the host's for it."""
+    made = next(a for a in state.plans[site.name] if isinstance(a, MakeEnvironment))
+    if (made.pip and site.modules.get("ensurepip") is not None) or (made.sees and site.modules.get("pip")):
+        return [python, "-m", "pip"]
+    wheel = next((n for n in state.archives[action.wheels].files if n.startswith("pip-")), "") if action.wheels else ""
+    if wheel:
+        return [python, f"{site.workdir}/wheels/{action.wheels}/{wheel}/pip"]
+    return [site.executable, "-m", "pip", "--python", python]
+
+
+def _beside(chosen: Chosen, path: str) -> Path:
+    """Return a path of the cluster file; a relative one starts at that file's folder."""
+    return Path(chosen.known.source).parent / Path(path).expanduser()
+
+
+def _torch_here() -> str:
+    """This machine's version without the label of its build: what is installed from decides the build."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,141 @@
+"""What one look at a host found: the machine, its Python, and what psctl has put there. One round trip a host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.remote.shell import Shell, expand
+from psctl.spec.cluster import ClusterSpec
+from psctl.topology.facts import HostFacts
+from psctl.topology.readers.parse import parse
+from psctl.topology.readers.probe import PROBE
+
+OLDEST = (3, 11)
+"""The oldest Python that psctl runs on."""
+
+NEEDED = {
+    "msgspec": "0.19", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
+}  # fmt: skip
+"""Modules that psctl needs on a host, with the oldest version of each that will do."""
+
+_MARK = "@@psctl-python"
+
+_SCRIPT = f"""
+( {{PROBE}}
+) </dev/null
+printf '\\n{_MARK}\\n'
+"$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))' 2>&1 || exit 0
+exec "$1" -P -c "$2" probe "$3"
+"""
+
+
+class RunningJob(msgspec.Struct, frozen=True):
+    """A job whose agent runs on a host. `folder` is the job's folder there, `workers` how many it has there."""
+
+    job: str
+    folder: str
+    workers: int
+
+
+class Site(msgspec.Struct, frozen=True):
+    """A host as it was found. Versions are None for what would not import."""
+
+    name: str
+    facts: HostFacts
+    executable: str
+    version: str
+    paths: list[str]  # where its packages lie
+    modules: dict[str, str | None]
+    cuda: str | None  # what its torch was built for
+    workdir: str
+    home: str
+    free: int
+    writable: bool
+    open: dict[str, str] | None  # why others may change what lies in the workdir, and the cure
+    skew: float  # seconds by which its clock is surely ahead of ours (behind: below 0); the round trip hides less
+    codes: dict[str, bool]
+    environments: dict[str, dict[str, Any] | None]
+    ready: dict[str, Any] | None
+    jobs: list[RunningJob]
+    names: list[str]  # of jobs and checkpoints that lie there
+    hostname: str
+    cores: int
+    inodes: int | None = None  # files that can still be made there; None: no limit
+    machine: str = ""  # a hash of its installation's id and its network cards
+
+    @property
+    def identity(self) -> str:
+        """Return what tells this machine from another under the same name; it outlives reboots."""
+        facts = self.facts
+        cards = sorted((nic.name, nic.driver, nic.speed) for nic in facts.nics if nic.kind == "physical")
+        parts = (self.machine, facts.machine, facts.cpu, facts.sockets, [gpu.name for gpu in facts.gpus], cards)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def minor(self) -> str:
+        """Python's version as far as it matters to packages: "3.11"."""
+        return ".".join(self.version.split(".")[:2])
+
+
+_LEARNT = msgspec.json.Decoder(Site)
+"""Hosts are looked at in a thread each, and threads that have msgspec learn a type at the same moment crash it."""
+
+
+def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Site:
+    """Look at a host.
+
+    Args:
+        shell: the host.
+        cluster: whose `runtime:` says which Python and folder to look at.
+        codes: hashes of archives; the answer says which of them are there.
+
+    Raises:
+        PythonMissing: no Python there, or one that is too old; whoever set up the host, or wrote runtime.python.
+        CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
+    """
+    python = interpreter(shell, cluster)
+    question = {
+        "workdir": expand(cluster.runtime.workdir, shell.home),
+        "codes": list(codes),
+        "modules": [*NEEDED, "pip", "ensurepip"],
+    }
+    script = _SCRIPT.replace("{PROBE}", PROBE)
+    before = time.time()
+    result = shell.run(["sh", "-c", script, "sh", python, ask.source(ask.THERE), json.dumps(question)])
+    after = time.time()
+    machine, _, rest = result.stdout.decode(errors="replace").partition(f"\n{_MARK}\n")
+    first, _, answer = rest.partition("\n")
+    if not answer.startswith("{"):
+        raise _python_missing(shell.name, python, first.strip() or result.stderr.decode(errors="replace").strip())
+    found = json.loads(answer)
+    clock = found.pop("clock")
+    found["skew"] = max(0.0, clock - after) or min(0.0, clock - before)
+    return msgspec.convert({**found, "name": shell.name, "facts": parse(machine)}, Site)
+
+
+def interpreter(shell: Shell, cluster: ClusterSpec) -> str:
+    """Return the interpreter that the cluster file names, `~` replaced by the home there."""
+    return expand(cluster.runtime.python, shell.home)
+
+
+def _python_missing(host: str, python: str, said: str) -> errors.PythonMissing:
+    oldest = ".".join(map(str, OLDEST))
+    if said[:1].isdigit():
+        return errors.PythonMissing(
+            f"{host}: {python} is Python {said}, psctl needs {oldest} or newer",
+            hint=f"install Python {oldest} there, or name another one: runtime: {{python: /path/to/python3}}",
+            where=host,
+        )
+    return errors.PythonMissing(
+        f"{host}: no Python runs as `{python}` there ({said or 'no output'})",
+        hint="install python3 there, or say where it is: runtime: {python: /path/to/python3}",
+        where=host,
+    )

@@ -1,0 +1,117 @@
+"""`down`: what `up` put on hosts is taken away again; running jobs stand in the way unless they may be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import Home
+from psctl.launch.hosts.site import RunningJob, Site, look
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.types import HostName
+
+
+class Sites(msgspec.Struct, frozen=True):
+    """What was found on the hosts that answered, and why the others did not."""
+
+    found: dict[str, Site]
+    failed: dict[str, errors.PsctlError]
+
+
+def look_at(chosen: Chosen, fleet: Fleet) -> Sites:
+    """Look at every host that was reached; nothing is changed."""
+    looks = fleet.each(lambda _, shell: look(shell, chosen.spec, []), names=list(fleet.shells))
+    failed: dict[str, errors.PsctlError] = {str(name): error for name, error in fleet.failed.items()}
+    failed |= {name: outcome.error for name, outcome in looks.items() if outcome.error is not None}
+    return Sites({name: outcome.value for name, outcome in looks.items() if outcome.ok}, failed)
+
+
+def running_jobs(sites: Sites) -> dict[str, list[RunningJob]]:
+    """Return the running jobs of each host that has any."""
+    return {name: site.jobs for name, site in sites.found.items() if site.jobs}
+
+
+def listed(running: Mapping[str, Sequence[RunningJob]]) -> str:
+    """Return running jobs as a sentence names them: "digits-3 on h1, h2; mlp-1 on h1"."""
+    hosts: dict[str, list[str]] = {}
+    for name, jobs in running.items():
+        for job in jobs:
+            hosts.setdefault(job.job, []).append(name)
+    return "; ".join(f"{job} on {', '.join(names)}" for job, names in hosts.items())
+
+
+def tear_down(
+    home: Home,
+    chosen: Chosen,
+    fleet: Fleet,
+    seen: Sites,
+    *,
+    purge: bool,
+    force: bool,
+    say: Callable[[str, str], None],
+) -> tuple[list[dict[str, Any]], dict[str, errors.PsctlError]]:
+    """Remove code and environments from every host; with `purge` logs and checkpoints too.
+
+    Args:
+        home: whose records of stopped jobs are brought up to date.
+        chosen, fleet: the cluster, and connections to its hosts.
+        seen: what `look_at` found there.
+        force: running jobs are ended first; without it they are a reason to refuse.
+        say: told of progress.
+
+    Returns:
+        one row a host, as `up` has them, and why hosts failed.
+
+    Raises:
+        JobRunning: a job runs on one of the hosts; nothing was removed.
+    """
+    sites, failed, running = seen.found, dict(seen.failed), running_jobs(seen)
+    if running and not force:
+        raise _refusal(running)
+    rows: dict[str, list[str]] = {}
+
+    def clear(name: HostName, shell: Shell) -> None:
+        site = sites[name]
+        done = []
+        for job in running.get(name, []):
+            say(name, f"stopping {job.job}")
+            question = {"folder": job.folder, "kill": True, "seconds": 10}
+            ask.ask(shell, site.executable, ask.THERE, "sweep", question)
+            done.append(f"stop {job.job}")
+        say(name, f"clearing {site.workdir}")
+        answer = ask.ask(shell, site.executable, ask.FILES, "remove", {"workdir": site.workdir, "all": purge})
+        rows[name] = done + [f"remove {path}" for path in answer["removed"]]
+
+    for name, outcome in fleet.each(clear, names=[HostName(name) for name in sites]).items():
+        if outcome.error is not None:
+            failed[name] = outcome.error
+    _settle(home, running, failed)
+    return [_row(host.name, rows.get(host.name, []), failed.get(host.name)) for host in chosen.spec.hosts], failed
+
+
+def _refusal(running: dict[str, list[RunningJob]]) -> errors.JobRunning:
+    first = next(iter(running.values()))[0].job
+    return errors.JobRunning(
+        f"running jobs are in the way: {listed(running)}",
+        hint=f"psctl stop {first}, or psctl down --force",
+        where=first,
+    )
+
+
+def _settle(home: Home, running: dict[str, list[RunningJob]], failed: dict[str, errors.PsctlError]) -> None:
+    """Write down that this machine's own jobs were stopped."""
+    stopped = {job.job for name, jobs in running.items() if name not in failed for job in jobs}
+    for record in home.jobs():
+        if record.job in stopped and not record.over:
+            home.save(msgspec.structs.replace(record, state="stopped", exit=1))
+
+
+def _row(name: str, actions: list[str], error: errors.PsctlError | None) -> dict[str, Any]:
+    state = "failed" if error else "updated" if actions else "unchanged"
+    return {"name": name, "state": state, "actions": actions, "error": error.document()["error"] if error else None}

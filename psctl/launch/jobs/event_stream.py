@@ -1,0 +1,181 @@
+"""Following a job: the head's event log as typed events, across lost connections, to its last line.
+
+psctl is not needed for the job to run, so a lost connection is no failure: it is made anew while the job goes on. When
+the agent of the head is gone and its log has no `finished`, the job ended with it, and the last event is made here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from psctl import errors
+from psctl.clock import Clock
+from psctl.job import events
+from psctl.job.events import AnyEvent, Finished, finished_by_failure, from_line
+from psctl.launch import agent_calls
+from psctl.launch.home import JobRecord
+from psctl.launch.jobs.host_messages import SourcePaths
+from psctl.remote.shell import Shell, Tail
+
+POLL = 0.1
+"""Seconds that a wait for the next bytes lasts at most: how soon a key press is noticed."""
+
+QUIET = 2.0
+"""Seconds of silence after which the head's agent is looked for."""
+
+RECONNECT = 120.0
+"""Seconds that a lost connection is tried again before psctl gives up following (the job does not end with that)."""
+
+LONGEST_LINE = 1 << 24
+"""Bytes; a longer line is no event of ours."""
+
+
+class Lines:
+    """Splits the bytes of a growing file into whole lines; `offset` counts the bytes of the lines given out."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield each line that is whole now.
+
+        Raises:
+            ProtocolError: a line without end; whoever writes the file.
+        """
+        self._rest += data
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if not newline:
+                break
+            self._rest = rest
+            self.offset += len(line) + 1
+            yield line
+        if len(self._rest) > LONGEST_LINE:
+            raise errors.ProtocolError("the event log holds a line without end")
+
+    def restart(self) -> None:
+        """Forget the unfinished line; reading goes on at `offset`."""
+        self._rest = b""
+
+
+class Follower:
+    """Reads a job's events.
+
+    Args:
+        record: the job.
+        connect: returns a new connection to the job's head.
+        clock: time.
+        notice: told a sentence when the connection is lost or back.
+        shell: a connection that is there already.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        connect: Callable[[], Shell],
+        clock: Clock,
+        notice: Callable[[str], None],
+        shell: Shell | None = None,
+    ) -> None:
+        self._record, self._connect, self._clock, self._notice = record, connect, clock, notice
+        self._shell = shell
+        self._lines = Lines()
+        self._paths = SourcePaths(record)
+        self._lost_since: float | None = None
+        self._tries = 0
+
+    @property
+    def path(self) -> str:
+        """The event log on the head."""
+        return f"{self._record.head.job_dir}/{events.FILE}"
+
+    def events(self) -> Iterator[AnyEvent | None]:
+        """Yield events up to `finished`, and None whenever nothing came for a moment.
+
+        Raises:
+            HostUnreachable: the head was not reached again within RECONNECT; the job may still run.
+        """
+        while True:
+            try:
+                shell = self._shell or self._connect()
+                self._shell = shell
+                with shell.tail(self.path, self._lines.offset) as tail:
+                    if self._lost_since is not None:
+                        self._notice(f"{shell.name} is back")
+                    self._lost_since, self._tries = None, 0
+                    for event in self._read(shell, tail):
+                        yield event
+                        if isinstance(event, Finished):
+                            return
+            except (errors.HostUnreachable, errors.AuthFailed, errors.TimedOut) as error:
+                yield from self._wait(error)
+            self._lines.restart()
+
+    def _read(self, shell: Shell, tail: Tail) -> Iterator[AnyEvent | None]:
+        """Yield events of one connection; ends when its reader there ended."""
+        quiet = self._clock.now()
+        while True:
+            data = tail.read(POLL)
+            if data is None:
+                return
+            if data:
+                quiet = self._clock.now()
+                for line in self._lines.feed(data):
+                    yield self._event(line)
+                continue
+            yield None
+            if self._clock.now() - quiet >= QUIET:
+                quiet = self._clock.now()
+                if not agent_calls.alive(shell, self._record.head):
+                    yield from self._drain(tail)
+                    yield self._gone(shell)
+
+    def _drain(self, tail: Tail) -> Iterator[AnyEvent]:
+        while data := tail.read(1.0):
+            for line in self._lines.feed(data):
+                yield self._event(line)
+
+    def _event(self, line: bytes) -> AnyEvent:
+        try:
+            return self._paths.event(from_line(line))
+        except msgspec.DecodeError as error:
+            raise errors.ProtocolError(
+                f"{self.path} on {self._record.head.name} holds no event at byte {self._lines.offset}: {error}",
+                hint="was it written by another version of psctl?",
+                where=self._record.job,
+            ) from error
+
+    def _gone(self, shell: Shell) -> Finished:
+        """The last event of a job whose head's agent is gone; one that was stopped by force ended as stopped."""
+        if self._record.state == "stopped":
+            return Finished(
+                time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
+            )
+        result = shell.run(["tail", "-n", "3", f"{self._record.head.job_dir}/agent.log"], check=False)
+        said = result.stdout.decode(errors="replace").strip().splitlines()
+        text = f"the agent on {shell.name} ended without a word" + (f"; its log: {said[-1]}" if said else "")
+        return finished_by_failure(self._clock.wall(), 1, None, text)
+
+    def _wait(self, error: errors.PsctlError) -> Iterator[None]:
+        """Let some time pass before the next try to connect."""
+        now = self._clock.now()
+        self._shell = None
+        if self._lost_since is None:
+            self._lost_since = now
+            self._notice(f"{error.message}; the job goes on without it, connecting again")
+        if now - self._lost_since > RECONNECT:
+            raise errors.HostUnreachable(
+                f"{self._record.head.name} was not reached for {RECONNECT:.0f} s; {self._record.job} may still run",
+                hint=f"psctl attach {self._record.job}",
+                where=self._record.head.name,
+            ) from error
+        self._tries += 1
+        pause = min(5.0, 0.25 * 2**self._tries) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries
+        until = now + pause
+        while self._clock.now() < until:
+            self._clock.sleep(POLL)
+            yield None

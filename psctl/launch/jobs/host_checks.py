@@ -1,0 +1,369 @@
+"""Every host in parallel, every check with a cure; nothing is changed anywhere.
+
+The checks go from the outside in: the name resolves, sshd's port answers, its key is known, the login works, then what
+the host is like, then whether hosts reach each other where they will have to. A host that fails early has fewer rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.clusters import Chosen
+from psctl.launch.connecting import Connect
+from psctl.launch.home import Home
+from psctl.launch.hosts.actions import missing, torch_of
+from psctl.launch.hosts.converge import Converging, look_at_all
+from psctl.launch.hosts.site import Site
+from psctl.launch.jobs import ports
+from psctl.launch.jobs.job_planning import any_job
+from psctl.launch.jobs.roster import Machine, seat
+from psctl.launch.jobs.submit import machines_of
+from psctl.launch.measure import reach
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.remote.ssh import SshShell
+from psctl.remote.target import resolve
+from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.types import HostName
+from psctl.units import format_bytes, format_count, format_seconds
+
+SKEW = 2.0
+"""Seconds that a host's clock may differ from this machine's."""
+
+LITTLE = 2_000_000_000
+"""Bytes below which a disk is called full: checkpoints and logs grow."""
+
+FEW = 10_000
+"""Files that can still be made, below which a disk is called full."""
+
+DRIVERS = {"11": 450, "12": 525, "13": 580}
+"""The first branch of the driver for each major version of CUDA, as NVIDIA's notes on compatibility list them."""
+
+REACH = 8.0
+"""Seconds for the reach test."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One row of `doctor`. `cure` says what to do when it is not ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    cure: str = ""
+
+
+class Report(msgspec.Struct):
+    """The checks of one host, and the error that its first failed one amounts to."""
+
+    name: str
+    checks: list[Check] = []
+    error: errors.PsctlError | None = None
+
+    def good(self, check: str, detail: str) -> None:
+        """Add a row that is right."""
+        self.checks.append(Check(check, True, detail))
+
+    def bad(self, check: str, error: errors.PsctlError) -> None:
+        """Add a row that is wrong."""
+        self.checks.append(Check(check, False, error.message, error.hint))
+        self.error = self.error or error
+
+
+def examine(home: Home, chosen: Chosen, connect: Connect) -> list[Report]:
+    """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
+    reports = {host.name: Report(host.name) for host in chosen.spec.hosts}
+    _outside(chosen.spec, reports)
+    with connect(chosen, None) as fleet:
+        for host, error in fleet.failed.items():
+            _refused(reports[host], error)
+        for host in fleet.shells:
+            _let_in(reports[host], chosen.spec.host(host))
+        state = look_at_all(chosen, fleet)
+        for name, site in state.sites.items():
+            _inside(reports[name], site, state)
+        for host in fleet.shells:
+            if host not in state.sites:
+                reports[host].bad("python", state.failed[host])
+        _versions(reports, state)
+        reach.find(home, chosen, fleet, state, lambda *_: None, keep=False)
+        _network(chosen, fleet, state, reports)
+        _sessions(fleet, reports)
+    return list(reports.values())
+
+
+def _sessions(fleet: Fleet, reports: Mapping[str, Report]) -> None:
+    """Run a command while another one runs: sshd may allow one session a connection."""
+
+    def two(_: HostName, shell: Shell) -> int:
+        with shell.tail("/dev/null"):
+            shell.run(["true"])
+        return shell.logins if isinstance(shell, SshShell) else 1
+
+    for host, outcome in fleet.each(two, names=list(fleet.shells)).items():
+        if outcome.error is not None:
+            reports[host].bad("sessions", outcome.error)
+        elif outcome.value > 1:
+            few = f"sshd allows few sessions on a connection (MaxSessions): psctl logged in {outcome.value} times"
+            reports[host].good("sessions", f"{few}; a larger value in sshd_config saves time")
+
+
+def _outside(cluster: ClusterSpec, reports: Mapping[str, Report]) -> None:
+    """Name and port of each host's first sshd, in parallel."""
+    threads = [
+        threading.Thread(target=_knock, args=(cluster, host, reports[host.name]), daemon=True)
+        for host in cluster.hosts
+        if not host.local
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _knock(cluster: ClusterSpec, host: HostSpec, report: Report) -> None:
+    try:
+        target = resolve(
+            host.name, host.address, user=host.user or cluster.ssh.user, port=host.port or cluster.ssh.port,
+            identity_file=cluster.ssh.identity_file, proxy_jump=cluster.ssh.proxy_jump,
+        )  # fmt: skip
+    except errors.PsctlError as error:
+        report.bad("resolve", error)
+        return
+    first = target.first
+    if first.proxy_command:
+        report.good("resolve", f"through `{first.proxy_command}`")
+        return
+    via = f" (jump host of {host.name})" if target.jumps else ""
+    try:
+        found = socket.getaddrinfo(first.address, first.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        report.bad(
+            "resolve",
+            errors.HostUnreachable(
+                f"{first.address}{via}: {error.strerror or error}", "check the name, or write its address"
+            ),
+        )
+        return
+    report.good("resolve", f"{first.given} is {found[0][4][0]}{via}")
+    try:
+        with socket.create_connection((first.address, first.port), timeout=cluster.ssh.connect_timeout):
+            report.good("tcp", f"port {first.port} answers")
+    except OSError as error:
+        report.bad(
+            "tcp",
+            errors.HostUnreachable(
+                f"{first.address} port {first.port}{via}: {error.strerror or error}",
+                "is the machine on, sshd running, and no firewall between?",
+            ),
+        )
+
+
+def _refused(report: Report, error: errors.PsctlError) -> None:
+    """Say at which step the connection was refused."""
+    if report.error is not None:
+        return
+    if isinstance(error, (errors.HostKeyUnknown, errors.HostKeyChanged)):
+        report.bad("host key", error)
+    elif isinstance(error, errors.AuthFailed):
+        report.good("host key", "known")
+        report.bad("auth", error)
+    elif isinstance(error, errors.LoginShellFailed):
+        report.good("host key", "known")
+        report.good("auth", "logged in")
+        report.bad("login shell", error)
+    else:
+        report.bad("ssh", error)
+
+
+def _let_in(report: Report, host: HostSpec | None) -> None:
+    if host is not None and host.local:
+        report.good("ssh", "this machine, without SSH")
+        return
+    report.good("host key", "known")
+    report.good("auth", "logged in")
+
+
+def _inside(report: Report, site: Site, state: Converging) -> None:
+    report.good("python", f"{site.version} ({site.executable})")
+    lacking = missing(site, state.wants)
+    if not lacking:
+        report.good("packages", "all there")
+    elif site.name in state.failed:
+        report.bad("packages", state.failed[site.name])
+    else:
+        report.good("packages", f"`psctl up` installs {', '.join(lacking)}")
+    torch = site.modules.get("torch")
+    report.good("torch", torch or "none yet")
+    _gpus(report, site)
+    _disk(report, site, state.failed.get(site.name))
+    detail = f"{format_seconds(abs(site.skew))} {'ahead' if site.skew > 0 else 'behind'}" if site.skew else "as here"
+    if abs(site.skew) > SKEW:
+        report.bad("clock", errors.VersionMismatch(detail, "run a time service there (chrony, systemd-timesyncd)"))
+    else:
+        report.good("clock", detail)
+
+
+def _disk(report: Report, site: Site, refused: errors.PsctlError | None) -> None:
+    if site.free < LITTLE:
+        report.bad("disk", errors.DiskFull(f"{format_bytes(site.free)} left at {site.workdir}", "free space there"))
+    elif site.inodes is not None and site.inodes < FEW:
+        left = f"{format_bytes(site.free)} but only {site.inodes} more files (inodes) left at {site.workdir}"
+        report.bad("disk", errors.DiskFull(left, "remove files there (df -i shows it)"))
+    elif site.open is not None and refused is not None:
+        report.bad("disk", refused)
+    elif not site.writable:
+        report.bad("disk", errors.DiskFull(f"{site.workdir} cannot be written", "set runtime.workdir"))
+    else:
+        files = "" if site.inodes is None else f", {format_count(site.inodes)} files"
+        report.good("disk", f"{format_bytes(site.free)}{files} left")
+
+
+def _gpus(report: Report, site: Site) -> None:
+    for finding in site.facts.findings:
+        report.bad("gpu", errors.VersionMismatch(finding.what, finding.cure))
+    gpus = site.facts.gpus
+    if not gpus:
+        report.good("cuda", "no GPU")
+        return
+    report.good("driver", f"{gpus[0].driver}, {len(gpus)} GPUs ({gpus[0].name})")
+    if site.modules.get("torch") and site.cuda is None:
+        cure = "install a CUDA build of torch, or runtime: {environment: managed}"
+        report.bad("cuda", errors.VersionMismatch(f"torch {site.modules['torch']} is a CPU build, the GPUs idle", cure))
+    elif needed := newer_driver(gpus[0].driver, site.cuda):
+        what = f"torch is built for CUDA {site.cuda}, which needs driver {needed} or newer: it sees no GPU"
+        cure = f"install driver {needed}, or set runtime: {{torch: ...}} to a build for what {gpus[0].driver} can do"
+        report.bad("cuda", errors.VersionMismatch(what, cure))
+    else:
+        report.good("cuda", f"torch is built for {site.cuda}" if site.cuda else "torch comes with `psctl up`")
+
+
+def newer_driver(driver: str, cuda: str | None) -> int | None:
+    """Return the first branch of NVIDIA's driver that runs a CUDA version, when this driver is of an older one.
+
+    Within a major version of CUDA every driver that runs its first minor version runs all.
+    """
+    needed = DRIVERS.get((cuda or "").partition(".")[0])
+    branch = driver.partition(".")[0]
+    return needed if needed is not None and branch.isdigit() and int(branch) < needed else None
+
+
+def _versions(reports: Mapping[str, Report], state: Converging) -> None:
+    """Python's minor version and torch must be the same everywhere: the odd ones out are wrong."""
+    sites = list(state.sites.values())
+    for what, of in (
+        ("Python", lambda site: site.minor),
+        ("torch", lambda site: torch_of(site, state.wants)),
+    ):
+        versions = {site.name: of(site) for site in sites}
+        usual = max(versions.values(), key=list(versions.values()).count, default="")
+        for name, version in versions.items():
+            if version != usual:
+                cure = f"install the same {what} everywhere, or runtime: {{environment: managed}}"
+                message = f"{what} {version or 'missing'} here, {usual} on most hosts"
+                reports[name].bad("same versions", errors.VersionMismatch(message, cure))
+
+
+def _network(chosen: Chosen, fleet: Fleet, state: Converging, reports: Mapping[str, Report]) -> None:
+    try:
+        machines = machines_of(chosen, state)
+    except errors.PsctlError as error:
+        if error.where in reports:
+            reports[error.where].bad("interface", error)
+        return
+    for name, machine in machines.items():
+        at = f"{machine.interface} {machine.address}" if machine.interface else machine.address
+        why = f"{machine.reason}; psctl's own traffic is sealed, Gloo's and NCCL's is not"
+        reports[name].good("interface", f"{at}: {why}")
+    if chosen.spec.network.ports is not None:
+        _ports(chosen.spec.network.ports, chosen, fleet, state, machines, reports)
+    if len(machines) > 1:
+        _reach(chosen.spec.network.ports, fleet, state, machines, reports)
+
+
+def _ports(
+    span: tuple[int, int],
+    chosen: Chosen,
+    fleet: Fleet,
+    state: Converging,
+    machines: Mapping[str, Machine],
+    reports: Mapping[str, Report],
+) -> None:
+    """Compare what is free with what a job of no particular wishes needs, on hosts where no job holds ports already."""
+    at = {name: machine.address for name, machine in machines.items()}
+    seen = ports.look(span, fleet, state, at)
+    idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+    needs = ports.needed(any_job(), seat(chosen.spec, idle, any_job()))
+    total = span[1] - span[0] + 1
+    for name, answer in seen.items():
+        if isinstance(answer, errors.PsctlError):
+            reports[name].bad("ports", answer)
+            continue
+        wanted = sum(needs.get(name, {}).values())
+        few = ports.lacking(span, {name: needs.get(name, {})}, {name: answer}, at, chosen.known.source)
+        if few is not None and not state.sites[name].jobs:
+            reports[name].bad("ports", few)
+        else:
+            detail = f"{answer.free} of {total} free in {span[0]}-{span[1]}; a job needs about {wanted} here"
+            reports[name].good("ports", detail)
+
+
+def _reach(
+    span: tuple[int, int] | None,
+    fleet: Fleet,
+    state: Converging,
+    machines: Mapping[str, Machine],
+    reports: Mapping[str, Report],
+) -> None:
+    """Every host connects to every other where it would listen: one listener a host, for a few seconds."""
+    low, high = span or (20000, 60000)
+    at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
+    names = [HostName(name) for name in machines]
+    everyone = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all knock
+
+    def listen(name: HostName, shell: Shell) -> None:
+        host, port = at[name]
+        question = {"host": host, "port": port, "peers": len(names) - 1, "seconds": REACH}
+        # A port that is taken shows in the other hosts' rows; the listener ends by itself either way.
+        with contextlib.suppress(errors.CommandFailed):
+            ask.ask(shell, state.sites[name].executable, ask.NET, "listen", question)
+
+    def knock(name: HostName, shell: Shell) -> dict[str, str]:
+        others = {other: at[other] for other in names if other != name}
+        question = {"to": others, "seconds": REACH - 2}
+        return dict(ask.ask(shell, state.sites[name].executable, ask.NET, "reach", question))
+
+    listening = threading.Thread(target=lambda: everyone.each(listen, names=names), daemon=True)
+    listening.start()
+    for name, outcome in everyone.each(knock, names=names).items():
+        for row in _reach_rows(name, outcome.value if outcome.ok else {}, outcome.error, at):
+            reports[name].checks.append(row)
+            if not row.ok:
+                reports[name].error = reports[name].error or errors.HostUnreachable(row.detail, row.cure, name)
+    listening.join(REACH + 5)
+
+
+def _reach_rows(
+    name: str, answers: Mapping[str, str], error: errors.PsctlError | None, at: Mapping[str, tuple[str, int]]
+) -> Iterator[Check]:
+    if error is not None:
+        yield Check("reach", False, error.message, error.hint)
+        return
+    failed = {other: why for other, why in answers.items() if why}
+    if not failed:
+        yield Check("reach", True, f"{len(answers)} other host{' answers' if len(answers) == 1 else 's answer'}")
+    for other, why in failed.items():
+        cure = "open the firewall between them, or set network.interface or internal_address"
+        yield Check("reach", False, f"{name} does not reach {other} at {at[other][0]}: {why}", cure)
+
+
+def document(reports: Sequence[Report]) -> dict[str, object]:
+    """Return what `doctor -o json` promises."""
+    return {"hosts": [{"name": each.name, "checks": msgspec.to_builtins(each.checks)} for each in reports]}

@@ -1,0 +1,206 @@
+"""Ending a job: ask its coordinator, watch it end, prove that nothing is left on any host; by force when told so."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import agent_calls, ask
+from psctl.launch.home import Home, HostRecord, JobRecord
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Process, Shell
+from psctl.types import HostName
+
+PATIENCE = 120.0
+"""Seconds that a polite stop may take: a checkpoint is written first."""
+
+GIVEN_UP = 60.0
+"""Seconds beyond its limit after which a host that still holds a job's orders is not waited for: it was rebooted."""
+
+SWEEP = 10.0
+"""Seconds that the last processes of a stopped job may take to leave."""
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """How a stop went. `was` is the state before it; `left` names processes that could not be ended; `checkpoint` is
+    the newest that the job wrote and its head still holds, None when there is none or the head was not reached."""
+
+    job: str
+    state: str
+    was: str
+    left: list[str] = []
+    checkpoint: str | None = None
+
+
+def ask_to_stop(shell: Shell, record: JobRecord, *, save: bool, by: str) -> bool:
+    """Ask the job's head to stop it; False when its agent does not answer.
+
+    Args:
+        save: write a checkpoint first, whatever `checkpoint.on_stop` says.
+        by: who wants it, for the event log.
+    """
+    arguments = {"save": save, "force": False, "by": by}
+    return agent_calls.call(shell, record.head, "stop", arguments) is not None
+
+
+def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool, by: str) -> Stopped:
+    """End a job and prove that nothing of it is left.
+
+    Args:
+        home: where the record is kept.
+        record: the job.
+        fleet: connections to its hosts.
+        save, by: as for `ask_to_stop`.
+        force: do not ask; end its processes by their ids.
+
+    Raises:
+        TimedOut: it did not end in time; the job goes on ending, `--force` does not wait.
+        HostUnreachable and others: its head was not reached.
+        Partial: it ended, and a host that could not be reached may still hold processes of it.
+    """
+    head = HostName(record.head.name)
+    if head in fleet.failed and not force:
+        raise fleet.failed[head]
+    was, checkpoint = "unknown", None
+    if head in fleet.shells:
+        digest = agent_calls.digests(fleet.shells[head], [record.head])[record.head.job_dir]
+        was = _state(digest, record)
+        if not digest.get("alive") and record.state == "placing":
+            if home.is_placed_now(record.job):
+                raise errors.JobRunning(
+                    f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
+                )
+            force = True  # nobody is there to be asked, and orders may lie on hosts
+        if digest.get("alive") and not force:
+            digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
+        record = settle(home, record, digest, forced=force)
+        written = digest.get("checkpoint")
+        checkpoint = f"{record.job}@{written['step']}" if isinstance(written, dict) else None
+    left = sweep(fleet, record.hosts, kill=force)
+    unreached = [host.name for host in record.hosts if host.name in fleet.failed]
+    if unreached:
+        raise errors.Partial(
+            f"{record.job} is stopped; not reached: {', '.join(unreached)} (what runs there ends by itself)",
+            hint=f"psctl stop {record.job} --force, once it is back",
+            where=record.job,
+        )
+    if left:
+        raise errors.TimedOut(
+            f"{record.job} ended, and processes of it are left: {'; '.join(left)}",
+            hint=f"psctl stop {record.job} --force",
+            where=record.job,
+        )
+    return Stopped(record.job, record.state, was, checkpoint=checkpoint)
+
+
+def kill(fleet: Fleet, record: JobRecord) -> None:
+    """End a job's processes at once, on every host that is reached; only those that are its own."""
+
+    def end(name: HostName, shell: Shell) -> None:
+        host = next(host for host in record.hosts if host.name == name)
+        if host.started:
+            shell.signal(Process(host.pid, host.started), signal.SIGKILL)
+
+    fleet.each(end, names=[HostName(host.name) for host in record.hosts])
+    sweep(fleet, record.hosts, kill=True)
+
+
+def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]:
+    """Return what is left of a job on hosts that can be reached, as "host: command"; with `kill` it is ended first."""
+    by_name = {host.name: host for host in hosts}
+
+    def look(name: HostName, shell: Shell) -> list[str]:
+        host = by_name[name]
+        question = {"folder": host.job_dir, "kill": kill, "seconds": SWEEP}
+        answer = ask.ask(shell, host.python, ask.THERE, "sweep", question)
+        return [f"{name}: {each['command'] or each['pid']}" for each in answer["left"]]
+
+    reached = [HostName(name) for name in by_name if name in fleet.shells]
+    found = fleet.each(look, names=reached)
+    return [line for outcome in found.values() if outcome.ok for line in outcome.value]
+
+
+def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: bool = False) -> JobRecord:
+    """Write down how a job ended, from what its event log says; return the record."""
+    finished, step = digest.get("finished"), last_step(digest, record.step)
+    if isinstance(finished, dict):
+        state, code, step = str(finished["status"]), int(finished["exit"]), max(step, int(finished["steps"]))
+    elif forced:
+        state, code = "stopped", 1
+    elif not digest.get("alive"):
+        state, code = "failed", 1
+    else:
+        return record
+    if state == "failed" and not isinstance(finished, dict) and _may_start(home, record, digest):
+        return record
+    ranks, plan = digest.get("ranks"), digest.get("plan")
+    reason = _reason(record, digest) if state == "failed" else ""
+    settled = msgspec.structs.replace(
+        record, state=state, exit=code, step=step, ranks=list(ranks.values()) if isinstance(ranks, dict) else [],
+        size=int(plan["size"]) if isinstance(plan, dict) else record.size, reason=reason,
+    )  # fmt: skip
+    home.update(settled)
+    return settled
+
+
+def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
+    """Return the furthest step that a job's workers have told, the steps before it went on from a checkpoint included.
+
+    Progress comes with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
+
+    Args:
+        digest: what the job's event log holds: the last `progress`, and the last state of every rank in `ranks`.
+        otherwise: what to return when it holds neither.
+    """
+    ranks: Mapping[str, Mapping[str, Any]] = digest.get("ranks") or {}
+    steps = [int(rank.get("step") or 0) for rank in ranks.values() if rank["role"] == "worker"]
+    if digest.get("progress"):
+        steps.append(int(digest["progress"]["step"]))
+    return max(steps, default=otherwise)
+
+
+def _may_start(home: Home, record: JobRecord, digest: dict[str, object]) -> bool:
+    """Is the job's first agent still to come: psctl starts it, or the host waits for it (host_files.py, `expire`)?"""
+    waits = digest.get("waiting") and time.time() - record.created < record.limit + GIVEN_UP
+    return record.state == "placing" and (home.is_placed_now(record.job) or bool(waits))
+
+
+def _reason(record: JobRecord, digest: dict[str, object]) -> str:
+    """Return why a job failed, unless a rank says so itself."""
+    finished, ranks = digest.get("finished"), digest.get("ranks")
+    if isinstance(ranks, dict) and any(rank.get("last_error") for rank in ranks.values()):
+        return ""
+    if isinstance(finished, dict):
+        return str((finished.get("failure") or {}).get("exception", ""))
+    if record.state == "placing":
+        return "psctl ended before it had started the job's agents"
+    return f"psctl's agent on {record.head.name} ended without a word"
+
+
+def _state(digest: dict[str, object], record: JobRecord) -> str:
+    finished = digest.get("finished")
+    if isinstance(finished, dict):
+        return str(finished["status"])
+    return str(digest.get("state") or record.state)
+
+
+def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> dict[str, object]:
+    """Ask the head to stop, again while its agent does not listen yet, and wait for its end; return its last digest."""
+    deadline = time.monotonic() + PATIENCE
+    heard = False
+    while time.monotonic() < deadline:
+        heard = heard or ask_to_stop(shell, record, save=save, by=by)
+        digest = agent_calls.digests(shell, [record.head])[record.head.job_dir]
+        if not digest.get("alive"):
+            return digest
+        time.sleep(0.1)
+    raise errors.TimedOut(
+        f"{record.job} did not end within {PATIENCE:.0f} s of being asked",
+        hint=f"psctl stop {record.job} --force ends it without a checkpoint",
+        where=record.job,
+    )

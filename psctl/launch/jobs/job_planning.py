@@ -1,0 +1,196 @@
+"""What `plan` prints: every strategy's predicted time on a cluster, before any run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from psctl.errors import UsageError
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import Home
+from psctl.launch.hosts.converge import look_at_all
+from psctl.launch.jobs.roster import job_order, seat, servers_of, staleness_of
+from psctl.launch.jobs.submit import machines_of
+from psctl.launch.measure import calibration, link_measurement, reach
+from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.launch.measure.saved_output import read_saved
+from psctl.orders import JobOrder
+from psctl.plan.by_size import spans, winners
+from psctl.plan.capacity import VALUE, capacity
+from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_in, planner_of
+from psctl.plan.plan_input import ground_in
+from psctl.plan.plan_request import Asked
+from psctl.remote.fleet import Fleet
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.describe import lines, summary
+from psctl.spec.job import JobSpec, load_job
+from psctl.units import parse_count
+
+SHORT = 200
+"""Messages of a schedule that are still read by people."""
+
+
+def job_of(text: str, source: str) -> JobSpec:
+    """Return the job of a file."""
+    return load_job(text, source)
+
+
+def any_job() -> JobSpec:
+    """Return a job that takes what it can get."""
+    return JobSpec(name="any", script="train.py")
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A model by its size alone."""
+
+    parameters: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of its gradients."""
+        return self.parameters * VALUE
+
+
+def model_of(text: str) -> Model:
+    """Return the model of a number of parameters such as 1e9 or 7B.
+
+    Raises:
+        UsageError: it is no such number; the user's fault.
+    """
+    try:
+        return Model(parse_count(text))
+    except ValueError as error:
+        raise UsageError(f"--parameters {error}", hint="such as --parameters 1e9") from None
+
+
+def with_capacity(
+    document: dict[str, Any], model: Model, job: JobSpec | None, rate: float, workers: Sequence[str]
+) -> dict[str, Any]:
+    """Return the document of a plan with what the model asks of its servers: `capacity`, null where there are none.
+
+    Args:
+        document: as `plan` or `on_paper` returned it, for the model's size.
+        model: how many parameters.
+        job: its replicas and consistency count.
+        rate: payload bytes/s into the head host; 0: unknown.
+        workers: the host of each worker.
+    """
+    row = next(each for each in document["candidates"] if each["strategy"] == "ps")
+    asked = job.replicas if job is not None and isinstance(job.replicas, int) else None
+    staleness = staleness_of(job) if job is not None else 0
+    found = None
+    if row["feasible"]:
+        found = capacity(model.parameters, workers, row["params"]["hosts"], asked, staleness, rate)
+    return document | {"capacity": msgspec.to_builtins(found)}
+
+
+def plan(
+    home: Home,
+    chosen: Chosen,
+    fleet: Fleet,
+    job: JobSpec,
+    size: int | None,
+    world: int | None,
+    model: Model | None = None,
+) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan for a cluster and the document of `plan -o json`; what runs on the hosts now does not count.
+
+    Args:
+        home: where measured rates and the hosts' addresses are kept; what is not is nominal.
+        size: bytes of gradients a worker; None adds a table of winners by size.
+        world: number of ranks; None: what the job asks for.
+        model: adds what it asks of its servers; `size` is its gradients'.
+
+    Raises:
+        InvalidFile: more ranks than slots.
+        HostUnreachable and others: the first host that could not be looked at.
+    """
+    state = look_at_all(chosen, fleet)
+    for name, error in state.failed.items():
+        if name not in state.sites:
+            raise error
+    reach.settled(home, chosen, state)
+    link_measurement.recall(home, chosen, state)  # sets the rates of ports
+    machines = machines_of(chosen, state)
+    idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
+    asked = job if world is None else msgspec.structs.replace(job, workers=world)
+    seats = seat(chosen.spec, idle, asked)
+    known = machines_document(home, chosen, state, seats.names)
+    costs = calibration.recall(home, chosen, state)
+    order = job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs)
+    made, document = plan_of(order, size)
+    if model is None:
+        return made, document
+    workers = [host.name for host in order.hosts for _ in range(host.workers)]
+    return made, with_capacity(document, model, job, order.hosts[0].rate, workers)
+
+
+def on_paper(
+    reference: str, job: JobSpec | None, size: int | None, world: int | None, model: Model | None = None
+) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan for machines that a file describes, and its document; nothing is asked of any host.
+
+    What messages cost beside their bytes is what the file says of its links, for nothing is known of the machines'
+    processors; gradients count as one vector.
+
+    Args:
+        reference: what `topo -o json` prints, one host of it, a saved matrix, or a folder of these.
+        job: what is asked for; None: whatever is fastest.
+        size: bytes of gradients a worker; None adds a table of winners by size.
+        world: the first so many places are ranks, hosts behind them may serve; None: all of them.
+        model: adds what it asks of its servers; `size` is its gradients'.
+
+    Raises:
+        InvalidFile: the file is none of these.
+        UsageError: too few places for `world`; the strategy that is asked for can't be taken there.
+    """
+    cluster = read_saved(reference).cluster
+    if world is None and job is not None and isinstance(job.workers, int):
+        world = job.workers
+    ground = ground_in(cluster, world)
+    planner = planner_in(ground, Asked() if job is None else _asked(job, len(ground.serving)))
+    plan = planner.plan(size if size is not None else UNKNOWN)
+    document = _with_winners(plan, planner, size is not None)
+    return plan, document if model is None else with_capacity(document, model, job, 0.0, ground.hosts)
+
+
+def _asked(job: JobSpec, serving: int) -> Asked:
+    return Asked(
+        job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
+        period=job.sync.period, compression=job.sync.compressed,
+    )  # fmt: skip
+
+
+def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
+    """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
+    known = size if size is not None else order.size
+    planner = planner_of(order)
+    plan = planner.plan(known if known is not None else UNKNOWN)
+    return plan, _with_winners(plan, planner, known is not None)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return a plan as `plan -o json` promises it."""
+    return {
+        "size": plan.size, "world": plan.world, "chosen": plan.chosen, "reason": plan.reason, "decided": plan.decided,
+        "candidates": msgspec.to_builtins(plan.candidates),
+    }  # fmt: skip
+
+
+def schedule_text(plan: Plan) -> list[str]:
+    """Return the chosen schedule, message by message; nothing where the engine or servers do it, or it is long."""
+    if plan.chosen in ("native", "ps"):
+        return []
+    schedule = catalog.build(plan.chosen, plan.world, msgspec.convert(plan.options, catalog.Options))
+    text = lines(schedule) if len(schedule.transfers) <= SHORT else []
+    return [summary(schedule), *(text if len(text) <= SHORT else [])]
+
+
+def _with_winners(plan: Plan, planner: Planner, known: bool) -> dict[str, Any]:
+    """Return the document with `by_size`, where the winner changes; and a table of winners where no size is known."""
+    document, found = plan_document(plan), winners(planner.winner)
+    changes = spans(planner.winner, found)
+    document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]
+    return document if known else document | {"winners": msgspec.to_builtins(found)}

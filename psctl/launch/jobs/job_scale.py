@@ -1,0 +1,48 @@
+"""psctl scale: ask a running job's coordinator for more or fewer processes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import agent_calls
+from psctl.launch.home import JobRecord
+from psctl.remote.shell import Shell
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """How many processes a job had, and will have."""
+
+    before: int
+    after: int
+
+
+class Scaled(msgspec.Struct, frozen=True):
+    """What is being done: the job goes on with these numbers as soon as the processes are there or gone."""
+
+    job: str
+    workers: Counts
+    servers: Counts
+
+
+def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | None) -> Scaled:
+    """Ask for other numbers of workers and servers; None: as it is.
+
+    Args:
+        shell: of the job's head.
+        record: the job.
+
+    Raises:
+        UsageError: it cannot be done to this job, or not now; the message says why.
+        NoSuchJob: it runs no more.
+    """
+    answer = agent_calls.call(shell, record.head, "scale", {"workers": workers, "servers": servers})
+    if answer is None:
+        raise errors.NoSuchJob(
+            f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job
+        )
+    if answer["problem"]:
+        raise errors.UsageError(f"{record.job}: {answer['problem']}", hint=str(answer["hint"]), where=record.job)
+    had = int(answer["workers"]), int(answer["servers"])
+    wanted = [before if asked is None else asked for before, asked in zip(had, (workers, servers), strict=True)]
+    return Scaled(record.job, Counts(had[0], wanted[0]), Counts(had[1], wanted[1]))

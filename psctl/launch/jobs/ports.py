@@ -1,0 +1,163 @@
+"""`network.ports`: how many ports of the range a job's listeners need on each host, and who holds them there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.clusters import Chosen
+from psctl.launch.hosts.converge import Converging
+from psctl.launch.jobs.roster import Seats, servers_of
+from psctl.orders import HostOrder
+from psctl.plan.server_placement import choices
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.spec.job import JobSpec
+from psctl.types import HostName
+
+ROOM = 100
+"""Ports of a range that hints suggest."""
+
+SHOWN = 4
+"""Holders of ports that an error names, a host."""
+
+LOOPBACK = "127.0.0.1"
+"""Where each host's MASTER_PORT is; elsewhere its listeners bind the host's own address."""
+
+Needs = dict[str, int]
+"""Ports by role."""
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """Ports that cannot be bound. `pid` is 0 and `program` "" where the host does not let psctl see the holder."""
+
+    port: int
+    pid: int = 0
+    program: str = ""
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return f"{self.port}, by a process that only root sees"
+        return f"{self.port}, by pid {self.pid} ({self.program})"
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The range on one host: how many ports are free, and the others."""
+
+    free: int
+    taken: list[Taken] = []
+
+
+def needed(job: JobSpec, seats: Seats) -> dict[str, Needs]:
+    """Return the ports that a job needs on each of its hosts, by role; what its plan may choose counts at its most.
+
+    Where the strategy is still to be chosen, workers and servers do not listen at the same time.
+    """
+    strategy, hosts = job.sync.strategy, seats.hosts
+    found: dict[str, Needs] = {host.name: {} for host in hosts}
+    found[hosts[0].name] = {"coordinator": 1} | ({"torch's store": 1} if len(hosts) > 1 else {})
+    for host in hosts:
+        if host.workers and host.address == LOOPBACK:
+            found[host.name]["MASTER_PORT"] = 1
+    workers: Counter[str] = Counter()
+    servers: Counter[str] = Counter()
+    if strategy not in ("native", "ps") and sum(bool(host.workers) for host in hosts) > 1 and _on_processors(hosts):
+        workers.update({host.name: host.workers for host in hosts})
+    if strategy in ("auto", "ps"):
+        for way in choices(hosts, servers_of(job, sum(host.may_serve for host in hosts))):
+            servers |= Counter(hosts[at].name for at in way)
+    for name, needs in found.items():
+        if servers[name] or workers[name]:
+            most = max(("servers", servers[name]), ("workers", workers[name]), key=lambda each: each[1])
+            needs[most[0]] = most[1]
+    return found
+
+
+def look(
+    span: tuple[int, int], fleet: Fleet, state: Converging, at: Mapping[str, str]
+) -> dict[str, Span | errors.PsctlError]:
+    """Ask hosts which ports of a range are free on their addresses.
+
+    Args:
+        span: first and last port.
+        fleet, state: connections, and what was found on the hosts.
+        at: the address of each host that is asked.
+    """
+
+    def one(name: HostName, shell: Shell) -> Span:
+        question = {"host": at[name], "first": span[0], "last": span[1]}
+        answer = ask.ask(shell, state.sites[name].executable, ask.NET, "ports", question)
+        return msgspec.convert(answer, Span)
+
+    found = fleet.each(one, names=[HostName(name) for name in at])
+    return {str(name): outcome.error or outcome.value for name, outcome in found.items()}
+
+
+def check(chosen: Chosen, fleet: Fleet, state: Converging, seats: Seats, job: JobSpec) -> None:
+    """Refuse a job whose listeners do not fit into `network.ports`; without a range there is nothing to ask.
+
+    Raises:
+        PortTaken: it names every host that lacks ports, what needs them, and who holds the others.
+        HostUnreachable and others: a host could not be asked.
+    """
+    span = chosen.spec.network.ports
+    if span is None:
+        return
+    at = {host.name: host.address for host in seats.hosts}
+    seen: dict[str, Span] = {}
+    for name, answer in look(span, fleet, state, at).items():
+        if isinstance(answer, errors.PsctlError):
+            raise answer
+        seen[name] = answer
+    if error := lacking(span, needed(job, seats), seen, at, chosen.known.source):
+        raise error
+
+
+def lacking(
+    span: tuple[int, int], needs: Mapping[str, Needs], seen: Mapping[str, Span], at: Mapping[str, str], file: str
+) -> errors.PortTaken | None:
+    """Return the error for hosts that have fewer free ports than a job needs there; None when none has.
+
+    Args:
+        span: `network.ports`.
+        needs: of each host, by role.
+        seen: what each host has free.
+        at: the hosts' addresses; hosts with the same one share its ports.
+        file: the cluster file's name, for the hint.
+    """
+    sharing: dict[str, list[str]] = {}
+    for name in needs:
+        sharing.setdefault(at[name], []).append(name)
+    short, most = [], 0
+    for names in sharing.values():
+        together: Counter[str] = Counter()
+        for name in names:
+            together.update(needs[name])
+        span_here = seen[names[0]]
+        most = max(most, together.total() + len(span_here.taken))
+        if together.total() > span_here.free:
+            short.append(_say(", ".join(names), together, span_here))
+    if not short:
+        return None
+    first = min(span[0], 65536 - max(most, ROOM))
+    hint = f"give network.ports at least {most} ports{f' in {file}' if file else ''}, "
+    hint += f"such as {first}-{first + max(most, ROOM) - 1}, or end what holds them"
+    return errors.PortTaken(f"network.ports {span[0]}-{span[1]} is too small: {'; '.join(short)}", hint, file)
+
+
+def _say(names: str, needs: Mapping[str, int], seen: Span) -> str:
+    roles = ", ".join(f"{role} {count}" for role, count in needs.items())
+    held = [str(each) for each in seen.taken[:SHOWN]]
+    held += [f"{len(seen.taken) - SHOWN} more"] if len(seen.taken) > SHOWN else []
+    total = sum(needs.values())
+    holders = f" (taken: {'; '.join(held)})" if held else ""
+    return f"{names} needs {total} port{'s' if total > 1 else ''} ({roles}) and has {seen.free} free{holders}"
+
+
+def _on_processors(hosts: Sequence[HostOrder]) -> bool:
+    """Whether ranks sum in the hosts' memory, so that psctl's own connections carry the collectives."""
+    return any(host.workers > host.gpus for host in hosts)

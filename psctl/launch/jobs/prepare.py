@@ -1,0 +1,275 @@
+"""What stands between a job file and its submission: reach the hosts, make them ready, give every worker a seat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch.archive import pack_folder
+from psctl.launch.checkpoints import checkpoint_actions
+from psctl.launch.clusters import Chosen, recall
+from psctl.launch.connecting import Connect
+from psctl.launch.home import Home, JobRecord
+from psctl.launch.jobs import ports, readying, script_entry
+from psctl.launch.jobs.job_planning import plan_of
+from psctl.launch.jobs.roster import Machine, Resumed, Seats, job_order, seat
+from psctl.launch.jobs.submit import Request, Stage, machines_of, secrets_of, submit, variables
+from psctl.launch.measure import calibration, link_measurement
+from psctl.launch.measure import reach as reach_each_other
+from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.orders import JobOrder
+from psctl.plan.choose import Plan, planner_of
+from psctl.remote.shell import Shell
+from psctl.spec.job import JobSpec, load_job
+from psctl.types import HostName
+
+Say = Callable[[str, str], None]
+Warn = Callable[[str], None]
+
+NOTE = "# psctl train "
+"""How a line begins that keeps an option of the command line in a job file's text."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A job file as the user asked for it to be run. `env` holds --env; None takes a value from the shell."""
+
+    job: JobSpec
+    text: str
+    source: str
+    env: dict[str, str | None] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder: `workdir:`, beside the job file."""
+        return script_entry.folder_of(self.job, self.source)
+
+
+def request_of(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], say: Say) -> Request:
+    """Pack the job's folder and collect its variables.
+
+    Raises:
+        InvalidFile: the script or the folder is not there, or cannot travel; the user's fault.
+        UsageError: a variable is not set in the user's shell.
+    """
+    job, folder = wanted.job, wanted.folder
+    if error := script_entry.missing(job.script, folder, _place(wanted, "script")):
+        raise error
+    archive = pack_folder(folder, job.exclude)
+    if job.script is not None and job.script not in archive.files:
+        raise errors.InvalidFile(
+            f"script: {job.script} is left out by .gitignore or `exclude:`, so no host would get it",
+            hint="exclude: ['!" + job.script + "'] lets it in",
+            where=_place(wanted, "script"),
+        )
+    if archive.warning:
+        say("", archive.warning + "; `exclude:` leaves data out")
+    return Request(
+        job=job, text=wanted.text, source=wanted.source, folder=folder, code=archive.hash, archive=archive,
+        environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
+    )  # fmt: skip
+
+
+def request_by_hash(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], code: str) -> Request:
+    """Return a request for code that hosts have by its hash: what a checkpoint's manifest names."""
+    job = wanted.job
+    return Request(
+        job=job, text=wanted.text, source=wanted.source, folder=None, code=code,
+        environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str], say: Say) -> Iterator[Stage]:
+    """Connect to every host and look at it; where hosts have several addresses, find the one by which they meet.
+
+    Raises:
+        the first host's own error when any cannot be used: nothing has been touched then.
+    """
+    with connect(chosen, None) as fleet:
+        state = readying.decide(home, chosen, fleet, codes)
+        for error in state.failed.values():
+            raise _of_all(state.failed, error)
+        reach_each_other.find(home, chosen, fleet, state, say)
+        link_measurement.recall(home, chosen, state)
+        yield Stage(home, chosen, fleet, state, connect)
+
+
+def make_ready(stage: Stage, say: Say, warn: Warn) -> None:
+    """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
+    for warning in readying.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
+        warn(warning)
+    for error in stage.state.failed.values():
+        raise _of_all(stage.state.failed, error)
+
+
+def seats_of(stage: Stage, job: JobSpec) -> tuple[Seats, dict[str, Machine]]:
+    """Give every worker a seat; raises InvalidFile or JobRunning when there are too few."""
+    machines = machines_of(stage.chosen, stage.state)
+    return seat(stage.chosen.spec, machines, job), machines
+
+
+def run(stage: Stage, request: Request, resume: checkpoint_actions.Located | None, say: Say, warn: Warn) -> JobRecord:
+    """Make the hosts ready and start the job.
+
+    Args:
+        stage: a cluster that was reached.
+        request: the job.
+        resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
+        say, warn: told of progress, and of what is odd about the hosts' links.
+    """
+    connect = stage.connect
+    seats, _ = seats_of(stage, request.job)  # too few slots or ports are refused before anything is touched
+    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
+    planner_of(_order(stage, request, seats)).check()
+    make_ready(stage, say, warn)
+    seats, _ = seats_of(stage, request.job)  # the links' rates may have been measured since
+    resumed = None
+    if resume is not None:
+        with source_of(stage, resume.record, connect, resume.host.name) as source:
+            if request.archive is None:
+                archive = checkpoint_actions.bring_code(source, resume, stage.state, request.code)
+                request = msgspec.structs.replace(request, archive=archive)
+            resumed = Resumed(_bring(stage, seats, source, resume, say), resume.id)
+    return submit(stage, request, seats, resumed, say)
+
+
+@contextlib.contextmanager
+def source_of(stage: Stage, record: JobRecord, connect: Connect, name: str) -> Iterator[Shell]:
+    """Return a connection to a host of an earlier job; the stage's own where it is the same host."""
+    if _same_cluster(stage, record) and name in stage.fleet.shells:
+        yield stage.fleet.shells[HostName(name)]
+        return
+    with connect(recall(stage.home, record.cluster), [name]) as fleet:
+        for error in fleet.failed.values():
+            raise error
+        yield fleet.shells[HostName(name)]
+
+
+def _order(stage: Stage, request: Request, seats: Seats) -> JobOrder:
+    """Return the job's order as far as a plan needs it."""
+    return job_order(
+        request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code,
+        topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
+        costs=calibration.recall(stage.home, stage.chosen, stage.state),
+    )  # fmt: skip
+
+
+def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
+    """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
+    seats, _ = seats_of(stage, request.job)
+    ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
+    order = _order(stage, request, seats)
+    plan, document = plan_of(order, size)
+    span = order.ports
+    return {
+        "job": request.job.name,
+        "cluster": stage.chosen.spec.name,
+        "processes": _processes(seats, plan),
+        "hosts": [
+            {
+                "name": host.name, "address": host.address, "interface": host.interface,
+                "actions": [*map(str, stage.state.plans[host.name]), *_sends(stage, request, host.name)],
+            }
+            for host in seats.hosts
+        ],
+        "ports": f"{span[0]}-{span[1]}" if span else "any free port of each host's address",
+        "files": _files(request),
+        "plan": document,
+    }  # fmt: skip
+
+
+def load_wanted(text: str, source: str, overrides: list[str], env: list[str]) -> Wanted:
+    """Read a job file with what the command line says in its place.
+
+    What was said goes into the text that checkpoints keep, as comments at its end, so that a restored job is the same;
+    numbers of workers and servers do not, for a checkpoint restores onto any.
+
+    Args:
+        overrides: `key=value` of --set and its short forms.
+        env: `K=V` of --env; a bare `K` takes the value from the shell.
+    """
+    text, kept, kept_env = split_notes(text)
+    overrides, env = [*kept, *overrides], [*kept_env, *env]
+    given: dict[str, str | None] = {}
+    for item in env:
+        name, equals, value = item.partition("=")
+        if not name.isidentifier():
+            raise errors.UsageError(
+                f"--env {item}: no variable of that name can be set",
+                hint="--env NAME=VALUE, or --env NAME to take it from your shell",
+            )
+        given[name] = value if equals else None
+    notes = [
+        f"{NOTE}--set {each}" for each in overrides if each.partition("=")[0].strip() not in ("workers", "servers")
+    ]
+    notes += [f"{NOTE}--env {each}" for each in env]
+    whole = text if not notes else "\n".join([text.rstrip("\n"), *notes, ""])
+    return Wanted(load_job(text, source, overrides), whole, source, given)
+
+
+def _place(wanted: Wanted, key: str) -> str:
+    return script_entry.place(wanted.text, wanted.source, key)
+
+
+def split_notes(text: str) -> tuple[str, list[str], list[str]]:
+    """Take the notes of an earlier command line off a job file; return the rest, its --set and its --env."""
+    lines = text.splitlines(keepends=True)
+    notes = [line[len(NOTE) :].rstrip("\n") for line in lines if line.startswith(NOTE)]
+    rest = "".join(line for line in lines if not line.startswith(NOTE))
+    pairs = [note.partition(" ") for note in notes]
+    return rest, [what for flag, _, what in pairs if flag == "--set"], [w for flag, _, w in pairs if flag == "--env"]
+
+
+def _bring(stage: Stage, seats: Seats, source: Shell, resume: checkpoint_actions.Located, say: Say) -> str:
+    head = seats.hosts[0].name
+    host = stage.host(resume.record.job, head)
+    folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
+    same = _same_cluster(stage, resume.record) and resume.host.name == head
+    if same and folder == resume.folder:
+        return folder
+    say(head, f"carrying {resume.id} over from {resume.host.name}")
+    target = stage.fleet.shells[HostName(head)]
+    return checkpoint_actions.bring(source, resume, target, host, f"{host.workdir}/checkpoints")
+
+
+def _same_cluster(stage: Stage, record: JobRecord) -> bool:
+    """Whether a job ran on the very hosts of this stage: the same cluster file."""
+    known = stage.chosen.known
+    return (known.name, known.text) == (record.cluster.name, record.cluster.text)
+
+
+def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -> errors.PsctlError:
+    """Return the first host's error, with a word about the others."""
+    if len(failed) > 1:
+        others = ", ".join(list(failed)[1:])
+        first.message = f"{first.message} (and {len(failed) - 1} more hosts failed: {others})"
+    return first
+
+
+def _processes(seats: Seats, plan: Plan) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"role": "coordinator", "rank": 0, "host": seats.hosts[0].name}]
+    rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(seats.hosts)]
+    rows += [{"role": "server", "rank": rank, "host": seats.hosts[at].name} for rank, at in enumerate(plan.servers)]
+    sitting = [host.name for host in seats.hosts for _ in range(host.workers)]
+    return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(sitting)]
+
+
+def _sends(stage: Stage, request: Request, name: str) -> list[str]:
+    there = stage.state.sites[name].codes.get(request.code)
+    return [] if there else [f"send the job's folder to code/{request.code[:12]}"]
+
+
+def _files(request: Request) -> list[dict[str, Any]]:
+    if request.archive is None or request.folder is None:
+        return []
+    found = []
+    for name in request.archive.files:
+        path = request.folder / name
+        if path.is_file() and not path.is_symlink():
+            found.append({"path": name, "bytes": path.stat().st_size})
+    return found

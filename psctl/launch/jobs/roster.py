@@ -1,0 +1,293 @@
+"""Who runs where: hosts, their workers and ranks, the head, and the orders that follow from it. Pure.
+
+Slots are what workers take: GPUs, else one a host, unless the cluster file says otherwise. A host with GPUs on which
+another job runs counts as full, for nothing tells which of its GPUs that job uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
+from psctl.spec.cluster import ClusterSpec, HostSpec
+from psctl.spec.job import JobSpec, PerHost, Ssp
+from psctl.types import Address
+
+GRACE = 10.0
+"""Seconds between TERM and KILL of a process."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the roster needs to know of a host that was looked at. `busy` maps running jobs to their workers there."""
+
+    name: str
+    address: str  # numeric
+    interface: str
+    cores: int
+    gpus: int
+    rate: float  # payload bytes/s of the interface, measured or nominal; 0: unknown
+    busy: dict[str, int] = {}
+    rdma: str = ""  # RDMA ports of the same network, as NCCL_IB_HCA has them
+    kernel: str = ""  # hosts with the same one share their processors
+    reason: str = ""  # why this address and interface, for people
+
+
+class Seats(msgspec.Struct, frozen=True):
+    """The hosts of a job, head first, and how many workers each has."""
+
+    hosts: list[HostOrder]
+
+    @property
+    def world(self) -> int:
+        """Number of workers."""
+        return sum(host.workers for host in self.hosts)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the hosts, the head's first."""
+        return [host.name for host in self.hosts]
+
+
+def slots_of(host: HostSpec, machine: Machine) -> int:
+    """Return how many workers a host takes in all."""
+    if "worker" not in host.roles:
+        return 0
+    return host.slots if host.slots is not None else machine.gpus or 1
+
+
+def free_of(host: HostSpec, machine: Machine) -> int:
+    """Return how many slots no running job holds."""
+    slots = slots_of(host, machine)
+    if machine.gpus and machine.busy:
+        return 0
+    return max(0, slots - sum(machine.busy.values()))
+
+
+def wanted(host: HostSpec, machine: Machine, job: JobSpec) -> int:
+    """Return how many workers `auto` or {per_host: N} asks of a host."""
+    slots = slots_of(host, machine)
+    if isinstance(job.workers, PerHost):
+        return job.workers.per_host if slots else 0
+    return min(slots, machine.gpus or (2 if host.local else 1))
+
+
+def seat(cluster: ClusterSpec, machines: Mapping[str, Machine], job: JobSpec) -> Seats:
+    """Give every worker a host.
+
+    Args:
+        cluster: its hosts in order; those not in `machines` are left out.
+        machines: what was found on each host.
+        job: asks for workers and servers.
+
+    Raises:
+        InvalidFile: more workers than the cluster has slots; the user's fault.
+        JobRunning: enough slots, but running jobs hold them.
+    """
+    hosts = [host for host in cluster.hosts if host.name in machines]
+    if isinstance(job.workers, int):
+        counts = _fill(cluster, hosts, machines, job.workers)
+    else:
+        counts = {host.name: wanted(host, machines[host.name], job) for host in hosts}
+        _check(cluster, hosts, machines, counts)
+    if not any(counts.values()):
+        raise errors.InvalidFile(
+            f"cluster {cluster.name}: no host may hold a worker", hint="roles: [worker] on one of them",
+            where=cluster.source,
+        )  # fmt: skip
+    uses_servers = job.sync.strategy != "native" and job.servers != 0
+    seated = [host for host in hosts if counts[host.name] or (uses_servers and "server" in host.roles)]
+    head = next(host for host in seated if counts[host.name])
+    order = [head, *(host for host in seated if host is not head)]
+    return Seats([_host_order(host, machines[host.name], counts[host.name]) for host in order])
+
+
+def servers_of(job: JobSpec, serving: int) -> int | None:
+    """Return the number of servers that the job asks for where so many hosts may serve; None when the plan says."""
+    if isinstance(job.servers, PerHost):
+        return job.servers.per_host * serving
+    return job.servers if isinstance(job.servers, int) else None
+
+
+def _fill(
+    cluster: ClusterSpec, hosts: Sequence[HostSpec], machines: Mapping[str, Machine], workers: int
+) -> dict[str, int]:
+    """Fill hosts in the file's order, each up to its free slots."""
+    slots = {host.name: slots_of(host, machines[host.name]) for host in hosts}
+    free = {host.name: free_of(host, machines[host.name]) for host in hosts}
+    if workers > sum(slots.values()):
+        raise _too_few(cluster, workers, slots)
+    if workers > sum(free.values()):
+        raise _held(cluster, workers, sum(free.values()), machines)
+    counts, left = {}, workers
+    for host in hosts:
+        counts[host.name] = min(left, free[host.name])
+        left -= counts[host.name]
+    return counts
+
+
+def _check(
+    cluster: ClusterSpec, hosts: Sequence[HostSpec], machines: Mapping[str, Machine], counts: Mapping[str, int]
+) -> None:
+    slots = {host.name: slots_of(host, machines[host.name]) for host in hosts}
+    over = {name: slots[name] for name, count in counts.items() if count > slots[name]}
+    if over:
+        raise _too_few(cluster, sum(counts.values()), over)
+    short = [host.name for host in hosts if counts[host.name] > free_of(host, machines[host.name])]
+    if short:
+        free = sum(free_of(host, machines[host.name]) for host in hosts)
+        raise _held(cluster, sum(counts.values()), free, {name: machines[name] for name in short})
+
+
+def _too_few(cluster: ClusterSpec, workers: int, slots: Mapping[str, int]) -> errors.PsctlError:
+    listed = ", ".join(f"{name} {count}" for name, count in slots.items())
+    return errors.InvalidFile(
+        f"{workers} workers do not fit: cluster {cluster.name} has {sum(slots.values())} slots ({listed})",
+        hint="ask for fewer workers, or say `slots: N` of a host in the cluster file",
+        where=cluster.source,
+    )
+
+
+def _held(cluster: ClusterSpec, workers: int, free: int, machines: Mapping[str, Machine]) -> errors.JobRunning:
+    holders = {job: name for name, machine in machines.items() for job in machine.busy}
+    listed = ", ".join(f"{job} on {name}" for job, name in holders.items())
+    first = next(iter(holders), "")
+    return errors.JobRunning(
+        f"{workers} workers need slots that running jobs hold: {free} free on {cluster.name} ({listed})",
+        hint=f"psctl stop {first}, or wait for it: psctl attach {first}",
+        where=first,
+    )
+
+
+def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
+    return HostOrder(
+        name=host.name, address=machine.address, interface=machine.interface, cores=machine.cores, gpus=machine.gpus,
+        workers=workers, may_serve="server" in host.roles, rate=machine.rate,
+        slots=free_of(host, machine), kernel=machine.kernel, rdma=machine.rdma,
+    )  # fmt: skip
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The checkpoint that a job goes on from: its folder on the head, and how users name it."""
+
+    folder: str
+    id: str
+
+
+def job_order(
+    name: str,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    seats: Seats,
+    *,
+    code_hash: str = "",
+    job_file: str = "",
+    environment: Mapping[str, str] | None = None,
+    resume: Resumed | None = None,
+    topology: dict[str, Any] | None = None,
+    costs: Mapping[str, dict[str, float]] | None = None,
+) -> JobOrder:
+    """Return the job as its coordinator, its agents and the plan are told of it.
+
+    Args:
+        name: "digits-3".
+        cluster, job, seats: what was asked for, and where it runs.
+        code_hash: of the job's folder.
+        job_file: its text, for the checkpoint's manifest.
+        environment: variables for every process, secrets left out.
+        resume: where it goes on from.
+        topology: the document of its hosts; None: nominal rates alone.
+        costs: what messages were measured to cost on this cluster, by engine.
+    """
+    argv = [job.script] if job.script is not None else ["-m", str(job.module)]
+    return JobOrder(
+        name=name,
+        argv=[*argv, *job.args],
+        hosts=seats.hosts,
+        servers=servers_of(job, sum(host.may_serve for host in seats.hosts)),
+        strategy=job.sync.strategy,
+        update=job.sync.update,
+        staleness=staleness_of(job),
+        period=job.sync.period,
+        compression=job.sync.compressed,
+        seed=job.seed,
+        size=job.sync.size,
+        start_timeout=job.timeouts.start,
+        stall_timeout=job.timeouts.stall,
+        total_timeout=job.timeouts.total,
+        report_seconds=job.metrics.interval,
+        log_limit=job.logs.max,
+        ports=cluster.network.ports,
+        checkpoint=_checkpoints(job),
+        resume=resume.folder if resume else None,
+        resume_id=resume.id if resume else None,
+        code_hash=code_hash,
+        job_file=job_file,
+        environment=dict(environment or {}),
+        congestion=cluster.network.congestion,
+        require_encryption=cluster.network.require_encryption,
+        restarts=job.restart.max,
+        replicas=job.replicas if isinstance(job.replicas, int) else None,
+        on_worker_loss=job.restart.on_worker_loss,
+        topology=topology,
+        costs=dict(costs or {}),
+    )
+
+
+def staleness_of(job: JobSpec) -> int | None:
+    """Return how many clocks the fastest worker may be ahead of the slowest; 0 under bsp, None under asp."""
+    consistency = job.sync.consistency
+    if isinstance(consistency, Ssp):
+        return consistency.ssp
+    return None if consistency == "asp" else 0
+
+
+def _checkpoints(job: JobSpec) -> CheckpointOrder:
+    every, best = job.checkpoint.every, job.checkpoint.keep_best
+    return CheckpointOrder(
+        to=job.checkpoint.to,
+        every_steps=every.steps if every else 0,
+        every_seconds=every.seconds if every else 0.0,
+        keep=job.checkpoint.keep,
+        keep_best=(best.metric, best.mode) if best else None,
+        on_stop=job.checkpoint.on_stop,
+        copies=job.checkpoint.copies,
+    )
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """What proves who an agent is; `authority_key` is the head's alone."""
+
+    authority: str
+    certificate: str
+    key: str
+    knock: str
+    authority_key: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where things are on one host."""
+
+    python: str
+    code: str  # folder with psctl's package
+    workdir: str
+    job_dir: str
+    job_code: str
+
+
+def agent_orders(
+    job: JobOrder, host: int, place: Place, keys: Keys, coordinator: Address | None, secrets: Mapping[str, str]
+) -> AgentOrders:
+    """Return the orders of one agent; `host` is its place in the roster, the head's is 0. The plan is made on the head,
+    so what it is made from goes nowhere else."""
+    assert (coordinator is None) == (host == 0), "the head's agent starts the coordinator, all others reach it"
+    assert bool(keys.authority_key) == (host == 0), "the authority's key goes to the head and nowhere else"
+    job = job if host == 0 else msgspec.structs.replace(job, topology=None, costs={})
+    return AgentOrders(
+        job=job, host=host, python=place.python, paths=[place.code], workdir=place.workdir, job_dir=place.job_dir,
+        code_dir=place.job_code, authority=keys.authority, certificate=keys.certificate, key=keys.key,
+        knock=keys.knock, coordinator=coordinator, authority_key=keys.authority_key, secrets=dict(secrets), grace=GRACE,
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""psctl store: keys of a running job's store, read by way of its head's agent; nothing is changed and nobody waits.
+
+What is asked goes in batches, each through the agent's own socket to the coordinator and from there to the servers,
+over connections that they have; every server answers for the shards that it leads. A batch whose answer would be too
+long is halved; one that meets shards on their way from one server to another is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.clock import Clock
+from psctl.job.table_server_messages import ReadRows, ReadTable
+from psctl.launch import agent_calls
+from psctl.launch.home import JobRecord
+from psctl.remote.shell import Shell
+
+MOST = 10_000
+"""Keys of one command."""
+
+BATCH = 24_000
+"""Characters of the keys of one request."""
+
+TRIES = 10
+PAUSE = 0.5
+"""How often, and after how many seconds, is asked again while shards move."""
+
+Key = str | int
+
+_CODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d"}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What one batch was answered: by shard, of who leads it."""
+
+    stores: list[str]
+    tables: dict[str, ReadTable]
+    rows: dict[tuple[str, int], list[Any]]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A key's value, as one flat list in which the last side of `shape` runs fastest; None: nobody has pushed to it."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+    value: list[Any] | None
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was read: the entries of keys, or, where none was asked for, stores and the tables of one."""
+
+    job: str
+    store: str
+    stores: list[str]
+    tables: list[ReadTable]
+    entries: list[Entry]
+
+
+class Reader:
+    """Reads one store of one job.
+
+    Args:
+        shell: of the job's head.
+        record: the job.
+        store: its name.
+        clock: time.
+    """
+
+    def __init__(self, shell: Shell, record: JobRecord, store: str, clock: Clock) -> None:
+        self._shell, self._record, self._store, self._clock = shell, record, store, clock
+
+    def read(self, keys: Sequence[Key]) -> Found:
+        """Read keys; none: say which tables there are.
+
+        Raises:
+            UsageError: there is no such store or key, or it cannot be read so; the caller's fault.
+            NoSuchJob: it runs no more.
+            TimedOut: a server does not answer.
+        """
+        wanted = list(dict.fromkeys(keys))
+        if len(wanted) > MOST:
+            raise errors.UsageError(f"{len(wanted)} keys are asked for, of at most {MOST}", hint="read them in parts")
+        entries: list[Entry] = []
+        answer = Answer([], {}, {})
+        for batch in batches(wanted):
+            for answer, part in self._fitting(batch):
+                entries += [entry_of(key, answer) for key in part]
+        tables = [] if wanted else [answer.tables[name] for name in sorted(answer.tables)]
+        return Found(self._record.job, self._store, answer.stores, tables, entries)
+
+    def _fitting(self, batch: list[Key]) -> Iterator[tuple[Answer, list[Key]]]:
+        """Ask for a batch, in halves where the answer would be too long."""
+        answer = self._settled(batch)
+        if answer is not None:
+            self._check(batch, answer)
+            yield answer, batch
+        elif len(batch) == 1:
+            raise errors.UsageError(
+                f"{self._said(batch[0])} has more bytes than an answer to a reader may (512 KiB a server)",
+                hint=f"have a worker print a part of it, or psctl checkpoint export {self._record.job}@latest OUT",
+                where=self._record.job,
+            )
+        else:
+            yield from self._fitting(batch[: len(batch) // 2])
+            yield from self._fitting(batch[len(batch) // 2 :])
+
+    def _settled(self, batch: list[Key]) -> Answer | None:
+        """Ask until all shards have answered; None: it would be too long."""
+        for _ in range(TRIES):
+            told = self._ask(batch)
+            if told["servers"] == 0:
+                raise self._no_store([])
+            answers = [msgspec.convert(each, ReadRows) for each in told["answers"]]
+            problems = {each.problem for each in answers}
+            if "large" in problems:
+                return None
+            payloads = [b64decode(each["payload"]) for each in told["answers"]]
+            shards = max((each.shards for each in answers), default=0)
+            if told["servers"] == len(answers) and not shards:
+                raise self._no_store([])
+            if shards and not problems - {""} and set().union(*(each.led for each in answers)) == set(range(shards)):
+                return merged(answers, payloads)
+            self._clock.sleep(PAUSE)
+        raise errors.TimedOut(
+            f"{self._record.job}: a server did not answer, or shards are moving",
+            hint=f"psctl status {self._record.job}, then read again",
+            where=self._record.job,
+        )
+
+    def _ask(self, batch: list[Key]) -> dict[str, Any]:
+        names = [key for key in batch if isinstance(key, str)]
+        arguments = {"store": self._store, "names": names, "keys": [key for key in batch if isinstance(key, int)]}
+        told = agent_calls.call(self._shell, self._record.head, "read", arguments)
+        if told is None:
+            raise over(self._record)
+        return told
+
+    def _check(self, batch: list[Key], answer: Answer) -> None:
+        """Refuse what is not there, by name."""
+        if self._store not in answer.stores:
+            raise self._no_store(answer.stores)
+        for key in batch:
+            table = answer.tables.get(key if isinstance(key, str) else "")
+            if table is None:
+                other = "no rows of integer keys" if isinstance(key, int) else f"no key {key!r}"
+                raise errors.UsageError(
+                    f"store {self._store!r} of {self._record.job} has {other}",
+                    hint=f"psctl store {self._record.job} --store {self._store}   lists what it has",
+                    where=self._record.job,
+                )
+
+    def _no_store(self, stores: list[str]) -> errors.UsageError:
+        known = ", ".join(stores) if stores else "none yet"
+        return errors.UsageError(
+            f"{self._record.job} has no store {self._store!r}; it has: {known}",
+            hint="a store is there when the script has opened it with run.store()",
+            where=self._record.job,
+        )
+
+    def _said(self, key: Key) -> str:
+        return f"key {key!r} of store {self._store!r}"
+
+
+def over(record: JobRecord) -> errors.NoSuchJob:
+    """Return the error of a job whose store is gone with it."""
+    return errors.NoSuchJob(
+        f"{record.job} runs no more, and its store ended with it",
+        hint=f"psctl checkpoint export {record.job}@latest OUT, if it wrote checkpoints",
+        where=record.job,
+    )
+
+
+def batches(keys: Sequence[Key]) -> Iterator[list[Key]]:
+    """Yield the keys in parts that a request can hold; one empty part of none."""
+    part: list[Key] = []
+    length = 0
+    for key in keys:
+        size = len(json.dumps(key)) + 2
+        if part and length + size > BATCH:
+            yield part
+            part, length = [], 0
+        part.append(key)
+        length += size
+    yield part
+
+
+def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> Answer:
+    """Return several servers' answers as one; a shard that two claim is that of the newer assignment."""
+    stores: set[str] = set()
+    tables: dict[str, ReadTable] = {}
+    rows: dict[tuple[str, int], list[Any]] = {}
+    for answer, payload in sorted(zip(answers, payloads, strict=True), key=lambda pair: pair[0].epoch):
+        stores |= set(answer.stores)
+        tables |= {table.name: table for table in answer.tables}
+        at = 0
+        for row in answer.rows:
+            values = array(_CODES[row.sent])
+            end = at + len(row.keys) * row.width * values.itemsize
+            values.frombytes(payload[at:end])
+            at = end
+            if sys.byteorder == "big":
+                values.byteswap()
+            for index, key in enumerate(row.keys):
+                rows[row.table, key] = values[index * row.width : (index + 1) * row.width].tolist()
+    return Answer(sorted(stores), tables, rows)
+
+
+def entry_of(key: Key, answer: Answer) -> Entry:
+    """Return a key's value: a row, or the blocks of a named key's tensor in their order."""
+    table = answer.tables[key if isinstance(key, str) else ""]
+    elements = 1
+    for side in table.shape:
+        elements *= side
+    if isinstance(key, int):
+        value = answer.rows.get((table.name, key))
+    else:
+        blocks = sorted(block for name, block in answer.rows if name == key)
+        value = [number for block in blocks for number in answer.rows[key, block]]
+        value = value[:elements] if blocks and len(value) >= elements else None
+    if value is not None and table.dtype == "bool":
+        value = [bool(number) for number in value]
+    return Entry(key, table.shape, table.dtype, value)

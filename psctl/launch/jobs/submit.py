@@ -1,0 +1,344 @@
+"""From a job file to running agents: the authority is made, certificates issued, orders sent, agents started.
+
+The head comes first, for its agent starts the coordinator, which binds a port and says which; all other hosts follow at
+once. Orders travel over standard input and wait there in memory (pending_orders.py); the authority's key goes to the
+head's alone. Whatever fails on the way, what was started is ended and what was written is taken away again.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import agent_calls, ask
+from psctl.launch.archive import Archive
+from psctl.launch.clusters import Chosen
+from psctl.launch.connecting import Connect
+from psctl.launch.home import Home, HostRecord, JobRecord, split_job
+from psctl.launch.hosts.converge import Converging, send_archive
+from psctl.launch.jobs.roster import Keys, Machine, Place, Resumed, Seats, agent_orders, job_order
+from psctl.launch.measure import calibration, reach
+from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.launch.measure.link_measurement import PAYLOAD
+from psctl.orders import JobOrder
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Process, Shell
+from psctl.spec.job import OWN_VARIABLES, JobSpec
+from psctl.topology.network.addresses import rdma_of
+from psctl.transport.protocol.authority import issue, make_authority
+from psctl.transport.protocol.preauth import new_secret
+from psctl.types import Address, HostName, Member
+
+MOST_JOBS = 100_000_000
+"""A number of a job that is beyond this was made up."""
+
+HELLO = 30.0
+"""Seconds until the head's agent must name the coordinator's address."""
+
+
+SLOWEST = 10.0
+"""Seconds that the start of an agent may take at least, whatever `timeouts.start` says, before its host gives it up."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore); `folder` is
+    None when the code comes from there, not from a folder of this machine."""
+
+    job: JobSpec
+    text: str
+    source: str
+    folder: Path | None
+    environment: dict[str, str]
+    secrets: dict[str, str]
+    code: str
+    archive: Archive | None = None
+
+
+class Stage(msgspec.Struct):
+    """A cluster that was reached and looked at: what a submission needs."""
+
+    home: Home
+    chosen: Chosen
+    fleet: Fleet
+    state: Converging
+    connect: Connect
+
+    def host(self, job: str, name: str) -> HostRecord:
+        """Return where a job's things are on a host."""
+        workdir = self.state.sites[name].workdir
+        return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.state.python(name), self.state.code(name))
+
+
+def variables(
+    job: JobSpec, runtime: Mapping[str, str], given: Mapping[str, str | None], shell: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a job's processes: the cluster's, the job's, then those of --env.
+
+    Raises:
+        UsageError: one is to be taken from the user's shell and is not set there, or is psctl's own.
+    """
+    found = dict(runtime)
+    for name, value in {**job.env, **given}.items():
+        if name in OWN_VARIABLES:
+            raise errors.UsageError(f"--env {name}: psctl sets this variable itself", hint="leave it out")
+        if name in job.secrets:
+            raise errors.UsageError(
+                f"--env {name}: it stands under secrets, whose values are on no command line",
+                hint=f"export {name}=... in your shell, and leave --env {name} out",
+            )
+        found[name] = _from_shell(name, shell, "env") if value is None else value
+    return found
+
+
+def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
+    """Return the job's secrets, taken from the user's shell. UsageError when one is not set there."""
+    return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
+
+
+def machines_of(chosen: Chosen, state: Converging) -> dict[str, Machine]:
+    """Return the looked-at hosts as the roster wants them, each with the address that others reach it at.
+
+    Where links were measured (`measure.recall`), a host's rate is its port's, else the nominal one.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+    """
+    addresses = reach.addresses(chosen.spec, state)
+    machines = {}
+    for name, site in state.sites.items():
+        at = addresses[name]
+        nic = next((nic for nic in site.facts.nics if nic.name == at.interface), None)
+        busy: dict[str, int] = {}
+        for running in site.jobs:
+            busy[running.job] = busy.get(running.job, 0) + running.workers
+        nominal = (nic.speed or 0.0) * PAYLOAD if nic else 0.0
+        machines[name] = Machine(
+            name=name, address=at.address, interface=at.interface, cores=site.facts.cores or site.cores,
+            gpus=len(site.facts.gpus), rate=state.rates.get(name, nominal), busy=busy,
+            rdma=rdma_of(site.facts, at.interface), kernel=site.facts.boot, reason=at.reason,
+        )  # fmt: skip
+    return machines
+
+
+def submit(
+    stage: Stage, request: Request, seats: Seats, resume: Resumed | None, say: Callable[[str, str], None]
+) -> JobRecord:
+    """Start a job and return its record; when this returns, all agents were started.
+
+    Args:
+        stage: the cluster, made ready.
+        request: what is to run.
+        seats: who runs where.
+        resume: where it goes on from; the folder is the head's.
+        say: told of progress: host ("" for all), sentence.
+
+    Raises:
+        PsctlError: a host failed; nothing of the job is left anywhere.
+    """
+    _send_code(stage, request, seats, say)
+    above = _highest(stage, request.job.name)
+    while True:
+        name = stage.home.allocate(request.job.name, above)
+        launch = _Launch(stage, request, seats, name, resume, say)
+        with stage.home.placing(name):
+            try:
+                record = launch.run() if launch.claim_head() else None
+            except BaseException:
+                launch.undo()
+                raise
+        if record is not None:
+            return record
+        stage.home.release(name)
+        split = split_job(name)
+        assert split is not None
+        above = split[1]
+
+
+class _Launch:
+    """One attempt under one name."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        request: Request,
+        seats: Seats,
+        name: str,
+        resume: Resumed | None,
+        say: Callable[[str, str], None],
+    ) -> None:
+        self.stage, self.request, self.seats, self.name, self.say = stage, request, seats, name, say
+        self.hosts = {host.name: stage.host(name, host.name) for host in seats.hosts}
+        self.order: JobOrder = job_order(
+            name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
+            environment=request.environment, resume=resume,
+            topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
+            costs=calibration.recall(stage.home, stage.chosen, stage.state),
+        )  # fmt: skip
+        self.now = time.time()
+        self.authority = make_authority(name, self.now)
+        self.knock = new_secret()
+        self.started: dict[str, Process] = {}
+        self.orders: dict[str, str] = {}  # where they wait on each host
+
+    @property
+    def head(self) -> str:
+        return self.seats.hosts[0].name
+
+    def claim_head(self) -> bool:
+        """Write the head's orders, and with them take the job's name there; False when it is taken.
+
+        The record comes before: whatever happens to psctl from now on, `status` tells of the job.
+        """
+        self.stage.home.save(self._record("placing"))
+        return self._begin(self.stage.fleet.shells[HostName(self.head)], 0, None)
+
+    def run(self) -> JobRecord:
+        """Start all agents; the head's orders are there."""
+        head = self.stage.fleet.shells[HostName(self.head)]
+        self._start(head)
+        self.stage.home.save(self._record("placing"))
+        others = [HostName(host.name) for host in self.seats.hosts[1:]]
+        if others:
+            self.say(self.head, "waiting for the coordinator's address")
+            coordinator = self._coordinator(head)
+            index = {host.name: number for number, host in enumerate(self.seats.hosts)}
+
+            def place(name: HostName, shell: Shell) -> None:
+                self._begin(shell, index[name], coordinator)
+                self._start(shell)
+
+            self.say("", f"starting {_count(len(others), 'more agent')}")
+            for outcome in self.stage.fleet.each(place, names=others).values():
+                if outcome.error is not None:
+                    raise outcome.error
+        record = self._record("submitted")
+        self.stage.home.save(record)
+        return record
+
+    def undo(self) -> None:
+        """End what was started and remove what was written; a host that cannot be reached any more is left alone."""
+
+        def clean(name: HostName, shell: Shell) -> None:
+            host = self.hosts[name]
+            process = self.started.get(name)
+            if process is not None:
+                shell.signal(process, signal.SIGTERM)
+            question = {"folder": host.job_dir, "kill": True, "seconds": 10}
+            ask.ask(shell, host.python, ask.THERE, "sweep", question)
+            ask.ask(shell, host.python, ask.FILES, "discard", {"folder": host.job_dir})
+
+        done = self.stage.fleet.each(clean, names=[HostName(name) for name in self.hosts])
+        failed = [name for name, outcome in done.items() if outcome.error is not None]
+        if failed:  # an interrupt closes the connections that were at work
+            with self.stage.connect(self.stage.chosen, failed) as fleet:
+                fleet.each(clean, names=[name for name in failed if name in fleet.shells])
+        self.stage.home.release(self.name)
+
+    def _begin(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
+        host = self.hosts[shell.name]
+        pair = issue(self.authority, self.name, Member("agent", index), self.now)
+        place = Place(host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}")
+        authority_key = self.authority.key_pem if index == 0 else ""
+        keys = Keys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
+        orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
+        limit = max(self.request.job.timeouts.start, SLOWEST)
+        question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
+        answer = ask.ask(shell, host.python, ask.FILES, "begin", question, stdin=msgspec.json.encode(orders))
+        if answer["taken"]:
+            return False
+        self.orders[shell.name] = answer["orders"]
+        if answer["disk"]:
+            self.say(
+                shell.name, "it has no file system in memory: keys and secrets are on its disk until the agent starts"
+            )
+        return True
+
+    def _start(self, shell: Shell) -> None:
+        host = self.hosts[shell.name]
+        process = shell.start(
+            [host.python, "-m", "psctl.agent.main", self.orders[shell.name]],
+            log=f"{host.job_dir}/agent.log",
+            cwd=host.job_dir,
+            env={
+                **self.stage.chosen.spec.runtime.env,
+                "PYTHONPATH": host.code,
+                "PYTHONUNBUFFERED": "1",
+                "PSCTL_ORDERS": f"{host.job_dir}/agent",  # by which a sweep knows it from its first moment on
+            },
+        )
+        self.started[shell.name] = process
+
+    def _coordinator(self, shell: Shell) -> Address:
+        """Return where the coordinator listens, once it does."""
+        host = self._with_process(self.hosts[shell.name])
+        deadline = time.monotonic() + HELLO
+        while time.monotonic() < deadline:
+            answer = agent_calls.call(shell, host, "hello")
+            found = (answer or {}).get("coordinator")
+            if found:
+                return msgspec.convert(found, Address)
+            if not shell.alive(self.started[shell.name]):
+                raise agent_calls.why_gone(shell, host, self.name)
+            time.sleep(0.02)
+        raise errors.TimedOut(
+            f"{shell.name}: the agent of {self.name} named no coordinator within {HELLO:.0f} s",
+            hint=f"its log is {host.job_dir}/agent.log there",
+            where=shell.name,
+        )
+
+    def _with_process(self, host: HostRecord) -> HostRecord:
+        process = self.started.get(host.name)
+        return msgspec.structs.replace(host, pid=process.pid, started=process.started) if process else host
+
+    def _record(self, state: str) -> JobRecord:
+        request = self.request
+        hosts = [self._with_process(host) for host in self.hosts.values()]
+        return JobRecord(
+            job=self.name, name=request.job.name, created=self.now, cluster=self.stage.chosen.known, hosts=hosts,
+            job_file=request.text, job_source=request.source, job_folder=str(request.folder or ""),
+            code_hash=request.code, checkpoints=f"{hosts[0].workdir}/checkpoints", state=state,
+            limit=max(request.job.timeouts.start, SLOWEST), authority=self.authority.certificate_pem,
+        )  # fmt: skip
+
+
+def _send_code(stage: Stage, request: Request, seats: Seats, say: Callable[[str, str], None]) -> None:
+    """Put the job's folder on every host that lacks it, in parallel."""
+    lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
+    archive = request.archive
+    if not lacking:
+        return
+    assert archive is not None, "a restore brings the archive that a host lacks"
+    say("", f"sending the job's folder ({_count(len(archive.files), 'file')}) to {_count(len(lacking), 'host')}")
+
+    def send(name: HostName, shell: Shell) -> None:
+        site = stage.state.sites[name]
+        send_archive(shell, site.executable, f"{site.workdir}/code", archive, keep=True)
+
+    for outcome in stage.fleet.each(send, names=lacking).values():
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _highest(stage: Stage, name: str) -> int:
+    """Return the highest number that a job of this name has on any host, whoever submitted it."""
+    splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
+    numbers = [split[1] for split in splits if split and split[0] == name]
+    return max((number for number in numbers if number < MOST_JOBS), default=0)
+
+
+def _from_shell(name: str, shell: Mapping[str, str], key: str) -> str:
+    if name not in shell:
+        raise errors.UsageError(
+            f"{key}: {name} is to be taken from your shell, where it is not set",
+            hint=f"export {name}=..., or give it a value" if key == "env" else f"export {name}=...",
+        )
+    return shell[name]

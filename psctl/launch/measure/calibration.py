@@ -1,0 +1,85 @@
+"""What `bench` found that messages cost on a cluster: kept with it, and used by every plan while the machines stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from psctl import errors
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import Home
+from psctl.launch.hosts.converge import Converging
+from psctl.launch.measure import reach
+from psctl.plan.simulation.cost_model import PACES, WAITS
+from psctl.plan.simulation.schedule_timing import Costs, Pace
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One engine's costs, and by how much predictions were off, as a median part of what was measured."""
+
+    costs: Costs
+    measurements: int
+    before: float
+    after: float
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """What was found, and on which machines: host to address, cores, GPUs and identity.
+
+    `paces` says of strategies how many times as long as predicted their bytes flow, `waits` their messages wait.
+    """
+
+    time: float
+    machines: dict[str, str]
+    engines: dict[str, Found]
+    paces: dict[str, float] = {}
+    waits: dict[str, float] = {}
+
+
+def keep(
+    home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found], paces: Mapping[str, Pace]
+) -> Calibration:
+    """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
+    machines = machines_of(chosen, state)
+    before = _kept(home, chosen)
+    known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
+    made = Calibration(
+        time.time(), machines, {**known.engines, **engines},
+        {**known.paces, **{name: pace.flowing for name, pace in paces.items()}},
+        {**known.waits, **{name: pace.waiting for name, pace in paces.items()}},
+    )  # fmt: skip
+    home.keep("costs", chosen.spec.name, made)
+    return made
+
+
+def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str, float]]:
+    """Return the kept costs by engine, and what `paces_of` reads, when all hosts are as they were then; else none.
+
+    Call `reach.find` or `reach.settled` before.
+    """
+    kept = _kept(home, chosen)
+    if kept is None or not machines_of(chosen, state).items() <= kept.machines.items():
+        return {}
+    found = {engine: msgspec.to_builtins(found.costs) for engine, found in kept.engines.items()}
+    return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
+
+
+def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:
+    """Return by what hosts are known again: a change of these makes old costs worthless."""
+    try:
+        at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+    except errors.PsctlError:  # a host has no address that others could use: whoever needs one says so
+        at = {}
+    return {
+        name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"
+        for name, site in state.sites.items()
+    }
+
+
+def _kept(home: Home, chosen: Chosen) -> Calibration | None:
+    try:
+        return home.kept("costs", chosen.spec.name, Calibration)
+    except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall
+        return None

@@ -1,0 +1,388 @@
+"""What moves between hosts, measured: every pair in rounds, what the rates mean, and what is kept with the cluster.
+
+Pairs of one round run at once and share no host, so n hosts take about n rounds. Each pair is measured from its first
+host: latency, then bytes/s out, then in. What the rates call for beyond that (`fabric.more`) follows in rounds of its
+own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.launch.clusters import Chosen
+from psctl.launch.home import Home
+from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
+from psctl.launch.hosts.converge import Converging, Say
+from psctl.launch.measure import reach
+from psctl.launch.measure.measurement_servers import Serving, Way, serving
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.topology.findings import Finding
+from psctl.topology.graph import NETWORK, Between, Link
+from psctl.topology.host.link_overrides import Written, overlay
+from psctl.topology.network.fabric import Fabric, Sample, Series, best, infer, more
+from psctl.topology.network.measurement_rounds import Pair, rounds
+from psctl.types import HostName
+from psctl.units import format_bit_rate
+
+PAYLOAD = 0.956
+"""Share of a NIC's nominal rate that is payload, at an MTU of 1500."""
+
+LATENCY = 1e-4
+"""Seconds between a host and the network, until it is measured."""
+
+WIDE = 0.10
+"""Range of the repeats, as a part of their median, above which a rate is not to be trusted."""
+
+FAST = 20e9 / 8
+"""Bytes/s of a nominal speed above which one connection does not fill a port."""
+
+STREAMS = 4
+"""Connections at once on such a port."""
+
+TURNS = 4
+"""Times that more is asked for, at most: pairs alone, those that scattered once more, racks, and racks again."""
+
+COPIES = 120.0
+"""Seconds for the copies inside one host."""
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """How long a pair is measured: `repeats` times `seconds`, behind `burn` that do not count; each way."""
+
+    seconds: float
+    burn: float
+    repeats: int
+    pings: int
+
+    @property
+    def round(self) -> float:
+        """Seconds of a round, without what starting it takes."""
+        return 2 * self.repeats * (self.seconds + self.burn)
+
+
+QUICK = Effort(seconds=0.15, burn=0.08, repeats=3, pings=30)
+"""What `up` spends: 1.4 s a round."""
+
+THOROUGH = Effort(seconds=0.6, burn=0.2, repeats=3, pings=200)
+"""What `topo --measure` spends."""
+
+
+class Measurements(msgspec.Struct, frozen=True):
+    """All that was measured of a cluster.
+
+    `addresses` are those that it was measured at, `machines` the identities of the hosts (`Site.identity`).
+    `missing` says of pairs why they could not be. `inside` has the copies within hosts.
+    """
+
+    time: float
+    addresses: dict[str, str]
+    series: tuple[Series, ...] = ()
+    missing: tuple[tuple[str, str, str], ...] = ()
+    inside: dict[str, tuple[Link, ...]] = {}
+    machines: dict[str, str] = {}
+
+    def fabric(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
+        """Return what lies between these hosts, as far as it was measured."""
+        found = infer(list(self.addresses), self.series, labels)
+        edges = tuple(edge for edge in found.between if edge.a in hosts or edge.a not in self.addresses)
+        return msgspec.structs.replace(found, between=edges)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(chosen: Chosen, fleet: Fleet, state: Converging, say: Say, effort: Effort = THOROUGH) -> Measurements:
+    """Measure every pair of the hosts that were looked at.
+
+    Args:
+        chosen, fleet, state: the cluster, connections, and what was found on the hosts (`reach.find` was called).
+        say: told of progress.
+        effort: how long.
+
+    Returns:
+        what was measured; of pairs that could not be, why.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit, or no pair of hosts could be measured.
+    """
+    at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+    hosts = [host.name for host in chosen.spec.hosts if host.name in at and host.name in fleet.shells]
+    if len(hosts) < 2:
+        return Measurements(time.time(), at, machines=_machines(state, at))
+    work = _Work(chosen, fleet, state, {name: at[name] for name in hosts}, effort)
+    plan: Sequence[Sequence[Pair]] = rounds(hosts)
+    count = f"the links between {len(hosts)} hosts: {len(plan)} round{'s' if len(plan) > 1 else ''}"
+    say("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
+    listen = {name: [at[name]] for name in hosts}
+    with serving(fleet, work.way, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
+        for pairs in plan:
+            work.run(servers, pairs)
+        for _ in range(TURNS):
+            for pairs in more(hosts, work.series, _labels(chosen)):
+                say("", f"measuring {', '.join(f'{a} - {b}' for a, b in pairs)} again")
+                work.run(servers, pairs)
+    if not work.series:
+        a, b, why = work.missing[0]
+        raise errors.HostUnreachable(f"nothing could be measured: {a} - {b}: {why}", "psctl doctor shows why", a)
+    return Measurements(
+        time.time(), dict(work.at), tuple(work.series), tuple(work.missing), machines=_machines(state, work.at)
+    )
+
+
+def _machines(state: Converging, names: Iterable[str]) -> dict[str, str]:
+    return {name: state.sites[name].identity for name in names}
+
+
+class _Work:
+    """One measurement under way."""
+
+    def __init__(self, chosen: Chosen, fleet: Fleet, state: Converging, at: Mapping[str, str], effort: Effort) -> None:
+        self.at, self.effort = at, effort
+        self.fleet = Fleet(fleet.shells, fleet.failed, len(at))  # all pairs of a round at once
+        self.way = Way.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+        self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
+        self.series: list[Series] = []
+        self.missing: list[tuple[str, str, str]] = []
+        self._rounds = 0
+
+    def run(self, servers: Serving, pairs: Sequence[Pair]) -> None:
+        """Measure pairs at once."""
+        partners = {HostName(a): b for a, b in pairs}
+        meeting = self._meeting(servers, pairs)
+
+        def dial(name: HostName, shell: Shell) -> Any:
+            other = partners[name]
+            port = servers.ports.get(other, {}).get(self.at[other])
+            if port is None:
+                raise errors.HostUnreachable(servers.failed.get(other, f"{other} does not listen"), where=other)
+            fast = min(self.speeds[name], self.speeds[other]) >= FAST
+            question = {
+                "to": [self.at[other], port], "from": self.at[name], "streams": STREAMS if fast else 1,
+                "meet": meeting,
+                **msgspec.to_builtins(self.effort),
+            }  # fmt: skip
+            return self.way.ask(shell, "dial", question, servers.token, 60 + 3 * self.effort.round)
+
+        out, back = [], []
+        for name, outcome in self.fleet.each(dial, names=list(partners)).items():
+            a, b = str(name), partners[name]
+            if outcome.error is not None:
+                self.missing.append((a, b, outcome.error.message))
+                continue
+            late = float(outcome.value["latency"])
+            out.append(_sample(a, b, outcome.value["out"], late))
+            back.append(_sample(b, a, outcome.value["in"], late))
+        self.series += [Series(tuple(samples)) for samples in (out, back) if samples]
+
+    def _meeting(self, servers: Serving, pairs: Sequence[Pair]) -> dict[str, Any] | None:
+        """Where those who dial wait for each other, so that all of a round run at the same time."""
+        self._rounds += 1
+        host = pairs[0][1]
+        port = servers.ports.get(host, {}).get(self.at[host])
+        if len(pairs) == 1 or port is None:
+            return None
+        return {"to": [self.at[host], port], "count": len(pairs), "key": str(self._rounds)}
+
+
+def _sample(a: str, b: str, rates: Sequence[float], late: float) -> Sample:
+    middle = statistics.median(rates)
+    return Sample(a, b, middle, late, (max(rates) - min(rates)) / middle if middle else 0.0)
+
+
+def _nominal(state: Converging, name: str, address: str) -> float:
+    nics = state.sites[name].facts.nics
+    return next((nic.speed or 0.0 for nic in nics if any(text.split("/")[0] == address for text in nic.addresses)), 0.0)
+
+
+def inside(chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> dict[str, tuple[Link, ...]]:
+    """Measure the copies between the GPUs of each host, and between each GPU and the host's memory.
+
+    Args:
+        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
+        say: told of progress, and of hosts whose Python has no torch that can copy.
+
+    Returns:
+        by host, links of type "copy" from device to device, their bandwidth that of one copy alone; hosts without GPUs
+        are left out.
+    """
+    names = [HostName(host.name) for host in chosen.spec.hosts if _copies(host.name, fleet, state)]
+    if not names:
+        return {}
+    say("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
+
+    def copy(name: HostName, shell: Shell) -> Any:
+        question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in state.sites[name].facts.gpus]}
+        return ask.ask(shell, state.python(name), ask.COPY, "measure", question, timeout=COPIES)
+
+    found: dict[str, tuple[Link, ...]] = {}
+    for name, outcome in fleet.each(copy, names=names).items():
+        why = outcome.error.message if outcome.error is not None else outcome.value["error"]
+        if why:
+            say(str(name), f"no copies measured: {why}")
+        else:
+            for row in outcome.value["copies"]:
+                if row["spread"] > WIDE:
+                    say(str(name), f"copies {row['a']} - {row['b']} varied by {row['spread']:.0%}: a device is busy")
+            found[str(name)] = tuple(
+                Link(row["a"], row["b"], "copy", row["bandwidth"], row["latency"], measured=True)
+                for row in outcome.value["copies"]
+            )
+    return found
+
+
+def _copies(name: str, fleet: Fleet, state: Converging) -> bool:
+    return name in fleet.shells and name in state.plans and bool(state.sites[name].facts.gpus)
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def keep(home: Home, chosen: Chosen, measured: Measurements) -> None:
+    """Keep measurements with the cluster; those of an embedded one are not."""
+    if not chosen.embedded:
+        home.keep("links", chosen.spec.name, measured)
+
+
+def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None:
+    """Return what is kept, when it was measured of these very machines at the addresses that they have now; else None.
+
+    Call `reach.find` or `reach.settled` before. Sets `state.rates`.
+    """
+    state.rates = {}
+    try:
+        kept = home.kept("links", chosen.spec.name, Measurements)
+        at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
+    except errors.PsctlError:  # damaged, or no address fits: there is nothing to recall
+        return None
+    if kept is None or not at.items() <= kept.addresses.items():
+        return None
+    if not _machines(state, at).items() <= kept.machines.items():  # a host was installed anew, or replaced
+        return None
+    state.rates = ports(between(chosen, state, kept), at)
+    return kept
+
+
+# ---- as a part of `up` -----------------------------------------------------------------------------------------------
+
+
+def plan(home: Home, chosen: Chosen, state: Converging) -> None:
+    """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
+
+    Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+    """
+    hosts = [name for name in state.plans if name not in state.failed]
+    settled = reach.settled(home, chosen, state)
+    reach.addresses(chosen.spec, state)
+    if len(hosts) < 2 or chosen.embedded or any(state.sites[name].jobs for name in hosts):
+        return
+    if settled and recall(home, chosen, state) is not None:
+        return
+    for name in hosts:
+        state.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
+
+
+def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> tuple[str, ...]:
+    """Do what `plan` added, and keep it; return warnings. That it fails is one of them: hosts are ready without it."""
+    ours = (FindNetwork, MeasureLinks)
+    if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
+        return ()
+    try:
+        reach.find(home, chosen, fleet, state, say)
+        measured = measure(chosen, fleet, state, say, QUICK)
+    except errors.PsctlError as error:
+        for name, actions in state.plans.items():
+            state.plans[name] = [action for action in actions if not isinstance(action, ours)]
+        return (f"the links were not measured: {error.message}",)
+    keep(home, chosen, msgspec.structs.replace(measured, inside=_inside_before(home, chosen, measured)))
+    recall(home, chosen, state)
+    return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
+
+
+def _inside_before(home: Home, chosen: Chosen, measured: Measurements) -> dict[str, tuple[Link, ...]]:
+    """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
+    try:
+        before = home.kept("links", chosen.spec.name, Measurements)
+    except errors.InvalidFile:
+        return {}
+    if before is None:
+        return {}
+    same = {name for name, identity in measured.machines.items() if before.machines.get(name) == identity}
+    return {name: links for name, links in before.inside.items() if name in same}
+
+
+# ---- what it means ---------------------------------------------------------------------------------------------------
+
+
+def between(chosen: Chosen, state: Converging, measured: Measurements | None) -> tuple[Between, ...]:
+    """Return what lies between the hosts: what `links:` says, else what was measured, else nominal rates.
+
+    Raises:
+        InvalidFile, HostUnreachable: a host has no address that others could use.
+    """
+    at = reach.addresses(chosen.spec, state)
+    hosts = [host.name for host in chosen.spec.hosts if host.name in at]
+    if len(hosts) < 2:
+        return ()
+    labels = _labels(chosen)
+    found = measured.fabric(hosts, labels).between if measured is not None else ()
+    known = {edge.a for edge in found}
+    nominal = [
+        Between(name, NETWORK, _nominal(state, name, at[name].address) * PAYLOAD or None, LATENCY)
+        for name in hosts
+        if name not in known
+    ]
+    edges = [
+        msgspec.structs.replace(edge, via=at[edge.a].interface) if edge.a in at else edge for edge in (*found, *nominal)
+    ]
+    own = {name: labels[name] for name in hosts}
+    ends = {*own, *(value for each in own.values() for value in each.values())}
+    written = [
+        Written(link.between[0], link.between[1], link.bandwidth, link.latency)
+        for link in chosen.spec.links
+        if set(link.between) <= ends
+    ]
+    return overlay(edges, written, own)
+
+
+def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the payload bytes/s of each host's own port: the widest of its cables to a switch."""
+    found: dict[str, float] = {}
+    for edge in edges:
+        for host, other in ((edge.a, edge.b), (edge.b, edge.a)):
+            if host in hosts and other not in hosts and edge.bandwidth:
+                found[host] = max(found.get(host, 0.0), edge.bandwidth)
+    return found
+
+
+def warnings(chosen: Chosen, measured: Measurements) -> tuple[Finding, ...]:
+    """Return what is not as it should be: repeats that scatter, pairs that could not be measured, odd fabrics."""
+    wide = sorted((each for each in best(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread)
+    listed = [f"{each.a} -> {each.b} by {each.spread:.0%} around {format_bit_rate(each.rate)}" for each in wide]
+    others = [f"{len(listed) - 3} more"] if len(listed) > 3 else []
+    scattered = [
+        Finding(
+            f"rates varied from repeat to repeat: {', '.join([*listed[:3], *others])}",
+            "other traffic was on the links, or hosts were busy: `psctl topo --measure` measures again",
+        )
+    ] * bool(listed)
+    lost = [
+        Finding(f"{a} - {b} could not be measured: {why}", "`psctl doctor` shows whether the two reach each other")
+        for a, b, why in measured.missing
+    ]
+    fabric = measured.fabric(list(measured.addresses), _labels(chosen))
+    return (*scattered, *lost, *fabric.findings)
+
+
+def _labels(chosen: Chosen) -> dict[str, dict[str, str]]:
+    return {host.name: dict(host.labels) for host in chosen.spec.hosts}

@@ -1,0 +1,94 @@
+"""Servers of there_link on many hosts while something is measured: started, asked for their ports, stopped again."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch import ask
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.spec.cluster import ClusterSpec
+from psctl.types import HostName
+
+READY = 5.0
+"""Seconds until a server must say where it listens."""
+
+
+class Serving(msgspec.Struct):
+    """Servers that run. `ports` has each one's port by host and address; `failed` why there is none."""
+
+    token: str
+    ports: dict[str, dict[str, int]]
+    failed: dict[str, str]
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How hosts are asked: their interpreters, and what the cluster file says of the network."""
+
+    pythons: Mapping[str, str]
+    span: tuple[int, int] | None
+    congestion: str
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, pythons: Mapping[str, str]) -> Way:
+        """Return how the hosts of a cluster are asked."""
+        return cls(pythons, cluster.network.ports, cluster.network.congestion)
+
+    def ask(self, shell: Shell, verb: str, question: Mapping[str, Any], token: str, timeout: float) -> Any:
+        """Ask a host; the token travels on standard input."""
+        asked = {"name": shell.name, "congestion": self.congestion, **question}
+        python = self.pythons[shell.name]
+        return ask.ask(shell, python, ask.LINK, verb, asked, stdin=token.encode() + b"\n", timeout=timeout)
+
+
+@contextlib.contextmanager
+def serving(fleet: Fleet, way: Way, listen: Mapping[str, Sequence[str]], seconds: float) -> Iterator[Serving]:
+    """Have hosts listen on addresses of theirs while the block runs.
+
+    Args:
+        fleet: connections to the hosts.
+        way: how they are asked.
+        listen: numeric addresses by host.
+        seconds: after which the servers end by themselves.
+    """
+    token = secrets.token_hex(16)
+    names = [HostName(name) for name in listen]
+    threads = [
+        threading.Thread(target=_serve, args=(fleet.shells[name], way, listen[name], seconds, token), daemon=True)
+        for name in names
+    ]  # not by `each`, which has only so many at once: all servers run for the whole time
+    for thread in threads:
+        thread.start()
+    try:
+        yield _ready(fleet, way, names, token)
+    finally:
+        fleet.each(lambda _, shell: way.ask(shell, "stop", {"seconds": 0.0}, token, READY), names=names)
+        for thread in threads:
+            thread.join(READY)
+
+
+def _serve(shell: Shell, way: Way, addresses: Sequence[str], seconds: float, token: str) -> None:
+    """Run one server to its end; why one failed shows when its ports are asked for."""
+    question = {"listen": list(addresses), "ports": way.span, "seconds": seconds}
+    with contextlib.suppress(errors.PsctlError):
+        way.ask(shell, "serve", question, token, seconds + READY)
+
+
+def _ready(fleet: Fleet, way: Way, names: Sequence[HostName], token: str) -> Serving:
+    found = fleet.each(lambda _, shell: way.ask(shell, "ports", {"seconds": READY}, token, READY + 20), names=names)
+    serving = Serving(token, {}, {})
+    for name, outcome in found.items():
+        if outcome.error is not None:
+            serving.failed[name] = outcome.error.message
+            continue
+        serving.ports[name] = dict(outcome.value["ports"])
+        if outcome.value["failed"]:
+            serving.failed[name] = "; ".join(f"{host}: {why}" for host, why in outcome.value["failed"].items())
+    return serving

@@ -1,0 +1,168 @@
+"""By which address hosts really reach each other: every host listens on all of its own, every other host dials them.
+
+It costs two seconds where an address is dead, so it is done only where a host has a choice, and what came of it is kept
+with the cluster, under a fingerprint of the machines and addresses that it was asked of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from psctl import errors
+from psctl.launch.clusters import Chosen as Cluster
+from psctl.launch.home import Home
+from psctl.launch.hosts.converge import Converging
+from psctl.launch.measure.measurement_servers import Serving, Way, serving
+from psctl.remote.fleet import Fleet
+from psctl.remote.shell import Shell
+from psctl.spec.cluster import ClusterSpec
+from psctl.topology.network.addresses import Candidate, Chosen, Reach, candidates, choose_addresses, refuse_unreachable
+from psctl.topology.network.common_network import Network, contest, networks, settle
+from psctl.topology.network.measurement_rounds import Pair, rounds
+from psctl.types import HostName
+
+DEAD = 2.0
+"""Seconds after which an address that does not answer is dead."""
+
+BURST = {"seconds": 0.15, "burn": 0.1, "repeats": 1, "pings": 5, "streams": 1}
+"""A rate in a moment: enough to tell a management port from the real one."""
+
+Say = Callable[[str, str], None]
+Candidates = Mapping[HostName, tuple[Candidate, ...]]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What a probe decided, and of what."""
+
+    fingerprint: str
+    chosen: dict[str, Chosen]
+
+
+def settled(home: Home, chosen: Cluster, state: Converging) -> bool:
+    """Set the addresses of all hosts, from the cluster file and from what is kept; say whether no probe is needed."""
+    hosts = reaches(chosen.spec, state)
+    asked = candidates(hosts, chosen.spec.network.interface)
+    if not asked:
+        state.addresses = {}
+        return True
+    known = _kept(home, chosen, fingerprint(asked, state))
+    state.addresses = known.chosen if known else {}
+    return known is not None
+
+
+def find(home: Home, chosen: Cluster, fleet: Fleet, state: Converging, say: Say, *, keep: bool = True) -> None:
+    """Set the addresses by which hosts reach each other, `state.addresses`; probe them where nothing else tells.
+
+    Args:
+        home: where the answer is kept.
+        chosen, fleet, state: the cluster, connections, and what was found on the hosts.
+        say: told of progress.
+        keep: remember the answer; doctor changes nothing.
+    """
+    if settled(home, chosen, state):
+        return
+    hosts = reaches(chosen.spec, state)
+    asked = candidates(hosts, chosen.spec.network.interface)
+    if any(name not in fleet.shells for name in asked):
+        return
+    say("", "finding the network by which the hosts reach each other")
+    way = Way.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+    found = probe(fleet, way, asked)
+    default = choose_addresses(hosts, chosen.spec.network.interface)
+    state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
+    if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
+        home.keep("reach", chosen.spec.name, Known(fingerprint(asked, state), state.addresses))
+
+
+def reaches(cluster: ClusterSpec, state: Converging) -> dict[HostName, Reach]:
+    """Return the looked-at hosts as topology/addresses wants them."""
+    hosts = {host.name: host for host in cluster.hosts}
+    return {
+        HostName(name): Reach(site.facts, hosts[name].internal_address, hosts[name].local)
+        for name, site in state.sites.items()
+    }
+
+
+def addresses(cluster: ClusterSpec, state: Converging) -> dict[str, Chosen]:
+    """Return each host's address: what was found or kept, else what its facts and the cluster file say.
+
+    Raises:
+        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
+    """
+    hosts = reaches(cluster, state)
+    if not state.sites.keys() <= state.addresses.keys():
+        return {str(name): one for name, one in choose_addresses(hosts, cluster.network.interface).items()}
+    refuse_unreachable(hosts, {name: state.addresses[name] for name in hosts})
+    return {name: state.addresses[name] for name in state.sites}
+
+
+def probe(fleet: Fleet, way: Way, asked: Candidates) -> dict[HostName, Chosen]:
+    """Have every host listen on all its candidates and every other dial them; return what that tells."""
+    everyone = Fleet(fleet.shells, fleet.failed, len(asked))
+    listen = {str(name): [each.address for each in own] for name, own in asked.items()}
+    with serving(fleet, way, listen, 60.0) as servers:
+        heard = _dial(everyone, way, asked, servers)
+        found = networks(asked, heard)
+        rates = [_burst(everyone, way, servers, network) for network in contest(found)]
+    return settle(asked, heard, found, rates)
+
+
+def _dial(fleet: Fleet, way: Way, asked: Candidates, servers: Serving) -> dict[tuple[HostName, HostName, str], float]:
+    def try_all(name: HostName, shell: Shell) -> Any:
+        to = {
+            f"{other} {address}": [address, port]
+            for other, ports in servers.ports.items()
+            for address, port in ports.items()
+            if other != name
+        }
+        return way.ask(shell, "reach", {"to": to, "seconds": DEAD, "pings": 5}, servers.token, 30)
+
+    heard = {}
+    for name, outcome in fleet.each(try_all, names=list(asked)).items():
+        for key, answer in (outcome.value if outcome.ok else {}).items():
+            other, _, address = key.partition(" ")
+            if "latency" in answer:
+                heard[name, HostName(other), address] = float(answer["latency"])
+    return heard
+
+
+def _burst(fleet: Fleet, way: Way, servers: Serving, network: Network) -> float:
+    """Bytes/s of a network: the least that any host moved, each with one other; 0 where a burst failed."""
+    members = network.members
+    pairs: list[Pair] = list(rounds([*members])[0])
+    paired = {name for pair in pairs for name in pair}
+    pairs += [(pairs[0][0], name) for name in members if name not in paired]
+    least = float("inf")
+    for at_once in (pairs[: len(members) // 2], pairs[len(members) // 2 :]):
+        partners = {HostName(a): HostName(b) for a, b in at_once}
+
+        def move(name: HostName, shell: Shell, partners: Mapping[HostName, HostName] = partners) -> float:
+            to = members[partners[name]].address
+            ends = {"to": [to, servers.ports[partners[name]][to]], "from": members[name].address}
+            answer = way.ask(shell, "dial", {**BURST, **ends}, servers.token, 30)
+            return float(min(answer["out"][0], answer["in"][0]))
+
+        for outcome in fleet.each(move, names=list(partners)).values():
+            least = min(least, outcome.value if outcome.ok else 0.0)
+    return least
+
+
+def fingerprint(asked: Candidates, state: Converging) -> str:
+    """Return what tells these machines and addresses from others."""
+    rows = sorted(
+        (name, state.sites[name].identity, sorted((each.interface, each.address) for each in own))
+        for name, own in asked.items()
+    )
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _kept(home: Home, chosen: Cluster, wanted: str) -> Known | None:
+    try:
+        known = home.kept("reach", chosen.spec.name, Known)
+    except errors.InvalidFile:  # damaged: it is probed anew
+        return None
+    return known if known is not None and known.fingerprint == wanted else None

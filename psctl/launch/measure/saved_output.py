@@ -1,0 +1,236 @@
+"""Machines from saved output: a file, a folder with one file a command, or a folder of such folders, one a host.
+
+What a file holds is found out from its content alone: names of files are for people, in findings and errors. Nothing
+here touches a network. What cannot be understood is refused when it stands alone, and named in a finding when other
+files of the host were understood.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from psctl.errors import InvalidFile
+from psctl.topology.facts import Finding
+from psctl.topology.graph import ClusterGraph, HostGraph, HostNode
+from psctl.topology.host.document import read_cluster_document
+from psctl.topology.host.host_graph import build
+from psctl.topology.readers import recognise
+from psctl.topology.readings import Failure, Reading, Unknown
+
+LARGEST = 16_000_000
+"""Bytes of one file: a document of `topo -o json` for a thousand hosts takes as much."""
+
+LARGEST_TEXT = 2_000_000
+"""Bytes of one file of commands' output; lspci -vv of a server with hundreds of functions prints half of that."""
+
+MOST = 4096
+"""Entries of one folder."""
+
+NAME = "saved"
+"""The host of a file that tells no name."""
+
+ACCEPTED = (
+    "accepted are nvidia-smi topo -m, topo -p2p r, nvlink -s and --query-gpu=... --format=csv, lspci -vv, "
+    "rocm-smi --showtopo, an NCCL topology file, and what topo -o json prints"
+)
+
+
+class Refused(Exception):
+    """A file that is not read.
+
+    Args:
+        why: what is wrong with it, in words that go behind its name.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """Saved machines: the graph, and what a document tells beside it.
+
+    `about` holds cores and memory by host, `failed` the rows of hosts that had not answered.
+    """
+
+    cluster: ClusterGraph
+    about: dict[str, dict[str, Any]] = {}
+    failed: tuple[dict[str, Any], ...] = ()
+
+
+class Outputs(msgspec.Struct):
+    """What the files of one host turned out to be."""
+
+    readings: list[Reading] = []
+    documents: list[Saved] = []
+    refused: list[Finding] = []
+
+
+def read_saved(reference: str) -> Saved:
+    """Read saved machines.
+
+    Args:
+        reference: a file, a folder, or "-" for standard input.
+
+    Returns:
+        The hosts; between them only what documents of `topo -o json` say.
+
+    Raises:
+        InvalidFile: nothing in it is understood, or it cannot be read; whoever saved it.
+    """
+    path = Path(reference).expanduser()
+    if reference != "-" and path.is_dir():
+        return _folder(path)
+    shown = "standard input" if reference == "-" else reference
+    outputs = Outputs()
+    try:
+        data = _whole(sys.stdin.fileno(), closing=False) if reference == "-" else _bytes(path, named=True)
+        _understand(data, outputs)
+    except Refused as refused:
+        raise InvalidFile(f"{shown}: {refused.why}", hint=ACCEPTED, where=shown) from None
+    return _joined(outputs.documents or [_host(NAME, outputs, shown)], shown)
+
+
+def _folder(path: Path) -> Saved:
+    """Read a folder: its files are one host, and each of its folders is one."""
+    files, folders = _entries(path)
+    found = _host_of_folder(path.resolve().name or NAME, path, files) if files or not folders else []
+    for folder in folders:
+        inner, deeper = _entries(folder)
+        extra = [_unread(f"{each.name}/", "a folder within a host's folder") for each in deeper]
+        found += _host_of_folder(folder.name, folder, inner, extra)
+    return _joined(found, str(path))
+
+
+def _entries(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files and the folders of a folder, sorted by name, hidden folders left out."""
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise InvalidFile(f"{path}: {error.strerror}", hint="name a folder that can be read", where=str(path)) from None
+    if len(entries) > MOST:
+        raise InvalidFile(
+            f"{path}: {len(entries)} entries, more than {MOST}",
+            hint="one folder a host, one file a command",
+            where=str(path),
+        )
+    folders = [entry for entry in entries if entry.is_dir()]
+    return [entry for entry in entries if not entry.is_dir()], [each for each in folders if each.name[0] != "."]
+
+
+def _host_of_folder(name: str, path: Path, files: Sequence[Path], extra: Sequence[Finding] = ()) -> list[Saved]:
+    outputs = Outputs(refused=list(extra))
+    for file in files:
+        try:
+            if file.name.startswith("."):
+                raise Refused("hidden")
+            _understand(_bytes(file), outputs)
+        except Refused as refused:
+            outputs.refused.append(_unread(file.name, refused.why))
+    if not outputs.readings and not outputs.documents:
+        reasons = "; ".join(finding.what for finding in outputs.refused[:3]) or "it is empty"
+        raise InvalidFile(f"{path}: nothing in this folder is understood: {reasons}", hint=ACCEPTED, where=str(path))
+    return [*outputs.documents, *([_host(name, outputs, str(path))] if outputs.readings else [])]
+
+
+def _unread(name: str, why: str) -> Finding:
+    return Finding(f"{name} was not read: {why}", "leave only saved output in the folder, one file a command")
+
+
+def _bytes(path: Path, *, named: bool = False) -> bytes:
+    """Return what a file holds.
+
+    Args:
+        path: the file.
+        named: a person named it: then it may be a pipe, as a shell's `<(command)` is.
+
+    Raises:
+        Refused: it is no file, is too large or cannot be read.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or (named and (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)))):
+            raise Refused("it is no file")
+        return _whole(os.open(path, os.O_RDONLY | os.O_CLOEXEC), closing=True)
+    except OSError as error:
+        raise Refused(error.strerror or str(error)) from None
+
+
+def _whole(descriptor: int, *, closing: bool) -> bytes:
+    with open(descriptor, "rb", closefd=closing) as stream:
+        data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise Refused(f"it is larger than {LARGEST // 10**6} MB; no such command prints that much")
+    return data
+
+
+def _understand(data: bytes, outputs: Outputs) -> None:
+    """Find out what one file is, and add it; Refused when it is nothing that is known."""
+    text = recognise.decode(data)
+    if text.lstrip().startswith("{"):
+        outputs.documents.append(_document(data))
+        return
+    if len(data) > LARGEST_TEXT:
+        raise Refused(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
+    for reading in recognise.read_all(text):
+        if isinstance(reading, Unknown):
+            begins = f'it is none of the outputs that are known; it begins with "{reading.first[:60]}"'
+            raise Refused(begins if reading.first else "it is empty")
+        outputs.readings.append(reading)
+
+
+def _document(data: bytes) -> Saved:
+    """Read a document of `topo -o json`, or one host of it.
+
+    Raises:
+        Refused: it is no JSON, or some other document.
+    """
+    try:
+        body = msgspec.json.decode(data)
+        if not isinstance(body, dict) or not ("hosts" in body or "devices" in body):
+            raise Refused('a JSON document with neither "hosts" nor "devices"')
+        listed = body.get("hosts")
+        hosts = [host for host in listed if isinstance(host, dict)] if isinstance(listed, list) else []
+        failed = tuple(host for host in hosts if host.get("error"))
+        if failed:
+            body = {**body, "hosts": [host for host in body["hosts"] if host not in failed]}
+        cluster = read_cluster_document(body)
+    except RecursionError:
+        raise Refused("its JSON is nested deeper than that of any document") from None
+    except msgspec.DecodeError as error:
+        raise Refused(f"it begins as a JSON document and is none: {error}") from None
+    except InvalidFile as error:
+        raise Refused(error.message) from None
+    rows = hosts or [body]
+    about = {str(row.get("name")): {key: row.get(key) for key in ("cores", "memory")} for row in rows}
+    return Saved(cluster, about, failed)
+
+
+def _host(name: str, outputs: Outputs, shown: str) -> Saved:
+    graph = build(outputs.readings)
+    failed = any(isinstance(reading, Failure) for reading in outputs.readings)
+    if not graph.devices and not failed:
+        why = "; ".join(finding.what for finding in graph.findings) or "it names no device"
+        raise InvalidFile(f"{shown}: nothing can be read from it: {why}", hint="save the whole output", where=shown)
+    whole = HostGraph(graph.devices, graph.links, (*graph.findings, *outputs.refused))
+    return Saved(ClusterGraph((HostNode(name, whole),)))
+
+
+def _joined(parts: Sequence[Saved], shown: str) -> Saved:
+    """Join what files tell into one; InvalidFile when two hosts have one name."""
+    hosts = [host for part in parts for host in part.cluster.hosts]
+    names = [host.name for host in hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        hint = "one folder a host, each with its own name"
+        raise InvalidFile(f"{shown}: two hosts are named {twice}", hint=hint, where=shown)
+    between = tuple(link for part in parts for link in part.cluster.between)
+    about = {name: more for part in parts for name, more in part.about.items()}
+    return Saved(ClusterGraph(tuple(hosts), between), about, tuple(row for part in parts for row in part.failed))

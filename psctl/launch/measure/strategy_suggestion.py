@@ -1,0 +1,104 @@
+"""What `topo` says of the strategy: the plan's own choice on that graph, with the groups of devices that it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from psctl.errors import InvalidFile
+from psctl.plan.choose import ALONE, UNKNOWN, Plan, planner_in
+from psctl.plan.plan_input import Ground, ground_in
+from psctl.plan.plan_request import Asked
+from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
+from psctl.plan.simulation.schedule_timing import Costs
+from psctl.schedule.algorithms.catalog import Options
+from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
+from psctl.units import format_bytes
+
+Named = tuple[tuple[str, ...], ...]
+_UNLINKED = "no way between the ranks is known: it is left to the engine"
+
+Trees = tuple[tuple[tuple[str, str], ...], ...]
+
+
+def suggest(
+    cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None = None, size: int = UNKNOWN
+) -> Suggestion | None:
+    """Return which strategy suits machines: what `plan` chooses there for `size` bytes of gradients.
+
+    Args:
+        cluster: hosts and what lies between them.
+        measured: of hosts that can be reached, what `bench` found that messages cost, by engine; None for machines that
+            a file describes, where only the latencies in the file count.
+        size: bytes of gradients a worker.
+
+    Returns:
+        The name, a sentence, the groups; None where no host may hold a worker.
+    """
+    if not any("worker" in host.roles for host in cluster.hosts):
+        return None
+    try:
+        ground = _ground(cluster, measured)
+    except InvalidFile:
+        return Suggestion("native", _UNLINKED)
+    if any(_unlinked(host) for host in cluster.hosts):
+        return Suggestion("native", _UNLINKED)
+    plan = planner_in(ground, Asked(bucketed=measured is not None)).plan(size)
+    groups, shares, trees = _groups(plan, ground)
+    reason = plan.reason if plan.reason == ALONE else f"{format_bytes(size)} of gradients: {plan.reason}"
+    return Suggestion(plan.chosen, reason + _unknown(ground), groups, shares, trees)
+
+
+def _unlinked(host: HostNode) -> bool:
+    """Tell whether a host has several GPUs and nothing says how any of them is connected."""
+    return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
+
+
+def _ground(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None) -> Ground:
+    if measured is None:
+        return ground_in(cluster, costs=FREE)
+    gpus = any(host.graph.of_kind("gpu") for host in cluster.hosts if "worker" in host.roles)
+    engines: dict[str, Costs] = engine_costs(gpus, measured)
+    return ground_in(cluster, costs=engines, paces=paces_of(measured))
+
+
+def _groups(plan: Plan, ground: Ground) -> tuple[Named, tuple[float, ...], Trees]:
+    """Return the groups that the chosen strategy makes, the part of the bytes of each, and the edges of its trees."""
+    several = len(ground.cluster.hosts) > 1
+    name = [place if several else place.rpartition("/")[2] for place in ground.ranks]
+    row = next(each for each in plan.candidates if each.strategy == plan.chosen)
+    if plan.chosen == "ps":
+        held: Counter[str] = Counter(row.params["hosts"])
+        return tuple((host,) for host in held), _parts(held.values()), ()
+    known: dict[str, Any] = {key: value for key, value in row.params.items() if key in Options.__struct_fields__}
+    told = msgspec.convert(known, Options)
+    if told.rings:
+        rings = tuple(tuple(name[rank] for rank in order) for order, _ in told.rings)
+        return rings, _parts(weight for _, weight in told.rings), ()
+    if told.trees:
+        grown = tuple((root, *(child for _, child in edges)) for root, edges, _ in told.trees)
+        trees = tuple(tuple((name[a], name[b]) for a, b in edges) for _, edges, _ in told.trees)
+        named = tuple(tuple(name[rank] for rank in ranks) for ranks in grown)
+        return named, _parts(weight for _, _, weight in told.trees), trees
+    groups = told.groups or (told.order or tuple(range(ground.world)),)
+    return tuple(tuple(name[rank] for rank in group) for group in groups), _parts([1] * len(groups)), ()
+
+
+def _parts(weights: Iterable[int]) -> tuple[float, ...]:
+    known = list(weights)
+    return tuple(weight / sum(known) for weight in known)
+
+
+def _unknown(ground: Ground) -> str:
+    """Return a warning where the ranks' ways lead over links whose rate nothing tells."""
+    network = ground.network
+    first = ground.ranks[0]
+    crossed = {link for place in ground.ranks[1:] for link in network.route(first, place).links}
+    names = sorted({" - ".join(sorted(network.names[link].split(" -> "))) for link in crossed & network.assumed})
+    if not names:
+        return ""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"; the rate of {', '.join(names[:2])}{more} is not known and was assumed"

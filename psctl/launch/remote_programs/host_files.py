@@ -1,0 +1,276 @@
+"""What psctl puts on a host and takes away again; a program sent along like host_state.py."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+import sys
+import tarfile
+import time
+from typing import Any
+
+from psctl.launch.remote_programs.pending_orders import discard_orders, keep_orders
+
+Question = dict[str, Any]
+
+DISK_FULL = 28
+"""Exit status for a full disk (errno ENOSPC)."""
+
+
+def make_private(folder: str) -> None:
+    """Make a folder and its parents, those that are missing for this user alone, whatever the umask.
+
+    Raises:
+        PermissionError: the folder is there, and another user may write into it.
+    """
+    missing, at = [], folder
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for each in reversed(missing):
+        try:
+            os.mkdir(each, 0o700)
+        except FileExistsError:  # another psctl was faster
+            continue
+        os.chmod(each, 0o700)
+    found = os.stat(folder)
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "another user may write into this folder", folder)
+
+
+def unpack(question: Question) -> Question:
+    """Unpack the archive on standard input under `folder`/`hash`, once: proved first, renamed last."""
+    data = sys.stdin.buffer.read()
+    target = os.path.join(os.path.expanduser(question["folder"]), question["hash"])
+    tar = gzip.decompress(data)
+    found = hashlib.sha256(tar).hexdigest()[:40]
+    if found != question["hash"]:
+        raise ValueError(f"the archive came as {found}, expected {question['hash']}")
+    if os.path.isdir(target):
+        return {"folder": target, "new": False}
+    sweep_parts(os.path.dirname(target))
+    part, lock = begin_part(target)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
+            for member in archive:
+                extract(archive, member, part)
+        make_caches(part)
+        if question.get("keep"):
+            with open(f"{part}.tar.gz", "wb") as file:
+                file.write(data)
+            os.replace(f"{part}.tar.gz", f"{target}.tar.gz")
+        try:
+            os.rename(part, target)
+        except OSError:
+            if not os.path.isdir(target):  # another psctl was faster: the same bytes
+                raise
+    finally:
+        remove_part(part)
+        os.close(lock)
+    return {"folder": target, "new": True}
+
+
+def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
+    """Write one member of an archive below a folder that was empty at first, for this user alone, whatever the umask.
+
+    Python 3.11.0 to 3.11.3 have no extraction filters, so the rules are here: a member is a folder, a file or a
+    symbolic link, its name leads below the folder and through no link, and a link's target lies below the folder too.
+
+    Raises:
+        ValueError: the member breaks a rule; nothing of it was written.
+    """
+    parts = member.name.split("/")
+    through = [os.path.join(folder, *parts[:count]) for count in range(1, len(parts))]
+    path = os.path.join(folder, *parts)
+    if not all(parts) or {".", ".."} & set(parts) or any(os.path.islink(each) for each in through):
+        raise ValueError(f"the archive names {member.name!r}, which is no place below its folder")
+    if member.isdir():
+        os.mkdir(path)
+        os.chmod(path, 0o700)
+    elif member.issym():
+        target = member.linkname.split("/")
+        down = list(itertools.dropwhile("..".__eq__, target))
+        if {"", ".."} & set(down) or len(target) - len(down) >= len(parts):
+            raise ValueError(f"the archive's link {member.name!r} leads to {member.linkname!r}, outside its folder")
+        os.symlink(member.linkname, path)
+    elif member.isreg():
+        source = archive.extractfile(member)
+        mode = 0o700 if member.mode & 0o100 else 0o600
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            shutil.copyfileobj(source, file)  # type: ignore[arg-type]  # a regular member has contents
+    else:
+        raise ValueError(f"the archive's {member.name!r} is no folder, file or symbolic link")
+
+
+def make_caches(folder: str) -> None:
+    """Make the folders of bytecode: Python would make them with the umask of the user's script."""
+    for at, _, files in os.walk(folder):
+        if any(name.endswith(".py") for name in files):
+            cache = os.path.join(at, "__pycache__")
+            os.makedirs(cache, exist_ok=True)
+            os.chmod(cache, 0o700)
+
+
+def begin_part(target: str) -> tuple[str, int]:
+    """Make a folder for what becomes `target`; return it and the lock that shows that it is in use."""
+    while True:
+        part = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.part"  # hosts that share a disk share no process numbers
+        try:
+            make_private(part)
+            lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+            is_locked(lock)
+            if os.path.isdir(part):
+                return part, lock
+            os.close(lock)
+        except FileNotFoundError:  # somebody has swept it before it was locked
+            continue
+
+
+def sweep_parts(folder: str) -> None:
+    """Remove what was unpacked in part by processes that were killed."""
+    for part in glob.glob(os.path.join(glob.escape(folder), "*.part")):
+        try:
+            lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # its process has finished it, or removed it
+            continue
+        if not is_locked(lock):
+            remove_part(part)
+        os.close(lock)
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.part.tar.gz")):
+        if not os.path.isdir(path[: -len(".tar.gz")]):
+            unlink(path)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Lock a folder; True when another process has done so, or the disk has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def remove_part(part: str) -> None:
+    """Remove a folder for which `begin_part` was called, and what lies beside it."""
+    shutil.rmtree(part, ignore_errors=True)
+    unlink(f"{part}.tar.gz")
+
+
+def unlink(path: str) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def begin(question: Question) -> Question:
+    """Make a job's folder on this host and keep the orders on standard input until its agent has read them.
+
+    With `claim` the job's name is taken: "taken" comes back when another machine was faster. "orders" is where they
+    are, and "disk" whether that is on a disk, because this host has no file system in memory that we can use. If no
+    agent takes over within `wait` seconds, because psctl died, all of it is removed again.
+    """
+    folder = os.path.expanduser(question["folder"])
+    parent = os.path.dirname(folder)
+    make_private(os.path.dirname(parent))
+    for name in ("code", "wheels"):
+        sweep_parts(os.path.join(os.path.dirname(os.path.dirname(parent)), name))
+    try:
+        os.mkdir(parent, 0o700)
+    except FileExistsError:
+        if question["claim"]:
+            return {"taken": True}
+    make_private(folder)
+    orders, disk = keep_orders(folder, sys.stdin.buffer.read())
+    if os.fork() == 0:
+        try:
+            expire(folder, orders, question["wait"])
+        finally:
+            os._exit(0)
+    return {"taken": False, "orders": orders, "disk": disk}
+
+
+def expire(folder: str, orders: str, seconds: float) -> None:
+    """Wait, detached, until an agent has read its orders; remove them and the job's folder if none came in time."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.chdir("/")
+    deadline = time.monotonic() + seconds
+    while os.path.exists(orders):
+        if time.monotonic() >= deadline and not is_starting(folder):
+            discard({"folder": folder})
+            return
+        time.sleep(0.1)
+
+
+def is_starting(folder: str) -> bool:
+    """Tell whether a process was started with this job's orders."""
+    mark = f"PSCTL_ORDERS={folder.rstrip('/')}/".encode()
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as file:
+                if any(item.startswith(mark) for item in file.read().split(b"\0")):
+                    return True
+        except OSError:  # another user's, or gone
+            continue
+    return False
+
+
+def discard(question: Question) -> Question:
+    """Remove a job's folder on this host after a submission that failed."""
+    folder = os.path.expanduser(question["folder"])
+    discard_orders(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(os.path.dirname(folder))
+    except OSError:
+        return {"kept": True}  # another host of this machine has its folder there
+    return {"kept": False}
+
+
+def remove(question: Question) -> Question:
+    """Remove what `up` put under the workdir; with `all` the jobs and checkpoints too."""
+    workdir = os.path.expanduser(question["workdir"])
+    parts = ["ready.json", "code", "envs", "wheels"] + (["jobs", "checkpoints"] if question["all"] else [])
+    removed = []
+    for part in parts:
+        path = os.path.join(workdir, part)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+            removed.append(path)
+        elif os.path.exists(path):
+            os.unlink(path)
+            removed.append(path)
+    if question["all"] and os.path.isdir(workdir) and not os.listdir(workdir):
+        os.rmdir(workdir)
+    return {"removed": removed}
+
+
+VERBS = {"unpack": unpack, "remove": remove, "begin": begin, "discard": discard}
+
+
+def main() -> int:
+    verb, question = sys.argv[1], json.loads(sys.argv[2])
+    os.umask(0o077)  # what is kept here is for this user alone, whatever the login's umask
+    try:
+        print(json.dumps(VERBS[verb](question)))
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return DISK_FULL if error.errno == DISK_FULL else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

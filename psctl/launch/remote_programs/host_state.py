@@ -1,0 +1,389 @@
+"""What psctl asks of a host about itself and its jobs, as one program of Python's own library.
+
+Its source is sent along (over standard input, or as the argument of `python -c`), so that a bare host can be asked too.
+The first argument is a verb, the second its question as JSON; the answer is one JSON document on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from psctl.launch.remote_programs.machine_identity import free_inodes, free_space, machine_id, writable
+from psctl.launch.remote_programs.pending_orders import discard_orders, orders_for, sweep_unread
+
+Question = dict[str, Any]
+
+FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints")
+"""Folders of a workdir that must not be open to other users, as the workdir itself."""
+
+# ---- what the host is like ---------------------------------------------------------------------------------------
+
+
+def probe(question: Question) -> Question:
+    """Return versions, free space, what psctl has put here, and which jobs run."""
+    workdir = os.path.expanduser(question["workdir"])
+    sweep_unread(workdir)
+    codes = {name: os.path.isdir(os.path.join(workdir, "code", name)) for name in question["codes"]}
+    return {
+        "executable": os.path.realpath(sys.executable) if question.get("resolve") else sys.executable,
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "paths": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
+        "modules": {name: version_of(name) for name in question["modules"]},
+        "cuda": torch_cuda(),
+        "workdir": workdir,
+        "home": os.path.expanduser("~"),
+        "free": free_space(workdir),
+        "inodes": free_inodes(workdir),
+        "writable": writable(workdir),
+        "open": open_to_others(workdir, FOLDERS),
+        "clock": time.time(),
+        "codes": codes,
+        "environments": environments(workdir),
+        "ready": read_json(os.path.join(workdir, "ready.json")),
+        "jobs": jobs(workdir),
+        "names": sorted({*names(workdir, "jobs"), *names(workdir, "checkpoints")}),
+        "machine": machine_id(),
+        "hostname": socket.gethostname(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    }
+
+
+def version_of(module: str) -> str | None:
+    """Return the version of a module that would import here, without importing it."""
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+        return importlib.metadata.version(module)
+    except (importlib.metadata.PackageNotFoundError, ImportError, ValueError):
+        return None
+
+
+def torch_cuda() -> str | None:
+    """Return the CUDA version that torch was built for, read from its files; None for a CPU build or no torch."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin:
+        return None
+    path = os.path.join(os.path.dirname(spec.origin), "version.py")
+    try:
+        with open(path, encoding="utf-8") as file:
+            match = re.search(r"^cuda[^=\n]*= *'([^']+)'", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def open_to_others(path: str, parts: Iterable[str] = ()) -> dict[str, str] | None:
+    """Return why another user can change what lies below `path`, and the cure; None when nobody else can.
+
+    The folder itself, and its `parts`, must be ours and writable by us alone. Above it a folder that others may write
+    is safe only when it is sticky (/tmp), for else they can put another in its place. What is not there yet is judged
+    by what is above it.
+    """
+    whole, real = os.path.abspath(path), os.path.realpath(path)
+    ours = [whole, real, *(os.path.join(real, part) for part in parts)]
+    above = [folder for each in (whole, real) for folder in folders_above(each)]
+    for folder in dict.fromkeys([*above, *ours]):
+        try:
+            link, found = os.lstat(folder), os.stat(folder)
+        except FileNotFoundError:
+            continue
+        foreign = {owner for owner in (link.st_uid, found.st_uid) if owner not in (os.geteuid(), 0)}
+        if foreign and (folder in ours or stat.S_ISLNK(link.st_mode)):
+            why = f"{folder} belongs to another user (uid {foreign.pop()})"
+            return {"why": why, "cure": f"chown {os.geteuid()} {folder}"}
+        if found.st_mode & 0o022 and (folder in ours or not found.st_mode & stat.S_ISVTX):
+            why = f"others may write {folder} (mode {found.st_mode & 0o7777:o})"
+            return {"why": why, "cure": f"chmod go-w {folder}"}
+    return None
+
+
+def folders_above(path: str) -> list[str]:
+    """Return all folders above an absolute path, from the root on."""
+    parts = path.split("/")[1:-1]
+    return ["/", *("/" + "/".join(parts[: number + 1]) for number in range(len(parts)))]
+
+
+def environments(workdir: str) -> dict[str, Any]:
+    """Return the finished virtual environments by key, each with the note that was written last."""
+    found = {}
+    for path in glob.glob(os.path.join(workdir, "envs", "*", "psctl-ready.json")):
+        found[os.path.basename(os.path.dirname(path))] = read_json(path)
+    return found
+
+
+def names(workdir: str, folder: str) -> list[str]:
+    """Return the names in a folder of the workdir."""
+    try:
+        return [entry.name for entry in os.scandir(os.path.join(workdir, folder)) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def read_json(path: str) -> Any:
+    """Return a JSON file's value; None when it is missing or damaged."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------------
+
+
+def jobs(workdir: str) -> list[Question]:
+    """Return the jobs whose agent runs here, and how many workers each has on this host."""
+    found = []
+    for path in glob.glob(os.path.join(workdir, "jobs", "*", "*", "agent.pid")):
+        folder = os.path.dirname(path)
+        if agent_of(folder) is None:
+            continue
+        workers = read_json(os.path.join(folder, "slots")) or 0
+        found.append({"job": os.path.basename(os.path.dirname(folder)), "folder": folder, "workers": workers})
+    return found
+
+
+def identity(pid: int) -> str | None:
+    """Return "BOOT:TICKS" of a process, its boot and its start since then; None when it is gone or a zombie."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def agent_of(folder: str) -> tuple[int, str] | None:
+    """Return process id and identity of the agent that agent.pid names, when it is that very process and alive."""
+    path = os.path.join(folder, "agent.pid")
+    try:
+        with open(path, encoding="utf-8") as file:
+            pid, named = file.read().split()
+            found = identity(int(pid))
+            if ":" not in named:  # written by psctl before 0.1.0: a time, which a clock that is set contradicts
+                same = b"PSCTL_ORDERS=" + os.fsencode(os.path.join(folder, "orders.json")) in environment_of(pid)
+            else:
+                same = named == found and is_locked(file.fileno())
+    except (OSError, ValueError):
+        return None
+    return (int(pid), found) if found is not None and same else None
+
+
+def is_locked(descriptor: int) -> bool:
+    """Tell whether a process holds the lock of a file; True too on a disk that has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False  # ours goes with the descriptor
+
+
+def environment_of(pid: int | str) -> list[bytes]:
+    """Return the environment that a process was started with; OSError when it is gone or another user's."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read().split(b"\0")
+
+
+def marks_of(pid: str) -> list[bytes]:
+    """Return a process's arguments, and its environment where that can be read; [] when it is gone."""
+    found: list[bytes] = []
+    for part in ("cmdline", "environ"):
+        try:
+            with open(f"/proc/{pid}/{part}", "rb") as file:
+                found += file.read().split(b"\0")
+        except OSError:
+            continue
+    return found
+
+
+def processes(folder: str) -> dict[int, str]:
+    """Return pid and identity of every process of the job in `folder`: the agent, and all whose orders lie there."""
+    mark = f"PSCTL_ORDERS={folder.rstrip('/')}/".encode()
+    found = {}
+    agent = agent_of(folder)
+    if agent is not None:
+        found[agent[0]] = agent[1]
+    for entry in glob.glob("/proc/[0-9]*"):
+        ours = any(item.startswith(mark) for item in marks_of(entry[6:]))
+        started = identity(int(entry[6:]))
+        if ours and started is not None and int(entry[6:]) != os.getpid():
+            found[int(entry[6:])] = started
+    return found
+
+
+def sweep(question: Question) -> Question:
+    """Return what still runs of a job after `seconds`; with `kill` it is killed, and only what is the job's own.
+
+    What a killed keeper could not remove any more, secrets and keys among it, is removed then.
+    """
+    folder, deadline = question["folder"], time.monotonic() + question.get("seconds", 0)
+    while True:
+        left = processes(folder)
+        if question.get("kill"):
+            for pid, started in left.items():
+                if identity(pid) == started:
+                    os.kill(pid, signal.SIGKILL)
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if question.get("kill") and not left:
+        clean(folder)
+    sweep_unread(workdir_of(folder))
+    return {"left": [{"pid": pid, "command": command_of(pid)} for pid in left]}
+
+
+def clean(folder: str) -> None:
+    """Remove from a job's folder what only a running agent needs, as its keeper does; logs and the event log stay."""
+    discard_orders(folder)
+    shutil.rmtree(os.path.join(folder, "private"), ignore_errors=True)
+    for name in ("agent.sock", "agent.pid", "slots"):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone"
+
+
+def digest(question: Question) -> Question:
+    """Return, for each job folder, whether its agent lives and the last state of the job and of every rank."""
+    for workdir in {workdir_of(each["folder"]) for each in question["jobs"]}:
+        sweep_unread(workdir)
+    return {each["folder"]: digest_one(each["folder"], each["pid"], each["started"]) for each in question["jobs"]}
+
+
+def workdir_of(folder: str) -> str:
+    """Return the workdir that the folder WORKDIR/jobs/JOB/HOST lies in."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+
+
+def digest_one(folder: str, pid: int, started: str) -> Question:
+    """Read one event log; lines that a process printed are passed over unread.
+
+    The agent is known by its process id and identity; where psctl died before it wrote those down, by its folder.
+    """
+    alive = identity(pid) == started if started else bool(processes(folder))
+    waiting = bool(orders_for(folder))
+    out: Question = {"alive": alive, "waiting": waiting, "known": os.path.isdir(folder), "ranks": {}}
+    try:
+        file = open(os.path.join(folder, "events.jsonl"), "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        return out
+    with file:
+        for line in file:
+            if line[:200].find(b'"event":"log"') >= 0 or not line.endswith(b"\n"):
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            note(out, event)
+    written = out.get("checkpoint")
+    if written and not os.path.isfile(os.path.join(written["path"], "manifest.json")):
+        del out["checkpoint"]  # it was pruned since
+    return out
+
+
+def note(out: Question, event: Question) -> None:
+    """Take one event into a digest."""
+    kind = event.get("event")
+    if kind in ("started", "plan", "progress", "checkpoint", "finished"):
+        out[kind] = event
+    elif kind == "restored":  # what was done beyond it is done again
+        out.pop("progress", None)
+        out["ranks"] = {name: {**rank, "step": min(rank["step"], event["step"])} for name, rank in out["ranks"].items()}
+    elif kind == "state" and event.get("role") == "job":
+        out["state"] = event["state"]
+    elif kind == "state":
+        out["ranks"][f"{event['role']}/{event['rank']}"] = event
+
+
+# ---- logs --------------------------------------------------------------------------------------------------------
+
+
+def logs(question: Question) -> Iterator[bytes]:
+    """Yield the last lines of the named logs, each as JSON [name, line], oldest first within a log.
+
+    Before them, where a log's first lines are not kept any more, comes [name, how many those were].
+    """
+    pattern = re.compile(question["grep"].encode()) if question.get("grep") else None
+    tail = question.get("tail")
+    for name, parts in sorted(segments(os.path.join(question["folder"], "logs")).items()):
+        if not any(name.startswith(prefix) for prefix in question["prefixes"]):
+            continue
+        if parts[0][0]:
+            yield json.dumps([name, parts[0][0]]).encode() + b"\n"
+        every = (line for _, path in parts for line in lines_of(path))
+        lines = (line for line in every if pattern is None or pattern.search(line))
+        kept = last(lines, tail) if tail is not None else lines
+        for line in kept:
+            yield json.dumps([name, line.decode(errors="replace").rstrip("\r\n")]).encode() + b"\n"
+
+
+def segments(folder: str) -> dict[str, list[tuple[int, str]]]:
+    """Return the segments of each log (agent/log_files.py): the number of their first line, and their path."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for path in glob.glob(os.path.join(folder, "*.log")):
+        match = re.fullmatch(r"(\w+-\d+\.std(?:out|err))(?:\.(\d+))?\.log", os.path.basename(path))
+        if match:
+            found.setdefault(match[1] + ".log", []).append((int(match[2] or 0), path))
+    return {name: sorted(parts) for name, parts in found.items()}
+
+
+def lines_of(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file; none of one that was removed meanwhile."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        return
+    with file:
+        yield from file
+
+
+def last(lines: Iterator[bytes], count: int) -> list[bytes]:
+    """Return the last `count` lines."""
+    kept: list[bytes] = []
+    for line in lines:
+        kept.append(line)
+        if len(kept) > 2 * count + 16:
+            del kept[: len(kept) - count]
+    return kept[len(kept) - count :] if count else []
+
+
+def main() -> int:
+    verb, question = sys.argv[1], json.loads(sys.argv[2])
+    if verb == "logs":
+        for line in logs(question):
+            sys.stdout.buffer.write(line)
+        return 0
+    print(json.dumps({"probe": probe, "sweep": sweep, "digest": digest}[verb](question)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,454 @@
+"""What measures the way between two hosts: a server and those who dial it; a program sent along like host_state.py.
+
+`serve` listens on addresses of its own host and lives until it is told to stop or its time is over; `ports` asks it,
+on its host, where it listens, and `stop` ends it, both by a Unix socket whose abstract name follows from the token.
+`dial` measures one way there and back; `reach` tries many addresses at once. Whoever connects proves that it knows the
+token (standard input carries it) by a keyed hash over what the server just made up; nobody else gets a byte.
+
+Pairs that are to run at once meet at one of the servers first: it lets all go when the last has come.
+
+A rate is counted where bytes arrive: what lies in the sender's buffers has not travelled. Slow start and the burst of a
+token bucket come first and are left out.
+"""
+
+# long: it travels as one text
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import itertools
+import json
+import os
+import select
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Question = dict[str, Any]
+Counted = list[tuple[float, int]]
+"""Seconds of a clock, and bytes that had arrived by then."""
+
+RECEIVE = 4 << 20  # as psctl's own data connections ask for: transport/tcp_stream.py
+RCVBUFFORCE = 33
+CHUNK = 1 << 18
+WINDOWS = 12
+BURST = 1.05  # a window this much faster than later ones came out of a bucket
+UNPROVEN = 256
+"""Connections at once that have not shown the token yet."""
+PATIENCE = 5.0
+"""Seconds that a side waits for the other's next word."""
+
+
+def prepared(host: str, congestion: str) -> socket.socket:
+    """Return a TCP socket for a numeric address, set up as psctl's own data connections are."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE)
+    with contextlib.suppress(PermissionError):
+        made.setsockopt(socket.SOL_SOCKET, RCVBUFFORCE, RECEIVE)
+    if congestion != "auto":
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+class Line:
+    """A connection that speaks in lines of JSON between the bytes that are measured."""
+
+    def __init__(self, connected: socket.socket, patience: float = PATIENCE) -> None:
+        self.socket, self.patience = connected, patience
+        connected.settimeout(patience)
+
+    def say(self, word: Any) -> None:
+        self.socket.sendall(json.dumps(word).encode() + b"\n")
+
+    def hear(self) -> Any:
+        """Return the next line; it is read byte by byte, for what follows is none of ours."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            byte = self.socket.recv(1)
+            if not byte or len(line) > 1 << 16:
+                raise ConnectionError("the other side hung up")
+            line += byte
+        return json.loads(line)
+
+    def echo(self, count: int, *, first: bool) -> list[float]:
+        """Send a byte there and back `count` times; the seconds of each, on the side that begins."""
+        seconds = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            if first:
+                self.socket.sendall(b".")
+            if not self.socket.recv(1):
+                raise ConnectionError("the other side hung up")
+            if not first:
+                self.socket.sendall(b".")
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    def count(self, seconds: float) -> Counted:
+        """Take bytes in for so long; return how many had come when."""
+        buffer, total = bytearray(CHUNK), 0
+        counted: Counted = []
+        begin, every = 0.0, seconds / (8 * WINDOWS)
+        while True:
+            got = self.socket.recv_into(buffer)
+            now = time.monotonic()
+            if not got:
+                raise ConnectionError("the other side hung up")
+            total += got
+            begin = begin or now
+            if not counted or now - counted[-1][0] >= every:
+                counted.append((now, total))
+            if now - begin >= seconds:
+                return counted
+
+    def flood(self, limit: float) -> bool:
+        """Send until the other side says something or hangs up; False when neither came within `limit` seconds."""
+        data, end = memoryview(bytes(CHUNK)), time.monotonic() + limit
+        self.socket.setblocking(False)
+        try:
+            while time.monotonic() < end:
+                readable, writable, _ = select.select([self.socket], [self.socket], [], PATIENCE)
+                if readable:
+                    return True
+                if not writable:
+                    return False
+                with contextlib.suppress(BlockingIOError):
+                    self.socket.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+        finally:
+            self.socket.settimeout(self.patience)
+        return False
+
+
+def proof(token: str, nonce: str) -> str:
+    """Return what shows that one knows the token."""
+    return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def steady(counted: Counted, burn: float) -> float:
+    """Return the bytes/s that arrived once the flow was steady.
+
+    The time after the first `burn` seconds is cut into windows; those at its beginning that are faster than the median
+    of the later half came out of a bucket that is empty by then. What is left counts as a whole.
+    """
+    begin, end = counted[0][0] + burn, counted[-1][0]
+    marks = [begin + (end - begin) * number / WINDOWS for number in range(WINDOWS + 1)]
+    totals = [at(counted, mark) for mark in marks]
+    rates = [(b - a) * WINDOWS / (end - begin) for a, b in itertools.pairwise(totals)]
+    later = statistics.median(rates[WINDOWS // 2 :])
+    first = next((number for number in range(WINDOWS // 2) if rates[number] <= BURST * later), WINDOWS // 2)
+    return (totals[-1] - totals[first]) / (marks[-1] - marks[first])
+
+
+def at(counted: Counted, moment: float) -> float:
+    """Return the bytes that had arrived by a moment, a straight line between two counts."""
+    before = counted[0]
+    for after in counted[1:]:
+        if after[0] >= moment:
+            part = (moment - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
+            return before[1] + part * (after[1] - before[1])
+        before = after
+    return float(before[1])
+
+
+def serve(question: Question, token: str) -> Question:
+    """Listen until told to stop, `seconds` at most; answer who knows the token."""
+    stopped, meetings = threading.Event(), Meetings()
+    listening, failed = {}, {}
+    for host in question["listen"]:
+        try:
+            listening[host] = listen(host, question["ports"], question["congestion"])
+        except OSError as error:
+            failed[host] = error.strerror or str(error)
+    word = {"ports": {host: one.getsockname()[1] for host, one in listening.items()}, "failed": failed}
+    with contextlib.ExitStack() as open_:
+        door = open_.enter_context(ended(socket.socket(socket.AF_UNIX)))
+        for one in listening.values():
+            open_.enter_context(ended(one))
+            threading.Thread(target=accept, args=(one, token, meetings), daemon=True).start()
+        door.bind(doorway(question, token))
+        door.listen(8)
+        threading.Thread(target=answer, args=(door, word, stopped), daemon=True).start()
+        stopped.wait(question["seconds"])
+        stopped.set()
+    return {}
+
+
+@contextlib.contextmanager
+def ended(listener: socket.socket) -> Iterator[socket.socket]:
+    """Close a listener in the end, which wakes who waits in its accept()."""
+    with listener:
+        yield listener
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket:
+    """Return a socket that listens on an address: on the first free port of the range, or on any."""
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        made = prepared(host, congestion)
+        try:
+            made.bind((host, port))
+            made.listen(64)
+        except OSError:
+            made.close()
+            if port == last:
+                raise
+        else:
+            return made
+    raise OSError("no port")
+
+
+def doorway(question: Question, token: str) -> str:
+    """Return the abstract name of the door of a host's server; hosts may share a network."""
+    return "\0psctl-link-" + proof(token, question["name"])[:32]
+
+
+def answer(door: socket.socket, word: Question, stopped: threading.Event) -> None:
+    """Tell those on this host who know the door where the server listens, and stop it when they say so."""
+    while not stopped.is_set():
+        try:
+            asking = Line(door.accept()[0])
+            with asking.socket:
+                if user_of(asking.socket) != os.geteuid():
+                    continue  # an abstract name is open to every user of the host
+                if asking.hear() == "stop":
+                    stopped.set()
+                asking.say(word)
+        except (OSError, ValueError):
+            continue
+
+
+def user_of(connected: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel says."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
+    """Answer each connection on a thread of its own, with a bound on those that have not shown the token yet."""
+    unproven = threading.BoundedSemaphore(UNPROVEN)
+    while True:
+        try:
+            connected = listener.accept()[0]
+        except OSError:  # it was closed: the server is over
+            return
+        if unproven.acquire(blocking=False):
+            threading.Thread(target=attend, args=(connected, token, meetings, unproven), daemon=True).start()
+        else:
+            connected.close()
+
+
+class Meetings:
+    """Where those who dial wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, threading.Barrier] = {}
+
+    def wait(self, key: str, count: int) -> None:
+        """Return when `count` have come under a key, or PATIENCE is over."""
+        with self._lock:
+            barrier = self._open.setdefault(key, threading.Barrier(count))
+        with contextlib.suppress(threading.BrokenBarrierError):  # somebody did not come: the others go on
+            barrier.wait(PATIENCE)
+
+
+def has_proved(line: Line, token: str) -> bool:
+    """Tell whether the other end answers what was just made up as only the token's holder can."""
+    nonce = os.urandom(16).hex()
+    line.say(nonce)
+    return hmac.compare_digest(str(line.hear()), proof(token, nonce))
+
+
+def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
+    """Do for one connection what it asks, once it has shown that it knows the token."""
+    with contextlib.suppress(OSError, ValueError), connected:
+        line = Line(connected)
+        try:
+            proved = has_proved(line, token)
+        finally:
+            unproven.release()
+        while proved:
+            asked = line.hear()
+            line.say("yes")
+            if asked["do"] == "meet":
+                meetings.wait(asked["key"], asked["count"])
+                line.say("go")
+                return
+            if asked["do"] == "echo":
+                line.echo(asked["count"], first=False)
+            elif asked["do"] == "take":
+                counted = line.count(asked["seconds"])
+                line.say(counted)
+                drain(line)
+                return
+            else:
+                line.flood(asked["seconds"] + PATIENCE)
+                return
+
+
+def drain(line: Line) -> None:
+    """Take in what was still under way, so that the count reaches the sender before any reset does."""
+    while line.socket.recv(CHUNK):
+        continue
+
+
+@contextlib.contextmanager
+def dialled(question: Question, token: str) -> Iterator[Line]:
+    """Connect to a server and prove to know the token."""
+    host, port = question["to"]
+    with prepared(host, question["congestion"]) as made:
+        patience = question.get("patience", PATIENCE)
+        made.settimeout(patience)
+        if question.get("from"):
+            made.bind((question["from"], 0))
+        made.connect((host, port))
+        line = Line(made, patience)
+        line.say(proof(token, line.hear()))
+        yield line
+
+
+def ask(line: Line, word: Question) -> None:
+    line.say(word)
+    line.hear()
+
+
+def latency(line: Line, count: int) -> float:
+    """Return the seconds one way: half the median of `count` bytes there and back, the first few left out."""
+    ask(line, {"do": "echo", "count": count + 5})
+    return statistics.median(line.echo(count + 5, first=True)[5:]) / 2
+
+
+def outward(question: Question, token: str, seconds: float) -> Counted:
+    """Send for so long; return what the server counted."""
+    with dialled(question, token) as line:
+        ask(line, {"do": "take", "seconds": seconds})
+        line.flood(seconds + PATIENCE)
+        return [(moment, total) for moment, total in line.hear()]
+
+
+def inward(question: Question, token: str, seconds: float) -> Counted:
+    """Have the server send for so long; return what was counted here."""
+    with dialled(question, token) as line:
+        ask(line, {"do": "give", "seconds": seconds})
+        return line.count(seconds)
+
+
+Way = Callable[[Question, str, float], Counted]
+
+
+def rate(way: Way, question: Question, token: str) -> float:
+    """Return the bytes/s of one repeat: all its streams together, while all of them were steady."""
+    streams, seconds, burn = question["streams"], question["burn"] + question["seconds"], question["burn"]
+    if streams == 1:
+        return steady(way(question, token, seconds), burn)
+    found: list[float] = []
+
+    def one() -> None:
+        found.append(steady(way(question, token, seconds), burn))
+
+    threads = [threading.Thread(target=one) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(found) < streams:
+        raise ConnectionError("a stream broke")
+    return sum(found)
+
+
+def dial(question: Question, token: str) -> Question:
+    """Measure the way to one server: latency, then bytes/s out and in, each as often as asked."""
+    with dialled(question, token) as line:
+        late = latency(line, question["pings"])
+    repeats = range(question["repeats"])
+    # slow start lasts some round trips, so a long way takes its time
+    question["burn"] = max(question["burn"], min(2.0, 40 * late))
+    meet(question, token, "out")
+    out = [rate(outward, question, token) for _ in repeats]
+    meet(question, token, "in")
+    return {"latency": late, "out": out, "in": [rate(inward, question, token) for _ in repeats]}
+
+
+def meet(question: Question, token: str, phase: str) -> None:
+    """Wait for all others who dial in this round, where there are any; who cannot get there goes on alone."""
+    meeting = question.get("meet")
+    if meeting is None:
+        return
+    with contextlib.suppress(OSError, ValueError), dialled({**question, "to": meeting["to"]}, token) as line:
+        line.socket.settimeout(2 * PATIENCE)
+        ask(line, {"do": "meet", "key": f"{meeting['key']} {phase}", "count": meeting["count"]})
+        line.hear()
+
+
+def reach(question: Question, token: str) -> Question:
+    """Try many servers at once; for each the latency and the own address of the connection, or what went wrong."""
+    found: Question = {}
+
+    def one(key: str, to: list[Any]) -> None:
+        try:
+            with dialled({**question, "to": to, "patience": question["seconds"]}, token) as line:
+                own = line.socket.getsockname()[0]
+                found[key] = {"latency": latency(line, question["pings"]), "own": own}
+        except (OSError, ValueError) as error:
+            found[key] = {"error": getattr(error, "strerror", None) or str(error) or "no answer"}
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in question["to"].items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + question["seconds"] + PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {key: found.get(key, {"error": "no answer in time"}) for key in question["to"]}
+
+
+def ports(question: Question, token: str) -> Question:
+    """Return where the server of this host listens, as soon as it does."""
+    return at_door("ports", question, token)
+
+
+def stop(question: Question, token: str) -> Question:
+    """End the server of this host."""
+    return at_door("stop", question, token)
+
+
+def at_door(word: str, question: Question, token: str) -> Question:
+    """Say a word at the door of this host's server, once it has one; `seconds` at most."""
+    end = time.monotonic() + question["seconds"]
+    while True:
+        try:
+            with socket.socket(socket.AF_UNIX) as door:
+                door.connect(doorway(question, token))
+                line = Line(door)
+                line.say(word)
+                return dict(line.hear())
+        except (FileNotFoundError, ConnectionError):
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.02)
+
+
+def main() -> int:
+    verb, question, token = sys.argv[1], json.loads(sys.argv[2]), sys.stdin.readline().strip()
+    verbs = {"serve": serve, "ports": ports, "stop": stop, "dial": dial, "reach": reach}
+    try:
+        print(json.dumps(verbs[verb](question, token)))
+    except (OSError, ValueError) as error:
+        print(getattr(error, "strerror", None) or str(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

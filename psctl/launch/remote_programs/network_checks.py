@@ -1,0 +1,111 @@
+"""What doctor tries on a host's network; a program sent along like host_state.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+Question = dict[str, Any]
+
+LISTENING = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
+
+def ports(question: Question) -> Question:
+    """Return how many ports of a range can be bound on an address, and who holds the others."""
+    host, taken = question["host"], []
+    for port in range(question["first"], question["last"] + 1):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe_socket:
+            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe_socket.bind((host, port))
+            except OSError:
+                taken.append(port)
+    held = holders(taken) if taken else {}
+    return {
+        "free": question["last"] - question["first"] + 1 - len(taken),
+        "taken": [
+            dict(zip(("port", "pid", "program"), (port, *held.get(port, (0, ""))), strict=True)) for port in taken
+        ],
+    }
+
+
+def holders(wanted: list[int]) -> dict[int, tuple[int, str]]:
+    """Return process id and program of who holds these ports, as far as this user may look; who listens comes first."""
+    inodes: dict[str, tuple[int, bool]] = {}  # socket -> its port, whether it listens
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for line in list(file)[1:]:
+                fields = line.split()
+                port = int(fields[1].rpartition(":")[2], 16)
+                if port in wanted:
+                    inodes[f"socket:[{fields[9]}]"] = (port, fields[3] == LISTENING)
+    found: dict[int, tuple[bool, int, str]] = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")) if inodes else ():
+        with contextlib.suppress(OSError):  # it has gone, or is another user's
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                port, listens = inodes.get(os.readlink(entry.path), (0, False))
+                if port and (port not in found or listens > found[port][0]):
+                    found[port] = (listens, int(pid), program(pid))
+    return {port: (pid, name) for port, (_, pid, name) in found.items()}
+
+
+def program(pid: str) -> str:
+    """Return a process's command line, shortened."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = file.read(4096).decode("utf-8", "replace").split("\0")
+    words[0] = os.path.basename(words[0])
+    text = " ".join(word for word in words if word)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listen(question: Question) -> Question:
+    """Accept `peers` connections on a port, for `seconds` at most; for the reach test of doctor."""
+    family = socket.AF_INET6 if ":" in question["host"] else socket.AF_INET
+    met = 0
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((question["host"], question["port"]))
+        listener.listen(64)
+        end = time.monotonic() + question["seconds"]
+        while met < question["peers"] and time.monotonic() < end:
+            listener.settimeout(max(0.01, end - time.monotonic()))
+            try:
+                listener.accept()[0].close()
+                met += 1
+            except TimeoutError:
+                break
+    return {"met": met}
+
+
+def reach(question: Question) -> Question:
+    """Try to connect to every address until `seconds` are over; return for each "" or what went wrong."""
+    answers = {}
+    end = time.monotonic() + question["seconds"]
+    for name, (host, port) in question["to"].items():
+        while True:
+            try:
+                with socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())):
+                    answers[name] = ""
+            except OSError as error:
+                answers[name] = error.strerror or str(error)
+            # Refused may only mean that the listener is still starting.
+            if not answers[name] or time.monotonic() >= end:
+                break
+            time.sleep(0.05)
+    return answers
+
+
+def main() -> int:
+    verb, question = sys.argv[1], json.loads(sys.argv[2])
+    print(json.dumps({"ports": ports, "listen": listen, "reach": reach}[verb](question)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

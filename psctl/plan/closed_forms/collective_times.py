@@ -1,0 +1,106 @@
+"""The textbook's times of the collectives that are no all-reduce (Thakur, Rabenseifner and Gropp 2005), equal hosts.
+
+n is the bytes of the whole vector; of an all-to-all, what one rank has for all.
+
+    broadcast       tree ceil(lg p)(alpha + n beta)            scatter-ring (lg p + p - 1) alpha + 2(p-1)/p n beta
+    reduce          the same backwards, with n gamma for each message that is added
+    scatter, gather tree lg p alpha + (p-1)/p n beta           root alpha + (p-1)/p n beta, (p-1) alpha one by one
+    all-gather      ring (p-1) alpha + (p-1)/p n beta          Bruck, doubling ceil(lg p) alpha + (p-1)/p n beta
+    reduce-scatter  the same, with (p-1)/p n gamma
+    all-to-all      pairwise (p-1) alpha + (p-1)/p n beta      Bruck lg p alpha + n/2 lg p beta
+    barrier         dissemination ceil(lg p) alpha             token ring 2 p alpha: one lap to collect, one to release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from psctl.plan.closed_forms.allreduce_times import Form, Rates, pipeline
+
+_Made = Callable[[int, float, Rates, int], Form]
+
+
+def collective(name: str, algorithm: str, world: int, size: float, rates: Rates, chunks: int = 1) -> Form:
+    """Return the time of a collective.
+
+    Args:
+        name: the collective.
+        algorithm: as `schedule/collectives` names it.
+        world: ranks.
+        size: bytes of the vector; for an all-to-all what one rank has for all.
+        rates: of every port.
+        chunks: of a pipelined broadcast or reduce; 0 takes the best number.
+
+    Raises:
+        KeyError: no form for it; the caller's fault.
+    """
+    adds = name in ("reduce", "reduce-scatter")
+    form = _FORMS[_SPREAD_OF.get(name, name), algorithm](world, size, rates, chunks)
+    if not adds:
+        return form
+    added = form.flowing / rates.beta if rates.beta else 0.0
+    if algorithm == "scatter-ring":
+        added /= 2  # the gather behind it adds nothing
+    return Form(form.steps, form.sent, form.waiting, form.flowing, added * rates.gamma, form.chunks)
+
+
+def _plain(turns: Callable[[int], float], through: Callable[[int], float]) -> _Made:
+    """Make a form of so many messages behind each other, and so many times the vector through the busiest port."""
+
+    def form(world: int, size: float, rates: Rates, chunks: int) -> Form:
+        moved = through(world) * size
+        return Form(round(turns(world)), moved, turns(world) * rates.alpha, moved * rates.beta)
+
+    return form
+
+
+def _chain(world: int, size: float, rates: Rates, chunks: int) -> Form:
+    return pipeline(world - 1, size, rates, 1, chunks or None)
+
+
+def _tree(world: int, size: float, rates: Rates, chunks: int) -> Form:
+    return pipeline(world.bit_length() - 1, size, rates, min(2, world - 1), chunks or None)
+
+
+def _lg(world: int) -> int:
+    return (world - 1).bit_length()
+
+
+def _one(world: int) -> int:
+    return min(1, world - 1)
+
+
+def _rest(world: int) -> int:
+    return world - 1
+
+
+def _part(world: int) -> float:
+    return (world - 1) / world
+
+
+def _none(world: int) -> float:
+    return 0.0
+
+
+_SPREAD_OF: Mapping[str, str] = {"reduce": "broadcast", "reduce-scatter": "all-gather", "gather": "scatter"}
+
+_FORMS: Mapping[tuple[str, str], _Made] = {
+    ("broadcast", "tree"): _plain(_lg, _lg),
+    ("broadcast", "root"): _plain(_one, _rest),
+    ("broadcast", "chain"): _chain,
+    ("broadcast", "pipelined-tree"): _tree,
+    ("broadcast", "scatter-ring"): _plain(lambda world: _lg(world) + world - 1, lambda world: 2 * _part(world)),
+    ("scatter", "tree"): _plain(_lg, _part),
+    ("scatter", "root"): _plain(_one, _part),
+    ("all-gather", "ring"): _plain(_rest, _part),
+    ("all-gather", "sharded"): _plain(_one, _part),
+    ("all-gather", "bruck"): _plain(_lg, _part),
+    ("all-gather", "halving-doubling"): _plain(_lg, _part),
+    ("all-to-all", "pairwise"): _plain(_rest, _part),
+    ("all-to-all", "direct"): _plain(_one, _part),
+    ("all-to-all", "bruck"): _plain(_lg, lambda world: _lg(world) / 2),
+    ("barrier", "dissemination"): _plain(_lg, _none),
+    ("barrier", "token-ring"): _plain(lambda world: 2 * world if world > 1 else 0, _none),
+    ("barrier", "root"): _plain(lambda world: 2 * _one(world), _none),
+    ("barrier", "all-to-all"): _plain(_one, _none),
+}

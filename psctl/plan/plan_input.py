@@ -1,0 +1,159 @@
+"""What a plan stands on: the hosts with their links, where each rank sits, who may serve, what messages cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psctl.errors import InvalidFile, UsageError
+from psctl.orders import HostOrder, JobOrder
+from psctl.plan.simulation.cost_model import ASSUMED_RATE, FREE, engine_costs, paces_of
+from psctl.plan.simulation.routes import Network, places
+from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, Pace
+from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
+from psctl.topology.host.document import read_cluster_document
+
+
+class Ground:
+    """Hosts, links, and who sits where.
+
+    Args:
+        cluster: the graph.
+        ranks: the place of each rank.
+        serving: the hosts that may hold servers, in order.
+        costs: of each engine's messages.
+        paces: by how much strategies were found to differ from their predictions.
+        crowd: ranks for each processor where they are most.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterGraph,
+        ranks: Sequence[str],
+        serving: Sequence[str],
+        costs: Mapping[str, Costs] = FREE,
+        paces: Mapping[str, Pace] | None = None,
+        crowd: float = 1.0,
+    ) -> None:
+        self.cluster = cluster
+        self.network = Network(cluster)
+        self.ranks = tuple(ranks)
+        self.serving = tuple(serving)
+        self.costs = costs
+        self.paces = paces or {}
+        self.crowd = crowd
+        names = {host.name for host in cluster.hosts}
+        self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
+        """The host of each rank."""
+
+    def pace(self, strategy: str) -> Pace:
+        """Return by how much a strategy was found to differ from its prediction."""
+        return self.paces.get(strategy, AS_PREDICTED)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def gpus(self) -> bool:
+        """Whether the ranks sit on GPUs."""
+        return any(place != host for place, host in zip(self.ranks, self.hosts, strict=True))
+
+    @property
+    def engine(self) -> str:
+        """The engine whose own all-reduce `native` is."""
+        return "nccl" if self.gpus else "gloo"
+
+    @property
+    def nodes(self) -> int:
+        """Number of hosts that hold ranks."""
+        return len(set(self.hosts))
+
+
+def ground_of(order: JobOrder) -> Ground:
+    """Return what a job stands on: its hosts in roster order, with what is known of the links between and in them.
+
+    Raises:
+        InvalidFile: the topology in the order is damaged.
+    """
+    names = [host.name for host in order.hosts]
+    cluster = read_cluster_document(order.topology) if order.topology is not None else None
+    if cluster is None or any(cluster.host(name) is None for name in names):
+        cluster = nominal(order.hosts)
+    ranks = [place for host in order.hosts for place in _places(host, cluster)]
+    serving = [host.name for host in order.hosts if host.may_serve]
+    gpus = any("/" in place for place in ranks)
+    beside = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
+    costs = engine_costs(gpus, order.costs, beside=beside)
+    return Ground(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside), _crowd(order.hosts))
+
+
+def _crowd(hosts: Sequence[HostOrder]) -> float:
+    """Return how many ranks there are for a processor where they are most; hosts of one kernel share theirs."""
+    ranks: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    for host in hosts:
+        which = host.kernel or f"{host.name}'s own"
+        ranks[which] = ranks.get(which, 0) + host.workers
+        cores[which] = max(cores.get(which, 1), host.cores)
+    return max((ranks[which] / cores[which] for which in ranks), default=1.0)
+
+
+def ground_in(
+    cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE,
+    paces: Mapping[str, Pace] | None = None,
+) -> Ground:  # fmt: skip
+    """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
+
+    Args:
+        cluster: the machines; one that may not hold workers holds no ranks.
+        world: the first so many are ranks, the others may serve; None for all.
+        costs: of each engine's messages; what files describe has none but its links' latencies.
+        paces: of strategies, where `bench` ran.
+
+    Raises:
+        UsageError: there are fewer places than `world`, or none; whoever asked.
+        InvalidFile: nothing joins two of the ranks.
+    """
+    workers = ClusterGraph(tuple(host for host in cluster.hosts if "worker" in host.roles))
+    found = places(workers)
+    if not found or (world is not None and world > len(found)):
+        raise UsageError(
+            f"--world {world}: the topology has places for {len(found)} ranks"
+            if found
+            else "the topology has no host that may hold a worker",
+            hint="ranks are its GPUs, or its hosts where there are none",
+        )
+    serving = [host.name for host in cluster.hosts if "server" in host.roles]
+    ground = Ground(cluster, found[:world], serving, costs, paces)
+    _joined(ground)
+    return ground
+
+
+def nominal(hosts: Sequence[HostOrder]) -> ClusterGraph:
+    """Return hosts on one switch, each with the rate of its port, where nothing more is known."""
+    return ClusterGraph(
+        tuple(HostNode(host.name, HostGraph()) for host in hosts),
+        tuple(Between(host.name, NETWORK, host.rate or ASSUMED_RATE) for host in hosts) if len(hosts) > 1 else (),
+    )
+
+
+def _places(host: HostOrder, cluster: ClusterGraph) -> list[str]:
+    """Return where a host's ranks sit: one a GPU, by local rank; on the host itself where there are too few."""
+    node = cluster.host(host.name)
+    gpus = node.graph.of_kind("gpu") if node is not None and host.gpus else ()
+    if not gpus or len(gpus) < host.workers:
+        return [host.name] * host.workers
+    return [f"{host.name}/{gpu.id}" for gpu in gpus[: host.workers]]
+
+
+def _joined(ground: Ground) -> None:
+    """Refuse ranks that nothing joins."""
+    for place in ground.ranks[1:]:
+        try:
+            ground.network.route(ground.ranks[0], place)
+        except KeyError as error:
+            raise InvalidFile(
+                f"the topology joins {ground.ranks[0]} and {place} by nothing",
+                hint='"between" names the cables between hosts: [{"a": "h0", "b": "network", "bandwidth": 125e6}]',
+            ) from error

@@ -1,0 +1,203 @@
+"""How ranks lie on the machines, as schedules want it told: orders, groups, weights, rings, trees.
+
+A ring should cross each slow cable once each way, so ranks of one host, and hosts of one switch, stand side by side. A
+rank whose port is slow belongs where it carries each byte once: at the end of a chain, at a leaf of a tree, and with a
+small share where ranks add up parts for each other.
+
+Shares for the latter: rank i adds up the part w_i for all p, so it sends (1 - w_i) of the vector to the other owners
+and its sum to p - 1 ranks, (1 + (p-2) w_i) S in all, and gets as much. With ports B_i all done at T:
+w_i = max(0, (T B_i / S - 1) / (p - 2)), with T so that they sum to 1; never sooner than S / B_slowest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+from psctl.plan.plan_input import Ground
+from psctl.schedule.algorithms.catalog import Ring
+from psctl.schedule.tree_spreads import Tree
+from psctl.topology.algorithms import trees as packing
+from psctl.topology.algorithms.islands import hierarchy
+from psctl.topology.algorithms.rings import rings as ring_search
+from psctl.topology.algorithms.wires import wires
+
+Groups = tuple[tuple[int, ...], ...]
+Order = tuple[int, ...]
+
+SHARES = 64
+"""Weights are whole parts of this, or of four times the ranks: finer ones gain less than a hundredth."""
+
+LOOKED = 64
+"""Ranks up to which every other one is looked at to find out what a rank's port carries; with more, a few of them."""
+
+
+def by_host(ground: Ground) -> Groups:
+    """Return the ranks of each host, hosts in the order of their first ranks."""
+    return _grouped(ground.hosts)
+
+
+def by_rack(ground: Ground) -> Groups:
+    """Return the ranks of each network switch that hosts hang on; a host on none stands alone."""
+    switch = _switches(ground)
+    return _grouped([switch[host] for host in ground.hosts])
+
+
+def by_level(ground: Ground) -> tuple[Groups, ...]:
+    """Return the ranks in groups that are closer to each other than to the rest, for each kind of closeness that the
+    machines have, from inside out: NVLink, PCIe switches, processors, hosts, racks by their label."""
+    several = len(ground.cluster.hosts) > 1
+    seated: dict[str, list[int]] = {}
+    for rank, place in enumerate(ground.ranks):
+        seated.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
+    found = []
+    for level in hierarchy(ground.cluster):
+        groups = tuple(tuple(rank for name in group for rank in seated.get(name, ())) for group in level.groups)
+        kept = tuple(group for group in groups if group)
+        if sum(map(len, kept)) == ground.world:  # else ranks sit on hosts whose GPUs make the groups
+            found.append(kept)
+    return tuple(found)
+
+
+def order(ground: Ground) -> Order:
+    """Return all ranks with those of a host side by side, hosts of a switch likewise, GPUs as their cables run."""
+    rack = {rank: at for at, group in enumerate(by_rack(ground)) for rank in group}
+    hosts = sorted(by_host(ground), key=lambda group: (rack[group[0]], group[0]))
+    return tuple(rank for group in hosts for rank in _along(ground, group))
+
+
+def slow_last(ranks: Sequence[int], port: Sequence[float]) -> Order:
+    """Return the order with the rank of the slowest port at its end and the next slowest at its start, where they are
+    slower than most: the ends of a chain carry each byte once."""
+    middle = sorted(port)[len(port) // 2]
+    slow = sorted((rank for rank in ranks if port[rank] < 0.95 * middle), key=lambda rank: port[rank])[:2]
+    rest = [rank for rank in ranks if rank not in slow]
+    return (*slow[1:], *rest, *slow[:1])
+
+
+def fastest_first(port: Sequence[float]) -> Order:
+    """Return the ranks with the widest ports first: a tree's first places carry most."""
+    return tuple(sorted(range(len(port)), key=lambda rank: (-port[rank], rank)))
+
+
+def ports(ground: Ground) -> list[float]:
+    """Return the bytes/s of each rank's own way out: its narrowest link towards where it is widest, shared with the
+    other ranks behind the same link."""
+    found: list[tuple[float, int]] = []
+    for rank, place in enumerate(ground.ranks):
+        step = 1 if ground.world <= LOOKED else (ground.world - 1) // 4
+        others = [ground.ranks[(rank + away) % ground.world] for away in range(1, ground.world, step)]
+        found.append(max((_narrowest(ground, place, other) for other in others), default=(math.inf, -1)))
+    behind = Counter(link for _, link in found)
+    return [capacity / behind[link] for capacity, link in found]
+
+
+def outwards(ground: Ground) -> float:
+    """Return the least bytes/s that a rank has when all ranks send to other hosts at once (to other ranks, where there
+    is one host): what counts for schedules that know no nearness."""
+    found = []
+    for rank, place in enumerate(ground.ranks):
+        away = next(
+            (other for other, host in zip(ground.ranks, ground.hosts, strict=True) if host != ground.hosts[rank]), ""
+        )
+        found.append(_narrowest(ground, place, away or ground.ranks[rank - 1]))
+    behind = Counter(link for _, link in found)
+    return min(capacity / behind[link] for capacity, link in found)
+
+
+def shares(port: Sequence[float]) -> tuple[int, ...]:
+    """Return the weights of ranks that add up parts for each other, so that all ports are done together.
+
+    Args:
+        port: bytes/s of each rank, more than 0.
+
+    Returns:
+        whole numbers without a common factor; equal ones where no other are better.
+    """
+    count = len(port)
+    if count < 3 or max(port) <= 1.05 * min(port):
+        return (1,) * count
+    low, high = 1 / min(port), 2 / min(port)
+    if sum(_part(low, rate, count) for rate in port) >= 1:
+        high = low  # the slowest port decides, whatever the others carry
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(_part(middle, rate, count) for rate in port) >= 1 else (middle, high)
+    parts = [_part(high, rate, count) for rate in port]
+    weights = [round(max(SHARES, 4 * count) * part / sum(parts)) for part in parts]
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
+
+
+def rings(ground: Ground) -> tuple[Ring, ...]:
+    """Return the rings that share no cable among the GPUs of one host; one ring of all ranks elsewhere."""
+    graph = ground.cluster.host(ground.hosts[0])
+    if ground.nodes == 1 and ground.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in ground.ranks]
+        rank = {one: number for number, one in enumerate(ids)}
+        found = tuple(
+            (tuple(rank[one] for one in ring.order), ring.width) for ring in ring_search(wires(graph.graph, ids)).rings
+        )
+        if found:
+            return found
+    return ((order(ground), 1),)
+
+
+def trees(ground: Ground, port: Sequence[float]) -> tuple[Tree, ...]:
+    """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one round each rank that has a
+    share: what all hang on one switch can do."""
+    graph = ground.cluster.host(ground.hosts[0])
+    if ground.nodes == 1 and ground.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in ground.ranks]
+        rank = {one: number for number, one in enumerate(ids)}
+        found = packing.all_reduce(wires(graph.graph, ids)).trees
+        if found:
+            whole = math.lcm(*(tree.weight.denominator for tree in found))
+            return tuple(
+                (rank[tree.root], tuple((rank[a], rank[b]) for a, b in tree.edges), int(tree.weight * whole))
+                for tree in found
+            )
+    everyone = range(ground.world)
+    return tuple(
+        (root, tuple((root, rank) for rank in everyone if rank != root), weight)
+        for root, weight in enumerate(shares(port))
+        if weight
+    )
+
+
+def _part(time: float, rate: float, count: int) -> float:
+    return max(0.0, (time * rate - 1) / (count - 2))
+
+
+def _narrowest(ground: Ground, place: str, other: str) -> tuple[float, int]:
+    links = ground.network.route(place, other).links
+    return min(((ground.network.capacities[link], link) for link in links), default=(math.inf, -1))
+
+
+def _grouped(keys: Iterable[Hashable]) -> Groups:
+    found: dict[Hashable, list[int]] = {}
+    for rank, key in enumerate(keys):
+        found.setdefault(key, []).append(rank)
+    return tuple(tuple(group) for group in found.values())
+
+
+def _switches(ground: Ground) -> dict[str, str]:
+    """Return the switch of each host: the other end of its widest cable, itself where that is a host too."""
+    hosts = {host.name for host in ground.cluster.hosts}
+    found = {host: (0.0, host) for host in hosts}
+    for cable in ground.cluster.between:
+        for host, end in ((cable.a, cable.b), (cable.b, cable.a)):
+            if host in hosts and end not in hosts:
+                found[host] = max(found[host], (cable.bandwidth or 0.0, end))
+    return {host: switch for host, (_, switch) in found.items()}
+
+
+def _along(ground: Ground, group: Sequence[int]) -> Sequence[int]:
+    """Return the ranks of one host in the order in which their cables run round."""
+    graph = ground.cluster.host(ground.hosts[group[0]])
+    ids = [ground.ranks[rank].rpartition("/")[2] for rank in group]
+    if graph is None or ground.ranks[group[0]] == ground.hosts[group[0]] or len(group) < 3:
+        return group
+    found = ring_search(wires(graph.graph, ids)).rings
+    return [group[ids.index(one)] for one in found[0].order] if found else group

@@ -1,0 +1,232 @@
+"""Which hosts hold the servers of `ps`, and how long a push and a pull take with them.
+
+A server is a process of its own on its host. Shards are dealt out evenly over servers, so a host's share of the vector
+is its share of the servers. Servers on idle hosts take load off the workers' ports; with n worker hosts and k < n idle
+ones the best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for every n-k of a worker host, which
+whole servers come near to.
+
+Workers of one host push together where that is so: what they push to another host's servers is one gradient, not one a
+worker (ps/dense/client/host_collection.py); each pulls for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from psctl.orders import HostOrder
+from psctl.plan.compression_cost import Coding, coded
+from psctl.plan.plan_input import Ground
+from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.lower_bound import Floor, floor
+from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
+from psctl.ps.shards import target
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import Options
+
+MOST_A_HOST = 4
+"""Servers on one host that a split may ask for: each is a process with its own sums."""
+
+TRANSFERS = 4000
+"""Of one simulation; above, shards are counted together."""
+
+LARGE = 64
+"""Workers up to which a push and a pull are simulated; with more, the busiest port decides."""
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """How servers work.
+
+    Args:
+        pipelined: a shard is pulled while others are still pushed. Where servers hold the values it is not: a clock
+            counts only when all shards have all of it (messages.Step).
+        replicas: to how many other servers each sends what it applies; None: one, where there is another.
+        coding: how gradients are made smaller.
+        together: workers of one host push one gradient to servers of others.
+    """
+
+    pipelined: bool = True
+    replicas: int | None = 0
+    coding: Coding = Coding()
+    together: bool = True
+
+    def longer(self, workers: int, servers: int) -> float:
+        """Return how many times as long bytes flow because servers' ports carry what replicas get, too, which is not
+        compressed."""
+        copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
+        return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
+
+    def part(self, workers: Sequence[str], servers: Sequence[str]) -> float:
+        """Return what part of the gradients' bytes a push and a pull count as, with workers and servers on these hosts.
+
+        One behind the other they count evenly. At once, the port decides that is busiest in one direction.
+        """
+        push, pull = self.coding.push, self.coding.pull
+        if not self.pipelined or push == pull:
+            return self.coding.both
+        here, held = Counter(workers), Counter(servers)
+        coded, plain = 0.0, 0.0
+        for host in {*here, *held}:
+            share = held[host] / len(servers)
+            own, others = here[host] * (1 - share), share * (len(workers) - here[host])
+            coded = max(coded, own * push + others * pull, own * pull + others * push)
+            plain = max(plain, own + others)
+        return coded / plain if plain else self.coding.both
+
+    def processors(self, size: float, workers: int, servers: int, crowd: float) -> float:
+        """Return the seconds in which codes of `size` bytes of gradients are made, and read by the servers."""
+        return size * max(1.0, crowd) * (self.coding.encode + self.coding.read * workers / max(1, servers))
+
+
+SUMMING = Serving()
+"""Servers that sum, for workers that hold the values."""
+
+
+def serve(
+    ground: Ground, servers: Sequence[str], size: float, how: Serving = SUMMING
+) -> tuple[Timing, int, float]:  # fmt: skip
+    """Return the time of a push and a pull, its steps, and the bytes that a worker sends.
+
+    Args:
+        ground: the machines and the workers.
+        servers: the host of each server.
+        size: bytes a worker pushes.
+        how: they work.
+    """
+    pace, longer = ground.pace("ps"), how.longer(ground.world, len(servers))
+    pace = Pace(pace.flowing * longer, pace.waiting)
+    codes = how.processors(size, ground.world, len(servers), ground.crowd)
+    sent, shards = size * how.coding.push, _pieces(ground, servers, size) if how.pipelined else 1
+    size *= how.part(ground.hosts, servers)
+    if how.together:
+        sent *= _pushed(ground.hosts, servers)
+    if ground.world > LARGE:
+        return coded(paced(_by_ports(ground, servers, size, how), pace), codes), 2, sent
+    schedule = catalog.build("ps", ground.world, _options(ground, servers, shards, together=how.together))
+    costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
+    timing = simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs)
+    return coded(paced(timing, pace), codes), 2, sent
+
+
+def place_servers(
+    ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float, how: Serving = SUMMING
+) -> list[int]:
+    """Return the host index of each server; empty when none may be placed.
+
+    Args:
+        ground: the machines and the workers.
+        hosts: the roster.
+        wanted: their number, dealt out in turn, hosts without workers first, for their ports are idle; None asks for
+            as many as serve best: those hosts alone, or every host that may serve, or idle hosts with a larger part.
+            A single host gets two, so that sums use two cores.
+        size: bytes a worker pushes.
+        how: they work.
+    """
+    found = choices(hosts, wanted)
+    if len(found) < 2:
+        return found[0] if found else []
+    return min(found, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size, how)[0].seconds)
+
+
+def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
+    """Return the ways to place servers among which the fastest is taken; none when none may be placed.
+
+    Args:
+        hosts: the roster.
+        wanted: their number; None where the plan says.
+    """
+    may = [index for index, host in enumerate(hosts) if host.may_serve]
+    if not may or wanted == 0:
+        return []
+    free = [index for index in may if not hosts[index].workers]
+    if wanted is not None:
+        order = free + [index for index in may if hosts[index].workers]
+        return [sorted(order[turn % len(order)] for turn in range(wanted))]
+    if len(hosts) == 1:
+        return [[0] * min(2, max(1, hosts[0].workers))]
+    return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
+
+
+def _options(ground: Ground, servers: Sequence[str], pieces: int, *, together: bool) -> Options:
+    """Return how pushes and pulls go between these hosts."""
+    nodes = tuple(range(ground.world, ground.world + len(servers)))
+    groups = _groups(ground.hosts) if together else {}
+    order = {host: index for index, host in enumerate(groups)}
+    near = tuple(order.get(host, -1) for host in servers) if groups else ()
+    return Options(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
+
+
+def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each host that has several."""
+    found: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return {host: tuple(ranks) for host, ranks in found.items() if len(ranks) > 1}
+
+
+def _pushed(hosts: Sequence[str], servers: Sequence[str]) -> float:
+    """Return how many gradients a worker sends servers on average, where a host's workers push together."""
+    workers, held = Counter(hosts), Counter(servers)
+    each = {host: held[host] / len(servers) for host in workers}
+    return sum(count * each[host] + 1 - each[host] for host, count in workers.items()) / len(hosts)
+
+
+def floors(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True) -> list[Floor]:
+    """Return what a push and a pull take at least for each way to place servers. Arguments as of `place_servers`."""
+    if ground.world > LARGE:
+        return [Floor(0.0, 0.0)]
+    costs, found = ground.costs.get("ps", Costs()), []
+    for chosen in choices(hosts, wanted):
+        names = [hosts[at].name for at in chosen]
+        schedule = catalog.build("ps", ground.world, _options(ground, names, 1, together=together))
+        places = (*ground.ranks, *names)
+        found.append(floor(schedule, ground.network, places, costs.alpha))
+    return found
+
+
+def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) -> list[int]:
+    """Return servers for the best split, as near as whole servers come; empty where it is none of its own."""
+    busy = [index for index in may if hosts[index].workers]
+    if not free or len(free) >= len(busy):
+        return []
+    times = min(MOST_A_HOST, max(1, round(2 * (len(busy) - 1) / (len(busy) - len(free)))))
+    return sorted([*busy, *(index for index in free for _ in range(times))])
+
+
+def _by_ports(ground: Ground, servers: Sequence[str], size: float, how: Serving) -> Timing:
+    """Return the time of the busiest port, or loopback, beside two messages."""
+    costs = ground.costs.get("ps", Costs())
+    workers, held = Counter(ground.hosts), Counter(servers)
+    worst, name, wait = 0.0, "", 0.0
+    for host in {*workers, *held}:
+        away = next((other for other in (ground.hosts[0], ground.hosts[-1]) if other != host), None)
+        part, others = held[host] / len(servers), ground.world - workers[host]
+        pulled, answered = workers[host] * (1 - part), part * others
+        pushed, taken = pulled, answered
+        if how.together:
+            pushed, taken = min(1, workers[host]) * (1 - part), part * (len(workers) - (workers[host] > 0))
+        if how.pipelined:
+            across = size * max(pushed + answered, taken + pulled)
+        else:
+            across = size * (max(pushed, taken) + max(pulled, answered))
+        ways = [(across, away)] if away is not None else []
+        ways += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
+        for amount, other in ways:
+            route = ground.network.route(host, other)
+            rate, link = min((ground.network.capacities[link], link) for link in route.links)
+            wait = max(wait, route.latency)
+            if amount / rate > worst:
+                worst, name = amount / rate, ground.network.names[link]
+    waiting = 2 * (wait + costs.alpha + 2 * costs.overhead)
+    return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
+
+
+def _pieces(ground: Ground, servers: Sequence[str], size: float) -> int:
+    """Return how many shards a server holds: as `store/shards` cuts them."""
+    each = target(int(size), len(servers), near=len({*ground.hosts, *servers}) == 1)
+    most = max(1, TRANSFERS // (2 * len(servers) * ground.world))
+    return max(1, min(most, math.ceil(size / len(servers) / each)))

@@ -1,0 +1,207 @@
+"""The time that a schedule takes on a network, by simulating its messages as flows.
+
+A message waits for what `waiting` says, then for its latency, then flows at its max-min fair rate over all links of
+its route (`sharing`), then is summed at its receiver, one message after another. There is no step at which all wait
+for all. Rates change only when a flow begins or ends; events that fall on one moment are taken together, so that a
+symmetric schedule of thousands of messages costs one computation of rates a step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Literal
+
+from psctl.plan.simulation.active_flows import Flowing
+from psctl.plan.simulation.fair_rates import NEAR
+from psctl.plan.simulation.message_dependencies import Waiting
+from psctl.plan.simulation.routes import Network, Route
+from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
+from psctl.plan.simulation.symmetry import lockstep
+from psctl.schedule.transfer import Schedule
+
+FREE = Costs()
+"""Bytes on links alone."""
+
+_FLOW, _DONE = 0, 1
+_NEVER = float("inf")
+
+
+def simulate(
+    schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs = FREE,
+    method: Literal["auto", "simulated"] = "auto",
+) -> Timing:  # fmt: skip
+    """Return the time that a schedule takes.
+
+    Args:
+        schedule: who sends what to whom.
+        network: the capacities and ways between places.
+        placement: the place of each node of the schedule, helpers behind the ranks.
+        size: bytes of the vector.
+        costs: what messages cost beside their bytes on links.
+        method: `auto` lets one rank stand for all where every rank does the same on equal links.
+
+    Returns:
+        the timing; its `method` says whether one rank stood for all.
+
+    Raises:
+        KeyError: a place that the network does not know or can't reach.
+    """
+    assert len(placement) == schedule.nodes, f"{schedule.nodes} nodes need as many places, not {len(placement)}"
+    route = network.uniform(placement) if method == "auto" else None
+    if route is not None:
+        found = lockstep(schedule, network, route, size, costs)
+        if found is not None:
+            return found
+    return _Run(schedule, network, placement, size, costs).timing()
+
+
+class _Run:
+    """One simulation."""
+
+    def __init__(
+        self, schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs
+    ) -> None:  # fmt: skip
+        self._sent = sent = schedule.messages()
+        chunk = schedule.chunk_bytes(size)
+        self._bytes = [sum([chunk[each] for each in message.chunks]) for message in sent]
+        self._network = network
+        self._costs = costs
+        self._waiting = Waiting(sent)
+        self._routes = [network.route(placement[each.source], placement[each.destination]) for each in sent]
+        self._due: list[tuple[float, int, int]] = []  # (time, message, what happens)
+        self._flows = Flowing(network.capacities)
+        self._busy: dict[int, float] = {}  # node -> when its processor is free
+        self._peers: dict[int, int] = {}  # node -> whom it sent to last
+        count = len(self._waiting.need)
+        self._why = [-1] * count
+        self._ready, self._flowing = [0.0] * count, [0.0] * count
+        self._arrived, self._ended = [0.0] * count, [0.0] * count
+
+    def timing(self) -> Timing:
+        for index, need in enumerate(list(self._waiting.need)):
+            if need == 0:
+                self._begin(index, 0.0)
+        while (now := min(self._flows.soonest(), self._due[0][0] if self._due else _NEVER)) < _NEVER:
+            self._take(now)
+            self._flows.share(now)
+        return self._report()
+
+    def _take(self, now: float) -> None:
+        """Take all that falls on this moment; lane by lane, so that what is alike for all nodes stays so."""
+        for index in sorted(self._flows.ended(now), key=lambda index: (self._sent[index].lane, index)):
+            self._deliver(index, now)
+        bound = now * (1 + NEAR)
+        while self._due and self._due[0][0] <= bound:
+            _, index, what = heapq.heappop(self._due)
+            if what == _FLOW:
+                self._flow(index, now)
+            else:
+                self._done(index, now)
+
+    def _begin(self, index: int, now: float) -> None:
+        message, costs = self._sent[index], self._costs
+        self._ready[index] = now
+        at = now
+        if costs.overhead:
+            at = self._busy[message.source] = max(now, self._busy.get(message.source, 0.0)) + costs.overhead
+        at += self._routes[index].latency + costs.alpha
+        if costs.switch:
+            if self._peers.get(message.source) != message.destination:
+                at += costs.switch
+            self._peers[message.source] = message.destination
+        heapq.heappush(self._due, (at, index, _FLOW))
+
+    def _flow(self, index: int, now: float) -> None:
+        self._flowing[index] = now
+        route, size = self._routes[index].links, self._bytes[index]
+        if size <= 0.0 or not route:
+            self._deliver(index, now)
+            return
+        self._flows.add(route, size, index, now)
+
+    def _deliver(self, index: int, now: float) -> None:
+        message, costs = self._sent[index], self._costs
+        self._arrived[index] = now
+        for then in self._waiting.delivered[index]:
+            self._release(then, index, now)
+        work = costs.overhead + (costs.gamma * self._bytes[index] if message.action == "reduce" else 0.0)
+        if work:
+            free = self._busy[message.destination] = max(now, self._busy.get(message.destination, 0.0)) + work
+            heapq.heappush(self._due, (free, index, _DONE))
+        else:
+            self._done(index, now)
+
+    def _done(self, index: int, now: float) -> None:
+        self._ended[index] = now
+        for then in self._waiting.done[index]:
+            self._release(then, index, now)
+
+    def _release(self, then: int, cause: int, now: float) -> None:
+        self._waiting.need[then] -= 1
+        if self._waiting.need[then]:
+            return
+        self._why[then] = cause
+        if then < len(self._sent):
+            self._begin(then, now)
+            return
+        for after in (*self._waiting.delivered[then], *self._waiting.done[then]):
+            self._release(after, then, now)
+
+    # -- what it says
+
+    def _report(self) -> Timing:
+        assert not any(self._waiting.need), "a schedule that waits for itself; the checker lets none pass"
+        seconds = max(self._ended, default=0.0)
+        loads = _loads(self._network, self._routes, self._bytes, seconds)
+        legs, parts = self._critical(seconds)
+        return Timing(
+            seconds, "simulated", *bottleneck(loads, parts), *parts, loads=loads, critical=legs
+        )  # fmt: skip
+
+    def _critical(self, seconds: float) -> tuple[tuple[Leg, ...], tuple[float, float, float]]:
+        """Return the messages that the last one waited for, and the seconds they waited, flowed and were summed."""
+        count = len(self._sent)
+        at = max(range(count), key=lambda index: self._ended[index]) if count else -1
+        until, legs = seconds, []
+        waiting = flowing = summing = 0.0
+        while at >= 0:
+            if at < count:
+                message = self._sent[at]
+                ready, flow, arrived = self._ready[at], self._flowing[at], self._arrived[at]
+                legs.append(
+                    Leg(message.step, message.source, message.destination, message.chunks[0], ready, flow, arrived,
+                        self._ended[at])
+                )  # fmt: skip
+                summing += max(0.0, until - arrived)
+                flowing += min(until, arrived) - flow
+                waiting += flow - ready
+                until = ready
+            at = self._why[at]
+        return tuple(reversed(legs)), (waiting, flowing, summing)
+
+
+def _loads(
+    network: Network, routes: Sequence[Route], sent: Sequence[float], seconds: float
+) -> tuple[Load, ...]:  # fmt: skip
+    """Return what crosses each link, busiest first."""
+    crossed: dict[int, float] = {}
+    for route, amount in zip(routes, sent, strict=True):
+        for link in route.links:
+            crossed[link] = crossed.get(link, 0.0) + amount
+    loads = [
+        Load(network.names[link], amount, amount / network.capacities[link] / seconds if seconds else 0.0)
+        for link, amount in sorted(crossed.items())
+    ]
+    return tuple(sorted(loads, key=lambda load: -load.utilisation))
+
+
+def bottleneck(loads: Sequence[Load], parts: tuple[float, float, float]) -> tuple[str, int]:
+    """Return what most of the time is waited for, and how many further links are as busy as that one."""
+    waiting, flowing, summing = parts
+    if summing > max(waiting, flowing):
+        return "sums", 0
+    if waiting > flowing or not loads:
+        return "latency", 0
+    alike = sum(1 for load in loads if load.utilisation >= 0.99 * loads[0].utilisation)
+    return loads[0].link, alike - 1

@@ -1,0 +1,332 @@
+"""A cluster as directed capacities, and the way that bytes take between two places on it.
+
+Each edge of the graph is full duplex, so it gives two capacities, one for each direction; all that crosses one shares
+it. A *place* is where a rank or a helper sits: `host/GPU0`, or `host` for a process of the host itself. A way takes
+
+    on one host     the widest way, the shortest of these (`topology/paths`): a GPU forwards nothing that is meant for
+                    another. Two processes of one host, and devices that no edge joins, meet in its memory: the host's
+                    loopback, one capacity for both directions.
+    between hosts   from the device to its nearest nic, out through the nic's cable, over network switches by the
+                    fewest cables, in by the other end's nearest nic. GPUs whose nearest nics are the same are dealt
+                    over these nics in turn, so that each has a rail of its own where there are enough.
+
+Where several cables leave through one port, the port bounds their sum: the nic's own rate where known, else the
+fastest of its cables (pairs that were measured one by one tell of the port, not of so many cables).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterable, Sequence
+
+import msgspec
+
+from psctl.plan.simulation.cost_model import ALPHA, ASSUMED_RATE, LOOPBACK_RATE
+from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode, Link
+from psctl.topology.host.paths import Router
+
+ASSUMED_SLOT = 16e9
+"""Bytes/s of an edge inside a host whose bandwidth nothing tells: PCIe 3.0 x16."""
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """Seconds that a message waits on a way whose links tell no latency; what is known of them goes before it."""
+
+    inside: float = 5e-6  # between devices of one host
+    loopback: float = 2e-5  # two processes through the host's memory
+    ethernet: float = ALPHA
+    infiniband: float = 5e-6
+
+
+NOMINAL = Delays()
+NO_DELAYS = Delays(0.0, 0.0, 0.0, 0.0)
+"""For questions of bandwidth alone."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """The directed links that a message crosses, by their index in the network, and its latency in seconds."""
+
+    links: tuple[int, ...]
+    latency: float
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One edge in one direction as a search sees it; `wires` are the capacities it takes, `back` those of the other
+    direction."""
+
+    origin: str
+    to: str
+    wires: tuple[int, ...]
+    back: tuple[int, ...]
+    width: float
+    latency: float | None
+    type: str
+
+    def turned(self) -> _Step:
+        return _Step(self.to, self.origin, self.back, self.wires, self.width, self.latency, self.type)
+
+
+_Way = tuple[_Step, ...]
+_Graph = dict[str, list[_Step]]
+
+
+class Network:
+    """Directed capacities with names for people, and the ways between places, found when first asked for.
+
+    Args:
+        cluster: the graph; a host is a place too.
+        delays: latencies where the graph tells none.
+    """
+
+    def __init__(self, cluster: ClusterGraph, delays: Delays = NOMINAL) -> None:
+        self.names: list[str] = []
+        self.capacities: list[float] = []
+        self.assumed: set[int] = set()
+        """Links whose rate nothing tells."""
+        self._delays = delays
+        self._hosts = {host.name: host for host in cluster.hosts}
+        self._slots: dict[tuple[str, Link], _Step] = {}
+        self._routers = {host.name: self._router(host, len(cluster.hosts) == 1) for host in cluster.hosts}
+        self._outside = self._cables(cluster.between)
+        self._loopbacks = {host.name: self._wire(f"{host.name} loopback", LOOPBACK_RATE) for host in cluster.hosts}
+        self._ends = {end for end in self._outside if self._host_of(end) in self._hosts}
+        self._ways: dict[tuple[str, str], dict[str, _Way]] = {}
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._nics: dict[str, str] = {}
+        for host in cluster.hosts:
+            self._deal_nics(host)
+
+    def route(self, a: str, b: str) -> Route:
+        """Return the way from place `a` to place `b`.
+
+        Raises:
+            KeyError: a place that is not on the network, or two that nothing joins: the caller's mistake.
+        """
+        route = self._routes.get((a, b))
+        if route is None:
+            route = self._routes[a, b] = self._search(a, b)
+        return route
+
+    def uniform(self, placement: Sequence[str]) -> Route | None:
+        """Return the one kind of way between hosts that hang on one switch, each by an equal cable of its own, so
+        that each place is like every other; None where it is not so. The route is that of the first two places."""
+        if len(placement) < 2 or len(set(placement)) < len(placement) or set(placement) - set(self._hosts):
+            return None
+        cables = [self._outside.get(self._way_out(place, "")[0], []) for place in placement]
+        kinds = {(step.to, step.width, step.latency, len(step.wires)) for steps in cables for step in steps}
+        single = all(len(steps) == 1 for steps in cables)
+        switch = len(kinds) == 1 and next(iter(kinds))[0] not in self._ends
+        return self.route(placement[0], placement[1]) if single and switch else None
+
+    # -- the graph as directed links
+
+    def _wire(self, name: str, capacity: float) -> int:
+        self.names.append(name)
+        self.capacities.append(capacity)
+        return len(self.names) - 1
+
+    def _host_of(self, end: str) -> str:
+        return end if end in self._hosts else end.rpartition("/")[0]
+
+    def _router(self, host: HostNode, alone: bool) -> Router:
+        before = "" if alone else f"{host.name}/"
+        edges = []
+        for edge in host.graph.edges:
+            known = edge if edge.bandwidth else msgspec.structs.replace(edge, bandwidth=ASSUMED_SLOT)
+            there = self._wire(f"{before}{edge.a} -> {before}{edge.b}", known.bandwidth)
+            back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", known.bandwidth)
+            self.assumed |= set() if edge.bandwidth else {there, back}
+            edge = known
+            step = _Step(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
+            self._slots[host.name, edge] = step
+            edges.append(edge)
+        return Router(host.graph.devices, edges)
+
+    def _cables(self, between: Sequence[Between]) -> _Graph:
+        """Return what lies between hosts: an end is `host/nic` where the nic is known, else the host, or a switch."""
+        ends: dict[str, list[Between]] = {}
+        for cable in between:
+            for end in (self._near_end(cable), cable.b):
+                ends.setdefault(end, []).append(cable)
+        ports = {end: self._port(end, cables) for end, cables in ends.items()}
+        graph: _Graph = {end: [] for end in ends}
+        for cable in between:
+            a, b, rate = self._near_end(cable), cable.b, cable.bandwidth or self._nominal(self._near_end(cable))
+            width = rate or ASSUMED_RATE
+            there, back = self._wire(f"{a} -> {b}", width), self._wire(f"{b} -> {a}", width)
+            self.assumed |= set() if rate else {there, back}
+            (out_a, in_a), (out_b, in_b) = ports[a], ports[b]
+            wires, other = (*out_a, there, *in_b), (*out_b, back, *in_a)
+            least = min(self.capacities[wire] for wire in wires)
+            step = _Step(a, b, wires, other, least, cable.latency, cable.type)
+            graph[a].append(step)
+            graph[b].append(step.turned())
+        return graph
+
+    def _near_end(self, cable: Between) -> str:
+        return f"{cable.a}/{cable.via}" if cable.via and cable.a in self._hosts else cable.a
+
+    def _port(self, end: str, cables: Sequence[Between]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the wires out of and into an end that bound all its cables together; none where one cable does."""
+        host = self._host_of(end)
+        if host not in self._hosts:
+            return (), ()
+        nominal = self._nominal(end)
+        widest = max(cable.bandwidth or nominal or ASSUMED_RATE for cable in cables)
+        measured = any(cable.measured for cable in cables)
+        width = widest if nominal is None or measured else nominal
+        if len(cables) == 1 and width >= widest:
+            return (), ()
+        return (self._wire(f"{end} port out", width),), (self._wire(f"{end} port in", width),)
+
+    def _nominal(self, end: str) -> float | None:
+        """Return the rate of the nic at an end, None where it is none or nothing tells."""
+        host = self._host_of(end)
+        device = self._hosts[host].graph.device(end.rpartition("/")[2]) if end != host and host in self._hosts else None
+        return device.bandwidth if device is not None else None
+
+    def _deal_nics(self, host: HostNode) -> None:
+        """Give each device of a host the nic that it leaves through: the nearest; of several equally near in turn."""
+        nics = [device.id for device in host.graph.of_kind("nic")]
+        wired = [nic for nic in nics if f"{host.name}/{nic}" in self._outside]
+        nics = wired or (nics if host.name in self._outside else [])
+        turns: dict[tuple[str, ...], int] = {}
+        for device in host.graph.devices:
+            ways = self._from(host.name, device.id)
+            rank = {nic: _length(ways[nic]) for nic in nics if nic in ways}
+            near = tuple(nic for nic, length in rank.items() if length == min(rank.values()))
+            if near:
+                turn = turns.get((device.kind, *near), 0)
+                turns[device.kind, *near] = turn + 1
+                self._nics[f"{host.name}/{device.id}"] = near[turn % len(near)]
+
+    # -- ways
+
+    def _search(self, a: str, b: str) -> Route:
+        (host_a, device_a), (host_b, device_b) = self._split(a), self._split(b)
+        if host_a == host_b:
+            return self._within(host_a, device_a, device_b)
+        start, before = self._way_out(host_a, device_a)
+        end, behind = self._way_out(host_b, device_b)
+        ways = self._from("", start)
+        if end not in ways:  # its nearest nic is on another network: by any that is on this one
+            ends = [other for other in ways if self._host_of(other) == host_b]
+            if not ends:
+                raise KeyError(f"nothing joins {a!r} to {b!r}")
+            end, behind = min(ends, key=lambda other: (_length(ways[other]), other)), ()
+        whole = (*before, *ways[end], *(step.turned() for step in behind[::-1]))
+        known = any(step.latency is not None for step in ways[end])
+        fabric = all(step.type == "InfiniBand" for step in ways[end])
+        return _made(whole, 0.0 if known else self._delays.infiniband if fabric else self._delays.ethernet)
+
+    def _split(self, place: str) -> tuple[str, str]:
+        if place in self._hosts:
+            return place, ""
+        host, _, device = place.rpartition("/")
+        if host not in self._hosts or self._hosts[host].graph.device(device) is None:
+            raise KeyError(f"no place {place!r} on this network")
+        return host, device
+
+    def _within(self, host: str, a: str, b: str) -> Route:
+        graph = self._hosts[host].graph
+        if _on_cpu(graph, a) and _on_cpu(graph, b):
+            way: _Way = ()
+        elif a and b:
+            way = self._from(host, a).get(b, ()) if a != b else ()
+        else:
+            ways = self._from(host, a or b)
+            near = [ways[cpu.id] for cpu in graph.of_kind("cpu") if cpu.id in ways]
+            way = min(near, key=_length, default=())
+            way = way if a else tuple(step.turned() for step in way[::-1])
+        if not way:
+            return Route((self._loopbacks[host],), self._delays.loopback)
+        return _made(way, 0.0 if any(step.latency is not None for step in way) else self._delays.inside)
+
+    def _way_out(self, host: str, device: str) -> tuple[str, _Way]:
+        """Return the end where a device leaves its host, and its way there inside."""
+        nic = self._nics.get(f"{host}/{device}")
+        if nic is not None:
+            end = f"{host}/{nic}"
+            return end if end in self._outside else host, self._from(host, device)[nic]
+        if host in self._outside:
+            return host, ()
+        ends = [end for end in self._outside if self._host_of(end) == host]
+        if not ends:
+            raise KeyError(f"nothing joins {host!r} to other hosts")
+        return max(ends, key=lambda end: max(step.width for step in self._outside[end])), ()
+
+    def _from(self, host: str, start: str) -> dict[str, _Way]:
+        """Return the best ways from a device to all others of its host; from an end to all others where `host` is
+        empty."""
+        found = self._ways.get((host, start))
+        if found is None:
+            found = self._inside(host, start) if host else _fewest_cables(start, self._outside, self._ends)
+            self._ways[host, start] = found
+        return found
+
+    def _inside(self, host: str, start: str) -> dict[str, _Way]:
+        found: dict[str, _Way] = {start: ()}
+        for device, path in self._routers[host].paths(start).items():
+            slots = [self._slots[host, edge] for edge in path.edges]
+            pairs = zip(slots, path.devices, strict=False)  # one device more than edges
+            found[device] = tuple(slot if slot.origin == origin else slot.turned() for slot, origin in pairs)
+        return found
+
+
+def _on_cpu(graph: HostGraph, device: str) -> bool:
+    found = graph.device(device)
+    return found is None or found.kind == "cpu"
+
+
+def _length(way: _Way) -> tuple[int, float]:
+    return len(way), -min((step.width for step in way), default=0.0)
+
+
+def _made(way: Iterable[_Step], unknown: float) -> Route:
+    way = tuple(way)
+    wires = tuple(wire for step in way for wire in step.wires)
+    return Route(wires, unknown + sum(step.latency or 0.0 for step in way))
+
+
+def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:
+    """Return the way with the fewest cables, of these the widest, to each end; `stops` pass nothing on.
+
+    Dijkstra on (cables, -width): the beginning of a best way is a best way, so the pair may be taken as a length.
+    """
+    found: dict[str, _Way] = {}
+    queue: list[tuple[int, float, str, int, _Way]] = [(0, -float("inf"), start, 0, ())]
+    pushed = 0
+    while queue:
+        cables, minus_width, at, _, way = heapq.heappop(queue)
+        if at in found:
+            continue
+        found[at] = way
+        if at != start and at in stops:
+            continue
+        for step in graph.get(at, ()):
+            if step.to not in found:
+                pushed += 1
+                heapq.heappush(queue, (cables + 1, max(minus_width, -step.width), step.to, pushed, (*way, step)))
+    return found
+
+
+def places(cluster: ClusterGraph) -> tuple[str, ...]:
+    """Return where ranks sit when nothing else is said: every GPU in order; on hosts without any, the host."""
+    found: list[str] = []
+    for host in cluster.hosts:
+        gpus = host.graph.of_kind("gpu")
+        found += [f"{host.name}/{gpu.id}" for gpu in gpus] or [host.name]
+    return tuple(found)
+
+
+def star(hosts: int, bandwidth: float, latency: float | None = None) -> ClusterGraph:
+    """Return equal hosts on one switch: node0 .. each by a cable of `bandwidth` bytes/s in each direction.
+
+    `latency` is seconds from host to host; None where it is not known.
+    """
+    half = None if latency is None else latency / 2
+    names = [f"node{index}" for index in range(hosts)]
+    return ClusterGraph(
+        tuple(HostNode(name, HostGraph()) for name in names),
+        tuple(Between(name, NETWORK, bandwidth, half) for name in names),
+    )

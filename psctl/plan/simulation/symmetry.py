@@ -1,0 +1,112 @@
+"""One rank that stands for all: the time of schedules in which every rank does the same at every step.
+
+On hosts with equal cables on one switch, let in each step every rank send m messages of b bytes and receive m. If all
+messages of a step start together, each link carries m equal flows, so all of them end together after m b / B; and if
+every message of the next step waits for one of this step, they all start together again. Both are checked, so the
+time is exactly that of the simulation: the sum over the steps of latency + m b / B + m b gamma where they are summed.
+A ring of a thousand hosts is done so in the time it takes to read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from psctl.plan.simulation.routes import Network, Route
+from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
+from psctl.schedule.transfer import Schedule, Transfer
+
+_LANES = 1 << 20
+"""More than any schedule has."""
+
+
+def lockstep(schedule: Schedule, network: Network, route: Route, size: float, costs: Costs) -> Timing | None:
+    """Return the time of a schedule on equal links, or None where ranks differ in what they do.
+
+    `route` is the way between any two nodes.
+    """
+    if costs.switch or costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
+        return None
+    capacity = min((network.capacities[link] for link in route.links), default=float("inf"))
+    walk = _Walk(schedule.nodes, len(schedule.shares), costs.gamma > 0)
+    chunk = size / len(schedule.shares)
+    now, moved, legs = 0.0, 0.0, []
+    waiting = flowing = summing = 0.0
+    for number, step in schedule.by_step():
+        if not walk.same(number, step):
+            return None
+        amount = chunk * len(step) / schedule.nodes
+        first, wait, flow = step[0], route.latency + costs.alpha, amount / capacity
+        add = amount * costs.gamma if first.action == "reduce" else 0.0
+        arrived = now + wait + flow
+        legs.append(
+            Leg(number, first.source, first.destination, first.chunk, now, now + wait, arrived, arrived + add)
+        )  # fmt: skip
+        waiting, flowing, summing = waiting + wait, flowing + flow, summing + add
+        now, moved = arrived + add, moved + amount
+    load = Load(network.names[route.links[0]], moved, moved / capacity / now if now else 0.0)
+    name = max((waiting, "latency"), (flowing, load.link), (summing, "sums"))[1]
+    alike = 2 * schedule.nodes - 1 if name == load.link else 0
+    return Timing(now, "symmetry", name, alike, waiting, flowing, summing, (load,), tuple(legs))
+
+
+class _Walk:
+    """Whether each step is the same for all ranks, and follows the one before for all of them.
+
+    It reads millions of transfers, so a message is one whole number made of its ends and lane.
+    """
+
+    def __init__(self, nodes: int, chunks: int, adding: bool) -> None:
+        self._nodes = nodes
+        self._chunks = chunks
+        self._adding = adding
+        self._step = -1  # the step before, -1 at the beginning
+        self._came = [-1] * (nodes * chunks)  # node and chunk -> the last step that brought some of it
+        self._lanes: set[int] = set()  # sender and lane of the step before
+        self._summed = False
+
+    def same(self, number: int, step: Sequence[Transfer]) -> bool:
+        """Return whether this step keeps the symmetry, and take it."""
+        nodes, chunks, before, came, action = self._nodes, self._chunks, self._step, self._came, step[0].action
+        sizes: dict[int, int] = {}
+        following: set[int] = set()
+        for one in step:
+            source, chunk = one.source, one.chunk
+            key = (source * nodes + one.destination) * _LANES + one.lane
+            sizes[key] = sizes.get(key, 0) + 1
+            if came[source * chunks + chunk] == before:
+                following.add(key)
+            if one.action != action:
+                return False
+        if before >= 0 and len(following) < len(sizes) and not self._by_lane(sizes.keys() - following):
+            return False
+        each, rest = divmod(len(sizes), nodes)
+        if rest or len(set(sizes.values())) > 1 or not self._even(sizes, each):
+            return False
+        adds = self._adding and action == "reduce"
+        if adds and each > 1 and not _one_sum(step):
+            return False
+        for one in step:
+            came[one.destination * chunks + one.chunk] = number
+        self._step, self._summed = number, adds
+        self._lanes = {key // (nodes * _LANES) * _LANES + key % _LANES for key in sizes}
+        return True
+
+    def _by_lane(self, keys: Iterable[int]) -> bool:
+        """Whether the senders of these messages were busy on their lanes in the step before, until it was all over."""
+        whole = self._nodes * _LANES
+        return not self._summed and all(key // whole * _LANES + key % _LANES in self._lanes for key in keys)
+
+    def _even(self, keys: Iterable[int], each: int) -> bool:
+        out, into = [0] * self._nodes, [0] * self._nodes
+        for key in keys:
+            out[key // _LANES // self._nodes] += 1
+            into[key // _LANES % self._nodes] += 1
+        return max(out) == max(into) == each
+
+
+def _one_sum(step: Sequence[Transfer]) -> bool:
+    """Whether each rank adds all that comes to it in a step to the same chunks."""
+    into: dict[int, dict[int, set[int]]] = {}
+    for one in step:
+        into.setdefault(one.destination, {}).setdefault(one.source, set()).add(one.chunk)
+    return all(len({frozenset(chunks) for chunks in sources.values()}) == 1 for sources in into.values())

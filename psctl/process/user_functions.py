@@ -1,0 +1,127 @@
+"""Users' functions by name, `module:function`, imported from the job's folder on every process that needs them.
+
+Which functions a name can reach is in job_modules.py: Python functions that a file below the job's folder defines.
+
+A function goes over the network as its name and nothing else, so a closure, a lambda or one of the script itself
+(`__main__`, which servers do not run) is refused. One that is to join pushes is tried first: joining must not depend on
+order or grouping, exactly on whole numbers, and up to 8 eps of the magnitudes on floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from psctl.errors import UsageError
+from psctl.process.job_modules import JobModules
+from psctl.ps.tables.reductions import Reduction, custom, reductions
+from psctl.schedule.operations import Measure, check_operation
+
+NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+WHOLE = (-3, -1, 0, 1, 2, 5)
+FLOATS = (-2.7, -0.3, 0.0, 0.1, 1.0, 1e3)
+
+
+def name_of(function: str | Callable[..., Any]) -> str:
+    """Return the name by which other processes find a function.
+
+    Raises:
+        UsageError: they cannot; the script's fault.
+    """
+    if isinstance(function, str):
+        return function
+    cure = "put it at the top of a module beside the script, and give it or 'module:function'"
+    if not isinstance(function, FunctionType):
+        raise UsageError(f"{function!r} is no function", cure)
+    if function.__module__ == "__main__":
+        raise UsageError(f"{function.__name__} is defined in the script, which servers do not run", cure)
+    if not function.__qualname__.isidentifier():
+        raise UsageError(f"{function.__qualname__} is no function at the top of a module", cure)
+    return f"{function.__module__}:{function.__name__}"
+
+
+class JobFunctions:
+    """Finds reductions and functions by name, once each.
+
+    Args:
+        folder: the job's code on this host; "": the folder of the running script.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._modules = JobModules(folder)
+        self._found: dict[str, Callable[..., Any]] = {}
+        self._known = reductions()
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function by its name.
+
+        Raises:
+            UsageError: there is none; names it.
+        """
+        if name not in self._found:
+            self._found[name] = self._import(name)
+        return self._found[name]
+
+    def _import(self, name: str) -> Callable[..., Any]:
+        if not NAME.fullmatch(name):
+            raise UsageError(
+                f"{name[:80]!r} names no function", "write module:function, of a module in the job's folder"
+            )
+        if name.startswith("__main__:"):
+            raise UsageError(f"{name}: servers do not run the script", "put the function into a module beside it")
+        return self._modules.function(name)
+
+    def reduction(self, name: str) -> Reduction:
+        """Return a reduction by its name or module:function.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if name in self._known:
+            return self._known[name]
+        if ":" not in name:
+            known = ", ".join(self._known)
+            raise UsageError(f"no reduction is called {name!r}", f"one of: {known}; or module:function")
+        self._known[name] = custom(name, self.function(name))
+        return self._known[name]
+
+    def check(self, name: str, dtype: torch.dtype, width: int) -> None:
+        """Try whether a user's own reduction is one, on rows of this dtype and width.
+
+        Raises:
+            UsageError: it is not; shows the rows that say so, or what the function raised.
+        """
+        if name in reductions():
+            return
+        numbers = FLOATS if dtype.is_floating_point else (False, True) if dtype is torch.bool else WHOLE
+        samples = [
+            torch.tensor([[numbers[(start + at) % len(numbers)] for at in range(width)]], dtype=dtype)
+            for start in range(len(numbers))
+        ]
+        eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        try:
+            found = check_operation(self.function(name), samples, Measure(_same, _distance, _magnitude, eps))
+        except Exception as error:
+            raise UsageError(f"{name} failed on rows of {str(dtype)[6:]}: {type(error).__name__}: {error}") from error
+        if found is not None:
+            raise UsageError(f"{name} joins no pushes: it is {found}", "pushes come in any order and grouping")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    gap = (one.double() - other.double()).abs()
+    return float(torch.where(one == other, 0.0, gap).nan_to_num(nan=float("inf")).max())
+
+
+def _magnitude(value: torch.Tensor) -> float:
+    return float(value.double().abs().nan_to_num(nan=0.0, posinf=0.0).max())

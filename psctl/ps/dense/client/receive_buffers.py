@@ -1,0 +1,281 @@
+"""Where a worker's values land: asked for, coming in, in the back, in the front.
+
+back             where values land while the user may still read the front.
+lent             where values lie that the server lends: they are read there, in the place of the back.
+front            what the user reads. It changes only while the user waits for the shard: either the bytes landed in
+                 the back, and `show` copies them (one copy), or the wait came before the first byte, and they land
+                 in the front itself (no copy). An unfinished wait leaves its shards undefined. What landed and was
+                 never waited for comes to the front before the next pull, which needs its place in the back.
+taken            who has the values elsewhere in the end (a model's parameters) takes them out of the back, or out of
+                 the server's memory, in the place of the front: one copy. A shard may be taken piece by piece.
+
+Sums of gradients may travel in half as many bits (error_feedback.py): those always land in the back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.ps.compression.error_feedback import narrow
+from psctl.ps.dense.lent_buffers import Lending, Lent
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Values, ValuesPart
+from psctl.ps.pieces import Piece, Stretch, stretch, torch_dtype
+from psctl.ps.shards import spaces
+from psctl.types import Shard
+
+
+class Take(Protocol):
+    """Copies values to where they belong."""
+
+    def __call__(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        """Take of a shard's values what is wanted now; tell whether all of this version is taken.
+
+        Args:
+            shard: its index.
+            values: of the shard, in whatever type they travelled; not to be written, and not to be kept.
+            present: for each of its pieces whether somebody had a gradient.
+            clocks: everyone's clocks before this one are in the values.
+        """
+
+
+def flat_buffers(
+    terms: Terms, lending: Lending | None = None, only: Sequence[str] | None = None
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return a buffer for each dtype's flat space (`only`: for these)."""
+    new = (lending or Lending()).zeros
+    wanted = spaces(terms.layout).items()
+    return {dtype: new(size, torch_dtype(dtype)) for dtype, size in wanted if only is None or dtype in only}
+
+
+class Landing:
+    """What one shard's values are at."""
+
+    def __init__(self, base: int) -> None:
+        self.asked = base - 1  # clock of the newest pull
+        self.pending = False  # it is unanswered
+        self.answered = base - 1  # clock of the newest pull that was answered
+        self.wanted = base - 1  # `clocks` wanted at least
+        self.version = base - 1  # newest version that is whole here
+        self.clocks = base - 1  # everyone's clocks before it are in that; the version itself, but under asp
+        self.shown = base - 1  # version in the front
+        self.shown_clocks = base - 1
+        self.incoming: int | None = None  # version whose bytes are coming in
+        self.coming_clocks = base - 1
+        self.filled = 0
+        self.direct = False  # the incoming bytes go to the front
+        self.open = False  # the user waits: the front may be written
+        self.lent: tuple[int, torch.Tensor] | None = None  # the newest version, where its server has it
+        self.present: dict[int, bytes] = {}  # by version, the last two
+
+    @property
+    def held(self) -> int:
+        """The newest version that is whole in this worker's own memory."""
+        return self.version if self.lent is None else self.shown
+
+
+class Landings:
+    """All shards' values. Calls must not overlap, except `show` (see there)."""
+
+    def __init__(self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]]) -> None:
+        self.front = flat_buffers(terms)
+        self.each = [Landing(terms.base) for _ in shards]
+        self._back = flat_buffers(terms)
+        self._backs: dict[tuple[int, bool], Stretch] = {}
+        self._terms, self._shards, self._held = terms, shards, held
+        self.unanswered = 0
+        """Shards whose pull waits for an answer."""
+        self.take: Take | None = None
+        """Takes what has landed, in the place of the front; set when nothing is on its way to the front."""
+
+    def oldest(self, clock: int, exact: bool) -> int:
+        """Return how many of everyone's clocks the values for clock `clock` must hold at least; never less than the
+        start values do."""
+        base, staleness = self._terms.base, 0 if exact else self._terms.staleness
+        return max(base, clock - staleness if staleness is not None else base) if clock >= base else clock
+
+    def ask(self, shard: int, clock: int, *, exact: bool, eager: bool) -> bool:
+        """Note that clock `clock` will read the shard; tell whether it must be pulled."""
+        landing, asp = self.each[shard], self._terms.staleness is None
+        assert landing.shown == landing.version, "show before pull"
+        assert not landing.pending or self._terms.staleness != 0, f"shard {shard}: the last pull is unanswered"
+        assert clock >= landing.asked + (0 if exact and self._terms.staleness != 0 else 1), (
+            f"clock {clock} was pulled already; values of clock c come with pull(c + 1)"
+        )
+        landing.wanted = max(landing.wanted, self.oldest(clock, exact))
+        anyway = not exact if asp else eager
+        if landing.pending or not (anyway or landing.clocks < landing.wanted):
+            return False
+        landing.asked, landing.pending = clock, True
+        self.unanswered += 1
+        return True
+
+    def again(self, shard: int) -> bool:
+        """Tell whether a pull of the shard is unanswered; what had come in of the answer is forgotten."""
+        landing = self.each[shard]
+        landing.incoming = None
+        return landing.pending
+
+    def lost(self, shard: int) -> None:
+        """What comes in will not be continued."""
+        self.each[shard].incoming = None
+
+    def place(self, server: int, message: Values | ValuesPart, size: int) -> memoryview | None:
+        """Return where a payload lands; None when it is not wanted (any more).
+
+        Raises:
+            ProtocolError: the server broke the protocol; nothing was changed.
+        """
+        landing, offset = self.each[message.shard], 0
+        if isinstance(message, Values):
+            if message.at is not None:
+                raise wrong(server, message.shard, "values that lie elsewhere, with bytes")
+            if not self._begin(server, landing, message):
+                return None
+        else:
+            if message.version != landing.incoming:
+                return None
+            offset = message.offset
+            if offset < landing.filled:
+                return None  # of an answer that was given twice
+            if offset != landing.filled:
+                raise wrong(server, message.shard, f"part of version {message.version}, out of order")
+        whole = self._target(landing, message.shard, message.version).bytes
+        if offset + size > len(whole):
+            raise wrong(server, message.shard, f"{offset + size} bytes where {len(whole)} belong")
+        return whole[offset : offset + size]
+
+    def _begin(self, server: int, landing: Landing, message: Values) -> bool:
+        asp = self._terms.staleness is None
+        if message.clock > landing.asked or (not asp and message.version < self.oldest(message.clock, False)):
+            raise wrong(server, message.shard, f"version {message.version}, which was not asked for")
+        if len(message.present) != len(self._held[message.shard]):
+            raise wrong(server, message.shard, f"values of {len(message.present)} pieces")
+        landing.incoming = None
+        if not landing.pending or (message.clock != landing.asked if asp else message.version <= landing.version):
+            return False  # asked twice around a broken connection, answered twice
+        landing.incoming, landing.coming_clocks = message.version, message.clocks
+        landing.filled, landing.direct = 0, False
+        if landing.open and self.take is None:
+            landing.direct = self._narrow(self._shards[message.shard], message.version) is None
+        return True
+
+    def filled(self, server: int, message: Values | ValuesPart, size: int, lent: Lent = None) -> bool:
+        """Count bytes in, or take in all of them where they are lent; tell whether the shard's values are whole.
+
+        Raises:
+            ProtocolError: as `place`.
+        """
+        if lent is not None and isinstance(message, Values):
+            return self._lend(server, message, lent)
+        landing = self.each[message.shard]
+        if size == 0 and isinstance(message, Values):
+            self._begin(server, landing, message)
+        offset = message.offset if isinstance(message, ValuesPart) else 0
+        if landing.incoming != message.version or offset != landing.filled:
+            return False
+        if isinstance(message, Values):
+            self._presence(landing, message)
+        landing.filled += size
+        if landing.filled < len(self._target(landing, message.shard, message.version).bytes):
+            return False
+        landing.lent = None
+        self._whole(landing, message.version)
+        if landing.direct:
+            landing.shown, landing.shown_clocks = landing.version, landing.clocks
+        return True
+
+    def _lend(self, server: int, message: Values, lent: memoryview) -> bool:
+        landing, shard = self.each[message.shard], self._shards[message.shard]
+        if not self._begin(server, landing, message):
+            return False
+        dtype = torch_dtype(shard.dtype)
+        assert message.at is not None, "it says where they lie"
+        if len(lent) != len(shard.range) * dtype.itemsize or not len(lent) or message.at.offset % dtype.itemsize:
+            raise wrong(server, message.shard, f"{len(lent)} bytes at {message.at} where {len(shard.range)} belong")
+        self._presence(landing, message)
+        landing.lent = message.version, torch.frombuffer(lent, dtype=dtype)
+        self._whole(landing, message.version)
+        return True
+
+    def _presence(self, landing: Landing, message: Values) -> None:
+        landing.present[message.version] = message.present
+        for old in [version for version in landing.present if version < message.version - 1]:
+            del landing.present[old]
+
+    def _whole(self, landing: Landing, version: int) -> None:
+        landing.version, landing.clocks, landing.incoming = version, landing.coming_clocks, None
+        landing.answered = landing.asked
+        before, landing.pending = landing.pending, landing.clocks < landing.wanted  # pulled again
+        self.unanswered += landing.pending - before
+
+    def missing(self, clock: int, shards: Sequence[int] | None, exact: bool) -> list[int]:
+        """Return those of the shards (None: of all) whose values for `clock` have not landed."""
+        staleness, missing = self._terms.staleness, []
+        asp, oldest = staleness is None, clock if staleness == 0 else self.oldest(clock, exact)
+        for shard in range(len(self.each)) if shards is None else shards:
+            one = self.each[shard]
+            if (one.answered < clock or one.clocks < oldest) if asp else one.version < oldest:
+                never = one.asked < clock if asp else one.wanted < oldest
+                assert not never, f"shard {shard}: clock {clock} was never pulled"
+                missing.append(shard)
+        return missing
+
+    def show(self, shards: Sequence[int] | None = None) -> None:
+        """Bring landed values to the front, or have them taken.
+
+        May overlap with other calls: the back of a landed shard is not written before the next pull, and only the
+        user's own thread pulls and shows. It must be called for all shards before `ask`.
+        """
+        for shard in range(len(self.each)) if shards is None else shards:
+            landing, where = self.each[shard], self._shards[shard]
+            if landing.shown < landing.version:
+                part = 0, where.range.start, len(where.range)
+                version, source = landing.lent or (landing.version, self._back_of(shard, landing.version).tensor)
+                if self.take is None:
+                    self.front[where.dtype].narrow(*part).copy_(source)
+                elif not self.take(shard, source, landing.present[version], landing.clocks):
+                    continue
+                landing.shown, landing.shown_clocks = version, landing.clocks
+
+    def presence(self, clock: int) -> list[bool]:
+        """Return, for each trainable parameter, whether any worker had a gradient at `clock`."""
+        seen: dict[int, bool] = {}
+        for landing, held in zip(self.each, self._held, strict=True):
+            present = landing.present.get(clock + 1)
+            assert present is not None, f"presence of clock {clock} is known after wait({clock + 1})"
+            for piece, there in zip(held, present, strict=True):
+                seen[piece.parameter] = seen.get(piece.parameter, False) or bool(there)
+        return [seen[index] for index in sorted(seen)]
+
+    def _narrow(self, shard: Shard, version: int) -> torch.dtype | None:
+        """Return the type in which a version travels, where it is not the shard's own; start values do as they are."""
+        terms = self._terms
+        return narrow(terms.compression, terms.update, torch_dtype(shard.dtype)) if version > terms.base else None
+
+    def _target(self, landing: Landing, shard: int, version: int) -> Stretch:
+        """Return where the bytes of a version go."""
+        if landing.direct:
+            where = self._shards[shard]
+            return stretch(self.front[where.dtype].narrow(0, where.range.start, len(where.range)))
+        return self._back_of(shard, version)
+
+    def _back_of(self, shard: int, version: int) -> Stretch:
+        first = version <= self._terms.base  # start values travel as they are
+        found = self._backs.get((shard, first))
+        if found is None:
+            where = self._shards[shard]
+            whole = self._back[where.dtype].narrow(0, where.range.start, len(where.range))
+            dtype = self._narrow(where, version)
+            found = stretch(whole if dtype is None else whole.view(dtype)[: len(where.range)])
+            self._backs[shard, first] = found
+        return found
+
+
+def wrong(server: int, shard: int, what: str) -> ProtocolError:
+    """Return the error that says what a server did."""
+    return ProtocolError(f"server/{server}, shard {shard}: {what}", where=f"server/{server}")

@@ -1,0 +1,96 @@
+"""What a worker pushes from: gradients in flat buffers by turns, or, where they are coded, the codes by turns.
+
+Plain gradients leave straight out of the buffer that they were filled into, and stay there until they are Pushed. A
+code is made when the shard is pushed: from then on its gradients may go, so that one buffer is enough for all clocks,
+and it is the code that stays until it is Pushed and is sent again as it is. Sums that are pushed for others of the host
+too (host_collection.py) stand in buffers of their own, by the same turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from psctl.ps.compression.error_feedback import coder, residual_dtype
+from psctl.ps.dense.client.receive_buffers import flat_buffers
+from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.pieces import Piece, Stretch, stretch, torch_dtype
+from psctl.ps.shards import spaces
+from psctl.types import Shard
+
+
+class Sending:
+    """See the module's docstring. Called by the user's thread, except `of` and `room`.
+
+    Args:
+        terms: what the job agreed on.
+        shards: all of them.
+        held: their pieces.
+        rank: this worker's.
+        lending: where buffers come from that others may read.
+    """
+
+    def __init__(
+        self, terms: Terms, shards: Sequence[Shard], held: Sequence[Sequence[Piece]], rank: int, lending: Lending
+    ) -> None:
+        self._shards, self._held, self._rank, self._lending = shards, held, rank, lending
+        self._turns = terms.buffers
+        types = {name: torch_dtype(name) for name in spaces(terms.layout)}
+        self._coders = {name: coder(terms.compression, dtype) for name, dtype in types.items()}
+        coded = flat_buffers(terms, only=[name for name, one in self._coders.items() if one is not None])
+        plain = [name for name, one in self._coders.items() if one is None]
+        self._flat = [coded | flat_buffers(terms, lending, only=plain) for _ in range(self._turns)]
+        self._plain: list[dict[int, Stretch]] = [{} for _ in range(self._turns)]
+        self._codes: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
+        self._sizes: list[dict[int, int]] = [{} for _ in range(self._turns)]
+        self._sums: list[dict[int, torch.Tensor]] = [{} for _ in range(self._turns)]
+        self.residual: dict[str, torch.Tensor] = {}
+        """What pushes left out so far, by dtype, flat; only where there is error feedback."""
+        if terms.compression.feedback:
+            for name in coded:
+                self.residual[name] = torch.zeros(spaces(terms.layout)[name], dtype=residual_dtype(types[name]))
+
+    def flat(self, clock: int) -> dict[str, torch.Tensor]:
+        """Return where the gradients of `clock` are filled in, by dtype."""
+        return self._flat[clock % self._turns]
+
+    def encode(self, clock: int, shard: int, present: Sequence[bool]) -> None:
+        """Code a shard's gradients of `clock`, which may change then; nothing where they travel as they are."""
+        one = self._coders[self._shards[shard].dtype]
+        if one is None:
+            return
+        turn, held = clock % self._turns, self._held[shard]
+        codes = self._codes[turn]
+        if shard not in codes:
+            codes[shard] = self._lending.zeros(one.limit(held), torch.uint8)
+        residual = self._part(self.residual, shard) if self.residual else None
+        gradients = self._part(self._flat[turn], shard)
+        seed = clock, self._rank, shard
+        self._sizes[turn][shard] = one.encode(gradients, held, present, residual, codes[shard], seed)
+
+    def size(self, clock: int, shard: int) -> int:
+        """Return the bytes of a shard's code; -1: it travels as it is."""
+        return self._sizes[clock % self._turns].get(shard, -1)
+
+    def of(self, clock: int, shard: int) -> Stretch:
+        """Return what travels of a shard that has a gradient."""
+        turn = clock % self._turns
+        if shard in self._codes[turn]:
+            return stretch(self._codes[turn][shard][: self._sizes[turn][shard]])
+        found = self._plain[turn].get(shard)
+        if found is None:
+            found = self._plain[turn][shard] = stretch(self._part(self._flat[turn], shard))
+        return found
+
+    def room(self, clock: int, shard: int) -> torch.Tensor:
+        """Return where a host's sum of a shard is made; it stands as long as the send buffer of its clock."""
+        sums, one = self._sums[clock % self._turns], self._shards[shard]
+        if shard not in sums:
+            sums[shard] = torch.empty(len(one.range), dtype=torch_dtype(one.dtype))
+        return sums[shard]
+
+    def _part(self, flat: Mapping[str, torch.Tensor], shard: int) -> torch.Tensor:
+        one = self._shards[shard]
+        return flat[one.dtype].narrow(0, one.range.start, len(one.range))

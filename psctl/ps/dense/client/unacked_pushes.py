@@ -1,0 +1,165 @@
+"""What a worker has sent and must be able to send again: pushes until Pushed, step orders until all is Pushed.
+
+A step order of clock c leaves for server S when every push of c to another server is Taken, and every push of c to S
+has left: whoever has all ranks' orders then knows that every shard holds every push (messages.Step). A push that goes
+in a host sum leaves on another's connection, or is dropped, so it must be Taken before any order leaves. Where workers
+hold the values, no death is ever cut at a clock, so nothing is ordered: a shard's sum comes back while others still
+leave.
+"""
+
+from __future__ import annotations
+
+from psctl.ps.dense.client.shard_routes import Route
+from psctl.ps.messages import Push, Step
+
+KEPT = 8
+"""Clocks for which an order is kept, though all is Pushed, for a server that could not be reached."""
+
+
+class Outbox:
+    """Bookkeeping of pushes and step orders, without their bytes. Calls must not overlap.
+
+    Args:
+        route: who leads which shard.
+        ordered: each clock has an order.
+    """
+
+    def __init__(self, route: Route, *, ordered: bool = True) -> None:
+        self._route, self._ordered = route, ordered
+        self._pushes: dict[int, dict[int, Push]] = {}  # clock -> shard -> what is not Pushed
+        self._made: dict[int, int] = {}  # clock -> how many pushes there were
+        self._untaken: dict[int, set[int]] = {}  # clock -> shards
+        self._behind: dict[int, dict[int, int]] = {}  # clock -> server -> how many of its shards are untaken
+        self._beside: dict[int, set[int]] = {}  # clock -> shards that go in a host sum
+        self._steps: dict[int, Step] = {}
+        self._sent: dict[int, set[int]] = {}  # clock -> servers that have the order
+
+    def push(self, push: Push) -> None:
+        """Remember a push that leaves, or would if its shard were open."""
+        self._pushes.setdefault(push.clock, {})[push.shard] = push
+        self._made[push.clock] = self._made.get(push.clock, 0) + 1
+        if self._ordered:
+            self._take_back(push.clock, push.shard)
+
+    def _take_back(self, clock: int, shard: int) -> None:
+        untaken = self._untaken.setdefault(clock, set())
+        if shard not in untaken:
+            untaken.add(shard)
+            behind, owner = self._behind.setdefault(clock, {}), self._route.owners[shard]
+            behind[owner] = behind.get(owner, 0) + 1
+
+    def beside(self, clock: int, shard: int) -> None:
+        """Note that a push is to go in a host sum."""
+        if self._ordered:
+            self._beside.setdefault(clock, set()).add(shard)
+
+    def alone(self, clock: int, shard: int) -> None:
+        """Note that a push goes in no host sum."""
+        self._beside.get(clock, set()).discard(shard)
+
+    def untaken(self, clock: int, shard: int) -> Push | None:
+        """Return a push that is not Taken (where nothing is ordered: not Pushed); None where it is."""
+        if self._ordered and shard not in self._untaken.get(clock, ()):
+            return None
+        return self._pushes.get(clock, {}).get(shard)
+
+    @property
+    def outstanding(self) -> list[tuple[int, int]]:
+        """By shard and clock, what is not Pushed."""
+        return [(shard, clock) for clock, pushes in self._pushes.items() for shard in pushes]
+
+    def step(self, step: Step) -> None:
+        """Remember an order; `orders` says when it leaves."""
+        for old in [clock for clock in self._steps if clock < step.clock - KEPT and not self._pushes.get(clock)]:
+            self._drop(old)
+        self._steps[step.clock] = step
+        self._sent[step.clock] = set()
+
+    def taken(self, clock: int, shard: int) -> None:
+        """Take in that a push is whole at its primary."""
+        untaken = self._untaken.get(clock)
+        if untaken is None or shard not in untaken:
+            return
+        untaken.discard(shard)
+        self.alone(clock, shard)
+        behind, owner = self._behind[clock], self._route.owners[shard]
+        behind[owner] -= 1
+        if not behind[owner]:
+            del behind[owner]
+
+    def pushed(self, clock: int, shard: int) -> None:
+        """Take in that a shard's pushes up to `clock` are on all of its chain."""
+        for known in [known for known in self._pushes if known <= clock]:
+            if self._pushes[known].pop(shard, None) is not None and self._ordered:
+                self.taken(known, shard)
+            if not self._pushes[known] and (known in self._steps or not self._ordered):
+                self._forget(known)
+
+    def _forget(self, clock: int) -> None:
+        """All of the clock is done, if all of it was pushed and its order is with everyone who leads a shard."""
+        owners = self._route.owners
+        if self._made[clock] == len(owners) and (not self._ordered or set(owners) <= self._sent[clock]):
+            self._drop(clock)
+
+    def _drop(self, clock: int) -> None:
+        for book in (self._pushes, self._made, self._untaken, self._behind, self._beside, self._steps, self._sent):
+            book.pop(clock, None)
+
+    def unacknowledged(self, clock: int) -> set[int]:
+        """Return the servers that have not acknowledged all pushes up to `clock`."""
+        if not self._pushes:
+            return set()
+        owners = self._route.owners
+        return {owners[shard] for known, shards in self._pushes.items() if known <= clock for shard in shards}
+
+    def unsettled(self) -> set[int]:
+        """Return the servers that have not acknowledged all of some clock that was ordered, or not heard its order."""
+        if not self._ordered:
+            return {self._route.owners[shard] for pushes in self._pushes.values() for shard in pushes}
+        found: set[int] = set()
+        for clock in self._steps:
+            found.update(self._route.owners[shard] for shard in self._pushes.get(clock, ()))
+            found.update(set(self._route.owners) - self._sent[clock])
+        return found
+
+    def holds(self, clock: int) -> bool:
+        """Tell whether some push up to `clock` is not acknowledged."""
+        return any(pushes and known <= clock for known, pushes in self._pushes.items())
+
+    def moved(self) -> None:
+        """Count anew whose shards are untaken: owners have changed."""
+        for clock, untaken in self._untaken.items():
+            behind: dict[int, int] = {}
+            for shard in untaken:
+                owner = self._route.owners[shard]
+                behind[owner] = behind.get(owner, 0) + 1
+            self._behind[clock] = behind
+
+    def again(self, shard: int) -> list[Push]:
+        """Return the shard's pushes that must be sent again, the oldest first; none of them counts as taken."""
+        clocks = sorted(clock for clock, pushes in self._pushes.items() if shard in pushes)
+        for clock in clocks if self._ordered else ():
+            self._take_back(clock, shard)
+            self.alone(clock, shard)
+        return [self._pushes[clock][shard] for clock in clocks]
+
+    def forget_orders(self, server: int) -> None:
+        """All orders must be sent to this server again."""
+        for sent in self._sent.values():
+            sent.discard(server)
+
+    def orders(self) -> list[tuple[int, Step]]:
+        """Return the orders that may leave now, with their servers; they count as sent."""
+        found: list[tuple[int, Step]] = []
+        for clock in sorted(self._steps) if self._steps else ():
+            behind = self._behind.get(clock, {})
+            if len(behind) > 1 or self._beside.get(clock):
+                continue
+            for server in self._route.servers:
+                if server in self._sent[clock] or server not in self._route.heard or behind.keys() - {server}:
+                    continue
+                if any(self._route.owners[shard] == server for shard in self._route.shut):
+                    continue
+                self._sent[clock].add(server)
+                found.append((server, self._steps[clock]))
+        return found

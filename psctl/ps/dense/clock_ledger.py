@@ -1,0 +1,169 @@
+"""Who takes part in each clock, and the step orders until all who do agree on a clock's.
+
+A clock may be applied only when every member of it has ordered it with the same numbers. The lowest rank's count; a
+rank that differs is refused. A rank that has left at clock c* counts as having ordered every clock up to c* (its pushes
+of them are in), and nothing after. Under asp each rank's order stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from psctl.ps.messages import Step
+from psctl.types import Number
+
+KEPT = 4
+"""Clocks, beyond the staleness, whose agreed orders are kept for shards that come from another server."""
+
+LONGEST = 256
+"""Clocks that ranks can never be apart; orders that far behind will not be agreed on any more."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """How to apply one clock; all ranks agreed on it. `rank`: whose push alone (asp); -1: everyone's."""
+
+    groups: list[dict[str, Number]]
+    scale: float | None
+    save: bool
+    rank: int = -1
+
+
+class Refusal(Exception):
+    """The job cannot go on; told to every worker."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """Which ranks are waited for at each clock: those of the last change at or before it."""
+
+    changes: tuple[tuple[int, tuple[int, ...]], ...]  # (first clock, ranks in order), clocks rising
+
+    @classmethod
+    def first(cls, world: int, clock: int) -> Membership:
+        """Ranks 0 .. world-1, from `clock` on."""
+        return cls(((clock, tuple(range(world))),))
+
+    def at(self, clock: int) -> tuple[int, ...]:
+        """Return the ranks of a clock."""
+        for first, ranks in reversed(self.changes):
+            if first <= clock:
+                return ranks
+        return self.changes[0][1]
+
+    def changed(self, clock: int, ranks: Sequence[int]) -> Membership:
+        """Return the membership with these ranks from `clock` on; what was said of later clocks is void."""
+        kept = tuple(change for change in self.changes if change[0] < clock)
+        return Membership((*kept, (clock, tuple(sorted(ranks)))))
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All ranks that ever took part or will."""
+        return tuple(sorted({rank for _, ranks in self.changes for rank in ranks}))
+
+
+class Ledger:
+    """Step orders of all clocks that some shard may still have to apply.
+
+    Args:
+        membership: who takes part.
+        first: the first clock.
+        staleness: None under asp, and where workers step, for then nothing is ordered.
+    """
+
+    def __init__(self, membership: Membership, first: int, staleness: int | None) -> None:
+        self.next = first  # every clock before it is agreed on
+        self.agreed: dict[int, Order] = {}  # the last ones
+        self._membership, self._staleness = membership, staleness
+        self._steps: dict[int, dict[int, Step]] = {}
+        self._given: dict[int, int] = {}  # rank that left -> last clock that counts as ordered by it
+        self._held: set[int] = set()  # ranks that are gone, until it is known which of their orders count
+        self._last: dict[int, int] = {}  # asp: the newest clock that a rank ordered
+
+    def add(self, rank: int, step: Step) -> list[tuple[int, Order]]:
+        """Take in a rank's order; return the clocks that can be applied now and were not before.
+
+        Raises:
+            Refusal: two ranks differ; the user's fault.
+        """
+        if self._staleness is None:
+            self._last[rank] = max(step.clock, self._last.get(rank, step.clock))
+            self.next = min(self._last.get(one, -1) for one in self._membership.at(step.clock)) + 1
+            return [(step.clock, Order(step.groups, step.scale, step.save, rank))]
+        if step.clock in self.agreed or step.clock < self.next - KEPT - self._staleness:
+            return []  # sent again
+        self._steps.setdefault(step.clock, {})[rank] = step
+        for old in [clock for clock in self._steps if clock < step.clock - LONGEST]:
+            del self._steps[old]  # of a server that leads no shard and was out of some rank's reach
+        return self._settle()
+
+    def hold(self, rank: int) -> None:
+        """A rank is gone: agree on no clock of it before `left`, for what was said to be here of it must stay so."""
+        self._held.add(rank)
+
+    def left(self, rank: int, clock: int) -> list[tuple[int, Order]]:
+        """Count a rank's orders up to `clock` as given, drop later ones; returns as `add`."""
+        self._given[rank] = clock
+        self._held.discard(rank)
+        for later, steps in self._steps.items():
+            if later > clock:
+                steps.pop(rank, None)
+        return self._settle()
+
+    def changed(self, membership: Membership) -> list[tuple[int, Order]]:
+        """Take over who takes part from now on; returns as `add`."""
+        self._membership = membership
+        return self._settle()
+
+    def missing(self, clock: int) -> list[int]:
+        """Return the ranks that have not ordered `clock`."""
+        if clock < self.next or clock in self.agreed or self._staleness is None:
+            return []
+        steps = self._steps.get(clock, {})
+        ranks, given = self._membership.at(clock), self._given
+        return [one for one in ranks if one in self._held or (one not in steps and given.get(one, -1) < clock)]
+
+    def _settle(self) -> list[tuple[int, Order]]:
+        found: list[tuple[int, Order]] = []
+        for clock in sorted(self._steps):
+            steps = self._steps[clock]
+            if not steps:
+                continue
+            first = min(steps)
+            for rank in sorted(steps):
+                _compare(first, steps[first], rank, steps[rank])
+            if self.missing(clock):
+                continue
+            order = Order(steps[first].groups, steps[first].scale, steps[first].save)
+            self.agreed[clock] = order
+            found.append((clock, order))
+            self.next = max(self.next, clock + 1)
+        for clock, _ in found:
+            del self._steps[clock]
+        for clock in [known for known in self.agreed if known < self.next - KEPT - (self._staleness or 0)]:
+            del self.agreed[clock]
+        return found
+
+
+def _compare(lowest: int, first: Step, rank: int, other: Step) -> None:
+    """Raise Refusal when a rank's order is not the lowest rank's."""
+    hint = "let every rank set the same numbers: schedulers and hand-made changes must not depend on the rank"
+    for index, (ours, theirs) in enumerate(zip(first.groups, other.groups, strict=True)):
+        for key in sorted({*ours, *theirs}):
+            if not _same(ours.get(key), theirs.get(key)):
+                what = (
+                    f"group {index}: {key} is {ours.get(key)!r} on worker/{lowest} "
+                    f"and {theirs.get(key)!r} on worker/{rank}"
+                )
+                raise Refusal(f"optimizer {what} (clock {first.clock})", hint)
+    if not _same(first.scale, other.scale):
+        what = f"worker/{lowest} scales the gradient by {first.scale!r}, worker/{rank} by {other.scale!r}"
+        raise Refusal(f"{what} (clock {first.clock})", "clip on every rank, with the same bound")
+
+
+def _same(a: Number, b: Number) -> bool:
+    return a == b or (a != a and b != b)  # not-a-number equals itself here

@@ -1,0 +1,106 @@
+"""Which gradients are summed before others, and how those of one host become one: the same on workers and servers.
+
+Theory. Floating-point sums depend on their grouping, so it is fixed: first the ranks of a host, in rank order, each
+times its weight (the *host sum*); then these sums and the ranks that share their host with nobody, in the order of
+their first ranks. Who adds up a host sum, one of its workers or the server, is then all the same to the last bit: both
+do it with `host_sum`. Ranks that are not members of a clock are not there: a host's others are a group of their own.
+
+A piece for which a rank has no gradient is left out of its turn, whatever its bytes are; where no rank of the host has
+one the host sum is zero, and says so (`present`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import torch
+
+from psctl.ps.pieces import Piece
+from psctl.types import Range
+
+BLOCK = 1 << 16
+"""Elements that are summed at a time: they stay in the cache while the ranks of a host are gone through."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One rank's gradients of a shard: they count times `weight`, where `present` has a piece. They are only read."""
+
+    rank: int
+    weight: float
+    present: bytes
+    gradients: torch.Tensor
+
+
+def in_turn(hosts: Sequence[Sequence[int]], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return a clock's ranks as they are summed: those of one host together, in the order of their first ranks.
+
+    Args:
+        hosts: ranks that share a host (Terms.hosts).
+        ranks: who takes part in the clock, ascending.
+    """
+    group_of = {rank: group for group in hosts for rank in group}
+    found: dict[Sequence[int], list[int]] = {}
+    for rank in ranks:
+        found.setdefault(group_of.get(rank, (rank,)), []).append(rank)
+    return tuple(tuple(group) for group in found.values())
+
+
+def joint_weight(weights: Iterable[float]) -> float:
+    """Return the sum of weights, added one after another (Python's own `sum` rounds otherwise from 3.12 on)."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    return total
+
+
+def host_sum(out: torch.Tensor, held: Sequence[Piece], parts: Sequence[Part], *, onto: bool = False) -> bytes:
+    """Sum the gradients of one host's ranks; return which pieces any of them has.
+
+    Args:
+        out: where the sum is written; it may be the first part's own gradients.
+        held: the shard's pieces.
+        parts: in rank order.
+        onto: add the host sum to what `out` holds, in the place of writing it.
+    """
+    present = bytes(map(any, zip(*(part.present for part in parts), strict=True)))
+    for run, there in _runs(held, parts):
+        among = [part for part, has in zip(parts, there, strict=True) if has]
+        if among:
+            _sum_run(out, run, among, onto=onto)
+        elif not onto:
+            out.narrow(0, run.start, len(run)).zero_()
+    return present
+
+
+def _runs(held: Sequence[Piece], parts: Sequence[Part]) -> list[tuple[Range, tuple[int, ...]]]:
+    """Return the stretches of a shard in which the same ranks have gradients."""
+    runs: list[tuple[Range, tuple[int, ...]]] = []
+    for piece, there in zip(held, zip(*(part.present for part in parts), strict=True), strict=True):
+        if runs and runs[-1][1] == there and runs[-1][0].stop == piece.at.start:
+            runs[-1] = Range(runs[-1][0].start, piece.at.stop), there
+        else:
+            runs.append((piece.at, there))
+    return runs
+
+
+def _sum_run(out: torch.Tensor, run: Range, parts: Sequence[Part], *, onto: bool) -> None:
+    room = torch.empty(min(BLOCK, len(run)), dtype=out.dtype)
+    weighted = torch.empty_like(room) if any(part.weight != 1.0 for part in parts) else room
+    for start in range(run.start, run.stop, BLOCK):
+        size = min(BLOCK, run.stop - start)
+        target = out.narrow(0, start, size)
+        total = room[:size] if onto else target
+        for index, part in enumerate(parts):
+            one = part.gradients.narrow(0, start, size)
+            if part.weight != 1.0:
+                one = torch.mul(one, part.weight, out=weighted[:size] if index else total)
+            if index == 0:
+                first = one
+            else:
+                torch.add(first, one, out=total)
+                first = total
+        if onto:
+            target.add_(first)
+        elif first is not target:
+            target.copy_(first)

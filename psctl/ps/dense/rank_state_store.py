@@ -1,0 +1,139 @@
+"""What travels beside the gradients (a rank's buffers and tracked state), kept for its last clocks, for who joins."""
+
+from __future__ import annotations
+
+from psctl.errors import ProtocolError
+from psctl.ps.messages import PART, Aside, AsideIs, AsideOf
+from psctl.ps.outputs import Send, ToServer
+
+LARGEST = 1 << 30
+"""Bytes of one clock's; buffers are small beside parameters, and sizes are checked before memory is taken."""
+
+
+class _Coming:
+    def __init__(self, clock: int, size: int, rank: int = 0) -> None:
+        self.clock, self.rank, self.filled, self.data = clock, rank, 0, bytearray(size)
+
+
+class Asides:
+    """By rank and clock; who asks for one that is not here waits for it.
+
+    Args:
+        kept: how many clocks of a rank.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._whole: dict[int, dict[int, memoryview]] = {}  # rank -> clock -> bytes
+        self._coming: dict[str, _Coming] = {}  # by sender
+        self._wishes: dict[int, AsideOf] = {}  # by the rank that asks
+
+    def place(self, sender: str, message: Aside, size: int) -> memoryview | None:
+        """Return where a part goes; None when it is here already.
+
+        Raises:
+            ProtocolError: it does not fit.
+        """
+        if sender.startswith("worker/") and sender != f"worker/{message.rank}":
+            raise ProtocolError(f"{sender}: it left a state as worker/{message.rank}", where=sender)
+        if message.clock in self._of(message.rank) or message.size > LARGEST:
+            return None
+        if message.offset == 0:
+            self._coming[sender] = _Coming(message.clock, message.size, message.rank)
+        coming = self._coming.get(sender)
+        if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock):
+            return None
+        if message.offset != coming.filled or message.offset + size > len(coming.data):
+            raise ProtocolError(f"{sender}: bytes beside the gradients out of order", where=sender)
+        return memoryview(coming.data)[message.offset : message.offset + size]
+
+    def filled(self, sender: str, message: Aside, size: int) -> bool:
+        """Count a part in; tell whether it became whole."""
+        if size == 0 and message.size == 0:
+            self.place(sender, message, 0)
+        coming, whole = self._coming.get(sender), self._of(message.rank)
+        if coming is None or (coming.rank, coming.clock) != (message.rank, message.clock) or message.clock in whole:
+            return False
+        coming.filled += size
+        if coming.filled < len(coming.data):
+            return False
+        del self._coming[sender]
+        whole[coming.clock] = memoryview(coming.data)
+        for old in sorted(whole)[: -self._kept]:
+            del whole[old]
+        return True
+
+    def _of(self, rank: int) -> dict[int, memoryview]:
+        return self._whole.setdefault(rank, {})
+
+    def newest(self, rank: int) -> int:
+        """Return the newest clock of a rank's that is here; -1: none."""
+        return max(self._of(rank), default=-1)
+
+    def wish(self, rank: int, message: AsideOf) -> None:
+        """Remember what a rank asks for."""
+        self._wishes[rank] = message
+
+    def lost(self, rank: int) -> None:
+        """Forget what a rank asked for and what it had sent in part."""
+        self._wishes.pop(rank, None)
+        self._coming.pop(f"worker/{rank}", None)
+
+    def answers(self) -> list[Send]:
+        """Answer what can be answered."""
+        outputs: list[Send] = []
+        for rank, wish in sorted(self._wishes.items()):
+            data = self._of(wish.rank).get(wish.clock)
+            if data is not None:
+                del self._wishes[rank]
+                for offset in range(0, max(1, len(data)), PART):
+                    part = data[offset : offset + PART]
+                    outputs.append(Send(rank, AsideIs(wish.clock, len(data), offset), part or None))
+        return outputs
+
+    def copies(self, server: int, only: Aside | None = None) -> list[ToServer]:
+        """Pass the one that this is of (None: all) on to another server."""
+        outputs: list[ToServer] = []
+        for rank, clock, data in [(rank, *one) for rank, some in self._whole.items() for one in sorted(some.items())]:
+            if only is None or (rank, clock) == (only.rank, only.clock):
+                for offset in range(0, max(1, len(data)), PART):
+                    part = data[offset : offset + PART]
+                    outputs.append(ToServer(server, Aside(clock, len(data), offset, rank), part or None))
+        return outputs
+
+
+class Fetching:
+    """What a worker asked for, as it comes in: from one server at a time, begun anew by the first part."""
+
+    def __init__(self) -> None:
+        self.wanted: int | None = None  # clock that was asked for and is not here
+        self._server = -1
+        self._coming: _Coming | None = None
+        self._whole: tuple[int, memoryview] | None = None
+
+    def of(self, clock: int) -> memoryview | None:
+        """Return a clock's, once it is here."""
+        return self._whole[1] if self._whole is not None and self._whole[0] == clock else None
+
+    def place(self, server: int, message: AsideIs, size: int) -> memoryview | None:
+        """Return where a part goes; None when it is not wanted (any more)."""
+        if message.clock != self.wanted or message.size > LARGEST:
+            return None
+        if message.offset == 0:
+            self._server, self._coming = server, _Coming(message.clock, message.size)
+        coming = self._coming
+        if coming is None or self._server != server or message.offset != coming.filled:
+            return None
+        return memoryview(coming.data)[message.offset : message.offset + size]
+
+    def filled(self, server: int, message: AsideIs, size: int) -> None:
+        """Count a part in."""
+        if message.size == 0:
+            self.place(server, message, 0)
+        coming = self._coming
+        if coming is None or self._server != server or coming.clock != message.clock or message.offset != coming.filled:
+            return
+        coming.filled += size
+        if coming.filled == len(coming.data):
+            self._whole, self._coming = (coming.clock, memoryview(coming.data)), None
+            self.wanted = None

@@ -1,0 +1,291 @@
+"""Which gradient a shard can apply next: the joint mean of a clock (bsp, ssp), or one worker's push (asp).
+
+Theory. bsp and ssp (`Joint`): at version v, clock v is under way:
+
+    push of rank r   staged in a buffer of its own until whole
+    sum              ranks join in their order: rank 0's buffer becomes the sum, rank 1's is added when it is whole ...
+                     a push ahead of its turn stays staged; so the sum is the same to the bit in every order of arrival.
+                     What a worker of this host lends is only read: the first two together make the sum.
+                     Where workers share a host its sum joins as one, in the turn of its first rank: it came as such,
+                     or is made here when all of them are whole (host_sums.py)
+    mean             the sum divided by the sum of weights
+
+A rank whose push is in the sum already, and shall not be, undoes the clock: the sum is discarded, and those who pushed
+are asked again. asp (`EachPush`): a rank's push is ready when it is whole and its order is in; the oldest first. When a
+checkpoint was ordered at clock v, no clock from v on is ready before all ranks' clocks up to v-1 are applied, so that
+the checkpoint holds the same clocks of everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from psctl.ps.dense.clock_ledger import Membership, Order
+from psctl.ps.dense.host_sums import Part, host_sum, in_turn, joint_weight
+from psctl.ps.dense.server.push_staging import Intake, Ready
+from psctl.ps.dense.server.staged_push import Handed, Staged
+from psctl.ps.dense.shard_state import Entry, ShardState
+from psctl.ps.pieces import bytes_view
+
+SUM = Order([], None, False)
+"""How every clock is applied where workers step."""
+
+NEAR = 1e-9
+"""Relative; a sum of weights as near to the number of workers as this differs by rounding only."""
+
+
+class Joint(Intake):
+    """bsp and ssp: one step a clock, when every member's push of it is in."""
+
+    def __init__(self, state: ShardState, membership: Membership) -> None:
+        super().__init__(state, membership)
+        terms = state.terms
+        self._hosts = terms.hosts if self._coder is None and terms.staleness == 0 else ()
+        self._turns: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = (), ()  # of which ranks, and how they go
+        self._no_sum()
+
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        ranks = self.membership.at(clock)
+        if ranks is not self._turns[0]:
+            self._turns = ranks, in_turn(self._hosts, ranks)
+        return self._turns[1]
+
+    def _no_sum(self) -> None:
+        self._sum: torch.Tensor | None = None  # of the clock under way, over the first `_next` of those in turn
+        self._first: Staged | None = None  # or that sum is this alone, as it was lent
+        self._next = 0
+        self._covered: tuple[int, ...] = ()  # ranks in it that came in host sums
+        self._weight = 0.0
+        self._joint = bytes(len(self._state.held))
+        self._divided = False
+
+    @property
+    def clocks(self) -> int:
+        return self._done(-1) + 1
+
+    def _done(self, rank: int) -> int:
+        return (self._state.terms.base if self._state.version is None else self._state.version) - 1
+
+    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+        if self._state.version is None:
+            return None
+        clock = self._state.version
+        turns = self.in_turn(clock)
+        while self._next < len(turns):
+            if not self._join(clock, turns[self._next]):
+                return None
+            self._next += 1
+        if not self._divided:
+            world = self._state.terms.world
+            near = self._weight == 0 or abs(self._weight - world) <= NEAR * world
+            total, by = self._own_sum(), world if near else self._weight
+            if by != 1:
+                total.div_(by)
+            self._divided = True
+        assert self._sum is not None, "a clock has at least one member"
+        return self._sum, self._joint
+
+    def _join(self, clock: int, ranks: tuple[int, ...]) -> bool:
+        """Add the pushes of a host, or of a rank that shares its host with nobody, if they are all here."""
+        if len(ranks) == 1:
+            one = self._staged.get((clock, ranks[0]))
+            if one is None or not one.whole:
+                return False
+            self._add(self._staged.pop((clock, ranks[0])))
+            return True
+        found = [(rank, self._staged.get((clock, rank))) for rank in ranks]
+        whole = [(rank, staged) for rank, staged in found if staged is not None and staged.whole]
+        together = [(rank, staged) for rank, staged in whole if staged.covers]
+        if not together and len(whole) < len(ranks):
+            return False
+        for rank, staged in together[:1]:
+            del self._staged[clock, rank]
+            self._covered += staged.covers
+            self._add(staged)
+            return True
+        for rank, _ in whole:
+            del self._staged[clock, rank]
+        self._add_host(whole)
+        return True
+
+    def _add_host(self, pushes: Sequence[tuple[int, Staged]]) -> None:
+        """Add the host sum of ranks that pushed by themselves."""
+        parts = [Part(rank, staged.weight, staged.present, staged.buffer) for rank, staged in pushes]
+        first, rest = pushes[0][1], [staged for _, staged in pushes]
+        self._weight += joint_weight(part.weight for part in parts)
+        begun = self._sum is not None or self._first is not None
+        if begun:
+            total = self._own_sum()
+        elif first.lent:
+            total = self._state.take()
+        else:
+            total, rest = first.buffer, rest[1:]
+        present = host_sum(total, self._state.held, parts, onto=begun)
+        self._joint = bytes(a | b for a, b in zip(self._joint, present, strict=True)) if begun else present
+        self._sum = total
+        for staged in rest:
+            self._give(staged)
+
+    def _add(self, staged: Staged) -> None:
+        """Add one rank's gradients; where it had none it counts as zero, whatever its bytes are."""
+        held, whole = self._state.held, all(staged.present)
+        self._weight += staged.weight
+        if self._coder is not None:  # read and summed in one pass
+            self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+            self._sum = self._state.take().zero_() if self._sum is None else self._sum
+            self.add(staged, self._sum, staged.weight)
+            return
+        if staged.weight != 1.0 and not staged.covers:  # a host sum is weighted already
+            staged = Staged(1.0, staged.present, staged.expected, self.own(staged).mul_(staged.weight))
+        if self._sum is None and self._first is None:
+            self._joint = staged.present
+            if staged.lent and whole:
+                self._first = staged
+                return
+            self._sum = self.own(staged)
+            for piece, there in () if whole else zip(held, staged.present, strict=True):
+                if not there:
+                    self._sum.narrow(0, piece.at.start, len(piece.at)).zero_()
+            return
+        self._joint = bytes(a | b for a, b in zip(self._joint, staged.present, strict=True))
+        if whole and self._first is not None:
+            self._sum = torch.add(self._first.buffer, staged.buffer, out=self._state.take())
+            self._first = None
+        elif whole:
+            self._own_sum().add_(staged.buffer)
+        else:
+            total = self._own_sum()
+            for piece, there in zip(held, staged.present, strict=True):
+                if there:
+                    where = (0, piece.at.start, len(piece.at))
+                    total.narrow(*where).add_(staged.buffer.narrow(*where))
+        self._give(staged)
+
+    def _own_sum(self) -> torch.Tensor:
+        if self._first is not None:
+            self._sum, self._first = self.own(self._first), None
+        assert self._sum is not None, "someone was summed"
+        return self._sum
+
+    def ready(self) -> Ready | None:
+        if not self._staged and self._sum is None and self._first is None:
+            return None  # nothing of the clock under way is here
+        found = self.mean()
+        if found is None or self._state.version is None:
+            return None
+        clock = self._state.version
+        order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
+        if order is None:
+            return None
+        ready = Ready(Entry(clock, order, found[1], self._turns[0]), found[0])
+        self._no_sum()
+        return ready
+
+    def cut(self, rank: int, clock: int) -> None:
+        now = self._state.version
+        self.drop_after(rank, clock)
+        if now is not None and now > clock and any(rank in ranks for ranks in self.in_turn(now)[: self._next]):
+            self._undo(now)
+
+    def changed(self, membership: Membership) -> None:
+        now = self._state.version
+        before = () if now is None else self.in_turn(now)[: self._next]
+        self.membership = membership
+        if now is not None and before != self.in_turn(now)[: self._next]:
+            self._undo(now)
+        for clock, rank in [key for key, one in self._staged.items() if one.covers]:
+            if self._staged[clock, rank].covers not in self.in_turn(clock):
+                self.drop(clock, rank)
+
+    def apart_of(self, rank: int) -> int:
+        return min(super().apart_of(rank), self._done(-1)) if rank in self._covered else super().apart_of(rank)
+
+    def _undo(self, clock: int) -> None:
+        """Discard the sum and what is staged of its clock: who pushed it still has it, and pushes it again."""
+        if self._sum is not None:
+            self._state.give(self._sum)
+        self._no_sum()
+        for one in {*self.membership.everyone, *self.taken}:
+            if self.clock_of(one) >= clock:
+                self.drop_after(one, clock - 1)
+        self.given_up.update(self.membership.everyone)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._sum is not None:
+            self._state.give(self._sum)
+        self._no_sum()
+
+    def _with_sum(self, handed: Handed) -> Handed:
+        if self._sum is None and self._first is None:
+            return handed
+        under_way = {"summed": self._next, "weight": self._weight, "joint": self._joint, "divided": self._divided}
+        under_way["covered"] = self._covered
+        return msgspec.structs.replace(handed, **under_way)
+
+    def _sum_bytes(self) -> list[memoryview]:
+        return [bytes_view(self._own_sum())] if self._sum is not None or self._first is not None else []
+
+    def _take_sum(self, handed: Handed, data: memoryview) -> None:
+        self._sum = self._state.take()
+        bytes_view(self._sum)[:] = data
+        self._next, self._weight, self._joint = handed.summed, handed.weight, handed.joint
+        self._divided, self._covered = handed.divided, handed.covered
+
+
+class EachPush(Intake):
+    """asp: one step a push."""
+
+    @property
+    def clocks(self) -> int:
+        return 1 + min(self.applied_of(rank) for rank in self.membership.changes[-1][1])
+
+    def _done(self, rank: int) -> int:
+        return self.applied_of(rank)
+
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        return tuple((rank,) for rank in self.membership.at(clock))
+
+    def ready(self) -> Ready | None:
+        held_from = min(self.saves, default=None)
+        for (clock, rank), staged in self._staged.items():
+            order = self._orders.get((clock, rank))
+            if not staged.whole or order is None or (held_from is not None and clock >= held_from):
+                continue
+            if clock != self._done(rank) + 1:
+                continue
+            del self._staged[clock, rank], self._orders[clock, rank]
+            gradient = self.own(staged)
+            for piece, there in zip(self._state.held, staged.present, strict=True):
+                if not there:
+                    gradient.narrow(0, piece.at.start, len(piece.at)).zero_()
+            return Ready(Entry(clock, order, staged.present, (rank,)), gradient)
+        return None
+
+    def cut(self, rank: int, clock: int) -> None:
+        self.drop_after(rank, self._done(rank))
+
+    def missing(self, needed: int) -> list[int]:
+        return [rank for rank in self.membership.changes[-1][1] if self.applied_of(rank) < needed - 1]
+
+
+def intake(state: ShardState, membership: Membership) -> Intake:
+    """Return the way that the job's consistency asks for."""
+    return EachPush(state, membership) if state.terms.staleness is None else Joint(state, membership)
+
+
+def square(gradient: torch.Tensor) -> float:
+    """Return the square of the 2-norm, summed in float64."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return float(real.to(torch.float64).square().sum())
+
+
+def squares(state: ShardState, mean: torch.Tensor, present: Sequence[int]) -> list[float | None]:
+    """Return the square of each piece's norm; None where nobody had a gradient."""
+    return [
+        square(mean.narrow(0, piece.at.start, len(piece.at))) if there else None
+        for piece, there in zip(state.held, present, strict=True)
+    ]

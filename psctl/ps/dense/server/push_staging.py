@@ -1,0 +1,375 @@
+"""What a shard has taken in and not applied: staged pushes, the vector clock, orders; and how they are handed over.
+
+The vector clock holds the last clock of each rank that is *taken*: whole here. A push older than that is in
+already; one that skips a clock, or a part without its beginning, was sent before this server led the shard and comes
+again. What is ready to be applied depends on the consistency: sums.py.
+
+A *host sum* (host_sums.py) is the push of all whom it covers: when it is whole their clocks move on together. It counts
+only if none of theirs has come otherwise and they are all of their host who take part; else it is given up, and those
+whose push is in no other way are asked for it. So it never matters who of a host says what, or twice, or in what order.
+
+Bytes may still be coming in for a push that counts no more: what it stands in is nobody else's until they are here, or
+their connection is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import msgspec
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.ps.compression.error_feedback import coder
+from psctl.ps.dense.clock_ledger import Membership, Order
+from psctl.ps.dense.server.staged_push import Handed, HandedPush, Staged, read_handed
+from psctl.ps.dense.shard_state import Entry, ShardState
+from psctl.ps.messages import Push, PushPart
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A gradient that can be applied now, and how."""
+
+    entry: Entry
+    gradient: torch.Tensor
+
+
+class Intake(ABC):
+    """What both ways have in common.
+
+    Args:
+        state: what is applied, and where buffers come from.
+        membership: who takes part.
+    """
+
+    def __init__(self, state: ShardState, membership: Membership) -> None:
+        self.membership = membership
+        self.taken: dict[int, int] = {}  # by rank; see `clock_of`
+        self.saves: set[int] = set()  # versions that a checkpoint is to be made of
+        self.given_up: set[int] = set()  # ranks that count on a push being here, which is not: they must push again
+        self._state = state
+        self._coder = coder(state.terms.compression, state.values.dtype)
+        self._limit = self._coder.limit(state.held) if self._coder is not None else state.nbytes
+        self._spare: list[torch.Tensor] = []  # room for codes
+        self._staged: dict[tuple[int, int], Staged] = {}  # (clock, rank), in order of arrival
+        self._orders: dict[tuple[int, int], Order] = {}  # (clock, rank; -1: everyone's)
+
+    def clock_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here."""
+        taken = self.taken.get(rank)
+        return self.applied_of(rank) if taken is None else taken
+
+    def applied_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is applied; before its first one, the clock before that."""
+        state = self._state
+        applied = state.applied.get(rank)
+        if applied is not None:
+            return applied
+        firsts = [first for first, ranks in self.membership.changes if rank in ranks]
+        return min(firsts, default=state.terms.base) - 1
+
+    # ---- pushes ---------------------------------------------------------------------------------------------------
+
+    def place(self, rank: int, message: Push | PushPart, size: int) -> memoryview | None:
+        """Return where a push's bytes go; None when they are not wanted.
+
+        Raises:
+            ProtocolError: wrong size, wrong offset, wrong clock; the worker's fault, and nothing was changed.
+        """
+        if message.clock <= self.clock_of(rank):
+            return None
+        staged, offset = self._staged.get((message.clock, rank)), 0
+        if isinstance(message, Push):
+            if message.at is not None:
+                raise self.wrong(rank, "a push that lies elsewhere, with bytes")
+            if not self._begins(rank, message):
+                return None
+            room, expected = self._room(), self._expected(message)
+            view = self._state.bytes_of(room)
+            staged = Staged(message.weight, message.present, expected, room, message.covers, view=view)
+            self._staged[message.clock, rank] = staged
+        elif staged is None or staged.void:
+            return None
+        else:
+            offset = message.offset
+            if offset != staged.filled:
+                raise self.wrong(rank, f"part of clock {message.clock} at byte {offset}, out of order")
+        if offset + size > staged.expected:
+            self._forget(message.clock, rank)
+            raise self.wrong(rank, f"push of {offset + size} bytes where {staged.expected} belong")
+        return staged.bytes[offset : offset + size]
+
+    def _begins(self, rank: int, message: Push) -> bool:
+        """Tell whether this push is the next one; what came of it before a broken connection is forgotten."""
+        self._forget(message.clock, rank)
+        if not self._counts(message.clock, message.covers or (rank,)):
+            return False
+        self._check(rank, message)
+        return True
+
+    def _counts(self, clock: int, ranks: tuple[int, ...]) -> bool:
+        """Tell whether a push of these ranks is the next one of each; a host sum: also, of all of the host."""
+        if len(ranks) == 1:
+            return clock == self.clock_of(ranks[0]) + 1 and ranks[0] in self.membership.at(clock)
+        return all(clock == self.clock_of(rank) + 1 for rank in ranks) and ranks in self.in_turn(clock)
+
+    @abstractmethod
+    def in_turn(self, clock: int) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of a clock as they are summed."""
+
+    def lend(self, rank: int, message: Push, lent: memoryview) -> tuple[int, ...]:
+        """Take in a push that stands in its worker's memory and stays there until it is Pushed; return whose clock
+        has come in: its own, or nobody's.
+
+        Raises:
+            ProtocolError: as `place`.
+        """
+        assert message.at is not None, "it says where it lies"
+        if not self._begins(rank, message):
+            return ()
+        dtype, size = self._room_type, self._state.nbytes if self._coder is None else message.size
+        align = dtype.itemsize if self._coder is None else 8
+        if len(lent) != size or not size or message.at.offset % align or not any(message.present):
+            raise self.wrong(rank, f"push that lies at {message.at} where {size} bytes of {dtype} belong")
+        staged = Staged(message.weight, message.present, size, torch.frombuffer(lent, dtype=dtype), lent=True)
+        self._read_well(rank, staged)
+        self._staged[message.clock, rank] = staged
+        self.taken[rank] = message.clock
+        return (rank,)
+
+    def filled(self, rank: int, message: Push | PushPart, size: int) -> tuple[int, ...]:
+        """Count a push's bytes in; return whose clocks have come in with it."""
+        if size == 0 and isinstance(message, Push):
+            self.place(rank, message, 0)
+        staged = self._staged.get((message.clock, rank))
+        if staged is None or staged.void or message.clock <= self.clock_of(rank):
+            self.late(rank, message)
+            return ()
+        staged.filled += size
+        if not staged.whole:
+            return ()
+        try:
+            self._read_well(rank, staged)
+        except ProtocolError:
+            self._forget(message.clock, rank)
+            raise
+        if not staged.covers:
+            self.taken[rank] = message.clock
+            return (rank,)
+        if not self._counts(message.clock, staged.covers):  # some of the host were heard meanwhile, or have left
+            self.late(rank, message)
+            return ()
+        self.taken.update(dict.fromkeys(staged.covers, message.clock))
+        return staged.covers
+
+    def late(self, rank: int, message: Push | PushPart) -> None:
+        """Give up what is here of a push that does not count (any more): so much of it, and no more, has come in."""
+        staged = self._staged.get((message.clock, rank))
+        covers = message.covers if isinstance(message, Push) else staged.covers if staged is not None else ()
+        if staged is not None and not (staged.whole and message.clock <= self.clock_of(rank)):
+            self._forget(message.clock, rank)
+        waiting = [one for one in covers if self.clock_of(one) < message.clock]
+        self.given_up.update(one for one in waiting if one in self.membership.everyone)
+
+    @property
+    def _room_type(self) -> torch.dtype:
+        return self._state.values.dtype if self._coder is None else torch.uint8
+
+    def _room(self) -> torch.Tensor:
+        """Return where a push comes in."""
+        if self._coder is None:
+            return self._state.take()
+        return self._spare.pop() if self._spare else torch.empty(self._limit, dtype=torch.uint8)
+
+    def _expected(self, message: Push) -> int:
+        """Return how many bytes a push has."""
+        if not any(message.present):
+            return 0
+        return self._state.nbytes if self._coder is None else message.size
+
+    def _read_well(self, rank: int, staged: Staged) -> None:
+        """Look whether a push that is whole can be summed.
+
+        Raises:
+            ProtocolError: it is not the code of this shard's gradients; the worker's fault.
+        """
+        if self._coder is None:
+            return
+        try:
+            self._coder.check(staged.buffer[: staged.expected], self._state.held, staged.present)
+        except ValueError as error:
+            raise self.wrong(rank, f"a push that is no code of its gradients: {error}") from None
+
+    def _check(self, rank: int, message: Push) -> None:
+        terms, held = self._state.terms, self._state.held
+        if self._state.version is None:
+            raise self.wrong(rank, "push before there are start values")
+        if terms.staleness is not None and message.clock > self._state.version + terms.staleness + 1:
+            raise self.wrong(rank, f"push of clock {message.clock} at version {self._state.version}")
+        if len(message.present) != len(held) or message.present.strip(b"\x00\x01"):
+            raise self.wrong(rank, f"push for {len(message.present)} pieces where {len(held)} are")
+        if (message.size >= 0) != (self._coder is not None) or message.size > self._limit:
+            raise self.wrong(rank, f"push of a code of {message.size} bytes, under {terms.compression}")
+        if not (math.isfinite(message.weight) and message.weight >= 0):
+            raise self.wrong(rank, f"push with weight {message.weight}")
+        if message.covers and (rank not in message.covers or message.at is not None):
+            raise self.wrong(rank, f"push of the host sum of {message.covers}, which is not its own or not sent")
+
+    def drop(self, clock: int, rank: int) -> None:
+        """Let a staged push count no more; a host sum: for none of its ranks."""
+        staged = self._staged.get((clock, rank))
+        if staged is None:
+            return
+        if not staged.whole:
+            staged.void = True
+            return
+        self._forget(clock, rank)
+        for one in staged.covers:
+            self.taken[one] = min(self.clock_of(one), clock - 1)
+        self.given_up.update(staged.covers)
+
+    def _forget(self, clock: int, rank: int) -> None:
+        """Give up a staged push for which no bytes are coming in."""
+        staged = self._staged.pop((clock, rank), None)
+        if staged is not None:
+            self._give(staged)
+
+    def _give(self, staged: Staged) -> None:
+        if staged.lent:
+            return
+        if self._coder is None:
+            self._state.give(staged.buffer)
+        else:
+            self._spare.append(staged.buffer)
+
+    def own(self, staged: Staged) -> torch.Tensor:
+        """Return a staged push's gradients where they may be changed; the push is given up."""
+        if self._coder is None:
+            return self._state.take().copy_(staged.buffer) if staged.lent else staged.buffer
+        total = self._state.take().zero_()
+        self.add(staged, total, 1.0)
+        return total
+
+    def add(self, staged: Staged, total: torch.Tensor, weight: float) -> None:
+        """Add a staged push that is a code, times `weight`, to a sum; the push is given up."""
+        assert self._coder is not None, "others are added piece by piece"
+        self._coder.add(staged.buffer[: staged.expected], self._state.held, staged.present, total, weight)
+        self._give(staged)
+
+    def drop_partial(self, rank: int) -> None:
+        """Forget what a rank had pushed in part."""
+        for clock, owner in [key for key, staged in self._staged.items() if key[1] == rank and not staged.whole]:
+            self._forget(clock, owner)
+
+    def drop_after(self, rank: int, clock: int) -> None:
+        """Forget all of a rank's staged pushes after `clock`, host sums that it is in too, and orders of its own."""
+        for later, owner in [key for key, one in self._staged.items() if rank in (key[1], *one.covers)]:
+            if later > clock:
+                self.drop(later, owner)
+        for key in [key for key in self._orders if key[1] == rank and key[0] > clock]:
+            del self._orders[key]
+        self.taken[rank] = min(self.clock_of(rank), clock)
+
+    # ---- what the two ways do differently ---------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def clocks(self) -> int:
+        """The clock before which everyone's clocks are in the values."""
+
+    def ordered(self, clock: int, order: Order) -> None:
+        """Take in how to apply a clock."""
+        if clock > self._done(order.rank):
+            self._orders[clock, order.rank] = order
+            if order.save:
+                self.saves.add(clock + 1)
+
+    @abstractmethod
+    def _done(self, rank: int) -> int:
+        """Return the last applied clock: of a rank, or (-1) of everyone."""
+
+    @abstractmethod
+    def ready(self) -> Ready | None:
+        """Return the next gradient to apply, and give it up."""
+
+    def mean(self) -> tuple[torch.Tensor, bytes] | None:
+        """Return the joint mean of the clock under way and its presence, once it is known."""
+        return None
+
+    def cut(self, rank: int, clock: int) -> None:
+        """Drop a rank's pushes after `clock`, and sums that hold them: the others push that clock again."""
+        self.drop_after(rank, clock)
+
+    def changed(self, membership: Membership) -> None:
+        """Take over who takes part; sums of others are dropped."""
+        self.membership = membership
+
+    def apart_of(self, rank: int) -> int:
+        """Return the last clock of a rank that is whole here, but for what is in a host sum and not applied."""
+        within = [clock for (clock, _), one in self._staged.items() if one.whole and rank in one.covers]
+        return min([self.clock_of(rank), *(clock - 1 for clock in within)])
+
+    def missing(self, needed: int) -> list[int]:
+        """Return the ranks whose pushes before clock `needed` are not all here."""
+        return [rank for rank in self.membership.at(max(0, needed - 1)) if self.clock_of(rank) < needed - 1]
+
+    # ---- hand-over ------------------------------------------------------------------------------------------------
+
+    def staged(self) -> tuple[bytes, list[memoryview]]:
+        """Return all that is taken and not applied: a head, and bytes that stay as they are."""
+        whole = {key: staged for key, staged in self._staged.items() if staged.whole}
+        pushes = [
+            HandedPush(clock, rank, one.weight, one.present, one.expected, one.covers)
+            for (clock, rank), one in whole.items()
+        ]
+        orders = [(clock, order) for (clock, _), order in self._orders.items()]
+        head = self._with_sum(Handed(dict(self.taken), orders, pushes, sorted(self.saves)))
+        data = [one.bytes[: one.expected] for one in whole.values() if one.expected]
+        return msgspec.msgpack.encode(head), [*self._sum_bytes(), *data]
+
+    def restage(self, head: bytes, data: memoryview) -> None:
+        """Take over what another server's `staged` returned.
+
+        Raises:
+            ProtocolError: it does not fit this shard.
+        """
+        handed = read_handed(head, self._state.shard.index)
+        sizes = [push.size for push in handed.pushes]
+        first = self._state.nbytes if handed.summed >= 0 else 0
+        if first + sum(sizes) != len(data) or any(not 0 <= size <= self._limit for size in sizes):
+            raise ProtocolError(f"shard {self._state.shard.index}: a hand-over of {len(data)} bytes")
+        self.clear()
+        if handed.summed >= 0:
+            self._take_sum(handed, data[:first])
+        for push, size in zip(handed.pushes, sizes, strict=True):
+            one = self._staged[push.clock, push.rank] = Staged(
+                push.weight, push.present, size, self._room(), push.covers
+            )
+            one.bytes[:size] = data[first : first + size]
+            one.filled, first = size, first + size
+        for clock, order in handed.orders:
+            self.ordered(clock, order)
+        self.taken, self.saves = handed.taken, set(handed.saves)
+
+    def clear(self) -> None:
+        """Forget all that is not applied: workers push it again."""
+        for clock, rank in list(self._staged):
+            self.drop(clock, rank)
+        self._orders.clear()
+        self.saves.clear()
+        self.given_up.clear()
+        self.taken = {}
+
+    def _with_sum(self, handed: Handed) -> Handed:
+        return handed
+
+    def _sum_bytes(self) -> list[memoryview]:
+        return []
+
+    def _take_sum(self, handed: Handed, data: memoryview) -> None:
+        raise ProtocolError(f"shard {self._state.shard.index}: a sum where there is none")
+
+    def wrong(self, rank: int, what: str) -> ProtocolError:
+        """Return the error that says what a worker did."""
+        return ProtocolError(f"worker/{rank}, shard {self._state.shard.index}: {what}", where=f"worker/{rank}")

@@ -1,0 +1,97 @@
+"""Who may say what to a server and hear what from it: the tables of the connections of parameters and of tables."""
+
+from __future__ import annotations
+
+from psctl.permits import LAYOUTS, LISTS, Permit, Permits, Way
+from psctl.ps import messages as say
+from psctl.ps import table_messages as of_tables
+from psctl.ps.messages import LARGE, PART
+from psctl.types import Member
+
+ASK: Way = ("worker", "server")
+TELL: Way = ("server", "worker")
+BETWEEN: Way = ("server", "server")
+
+
+def _aside(sender: Member, message: say.Aside) -> str:
+    if sender.role == "worker" and message.rank != sender.rank:
+        return f"the state of worker/{message.rank}"
+    return "" if message.size >= 0 and message.offset >= 0 else "a size below 0"
+
+
+def _push(sender: Member, message: say.Push) -> str:
+    own = not message.covers or sender.rank in message.covers
+    return "" if own else f"a sum of {len(message.covers)} workers without the sender"
+
+
+def _chain() -> list[Permit]:
+    return [
+        Permit(say.Forward, (BETWEEN,), size=LAYOUTS, payload=LARGE),
+        Permit(say.ForwardPart, (BETWEEN,), payload=LARGE),
+        Permit(say.Forwarded, (BETWEEN,)),
+        Permit(say.Ask, (BETWEEN,)),
+        Permit(say.CopyBegin, (BETWEEN,), size=LAYOUTS),
+        Permit(say.HandOver, (BETWEEN,), size=LAYOUTS),
+        Permit(say.CopyPart, (BETWEEN,), payload=LARGE),
+        Permit(say.CopyEnd, (BETWEEN,)),
+        Permit(say.TookOver, (BETWEEN,)),
+    ]
+
+
+PARAMETERS = Permits(
+    [
+        # ---- a worker to a server
+        Permit(say.Begin, (ASK,), rank=0, payload=LARGE),
+        Permit(say.Push, (ASK,), size=LISTS, payload=LARGE, check=_push),
+        Permit(say.PushPart, (ASK,), payload=LARGE),
+        Permit(say.Step, (ASK,), size=LISTS),
+        Permit(say.SaveNow, (ASK,)),
+        Permit(say.Norms, (ASK,)),
+        Permit(say.Pull, (ASK,), size=LISTS),
+        Permit(say.Why, (ASK,)),
+        Permit(say.Aside, (ASK, BETWEEN), payload=LARGE, check=_aside),
+        Permit(say.AsideOf, (ASK,)),
+        Permit(say.Near, (ASK,)),
+        # ---- a server to a worker
+        Permit(say.IsNear, (TELL,)),
+        Permit(say.Leads, (TELL,), size=LISTS),
+        Permit(say.Taken, (TELL,)),
+        Permit(say.Pushed, (TELL,)),
+        Permit(say.NormsOf, (TELL,), size=LISTS),
+        Permit(say.Values, (TELL,), size=LISTS, payload=LARGE),
+        Permit(say.ValuesPart, (TELL,), payload=LARGE),
+        Permit(say.AsideIs, (TELL,), payload=PART),
+        Permit(say.Because, (TELL,), size=LISTS),
+        Permit(say.Refused, (TELL,)),
+        *_chain(),
+    ]
+)
+"""Every message of a connection to a server of parameters, once."""
+
+TABLES = Permits(
+    [
+        # ---- a worker to a server
+        Permit(of_tables.Open, (ASK,), size=LISTS),
+        Permit(of_tables.Update, (ASK,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Advance, (ASK,), size=LISTS),
+        Permit(of_tables.Mark, (ASK,), size=LISTS),
+        Permit(of_tables.Fetch, (ASK,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Describe, (ASK,), size=LISTS),
+        Permit(of_tables.More, (ASK, TELL), payload=LARGE),
+        Permit(of_tables.Back, (ASK,)),
+        Permit(of_tables.Why, (ASK,)),
+        Permit(say.Near, (ASK,)),
+        # ---- a server to a worker
+        Permit(say.IsNear, (TELL,)),
+        Permit(of_tables.Leads, (TELL,), size=LISTS),
+        Permit(of_tables.Done, (TELL,), size=LISTS),
+        Permit(of_tables.Fetched, (TELL,), size=LAYOUTS, payload=LARGE),
+        Permit(of_tables.Described, (TELL,), size=LISTS),
+        Permit(of_tables.Advanced, (TELL,), size=LISTS),
+        Permit(of_tables.KeysUnknown, (TELL,)),
+        Permit(of_tables.Because, (TELL,), size=LISTS),
+        Permit(of_tables.Refused, (TELL,)),
+        *_chain(),
+    ]
+)
+"""Every message of a connection to a server's tables, once."""

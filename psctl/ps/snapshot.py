@@ -1,0 +1,133 @@
+"""A shard's part of a checkpoint: what to copy after a step, and what to ask for when a job goes on.
+
+Tensors lie by parameter name with [start, stop) slices, so any number of servers can write one and any other number can
+read it. One number a parameter (`step`) is a slice [0, 1) of shape (), written by whoever holds the parameter's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from psctl.errors import UsageError
+from psctl.ps.pieces import Piece, bytes_view, torch_dtype
+from psctl.ps.server_optimizers import SCALARS, PieceOptimizer
+from psctl.types import Layout, TensorSlice
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """One slice and its bytes, which nobody changes any more."""
+
+    slice: TensorSlice
+    data: memoryview
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One slice to ask for: `key` "" is the parameter itself, else the optimizer's state of that name."""
+
+    slice: TensorSlice
+    piece: int  # index within the shard
+    key: str
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the tensor's dtype as layouts write it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def copy_shard(layout: Layout, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer) -> list[Copied]:
+    """Copy a shard's parameters and optimizer state as they are now."""
+    copied: list[Copied] = []
+    for index, piece in enumerate(held):
+        info = layout.parameters[piece.parameter]
+        states = {f"param/{info.name}": values.narrow(0, piece.at.start, len(piece.at))}
+        scalars: dict[str, torch.Tensor] = {}
+        for key, tensor in optimizer.state(index).items():
+            (scalars if key in SCALARS else states)[f"optim/{info.name}/{key}"] = tensor
+        for name, tensor in states.items():
+            where = TensorSlice(name, dtype_name(tensor), info.shape, piece.within.start, piece.within.stop)
+            copied.append(Copied(where, bytes_view(tensor.clone())))
+        if piece.within.start == 0:
+            for name, tensor in scalars.items():
+                where = TensorSlice(name, dtype_name(tensor), (), 0, 1)
+                copied.append(Copied(where, bytes_view(tensor.clone().reshape(1))))
+    return copied
+
+
+def wanted_slices(layout: Layout, held: Sequence[Piece], saved: Mapping[str, Sequence[TensorSlice]]) -> list[Wanted]:
+    """Return what a shard needs of a checkpoint.
+
+    Args:
+        layout: what is synchronised.
+        held: the shard's pieces.
+        saved: the checkpoint's whole tensors by parameter name, as `by_parameter` sorts them.
+    """
+    wanted: list[Wanted] = []
+    for index, piece in enumerate(held):
+        info = layout.parameters[piece.parameter]
+        for tensor in saved.get(info.name, ()):
+            key = "" if tensor.name.startswith("param/") else tensor.name.rpartition("/")[2]
+            start, stop = (0, 1) if key in SCALARS else (piece.within.start, piece.within.stop)
+            part = TensorSlice(tensor.name, tensor.dtype, tensor.shape, start, stop)
+            wanted.append(Wanted(part, index, key))
+    return wanted
+
+
+def by_parameter(tensors: Sequence[TensorSlice]) -> dict[str, list[TensorSlice]]:
+    """Sort a checkpoint's tensors by the parameter that they belong to; buffers and tracked state are left out."""
+    found: dict[str, list[TensorSlice]] = {}
+    for tensor in tensors:
+        kind, _, rest = tensor.name.partition("/")
+        if kind == "param":
+            found.setdefault(rest, []).append(tensor)
+        elif kind == "optim":
+            found.setdefault(rest.rpartition("/")[0], []).append(tensor)
+    return found
+
+
+def check_shapes(layout: Layout, saved: dict[str, list[TensorSlice]], checkpoint: str) -> None:
+    """Raise UsageError when the checkpoint is of another model; the user's fault.
+
+    Args:
+        saved: as `by_parameter` sorts the checkpoint's tensors.
+        checkpoint: as users name it.
+    """
+    hint = "resume with the model that the checkpoint was made with"
+    for info in layout.parameters:
+        if not info.trainable:
+            continue
+        found = [tensor for tensor in saved.get(info.name, ()) if tensor.name == f"param/{info.name}"]
+        if not found:
+            raise UsageError(f"{checkpoint} holds no parameter {info.name}, which the model has", hint)
+        if found[0].shape != info.shape:
+            raise UsageError(
+                f"{checkpoint}: {info.name} has shape {found[0].shape}, the model's has {info.shape}", hint
+            )
+
+
+class Loading:
+    """The slices of one shard while their bytes come in."""
+
+    def __init__(self, wanted: Sequence[Wanted]) -> None:
+        self._wanted = wanted
+        self._tensors = [
+            torch.empty(one.slice.stop - one.slice.start, dtype=torch_dtype(one.slice.dtype)) for one in wanted
+        ]
+
+    def place(self, index: int) -> memoryview:
+        """Return the memory of wanted slice `index`."""
+        return bytes_view(self._tensors[index])
+
+    def finish(self, held: Sequence[Piece], values: torch.Tensor, optimizer: PieceOptimizer) -> None:
+        """Write all that was loaded into the shard's values and its optimizer."""
+        states: dict[int, dict[str, torch.Tensor]] = {}
+        for one, tensor in zip(self._wanted, self._tensors, strict=True):
+            if one.key == "":
+                piece = held[one.piece]
+                values.narrow(0, piece.at.start, len(piece.at)).copy_(tensor)
+            else:
+                states.setdefault(one.piece, {})[one.key] = tensor.reshape(()) if one.key in SCALARS else tensor
+        for index, state in states.items():
+            optimizer.restore(index, state)

@@ -1,0 +1,286 @@
+"""What a worker has asked of servers and not heard of: changes and reads, and the messages that ask for them.
+
+A Voice speaks to one server: it knows which key lists and tables that server was told in full in this session, and so
+what a message may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from psctl.ps.table_messages import Advance, Asked, Describe, Fetch, Mark, Open, Section, StoreSpec, Update
+from psctl.ps.tables.client.key_routes import Route, Routes, Stop
+from psctl.ps.tables.client.row_cache import Own, overlay
+from psctl.ps.tables.reductions import Array, Lanes, words_of
+from psctl.ps.tables.row_index import NO_KEYS, Keys, among, shard_of
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_packing import LIMIT, Reader, Room, Writer, lanes_size, pack
+
+
+class Out(msgspec.Struct, frozen=True):
+    """An instruction: send this to a server. Payloads may be longer than a part (table_packing.in_parts)."""
+
+    server: int
+    message: Any
+    payload: memoryview | None = None
+
+
+class Piece(msgspec.Struct, frozen=True, eq=False):
+    """What a change does in one shard: the section without its digest, and what its payload holds: keys, rows."""
+
+    section: Section
+    keys: Keys | None
+    digest: bytes
+    rows: Array | None = None
+
+
+class Change(msgspec.Struct, eq=False):
+    """An update, a clock or a mark until all shards have it. `owns` are what it lays over reads."""
+
+    ticket: int
+    clock: int
+    shards: dict[int, list[Piece]]
+    """By shard that does not have it yet, its pieces."""
+    owns: list[Own]
+    bytes: int = 0
+    sequence: int = -1
+    what: Literal["update", "clock", "mark"] = "update"
+    singles: list[int] = []
+    """Tickets of single pushes that leave together; the newest's sequence is the change's."""
+
+
+class Want(msgspec.Struct, eq=False):
+    """One table's part of a read: unique keys, and what was found so far."""
+
+    kind: Kind
+    keys: Keys
+    there: Array
+    lanes: Lanes
+    words: Array
+    """The values again (`words_of`)."""
+    inverse: Keys | None
+    """Where each key of the call stands among the unique ones; None: as they are."""
+
+
+class Scan(msgspec.Struct, eq=False):
+    """A read of all rows there are of a range of keys, which ascends; `descending`: the call's own went down."""
+
+    kind: Kind
+    window: range
+    descending: bool
+    found: list[tuple[Keys, Array, Lanes]] = msgspec.field(default_factory=list)
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
+    """What a read asks of one shard, and where its rows go: `at` are places in the want."""
+
+    asked: Asked
+    keys: Keys
+    digest: bytes
+    want: Want | Scan
+    at: Keys
+
+
+class Read(msgspec.Struct, eq=False):
+    """A read until all shards are answered; by shard what is asked. `singles`: tickets of the reads that it is for."""
+
+    ticket: int
+    clock: int
+    wants: list[Want | Scan]
+    shards: dict[int, list[Place]]
+    singles: list[int] = []
+
+
+class Voice:
+    """Speaks to one server of a store."""
+
+    def __init__(self, spec: StoreSpec, server: int) -> None:
+        self._spec, self.server = spec, server
+        self.session, self.term = 0, -1
+        self.shards: set[int] = set()
+        """Those that it leads, as it has said in this session."""
+        self._lists: set[bytes] = set()
+        self._told: set[tuple[int, str]] = set()
+
+    def anew(self, step: int, after: int) -> Out:
+        """Begin a new session: the server is taken to know nothing, and to lead nothing before it says so.
+
+        Args: as Open's.
+        """
+        self.session += 1
+        self.term = -1
+        self._lists.clear()
+        self._told.clear()
+        self.shards.clear()
+        return Out(self.server, Open(self._spec, self.session, step, after))
+
+    def update(self, change: Change, kinds: dict[str, Kind], shards: set[int]) -> list[Out]:
+        """Return a change's message about these shards; none when it has nothing for them."""
+        to = [shard for shard in change.shards if shard in shards]
+        if not to:
+            return []
+        store, session, term = self._spec.name, self.session, self.term
+        if change.what == "clock":
+            return [Out(self.server, Advance(store, session, term, to, change.sequence, change.clock))]
+        if change.what == "mark":
+            return [Out(self.server, Mark(store, session, term, to, change.sequence, change.clock))]
+        sections: list[Section] = []
+        arrays: list[Array] = []
+        for piece in [piece for shard in to for piece in change.shards[shard]]:
+            told = (piece.section.shard, piece.section.table)
+            spec = None if told in self._told else kinds[piece.section.table].spec
+            self._told.add(told)
+            digest = self._keys(piece.keys, piece.digest, arrays)
+            sections.append(replace(piece.section, spec=spec, digest=digest))
+            if piece.rows is not None:
+                arrays.append(piece.rows)
+        payload = pack(arrays)
+        message = Update(store, session, term, change.sequence, change.clock, sections, len(payload))
+        return [Out(self.server, message, payload)]
+
+    def fetch(self, read: Read, shards: set[int]) -> list[Out]:
+        """Return a read's message about these shards."""
+        sections: list[Asked] = []
+        arrays: list[Array] = []
+        for place in [place for shard, each in read.shards.items() if shard in shards for place in each]:
+            known = b"" if place.asked.count < 0 else self._keys(place.keys, place.digest, arrays)
+            sections.append(replace(place.asked, digest=known))
+        if not sections:
+            return []
+        payload = pack(arrays)
+        name, session = self._spec.name, self.session
+        return [
+            Out(self.server, Fetch(name, session, self.term, read.ticket, read.clock, sections, len(payload)), payload)
+        ]
+
+    def describe(self, ticket: int, table: str, shards: set[int]) -> list[Out]:
+        """Return the question what a table is, by these shards."""
+        if not shards:
+            return []
+        message = Describe(self._spec.name, self.session, self.term, sorted(shards), ticket, table)
+        return [Out(self.server, message)]
+
+    def _keys(self, keys: Keys | None, digest: bytes, arrays: list[Array]) -> bytes:
+        """Return the hash under which the server knows these keys; else add them to what is sent and return none."""
+        if keys is None:
+            return b""
+        if digest and digest in self._lists:
+            return digest
+        if digest:
+            self._lists.add(digest)
+        arrays.append(keys)
+        return b""
+
+
+def pieces(
+    parts: Sequence[tuple[Kind, Route, Lanes]], what: Any, clock: int, room: Room
+) -> tuple[dict[int, list[Piece]], list[Own]]:
+    """Return by shard what a push puts into it, and the rows in each; all lies in one buffer that is new."""
+    shards: dict[int, list[Piece]] = {}
+    owns: list[Own] = []
+    size = sum(lanes_size(lanes, len(stop.keys)) for _, route, lanes in parts for stop in route.stops)
+    writer = Writer(size, room)
+    for kind, route, lanes in parts:
+        name = kind.spec.name
+        for stop, rows, held, first in _laid(writer, kind, route, lanes):
+            section = Section(stop.shard, name, len(stop.keys), what)
+            shards.setdefault(stop.shard, []).append(Piece(section, stop.keys, stop.digest, rows))
+            owns.append(Own(stop.shard, name, stop.keys, held, clock, None, first))
+    return shards, owns
+
+
+def _laid(writer: Writer, kind: Kind, route: Route, lanes: Lanes) -> Iterator[tuple[Stop, Array, Lanes, int]]:
+    """Copy rows in the order of a route; yield each stop's as bytes, and among which rows they are, from which on."""
+    words, beside = words_of(lanes.values), lanes.beside
+    width, a_row = words.shape[1], words.shape[1] * words.itemsize
+    together, first = beside is None and a_row % 8 == 0, 0  # then nothing stands between one stop's rows and the next's
+    if together:
+        start = writer.at
+        writer.rows(words, None, route.order)
+        held = Reader(writer.whole[start:].data).lanes(len(route.order), width, kind.dtype, 0)
+    for stop in route.stops:
+        count = len(stop.keys)
+        if together:
+            end = start + count * a_row
+            yield stop, writer.whole[start:end], held, first
+            start = end
+        else:
+            start = writer.at
+            writer.rows(words, beside, route.order[first : first + count])
+            part = writer.whole[start : writer.at]
+            beside_row = 0 if beside is None else beside.shape[1]
+            yield stop, part, Reader(part.data).lanes(count, width, kind.dtype, beside_row), 0
+        first += count
+
+
+def called(
+    name: str, route: Route | None, function: str, arguments: dict[str, Any], count: int
+) -> dict[int, list[Piece]]:
+    """Return by shard (of how many) what a call does there; a route of None: to all rows."""
+    stops = [(shard, None, b"") for shard in range(count)] if route is None else [
+        (stop.shard, stop.keys, stop.digest) for stop in route.stops
+    ]  # fmt: skip
+    return {
+        shard: [Piece(Section(shard, name, -1 if keys is None else len(keys), "call", None, b"", function, arguments),
+                      keys, digest)]
+        for shard, keys, digest in stops
+    }  # fmt: skip
+
+
+def chunks(parts: Sequence[tuple[Kind, Route, Lanes]], routes: Routes) -> list[list[tuple[Kind, Route, Lanes]]]:
+    """Cut a push that is too large for one message into several."""
+    size = sum(lanes.values.nbytes + 8 * len(route.unique) for _, route, lanes in parts)
+    if 2 * size <= LIMIT:
+        return [list(parts)]
+    found = []
+    for kind, route, lanes in parts:
+        a_row = 8 + lanes.values.nbytes // max(1, len(route.unique))
+        rows = max(1, LIMIT // 2 // a_row)
+        for start in range(0, len(route.unique), rows):
+            part = routes.of(kind.spec.name, route.unique[start : start + rows])
+            found.append([(kind, part, lanes.at(slice(start, start + rows)))])
+    return found
+
+
+def result(want: Want | Scan) -> tuple[Keys, Lanes]:
+    """Return what a finished read found, as a reader sees it: in the order of the call."""
+    if isinstance(want, Want):
+        lanes = want.kind.finished(want.lanes, want.there, want.keys)
+        if want.inverse is None:
+            return want.keys, lanes
+        return want.keys[want.inverse], lanes.at(torch.from_numpy(want.inverse))
+    if not want.found:  # an empty range
+        return NO_KEYS, want.kind.rows().empty(0)
+    keys = np.concatenate([part[0] for part in want.found])
+    lanes = joined([part[2] for part in want.found])
+    order = np.argsort(keys)
+    if want.descending:
+        order = order[::-1].copy()
+    keys, lanes = keys[order], lanes.at(torch.from_numpy(order))
+    return keys, want.kind.finished(lanes, np.ones(len(keys), dtype=bool), keys)
+
+
+def scanned(
+    scan: Scan, shard: tuple[int, int], keys: Keys, held: Array, lanes: Lanes, owns: list[Own]
+) -> tuple[Keys, Array, Lanes]:
+    """Return the rows of a range in one shard (of how many), with own ones that its server does not have yet."""
+    mine = [own.keys[among(own.keys, scan.window)] for own in owns]
+    if mine:
+        new = np.setdiff1d(np.concatenate(mine), keys)
+        new = new[shard_of(scan.kind.spec.name, new, shard[1]) == shard[0]]
+        keys, held = np.concatenate([keys, new]), np.concatenate([held, np.zeros(len(new), dtype=bool)])
+        lanes = joined([lanes, scan.kind.rows().empty(len(new))])
+    there, lanes = overlay(scan.kind, keys, held, lanes, owns)
+    return keys, there, lanes
+
+
+def joined(parts: Sequence[Lanes]) -> Lanes:
+    """Return rows one behind the other."""
+    beside = [part.beside for part in parts if part.beside is not None]
+    return Lanes(torch.cat([part.values for part in parts]), torch.cat(beside) if beside else None)

@@ -1,0 +1,110 @@
+"""Which keys of a call go to which shard; worked out once for a key list that comes again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from psctl.ps.table_messages import TableSpec
+from psctl.ps.tables.row_index import ONE, Keys, shard_of, shard_of_one
+from psctl.ps.tables.table_packing import digest_of
+
+ROUTES = 64
+"""Key lists whose routes are remembered."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The part of a key list that one shard holds: `at` are the places of its keys, which ascend, among the unique."""
+
+    shard: int
+    keys: Keys
+    at: Keys
+    digest: bytes
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A key list: its keys once, and which lie where, those of one server together.
+
+    `unique` is the list itself where no key stands there twice; else its keys ascending, and `inverse` says where each
+    key of the list stands among them. `order` are the places of all stops, one stop behind the other.
+    """
+
+    unique: Keys
+    inverse: Keys | None
+    stops: list[Stop]
+    order: Keys
+
+    @property
+    def plain(self) -> bool:
+        """Whether no key of the list stands there twice."""
+        return self.inverse is None
+
+
+class Routes:
+    """Makes routes.
+
+    Args:
+        shards: how many there are.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._turns: Keys = np.arange(shards)  # by shard: its place among the stops
+        self._known: OrderedDict[tuple[str, bytes], Route] = OrderedDict()
+
+    def arrange(self, leaders: Sequence[int]) -> None:
+        """Have what lies on one server stand together from now on: by shard, who leads it."""
+        turns = np.argsort(np.argsort(np.array(leaders), kind="stable"), kind="stable")
+        if not np.array_equal(turns, self._turns):
+            self._turns = turns
+            self._known.clear()
+
+    def of(self, table: str, keys: Keys) -> Route:
+        """Return the route of a key list."""
+        digest = digest_of(keys)
+        found = self._known.get((table, digest)) if digest else None
+        if found is None:
+            found = self._make(table, keys, digest_of)
+            if digest:
+                self._known[table, digest] = found
+                if len(self._known) > ROUTES:
+                    self._known.popitem(last=False)
+        return found
+
+    def once(self, table: str, keys: Keys) -> Route:
+        """Return the route of a key list that will hardly come again."""
+        return self._make(table, keys, lambda part: b"")
+
+    @property
+    def turns(self) -> Keys:
+        """By shard: its place among the stops."""
+        return self._turns
+
+    def tensor(self, spec: TableSpec) -> Route:
+        """Return the route of a named key: of its blocks."""
+        return self.of(spec.name, np.arange(spec.blocks))
+
+    def _make(self, table: str, keys: Keys, named: Callable[[Keys], bytes]) -> Route:
+        if len(keys) == 1:  # key by key: no sorting
+            only = Stop(shard_of_one(table, int(keys[0]), self._shards), keys.copy(), ONE, named(keys))
+            return Route(only.keys, None, [only], ONE)
+        unique, inverse, ascending = keys.copy(), None, np.arange(len(keys))
+        if not (keys[1:] > keys[:-1]).all():
+            ascending = np.argsort(keys, kind="stable")
+            if not (np.diff(keys[ascending])).all():
+                unique, inverse = np.unique(keys, return_inverse=True)
+                ascending, inverse = np.arange(len(unique)), inverse.reshape(-1)
+        shards = shard_of(table, unique, self._shards)[ascending]
+        by_stop = np.argsort(self._turns[shards], kind="stable")
+        order, shards = ascending[by_stop], shards[by_stop]
+        starts = np.flatnonzero(np.diff(shards)) + 1
+        stops = []
+        for start, stop in pairwise([0, *starts.tolist(), len(order)]) if len(order) else ():
+            at = order[start:stop]
+            part = unique[at]
+            stops.append(Stop(int(shards[start]), part, at, named(part)))
+        return Route(unique, inverse, stops, order)

@@ -1,0 +1,134 @@
+"""What a worker knows of one table: rows that it has read, and its own pushes that servers may not have applied yet.
+
+SSP's cache rule (Ho and others 2013): a row with clock r, which holds all updates of r clocks, may be read at clock c
+iff r >= c - s. Read-my-writes: a push is joined to the cached row at once; and to rows that come from a server are
+joined those own pushes that the server had not applied when it sent them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.ps.tables.reductions import Array, Lanes
+from psctl.ps.tables.row_index import Keys
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_state import Table
+
+
+class Own(msgspec.Struct, eq=False):
+    """A push of this worker's in one shard: keys ascending, and rows. `sequence`: None while it waits to be sent."""
+
+    shard: int
+    table: str
+    keys: Keys
+    held: Lanes
+    """Among others its rows, one behind the other from the `first` on."""
+    clock: int
+    sequence: int | None = None
+    first: int = 0
+
+    @property
+    def lanes(self) -> Lanes:
+        """Its rows."""
+        return self.held.at(slice(self.first, self.first + len(self.keys)))
+
+
+class Cache:
+    """Rows of one table that were read.
+
+    Args:
+        kind: the table's.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold no row."""
+        self._table = Table(self.kind)
+        self._clocks: Keys = np.zeros(0, dtype=np.int64)  # by slot: the row's clock
+        self._shards: Keys = np.zeros(0, dtype=np.int64)  # by slot: where it lies
+        self._watched: Array = np.zeros(0, dtype=bool)  # by slot: who leads its shard sends it when it is newer
+
+    def fresh(self, keys: Keys, clock: int, floors: Array | None) -> Array:
+        """Return which rows may be read at a clock that wants rows of `clock`.
+
+        Args:
+            floors: by shard, the clock of all watched rows that were not sent anew (eager); None: lazy.
+        """
+        slots = self._table.rows.find(keys)
+        there = slots >= 0
+        if not there.any():
+            return there
+        slots = np.maximum(slots, 0)
+        clocks = self._clocks[slots]
+        if floors is not None:
+            clocks = np.where(self._watched[slots], np.maximum(clocks, floors[self._shards[slots]]), clocks)
+        found: Array = there & (clocks >= clock)
+        return found
+
+    def read(self, keys: Keys) -> Lanes:
+        """Return rows that are `fresh`."""
+        return self._table.read(keys)[1]
+
+    def put(self, shard: int, keys: Keys, there: Array, lanes: Lanes, clock: int, watched: Array) -> None:
+        """Take in rows of a shard, own pushes joined already; of absent ones nothing is kept.
+
+        Args:
+            watched: which rows the server has, and so sends when they are newer (eager).
+        """
+        keys, watched, rows = keys[there], watched[there], self._table.rows
+        slots = rows.find(keys)
+        new = slots < 0
+        if new.any():
+            slots[new] = rows.add(keys[new])
+        if len(self._clocks) < len(rows):
+            room, held = 2 * len(rows), len(self._clocks)
+            self._clocks = np.concatenate([self._clocks, np.zeros(room - held, dtype=np.int64)])
+            self._shards = np.concatenate([self._shards, np.zeros(room - held, dtype=np.int64)])
+            self._watched = np.concatenate([self._watched, np.zeros(room - held, dtype=bool)])
+        rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(there)))
+        self._clocks[slots], self._shards[slots], self._watched[slots] = clock, shard, watched
+
+    def push(self, own: Own) -> None:
+        """Join an own push to those of its rows that are here."""
+        there = self._table.rows.find(own.keys) >= 0
+        if there.any():
+            self._table.push(own.keys[there], own.lanes.at(torch.from_numpy(there)))
+
+    def unwatch(self, shard: int) -> None:
+        """Who leads a shard began anew and sends nothing by itself."""
+        self._watched[self._shards == shard] = False
+
+
+def overlay(kind: Kind, keys: Keys, there: Array, lanes: Lanes, owns: Iterable[Own]) -> tuple[Array, Lanes]:
+    """Return rows of a server with own pushes joined that it had not applied.
+
+    Args:
+        keys: of the rows, in any order.
+        there: which rows the server has.
+        lanes: the rows; not changed.
+        owns: the pushes, oldest first.
+    """
+    copied = False
+    for own in owns:
+        if not len(own.keys):
+            continue
+        at = np.searchsorted(own.keys, keys)
+        at[at == len(own.keys)] = 0
+        mine = own.keys[at] == keys
+        if not mine.any():
+            continue
+        if not copied:
+            there, copied = there.copy(), True
+            lanes = Lanes(lanes.values.clone(), None if lanes.beside is None else lanes.beside.clone())
+        rows = torch.from_numpy(np.flatnonzero(mine))
+        pushed = own.lanes.at(torch.from_numpy(at[mine]))
+        lanes.put(rows, kind.joined(lanes.at(rows), there[mine], pushed, keys[mine]))
+        there[mine] = True
+    return there, lanes

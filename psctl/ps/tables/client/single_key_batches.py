@@ -1,0 +1,164 @@
+"""Single rows that leave together: pushes of one key each, and reads of one, while others are on their way.
+
+Group commit (DeWitt and others 1984), with Nagle's rule for when (RFC 896): who finds nothing of its kind under way
+leaves at once; what comes meanwhile waits, and leaves as one message when the answer is there, when somebody waits for
+it, when anything else is said that must come after it, or when ROOM bytes are together. No clock has a part in it.
+
+Each push keeps a sequence of its own, for how pushes fall into groups is chance: a worker that replays a step groups
+them otherwise, and a shard that took in a part of a group before drops that part and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.ps.table_messages import Section
+from psctl.ps.tables.client.calls_in_flight import Piece
+from psctl.ps.tables.client.row_cache import Own
+from psctl.ps.tables.reductions import Array, Lanes, words_of
+from psctl.ps.tables.row_index import ONE, Keys, rounds, shard_of, shard_of_one
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_packing import Reader, Room, Writer, lanes_size, padded
+
+ROOM = 1 << 20
+"""Bytes of rows that wait together at most."""
+
+FIRST = 16
+"""Rows for which a table has room at first."""
+
+
+class Rows(msgspec.Struct, eq=False):
+    """Rows of one table that wait, in the order in which they were pushed."""
+
+    kind: Kind
+    lanes: Lanes
+    words: Array
+    """The values again, as numpy writes them: a tenth of what it takes torch."""
+    keys: list[int] = msgspec.field(default_factory=list)
+    numbers: list[int] = msgspec.field(default_factory=list)
+
+
+def _room(kind: Kind, count: int) -> Rows:
+    lanes = kind.given(count)
+    return Rows(kind, lanes, words_of(lanes.values))
+
+
+class Pushes:
+    """Pushes that wait.
+
+    Args:
+        room: where a message's memory comes from.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._memory = room
+        self.tickets: list[int] = []
+        self.bytes = 0
+        self._tables: dict[str, Rows] = {}
+
+    def add(self, kind: Kind, key: int, lanes: Lanes, number: int, ticket: int) -> None:
+        """Take on a row, which is copied.
+
+        Args:
+            lanes: one row.
+            number: its sequence.
+        """
+        name = kind.spec.name
+        rows = self._tables.get(name)
+        if rows is None:
+            rows = self._tables[name] = _room(kind, FIRST)
+        keys = rows.keys
+        at = len(keys)
+        if at == len(rows.words):
+            rows = self._tables[name] = _grown(rows)
+        rows.words[at] = words_of(lanes.values)
+        if rows.lanes.beside is not None and lanes.beside is not None:
+            rows.lanes.beside[at] = lanes.beside[0]
+        rows.keys.append(key)
+        rows.numbers.append(number)
+        self.tickets.append(ticket)
+        self.bytes += kind.row
+
+    def take(
+        self, turns: Keys, clock: int, before: dict[int, int]
+    ) -> tuple[dict[int, list[Piece]], list[Own], list[int], int]:
+        """Return what waits: by shard its pieces, what of it is laid over reads, its tickets, its bytes.
+
+        Args:
+            turns: by shard: its place in the message (key_routes.py).
+            clock: the worker's.
+            before: by shard: the last push that an earlier incarnation of this worker had done there.
+        """
+        shards: dict[int, list[Piece]] = {}
+        owns: list[Own] = []
+        for rows in self._tables.values():
+            _laid(rows, turns, clock, before, shards, owns, self._memory)
+        tickets, size = self.tickets, self.bytes
+        self._tables, self.tickets, self.bytes = {}, [], 0
+        return shards, owns, tickets, size
+
+
+def _grown(rows: Rows) -> Rows:
+    more, held = _room(rows.kind, 4 * len(rows.words)), len(rows.words)
+    more.words[:held] = rows.words
+    if more.lanes.beside is not None and rows.lanes.beside is not None:
+        more.lanes.beside[:held] = rows.lanes.beside
+    more.keys, more.numbers = rows.keys, rows.numbers
+    return more
+
+
+def _laid(
+    rows: Rows,
+    turns: Keys,
+    clock: int,
+    before: dict[int, int],
+    shards: dict[int, list[Piece]],
+    owns: list[Own],
+    room: Room,
+) -> None:
+    """Add one table's rows: by shard, there by key, of one key in the order in which they were pushed."""
+    name, keys, numbers = rows.kind.spec.name, np.array(rows.keys, dtype=np.int64), np.array(rows.numbers)
+    order, held, edges = _in_order(name, keys, turns)
+    keys, numbers = keys[order], numbers[order]
+    size = sum(2 * padded(8 * (stop - start)) + lanes_size(rows.lanes, stop - start)
+               for start, stop in pairwise(edges))  # fmt: skip
+    writer = Writer(size, room)
+    kind, beside = rows.kind, rows.lanes.beside
+    for start, stop in pairwise(edges):
+        shard, part, first = held[start], keys[start:stop], writer.at
+        writer.array(part)
+        writer.array(numbers[start:stop])
+        begin = writer.at
+        writer.rows(rows.words, beside, order[start:stop])
+        reader = Reader(writer.whole[begin : writer.at].data)
+        lanes = reader.lanes(stop - start, kind.spec.width, kind.dtype, kind.beside)
+        section = Section(shard, name, stop - start, numbered=True)
+        shards.setdefault(shard, []).append(Piece(section, None, b"", writer.whole[first : writer.at]))
+        if shard in before and not (new := numbers[start:stop] > before[shard]).all():
+            part, lanes = part[new], lanes.at(torch.from_numpy(new))
+        for each in rounds(part):
+            its = lanes if len(each) == len(part) else lanes.at(torch.from_numpy(each))
+            owns.append(Own(shard, name, part[each], its, clock))
+
+
+def _in_order(table: str, keys: Keys, turns: Keys) -> tuple[Keys, Sequence[int], list[int]]:
+    """Return the places of keys by shard and key; the shards in that order; where each begins there, and the end."""
+    if len(keys) == 1:
+        return ONE, [shard_of_one(table, int(keys[0]), len(turns))], [0, 1]
+    held = shard_of(table, keys, len(turns))
+    order = np.lexsort((keys, turns[held]))
+    held = held[order]
+    return order, held.tolist(), [0, *(np.flatnonzero(np.diff(held)) + 1).tolist(), len(keys)]
+
+
+class Reads(msgspec.Struct, eq=False):
+    """Reads of single rows of one table that wait."""
+
+    kind: Kind
+    keys: list[int] = msgspec.field(default_factory=list)
+    tickets: list[int] = msgspec.field(default_factory=list)

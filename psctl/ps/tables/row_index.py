@@ -1,0 +1,245 @@
+"""Rows by 64-bit key: a hash index on arrays, and the rows of one table that a shard (or a cache) holds.
+
+Keys are mixed by the finaliser of splitmix64, which is a bijection: no two keys have one hash. Its high bits choose the
+shard, a half-open range of hash values; its low bits the first place to look in the index. The index is open addressing
+with linear probing, half full at most; all keys of a call are looked up together, one probe of all of them at a time,
+so Python's loop runs as often as the longest probe and never over keys. Rows are never taken out one by one.
+
+Keys and slots are numpy's (its calls cost a tenth of torch's on short arrays), rows are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psctl.ps.tables.reductions import Array, Lanes, words_of
+
+Keys: TypeAlias = npt.NDArray[np.int64]
+
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+
+FIRST = 64
+"""Places of a new index."""
+
+LISTS = 16
+"""Key lists whose slots a table remembers."""
+
+SHARD_BITS = 31
+
+ONE: Keys = np.zeros(1, dtype=np.int64)
+"""The places of a list of one."""
+
+MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+"""Keys."""
+
+
+def mix(keys: Keys) -> npt.NDArray[np.uint64]:
+    """Return the hash of each key: splitmix64's finaliser on 64-bit integers that wrap around."""
+    hashed = keys.view(np.uint64)
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
+    return hashed ^ (hashed >> np.uint64(31))
+
+
+def mix_one(key: int) -> int:
+    """Return the hash of one key: Python's integers take a tenth of an array's time for it."""
+    hashed = key & _MASK
+    hashed = (hashed ^ (hashed >> 30)) * MULTIPLIERS[0] & _MASK
+    hashed = (hashed ^ (hashed >> 27)) * MULTIPLIERS[1] & _MASK
+    return hashed ^ (hashed >> 31)
+
+
+@lru_cache(maxsize=4096)
+def salt(table: str) -> int:
+    """Return what sets the keys of one table apart from those of another, so that small tables spread over shards."""
+    return int.from_bytes(blake2b(table.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def shard_of(table: str, keys: Keys, shards: int) -> Keys:
+    """Return the shard of each key: shard i holds the i-th of `shards` equal ranges of hash values."""
+    high = mix(keys ^ np.int64(salt(table))) >> np.uint64(64 - SHARD_BITS)
+    return (high.view(np.int64) * shards) >> SHARD_BITS
+
+
+def shard_of_one(table: str, key: int, shards: int) -> int:
+    """Return the shard of one key (`shard_of`)."""
+    return (mix_one(key ^ salt(table)) >> (64 - SHARD_BITS)) * shards >> SHARD_BITS
+
+
+def among(keys: Keys, window: range) -> npt.NDArray[np.bool_]:
+    """Return which keys a range has that ascends."""
+    inside = (keys >= window.start) & (keys < window.stop)
+    if window.step > 1:
+        past = keys.view(np.uint64) - np.uint64(window.start & _MASK)  # modulo 2^64; right where the key is inside
+        inside &= past % np.uint64(window.step) == 0
+    return inside
+
+
+def ascending(keys: range) -> range:
+    """Return those integers of a range that can be keys, ascending."""
+    if not keys:
+        return range(0)
+    first, last, step = min(keys[0], keys[-1]), max(keys[0], keys[-1]), abs(keys.step)
+    if first < LEAST:
+        first += -(-(LEAST - first) // step) * step
+    last = min(last, MOST)
+    return range(first, last + 1, min(step, _MASK)) if first <= last else range(0)
+
+
+def rounds(keys: Keys) -> Sequence[Keys]:
+    """Return the places of ascending keys in rounds: the first of each key, then the second of each ..."""
+    if len(keys) < 2:
+        return [ONE] if len(keys) else []
+    again = keys[1:] == keys[:-1]
+    places = np.arange(len(keys))
+    if not again.any():
+        return [places]
+    first = np.concatenate([[True], ~again])
+    turn = places - np.maximum.accumulate(np.where(first, places, 0))
+    return [np.flatnonzero(turn == each) for each in range(int(turn.max()) + 1)]
+
+
+class Index:
+    """From 64-bit keys to slots 0, 1, 2 ... in the order in which keys came."""
+
+    def __init__(self) -> None:
+        self.keys: Keys = np.empty(0, dtype=np.int64)
+        """By slot; valid up to the number of keys."""
+        self._count = 0
+        self._places: Keys = np.full(FIRST, -1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, keys: Keys) -> Keys:
+        """Return the slot of each key, -1 where it is not there."""
+        if len(keys) == 1:
+            return np.array([self._find_one(int(keys[0]))])
+        found = np.full(len(keys), -1, dtype=np.int64)
+        if not self._count:
+            return found
+        at = self._first(keys)
+        slots = self._places[at]
+        hit = (self.keys[slots] == keys) & (slots >= 0)
+        found[hit] = slots[hit]
+        left = np.flatnonzero(~hit & (slots >= 0))
+        at = at[left]
+        while len(left):
+            at = (at + 1) & (len(self._places) - 1)
+            slots = self._places[at]
+            hit = (self.keys[slots] == keys[left]) & (slots >= 0)
+            found[left[hit]] = slots[hit]
+            going = ~hit & (slots >= 0)
+            left, at = left[going], at[going]
+        return found
+
+    def _find_one(self, key: int) -> int:
+        last = len(self._places) - 1
+        at = mix_one(key) & last
+        while (slot := int(self._places[at])) >= 0 and self.keys[slot] != key:
+            at = (at + 1) & last
+        return slot
+
+    def add(self, keys: Keys) -> Keys:
+        """Give keys that are not there, each once, the next slots; return those."""
+        before, self._count = self._count, self._count + len(keys)
+        slots = np.arange(before, self._count)
+        if len(self.keys) < self._count:
+            grown = np.empty(max(FIRST, 2 * self._count), dtype=np.int64)
+            grown[:before] = self.keys[:before]
+            self.keys = grown
+        self.keys[before : self._count] = keys
+        if 2 * self._count > len(self._places):
+            self._places = np.full(1 << (4 * self._count - 1).bit_length(), -1, dtype=np.int64)
+            self._settle(self.keys[: self._count], np.arange(self._count))
+        else:
+            self._settle(keys, slots)
+        return slots
+
+    def _first(self, keys: Keys) -> Keys:
+        return (mix(keys) & np.uint64(len(self._places) - 1)).view(np.int64)
+
+    def _settle(self, keys: Keys, slots: Keys) -> None:
+        """Find a free place for each slot; of those that want the same, one gets it and the others go on."""
+        at = self._first(keys)
+        while len(slots):
+            free = self._places[at] < 0
+            self._places[at[free]] = slots[free]
+            lost = self._places[at] != slots
+            slots, at = slots[lost], (at[lost] + 1) & (len(self._places) - 1)
+
+
+class Rows:
+    """The rows of one table that are held somewhere.
+
+    Args:
+        width: elements of a row.
+        dtype: of its values.
+        beside: whole numbers beside a row; 0: none.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, beside: int) -> None:
+        self.width, self.dtype, self.beside = width, dtype, beside
+        self._index = Index()
+        self._room = 0
+        self._lists: dict[int, tuple[Keys, Keys]] = {}
+        self._words: tuple[torch.Tensor, Array] | None = None
+        self.lanes = self.empty(0)
+        """By slot; valid up to the number of rows."""
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def keys(self) -> Keys:
+        """The keys, by slot."""
+        return self._index.keys[: len(self)]
+
+    @property
+    def words(self) -> Array:
+        """The values by slot, as `words_of` gives them."""
+        if self._words is None or self._words[0] is not self.lanes.values:
+            self._words = self.lanes.values, words_of(self.lanes.values)
+        return self._words[1]
+
+    def empty(self, count: int) -> Lanes:
+        """Return lanes of so many rows, all zero."""
+        beside = torch.zeros(count, self.beside, dtype=torch.int64) if self.beside else None
+        return Lanes(torch.zeros(count, self.width, dtype=self.dtype), beside)
+
+    def find(self, keys: Keys) -> Keys:
+        """Return the slot of each key, -1 where there is no row.
+
+        A list that nobody may write comes again (table_sessions.Lists): its slots, which never change, are remembered,
+        and nobody may write them.
+        """
+        known = self._lists.get(id(keys))
+        if known is not None:
+            return known[1]
+        slots = self._index.find(keys)
+        if not keys.flags.writeable and (slots >= 0).all():
+            self._lists[id(keys)] = keys, slots  # the list too, so that its id is no other's
+            if len(self._lists) > LISTS:
+                del self._lists[next(iter(self._lists))]
+        return slots
+
+    def add(self, keys: Keys) -> Keys:
+        """Make zero rows for keys that have none, each given once; return their slots."""
+        held, count = len(self), len(self) + len(keys)
+        if count > self._room:
+            self._room = max(8, count + count // 2)
+            grown = self.empty(self._room)
+            grown.values[:held] = self.lanes.values[:held]
+            if grown.beside is not None and self.lanes.beside is not None:
+                grown.beside[:held] = self.lanes.beside[:held]
+            self.lanes = grown
+        return self._index.add(keys)

@@ -1,0 +1,163 @@
+"""What a server knows of the workers that take part in a store: key lists and tables they told of, rows they read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from psctl.errors import MessageRefused
+from psctl.ps.table_messages import Asked, Fetch, Refused, Section, StoreSpec, Update
+from psctl.ps.tables.reductions import Array
+from psctl.ps.tables.row_index import Keys
+from psctl.ps.tables.table_kinds import Functions, Kind
+from psctl.ps.tables.table_packing import Reader, digest_of
+from psctl.ps.tables.table_state import Part
+
+REMEMBERED = 32 << 20
+"""Bytes of key lists that are remembered for each worker."""
+
+
+TABLES = 1 << 18
+"""Tables, one a named key, that a store may have."""
+
+STORES = 1000
+"""Stores that a job may have."""
+
+
+class Unknown(Exception):
+    """A key list or a table was named that this server does not know."""
+
+
+class Lists:
+    """Key lists of one worker by their hash; the longest unused are forgotten first."""
+
+    def __init__(self) -> None:
+        self._lists: OrderedDict[bytes, Keys] = OrderedDict()
+        self._bytes = 0
+
+    def keys(self, reader: Reader, count: int, digest: bytes) -> Keys:
+        """Return the keys of a section: from the payload, or those of this hash.
+
+        Raises:
+            Unknown: they are not known.
+        """
+        if not digest:
+            keys = reader.keys(count)
+            if known := digest_of(keys):
+                keys = self._remember(known, keys)
+            return keys
+        if digest not in self._lists:
+            raise Unknown
+        self._lists.move_to_end(digest)
+        return self._lists[digest]
+
+    def _remember(self, digest: bytes, keys: Keys) -> Keys:
+        held = self._lists.get(digest)
+        if held is None:
+            held = self._lists[digest] = keys.copy()
+            held.flags.writeable = False
+            self._bytes += held.nbytes
+        while self._bytes > REMEMBERED:
+            self._bytes -= self._lists.popitem(last=False)[1].nbytes
+        return held
+
+
+class Session:
+    """What a store knows of one worker's connection.
+
+    Args:
+        number: of the session.
+        step: the newest that the worker had marked when it began.
+        after: the last sequence that it had used then.
+    """
+
+    def __init__(self, number: int, step: int, after: int) -> None:
+        self.number, self.step, self.after = number, step, after
+        self.broken = -1
+        """The newest session that is not listened to any more."""
+        self.lists = Lists()
+        self.kinds: dict[str, Kind] = {}
+        """Tables, as this worker says that they are."""
+        self.read: dict[tuple[int, str], Array] = {}
+        """By (shard, table): which slots it has read (eager)."""
+        self.seen: dict[tuple[int, str], int] = {}
+        """By (shard, table): the number of the last change that it was told (eager)."""
+
+    def part(self, section: Section, reader: Reader, functions: Functions) -> Part:
+        """Read what an update does in one shard to one table.
+
+        Raises:
+            Unknown: it names what this session has not told.
+            MessageRefused: it contradicts itself, or is beyond a bound.
+            UsageError: the table cannot be; the user's fault.
+        """
+        if section.what != "call" and section.count < 0:
+            raise MessageRefused(f"a {section.what} of all rows of {section.table!r}")
+        if section.spec is not None:
+            if section.spec.name != section.table:
+                raise MessageRefused(f"the spec of {section.spec.name!r} for table {section.table!r}")
+            if len(self.kinds) >= TABLES:
+                raise MessageRefused(f"more than {TABLES} tables in one store")
+            self.kinds[section.table] = Kind(section.spec, functions)
+        kind = self.kinds.get(section.table)
+        if kind is None:
+            raise Unknown
+        keys = lanes = numbers = None
+        if section.count >= 0:
+            keys = self.lists.keys(reader, section.count, section.digest)
+            if len(keys) != section.count:
+                raise MessageRefused(f"a list of {len(keys)} keys for {section.count} rows of {section.table!r}")
+            if section.numbered:
+                numbers = reader.keys(section.count)
+            if section.what != "call":
+                beside = kind.held_beside if section.what == "start" else kind.beside
+                lanes = reader.lanes(section.count, kind.spec.width, kind.dtype, beside)
+        what, spec, arguments = section.what, kind.spec, section.arguments
+        return Part(what, section.table, spec, keys, lanes, section.function, arguments, numbers)
+
+    def forget(self, shard: int) -> None:
+        """The shard is led by another server: what was read of it is watched there."""
+        for each in [each for each in self.read if each[0] == shard]:
+            del self.read[each], self.seen[each]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A read that waits for a clock."""
+
+    worker: int
+    message: Fetch
+    wanted: list[tuple[Asked, Keys]]
+
+
+class Opened:
+    """One store on this server."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.spec = spec
+        self.sessions: dict[int, Session] = {}
+        self.waiting: list[Waiting] = []
+        self.refused: Refused | None = None
+
+    def lasting(self, message: Any, payload: memoryview) -> memoryview:
+        """Return a payload that stays as it is for as long as this store may keep it.
+
+        What was lent stands until Done; under bsp that is said before the clock's end, when it is joined.
+        """
+        if self.spec.staleness == 0 and isinstance(message, Update) and message.at is not None:
+            return memoryview(bytearray(payload))
+        return payload
+
+
+def open_store(spec: StoreSpec, stores: dict[str, Opened], shards: int) -> Opened:
+    """Return the store of this name, which is made when it is not there.
+
+    Raises:
+        MessageRefused: it is of other shards than all stores here, or there are STORES already.
+    """
+    if spec.shards != shards:
+        raise MessageRefused(f"store {spec.name!r} of {spec.shards} shards, where all have {shards}")
+    if spec.name not in stores and len(stores) >= STORES:
+        raise MessageRefused(f"more than {STORES} stores")
+    return stores.setdefault(spec.name, Opened(spec))

@@ -1,0 +1,153 @@
+"""Tables in a checkpoint: by the store's name and ranges of hash values, so that any number of servers can take them.
+
+    store/STORE/LO-HI/about                        JSON: what the store and its tables are, clocks, what waits for one
+    store/STORE/LO-HI/integers/{keys,rows,beside}  the rows of integer keys
+    store/STORE/LO-HI/named/KEY/{keys,rows,beside} the blocks of a named key's tensor
+
+LO and HI bound hash values of SHARD_BITS bits, in hexadecimal. `beside` are the whole numbers that some reductions have
+beside a row. Names are quoted as in a URL. Who restores takes the keys that are its own from every range that meets its
+own range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.errors import CheckpointCorrupt
+from psctl.ps.pieces import bytes_view, torch_dtype
+from psctl.ps.snapshot import Copied, dtype_name
+from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_index import SHARD_BITS, Keys, shard_of
+from psctl.ps.tables.server.replicated_tables import TablesMachine
+from psctl.ps.tables.table_bytes import decode_entry, staged_entries
+from psctl.ps.tables.table_state import Entry, Part, TableShard
+from psctl.types import Range, TensorSlice
+
+ROOT = "store/"
+"""What the names of all tensors of tables begin with."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """What is no tensor of one shard of a store."""
+
+    store: StoreSpec
+    tables: list[TableSpec]
+    clocks: dict[int, int]
+    staged: list[bytes]
+
+
+_ENCODER = msgspec.json.Encoder()
+_ABOUT = msgspec.json.Decoder(About)
+
+
+def hashes(shard: int, shards: int) -> Range:
+    """Return the hash values of a shard: those h with h * shards >> SHARD_BITS == shard."""
+    return Range(-(-(shard << SHARD_BITS) // shards), -(-((shard + 1) << SHARD_BITS) // shards))
+
+
+def copy_shard(held: TableShard, shard: int, shards: int) -> list[Copied]:
+    """Copy a shard of a store as it is now."""
+    where = hashes(shard, shards)
+    place = f"{ROOT}{quote(held.spec.name, safe='')}/{where.start:08x}-{where.stop:08x}"
+    about = About(held.spec, [table.kind.spec for table in held.tables.values()], held.clocks, staged_entries(held))
+    found = [_copied(f"{place}/about", torch.frombuffer(bytearray(_ENCODER.encode(about)), dtype=torch.uint8))]
+    for name, table in held.tables.items():
+        within = f"{place}/named/{quote(name, safe='')}" if name else f"{place}/integers"
+        lanes = table.rows.lanes.at(slice(0, len(table.rows)))
+        found.append(_copied(f"{within}/keys", torch.from_numpy(table.rows.keys.copy())))
+        found.append(_copied(f"{within}/rows", lanes.values.clone()))
+        if lanes.beside is not None:
+            found.append(_copied(f"{within}/beside", lanes.beside.clone()))
+    return found
+
+
+def _copied(name: str, tensor: torch.Tensor) -> Copied:
+    where = TensorSlice(name, dtype_name(tensor), tuple(tensor.shape), 0, tensor.numel())
+    return Copied(where, bytes_view(tensor.reshape(-1)) if tensor.numel() else memoryview(b""))
+
+
+def wanted(saved: Iterable[TensorSlice], shard: int, shards: int) -> list[TensorSlice]:
+    """Return the tensors of a checkpoint of which a shard needs something."""
+    own = hashes(shard, shards)
+    return [each for each in saved if each.name.startswith(ROOT) and len(_range(each.name).meet(own))]
+
+
+def _range(name: str) -> Range:
+    try:
+        low, high = name.split("/")[2].split("-")
+        return Range(int(low, 16), int(high, 16))
+    except (IndexError, ValueError):
+        raise CheckpointCorrupt(f"{name} is no tensor of a store") from None
+
+
+def load(tensors: Mapping[str, torch.Tensor], shard: int, shards: int, machine: TablesMachine) -> list[TableShard]:
+    """Return a shard of all stores, made of what `wanted` named.
+
+    Args:
+        tensors: by name, in their shapes.
+        shard, shards: which one, of how many there are now.
+        machine: makes empty ones.
+
+    Raises:
+        CheckpointCorrupt: what the checkpoint says of a store contradicts itself.
+    """
+    found: dict[str, TableShard] = {}
+    for name in sorted(each for each in tensors if each.endswith("/about") and each.count("/") == 3):
+        try:
+            about = _ABOUT.decode(bytes(tensors[name].numpy()))
+        except msgspec.DecodeError as error:
+            raise CheckpointCorrupt(f"{name}: {error}") from error
+        first = about.store.name not in found
+        held = found.setdefault(about.store.name, machine.made(about.store))
+        held.restored = True
+        _join(held, about, tensors, name.removesuffix("about"), (shard, shards), first=first)
+    return list(found.values())
+
+
+def _join(
+    held: TableShard, about: About, tensors: Mapping[str, torch.Tensor], place: str, own: tuple[int, int],
+    *, first: bool,
+) -> None:  # fmt: skip
+    """Add to a shard what is its own of one saved range."""
+    held.clocks = about.clocks if first else {worker: min(at, held.clocks.get(worker, at))
+                                              for worker, at in about.clocks.items()}  # fmt: skip
+    for spec in about.tables:
+        within = f"{place}named/{quote(spec.name, safe='')}" if spec.name else f"{place}integers"
+        table = held.table(spec)
+        keys, beside = tensors[f"{within}/keys"].numpy(), tensors.get(f"{within}/beside")
+        mine = torch.from_numpy(_mine(spec.name, keys, own))
+        if mine.any():
+            lanes = Lanes(tensors[f"{within}/rows"], beside).at(mine)
+            table.begin(keys[mine.numpy()], lanes)
+    for data in about.staged:
+        entry = decode_entry(data, held.kind)
+        parts = [part for each in entry.parts if (part := _part(each, own, first=first)) is not None]
+        if parts:
+            held.stage(Entry(entry.worker, -1, entry.clock, parts))  # numbers begin anew
+
+
+def _mine(table: str, keys: Keys, own: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = shard_of(table, keys, own[1]) == own[0]
+    return found
+
+
+def _part(part: Part, own: tuple[int, int], *, first: bool) -> Part | None:
+    """Return what of a part that waits for its clock is a shard's own; of a call of all rows one is enough."""
+    if part.keys is None:
+        return part if first else None
+    mine = _mine(part.table, part.keys, own)
+    if not mine.any():
+        return None
+    lanes = None if part.lanes is None else part.lanes.at(torch.from_numpy(mine))
+    return msgspec.structs.replace(part, keys=part.keys[mine], lanes=lanes)
+
+
+def flat(slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
+    """Return memory for these tensors, each flat."""
+    return [torch.empty(each.stop - each.start, dtype=torch_dtype(each.dtype)) for each in slices]

@@ -1,0 +1,153 @@
+"""How a server of tables answers who looks from outside the job: rows as they are applied here, told as all else is.
+
+A reader has no session, no clock and no part in anything: it waits for nobody, nobody waits for it, and it changes
+nothing. What it is told leaves by the outbox, so it never sees an update that could still be lost; of one row it sees
+one moment, of several rows perhaps several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.ps.messages import PART
+from psctl.ps.table_messages import TableSpec
+from psctl.ps.tables.reductions import Array
+from psctl.ps.tables.row_index import Keys, shard_of
+from psctl.ps.tables.server.held_answers import READERS, Outbox, Send
+from psctl.ps.tables.server.table_shard import Slot
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_packing import bytes_of
+
+AT_ONCE = 8
+"""Readings that wait for replicas at once; who asks beyond them asks later."""
+
+NAMES = 1000
+"""Tables that are told of a store to who names no key."""
+
+_PLAIN = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64
+"""Types that travel as they are to a reader, who has no torch."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a reader wants: named keys and integer keys of a store; neither: which tables there are.
+
+    `who` comes back with the answer.
+    """
+
+    who: Any
+    store: str
+    names: Sequence[str]
+    keys: Sequence[int]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Rows of one table that are there: of integer keys, or (named) blocks of the tensor. Their bytes stand in the
+    answer's payload, one table after another."""
+
+    table: str
+    keys: list[int]
+    width: int
+    sent: str  # the type in which the values travel
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The answer, of the shards `led` out of `shards`, as assignment `epoch` has them.
+
+    `problem`: busy; large: more than one answer holds.
+    """
+
+    look: Look
+    epoch: int
+    shards: int
+    led: list[int]
+    stores: list[str]
+    tables: list[TableSpec]
+    rows: list[Row]
+    problem: str = ""
+
+
+class Readers:
+    """Answers readers.
+
+    Args:
+        outbox: where answers go.
+        slots: the server's shards.
+        shards: how many each store has.
+    """
+
+    def __init__(self, outbox: Outbox, slots: Mapping[int, Slot], shards: int) -> None:
+        self._outbox, self._slots, self._shards = outbox, slots, shards
+
+    def look(self, look: Look, epoch: int) -> None:
+        """Answer as soon as all that the answer rests on is on all of the chains."""
+        led = [slot for _, slot in sorted(self._slots.items()) if slot.leads]
+        stores = sorted({name for slot in led for name in slot.machine.stores})
+        seen = Seen(look, epoch, self._shards, [slot.shard for slot in led], stores, [], [])
+        arrays: list[Array] = []
+        if self._outbox.waiting(READERS) >= AT_ONCE:
+            seen = msgspec.structs.replace(seen, problem="busy")
+            led = []
+        elif look.store in stores:
+            kinds = _kinds(look.store, led)
+            seen, arrays = self._rows(seen, kinds, led)
+        payload = np.concatenate(arrays).data if arrays else None
+        versions = {slot.shard: slot.version for slot in led}
+        self._outbox.put(Send(READERS, seen, payload), versions, lambda shards: self._moved(seen))
+
+    def _moved(self, seen: Seen) -> None:
+        """A shard that an answer is about is led by another now: who asked asks again."""
+        again = msgspec.structs.replace(seen, problem="busy", led=[], tables=[], rows=[])
+        self._outbox.put(Send(READERS, again), {})
+
+    def _rows(self, seen: Seen, kinds: Mapping[str, Kind], led: Sequence[Slot]) -> tuple[Seen, list[Array]]:
+        look = seen.look
+        asked = [*look.names, *([""] if look.keys else [])]
+        specs = [kinds[name].spec for name in (asked or sorted(kinds)[:NAMES]) if name in kinds]
+        rows: list[Row] = []
+        arrays: list[Array] = []
+        seen = msgspec.structs.replace(seen, tables=specs, rows=rows)
+        size = 0
+        for name in [name for name in asked if name in kinds]:
+            kind = kinds[name]
+            plain = _plain(kind.dtype)
+            keys = np.arange(kind.spec.blocks) if name else np.array(look.keys, dtype=np.int64)
+            shards = shard_of(name, keys, self._shards)
+            for slot in led:
+                own = _there(slot, look.store, name, keys[shards == slot.shard])
+                size += len(own) * kind.spec.width * plain.itemsize
+                if size > PART:
+                    return msgspec.structs.replace(seen, problem="large", rows=[]), []
+                if len(own):
+                    there, lanes = slot.machine.stores[look.store].tables[name].read(own)
+                    values = kind.finished(lanes, there, own).values
+                    rows.append(Row(name, own.tolist(), kind.spec.width, str(plain).removeprefix("torch.")))
+                    arrays.append(bytes_of(values.to(plain)))
+        return seen, arrays
+
+
+def _plain(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which values of `dtype` travel."""
+    if dtype in _PLAIN:
+        return dtype
+    if dtype is torch.bool:
+        return torch.uint8
+    return torch.float32 if dtype.is_floating_point else torch.int64
+
+
+def _kinds(store: str, led: Sequence[Slot]) -> dict[str, Kind]:
+    """Return the tables that there are in these shards."""
+    found = [slot.machine.stores[store] for slot in led if store in slot.machine.stores]
+    return {name: table.kind for shard in found for name, table in shard.tables.items()}
+
+
+def _there(slot: Slot, store: str, table: str, keys: Keys) -> Keys:
+    """Return those of the keys that a shard has a row of."""
+    held = slot.machine.stores.get(store)
+    if held is None or table not in held.tables:
+        return keys[:0]
+    return keys[held.tables[table].rows.find(keys) >= 0]

@@ -1,0 +1,138 @@
+"""Entries and shards of tables as bytes: what goes down a chain of replicas, and what is copied to a new replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.tables.row_index import Rows
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_packing import Reader, lanes_arrays, pack
+from psctl.ps.tables.table_state import Entry, Part, TableShard, What
+
+KindOf = Callable[[str, TableSpec | None], Kind]
+"""Returns the kind of a table by its name, or as an entry says what it is."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    what: str
+    table: str
+    spec: TableSpec | None
+    count: int
+    payload: bytes
+    function: str
+    arguments: dict[str, Any]
+    numbered: bool = False
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    worker: int
+    sequence: int
+    clock: int
+    parts: list[_Part]
+    what: What
+
+
+class _State(msgspec.Struct, frozen=True):
+    spec: StoreSpec
+    tables: list[tuple[TableSpec, int, bytes]]
+    sequences: dict[int, int]
+    clocks: dict[int, int]
+    marks: dict[int, int]
+    staged: list[bytes]
+    restored: bool
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_STATES = msgspec.msgpack.Decoder(list[_State])
+_ENTRY = msgspec.msgpack.Decoder(_Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return an entry as the bytes that go down a chain."""
+    parts = []
+    for part in entry.parts:
+        arrays = [] if part.keys is None else [part.keys]
+        arrays += [] if part.numbers is None else [part.numbers]
+        arrays += [] if part.lanes is None else lanes_arrays(part.lanes)
+        count, numbered = -1 if part.keys is None else len(part.keys), part.numbers is not None
+        data = bytes(pack(arrays))
+        parts.append(_Part(part.what, part.table, part.spec, count, data, part.function, part.arguments, numbered))
+    return _ENCODER.encode(_Entry(entry.worker, entry.sequence, entry.clock, parts, entry.what))
+
+
+def decode_entry(data: bytes | memoryview, kind_of: KindOf) -> Entry:
+    """Return the entry that `encode_entry` made bytes of.
+
+    Args:
+        kind_of: the kind of a table that this entry does not make itself.
+    """
+    found = _ENTRY.decode(data)
+    parts = [_part(part, kind_of) for part in found.parts]
+    return Entry(found.worker, found.sequence, found.clock, parts, found.what)
+
+
+def _part(part: _Part, kind_of: KindOf) -> Part:
+    reader = Reader(memoryview(part.payload))
+    keys = None if part.count < 0 else reader.keys(part.count)
+    numbers = reader.keys(part.count) if part.numbered else None
+    lanes = None
+    if keys is not None and part.what != "call":
+        kind = kind_of(part.table, part.spec)
+        beside = kind.held_beside if part.what == "start" else kind.beside
+        lanes = reader.lanes(len(keys), kind.spec.width, kind.dtype, beside)
+    return Part(part.what, part.table, part.spec, keys, lanes, part.function, part.arguments, numbers)
+
+
+def staged_entries(shard: TableShard) -> list[bytes]:
+    """Return what a shard keeps until a clock is complete."""
+    return [encode_entry(entry) for workers in shard.staged.values() for each in workers.values() for entry in each]
+
+
+def stage(shard: TableShard, staged: list[bytes]) -> None:
+    """Give a shard, which has the tables, what `staged_entries` returned."""
+    for each in staged:
+        shard.stage(decode_entry(each, shard.kind))
+
+
+def encode_shards(shards: list[TableShard]) -> bytes:
+    """Return all that these shards know."""
+    return _ENCODER.encode([_state(shard) for shard in shards])
+
+
+def _state(shard: TableShard) -> _State:
+    tables = [(table.kind.spec, *_rows(table.rows)) for table in shard.tables.values()]
+    staged = staged_entries(shard)
+    return _State(shard.spec, tables, shard.sequences, shard.clocks, shard.marks, staged, shard.restored)
+
+
+def _rows(rows: Rows) -> tuple[int, bytes]:
+    count = len(rows)
+    return count, bytes(pack([rows.keys, *lanes_arrays(rows.lanes.at(slice(0, count)))]))
+
+
+def decode_shards(data: bytes | memoryview, make: Callable[[StoreSpec], TableShard]) -> list[TableShard]:
+    """Return the shards that `encode_shards` made bytes of.
+
+    Args:
+        make: makes an empty one.
+    """
+    return [_shard(state, make(state.spec)) for state in _STATES.decode(data)]
+
+
+def _shard(state: _State, shard: TableShard) -> TableShard:
+    for spec, count, payload in state.tables:
+        table, reader = shard.table(spec), Reader(memoryview(payload))
+        kind = table.kind
+        slots = table.rows.add(reader.keys(count).copy())
+        lanes = reader.lanes(count, spec.width, kind.dtype, kind.held_beside)
+        table.rows.lanes.put(torch.from_numpy(slots), lanes)
+        table.stamp(slots)
+    shard.sequences, shard.clocks, shard.marks = state.sequences, state.clocks, state.marks
+    shard.restored = state.restored
+    stage(shard, state.staged)
+    return shard

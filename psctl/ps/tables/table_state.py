@@ -1,0 +1,365 @@
+"""A shard of a store as a state machine: entries in, rows and clocks; the same entries give the same bits.
+
+    apply(entry)     push, start, call; a worker's clock, its mark, its coming; one that is not newer than the worker's
+                     last is dropped
+    read, scan       rows as they are
+
+Under asp and ssp an entry is applied when it comes. Under bsp what is pushed within a clock is kept until all of the
+group have finished that clock; then it is joined in the order of ranks and applied once, so that a run repeats to the
+bit and a reader of clock c sees exactly the clocks before c (and its own pushes, which its own end lays over them).
+
+Checkpoints. Each worker marks, between two of its updates, where the checkpoint of step c cuts; the shard's state when
+the last of them has marked is that checkpoint's, for whoever marked before is held back until then (`holds`; Chandy and
+Lamport's markers with channels that are drained, as in Flink's aligned barriers). So it holds what all pushed up to
+step c, all of it and nothing else, and a run that goes on from there does every later push again, once. What says who
+is held back is the state itself, so a replica that takes over needs to be told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import torch
+
+from psctl.errors import UsageError
+from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.tables.reductions import Lanes, Reduction
+from psctl.ps.tables.row_index import Keys, rounds
+from psctl.ps.tables.table_kinds import Functions, Kind
+
+FOREVER = 1 << 62
+"""The clock, and the mark, of a worker that has left: nobody waits for it."""
+
+PLACES = 32
+"""Bits of a sequence below the place of the run where it was said."""
+
+
+def first_of(place: int) -> int:
+    """Return the first sequence of what a worker says at a place of the run."""
+    return place << PLACES
+
+
+def last_of(place: int) -> int:
+    """Return the last sequence of what it says there."""
+    return first_of(place + 1) - 1
+
+
+What: TypeAlias = Literal["update", "clock", "mark", "open", "gone"]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What an entry does to one table. `numbers`: of single pushes the sequence of each; their keys ascend."""
+
+    what: str
+    table: str
+    spec: TableSpec | None
+    keys: Keys | None  # None: all rows (call)
+    lanes: Lanes | None
+    function: str = ""
+    arguments: dict[str, Any] = {}
+    numbers: Keys | None = None
+
+    def only(self, after: int, until: int) -> Part:
+        """Return this without those single pushes that are not numbered in (after, until]."""
+        if self.numbers is None:
+            return self
+        kept = (self.numbers > after) & (self.numbers <= until)
+        if kept.all():
+            return self
+        assert self.keys is not None
+        assert self.lanes is not None
+        lanes = self.lanes.at(torch.from_numpy(kept))
+        return msgspec.structs.replace(self, keys=self.keys[kept], lanes=lanes, numbers=self.numbers[kept])
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One entry of one worker in one shard.
+
+    update: `parts`, within the worker's clock `clock`. clock: it has finished `clock` clocks. mark: what it says from
+    now on does not belong into the checkpoint of step `clock`. open: it takes part, has marked step `clock`, and
+    numbers what it says from then on above `sequence`. gone: it is lost for good, and what it said counts up to
+    sequence `clock`, as far as the rest is not applied.
+    """
+
+    worker: int
+    sequence: int
+    clock: int
+    parts: list[Part]
+    what: What = "update"
+
+
+class Table:
+    """Rows of one table in one shard, with the number of the change that each last saw."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.rows = kind.rows()
+        self.changes = 0
+        self.stamps = np.zeros(0, dtype=np.int64)
+        """By slot."""
+
+    def push(self, keys: Keys, lanes: Lanes) -> None:
+        """Join rows, each key given once."""
+        slots = self.rows.find(keys)
+        there = slots >= 0
+        all_there = np.count_nonzero(there) == len(there)
+        if not all_there:
+            slots[~there] = self.rows.add(keys[~there])
+        at = torch.from_numpy(slots)
+        if all_there and self.kind.adds:
+            self.rows.lanes.values.index_add_(0, at, lanes.values)  # in place: a third of the bytes that others move
+            self.stamp(slots)
+            return
+        self.rows.lanes.put(at, self.kind.joined(self.rows.lanes.at(at), there, lanes, keys))
+        self.stamp(slots)
+
+    def join(self, part: Part) -> None:
+        """Join what was pushed: by one call, or row by row, where a key may stand several times."""
+        assert part.keys is not None
+        assert part.lanes is not None
+        if part.numbers is None:
+            self.push(part.keys, part.lanes)
+            return
+        turns = rounds(part.keys)
+        if len(turns) > 1 and self.kind.adds and not self.kind.starts:  # sums need no rounds, but a row to be added to
+            new = part.keys[turns[0]]
+            self.rows.add(new[self.rows.find(new) < 0])
+            self.push(part.keys, part.lanes)
+            return
+        for places in turns:
+            whole = len(turns) == 1
+            self.push(part.keys[places], part.lanes if whole else part.lanes.at(torch.from_numpy(places)))
+
+    def begin(self, keys: Keys, lanes: Lanes) -> None:
+        """Set those rows that are not there."""
+        absent = self.rows.find(keys) < 0
+        if absent.any():
+            slots = self.rows.add(keys[absent])
+            self.rows.lanes.put(torch.from_numpy(slots), lanes.at(torch.from_numpy(absent)))
+            self.stamp(slots)
+
+    def call(self, function: Callable[..., Any], keys: Keys | None, arguments: dict[str, Any]) -> None:
+        """Replace rows that are there (of these keys, or all) by what the function makes of (keys, values)."""
+        slots = np.arange(len(self.rows)) if keys is None else self.rows.find(keys)
+        slots = slots[slots >= 0]
+        if len(slots):
+            at = torch.from_numpy(slots)
+            old = self.rows.lanes.at(at).values
+            self.rows.lanes.values[at] = function(torch.from_numpy(self.rows.keys[slots]), old, **arguments).view(
+                old.shape
+            )
+            self.stamp(slots)
+
+    def read(self, keys: Keys) -> tuple[Any, Lanes]:
+        """Return which rows are there, and the rows (anything where none is)."""
+        slots = self.rows.find(keys)
+        if not len(self.rows):
+            return slots >= 0, self.rows.empty(len(keys))
+        return slots >= 0, self.rows.lanes.at(torch.from_numpy(np.maximum(slots, 0)))
+
+    def stamp(self, slots: Keys) -> None:
+        """Note that these rows have changed."""
+        if len(self.stamps) < len(self.rows):
+            grown = np.zeros(2 * len(self.rows), dtype=np.int64)
+            grown[: len(self.stamps)] = self.stamps
+            self.stamps = grown
+        self.changes += 1
+        self.stamps[slots] = self.changes
+
+
+class TableShard:
+    """One shard.
+
+    Args:
+        spec: the store's.
+        functions: reductions and users' functions.
+    """
+
+    def __init__(self, spec: StoreSpec, functions: Functions) -> None:
+        self.spec = spec
+        self.tables: dict[str, Table] = {}
+        self.sequences: dict[int, int] = {}
+        """The last entry of each worker."""
+        self.clocks: dict[int, int] = dict.fromkeys(spec.group, 0)
+        self.marks: dict[int, int] = {}
+        """The newest step that each worker has marked."""
+        self.staged: dict[int, dict[int, list[Entry]]] = {}
+        """By clock, by worker: its updates in order."""
+        self.restored = False
+        """It comes from a checkpoint, and who opens it says what it is from now on."""
+        self._functions = functions
+
+    @property
+    def clock(self) -> int:
+        """Clocks that all of the group have finished."""
+        return min(self.clocks.values(), default=0)
+
+    @property
+    def cut(self) -> int:
+        """The newest step that all have marked."""
+        return min(self.marks.values(), default=FOREVER)
+
+    def holds(self, worker: int) -> bool:
+        """Whether a worker's entries wait until the others have marked the step that it has marked."""
+        return FOREVER > self.marks.get(worker, -1) > self.cut
+
+    def kind(self, name: str, spec: TableSpec | None) -> Kind:
+        """Return a table's kind, also of one that is not made yet."""
+        found = self.tables.get(name)
+        if found is None or (spec is not None and found.kind.spec != spec):
+            assert spec is not None, "an entry says what its table is, or it is there"
+            return Kind(spec, self._functions)
+        return found.kind
+
+    def table(self, spec: TableSpec) -> Table:
+        """Return a table, which is made when it is not there.
+
+        Raises:
+            UsageError: it is there and is another; or it cannot be made.
+        """
+        found = self.tables.get(spec.name)
+        if found is None:
+            found = self.tables[spec.name] = Table(Kind(spec, self._functions))
+        elif found.kind.spec != spec:
+            raise differs(found.kind.spec, spec)
+        return found
+
+    def apply(self, entry: Entry) -> bool:
+        """Take in an entry; False when it was taken in before.
+
+        Raises:
+            Exception: what a user's function raised.
+        """
+        if entry.what == "open":
+            return self._opened(entry.worker, entry.clock, entry.sequence)
+        last = self.sequences.get(entry.worker, -1)
+        new = entry.sequence > last
+        if new:
+            self.sequences[entry.worker] = entry.sequence
+        if entry.what in ("mark", "gone") or entry.clock == FOREVER:
+            step, marked = entry.clock if entry.what == "mark" else FOREVER, self.marks.get(entry.worker, -1)
+            self.marks[entry.worker] = max(step, marked)
+            new = new or step > marked
+        if not new:
+            return False
+        if entry.what == "clock":
+            self._advance(entry.worker, entry.clock)
+        elif entry.what == "gone":
+            self._drop(entry.worker, entry.clock)
+            self._advance(entry.worker, FOREVER)
+        staged = []
+        for part in (part.only(last, entry.sequence) for part in entry.parts):
+            if part.spec is not None:
+                self.table(part.spec)
+            if part.what == "start":
+                assert part.keys is not None
+                assert part.lanes is not None
+                self.tables[part.table].begin(part.keys, part.lanes)
+            elif self.spec.staleness == 0 and entry.worker in self.clocks:
+                staged.append(part)
+            else:
+                self._do(part)
+        if staged:
+            self.stage(msgspec.structs.replace(entry, parts=staged))
+        return True
+
+    def stage(self, entry: Entry) -> None:
+        """Keep an update until its clock is complete."""
+        self.staged.setdefault(entry.clock, {}).setdefault(entry.worker, []).append(entry)
+
+    def _drop(self, worker: int, last: int) -> None:
+        for workers in self.staged.values():
+            if worker in workers:
+                workers[worker] = [each for entry in workers[worker] for each in _until(entry, last)]
+
+    def _opened(self, worker: int, step: int, after: int) -> bool:
+        marked = self.marks.get(worker)
+        back = marked == FOREVER and step < FOREVER and self.sequences.get(worker, -1) <= after
+        if marked is not None and not back:
+            return False
+        self.marks[worker] = step
+        return True
+
+    def _advance(self, worker: int, clock: int) -> None:
+        before = self.clock
+        if worker in self.clocks:
+            self.clocks[worker] = max(clock, self.clocks[worker])
+        if self.clock > before:
+            self._apply_staged()
+
+    def reopen(self, spec: StoreSpec) -> None:
+        """Be what a run says that goes on from the checkpoint that this came from: all begin where it was cut."""
+        self.clocks = dict.fromkeys(spec.group, min(self.clocks.values(), default=0))
+        self.spec, self.restored, self.sequences, self.marks = spec, False, {}, {}
+        if spec.staleness != 0:
+            self._apply(list(self.staged))
+
+    def _do(self, part: Part) -> None:
+        table = self.tables[part.table]
+        if part.what == "call":
+            table.call(self._functions.function(part.function), part.keys, part.arguments)
+        else:
+            assert part.keys is not None
+            assert part.lanes is not None
+            table.join(part)
+
+    def _apply_staged(self) -> None:
+        """Apply the clocks that are complete: a clock's pushes joined in the order of ranks, then its calls."""
+        self._apply(clock for clock in self.staged if clock < self.clock)
+
+    def _apply(self, clocks: Iterable[int]) -> None:
+        for clock in sorted(clocks):
+            workers = self.staged.pop(clock)
+            parts = [part for worker in sorted(workers) for entry in workers[worker] for part in entry.parts]
+            for name in dict.fromkeys(part.table for part in parts):
+                its = [part for part in parts if part.table == name and part.what == "push"]
+                pushed = [(part.keys, part.lanes) for part in its]
+                if pushed:
+                    fold = any(part.numbers is not None for part in its)
+                    keys, lanes = merged(self.tables[name].kind.reduction, pushed, fold=fold)
+                    self.tables[name].push(keys, lanes)
+            for part in parts:
+                if part.what == "call":
+                    self._do(part)
+
+
+def _until(entry: Entry, last: int) -> list[Entry]:
+    """Return what of an entry is numbered up to `last`, if anything."""
+    if entry.sequence <= last:
+        return [entry]
+    parts = [part.only(-1, last) for part in entry.parts if part.numbers is not None]
+    return [msgspec.structs.replace(entry, sequence=last, parts=parts)] if parts else []
+
+
+def differs(held: TableSpec, asked: TableSpec) -> UsageError:
+    """Return the error of who says of a table what was not said before."""
+    what = f"key {held.name!r}" if held.name else "the rows of integer keys"
+    for field in held.__struct_fields__:
+        ours, theirs = getattr(held, field), getattr(asked, field)
+        if ours != theirs:
+            break
+    return UsageError(
+        f"{what}: {field} is {ours!r} in the store, and {theirs!r} was asked for",
+        "push and declare a key alike everywhere: declare it on every rank, before the first push",
+    )
+
+
+def merged(reduction: Reduction, pushed: list[Any], *, fold: bool = False) -> tuple[Keys, Lanes]:
+    """Return the keys of several pushes, each once and ascending, with their rows joined in the order given.
+
+    Args:
+        fold: a push may have a key several times.
+    """
+    if len(pushed) == 1 and not fold:
+        keys, lanes = pushed[0]
+        return keys, lanes
+    keys = np.concatenate([keys for keys, _ in pushed])
+    order = np.argsort(keys, kind="stable")
+    unique, groups = np.unique(keys[order], return_inverse=True)
+    values = torch.cat([lanes.values for _, lanes in pushed])
+    beside = None if pushed[0][1].beside is None else torch.cat([lanes.beside for _, lanes in pushed])
+    lanes = Lanes(values, beside).at(torch.from_numpy(order))
+    return unique, reduction.fold(lanes, torch.from_numpy(groups), len(unique))

@@ -1,0 +1,278 @@
+"""Collectives: gradients in buckets, each summed over all ranks while backward goes on, by the engine or by a schedule.
+
+Strategy `native` is the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs); the others
+play their schedule (`collectives/allreduce_backends.py`). All the rest is one: what
+torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
+instead of by 1/N; `with run.accumulate(): loss.backward()` holds although the forward ran outside (DDP's no_sync must
+hold both); whatever of the model was called counts, not only its `forward`; and a parameter without a gradient on any
+rank keeps none, without a walk through the graph at each forward (DDP's find_unused_parameters, whose cost one cannot
+know to need). The user's module stays itself: only hooks on its parameters.
+
+Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
+last bucket also carries one element a parameter that says who had a gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from psctl.collectives.allreduce_backends import Summing, Waited
+from psctl.errors import JobFailed
+from psctl.job.activity import COMPUTE, waiting
+from psctl.types import Layout
+
+FIRST_BUCKET = 1 << 20
+"""Bytes; small, so that the first bytes leave early."""
+
+BUCKET = 25 << 20
+"""Bytes; as DDP's default: large enough that a ring's latency does not count."""
+
+NAME = 64
+"""Bytes of a GPU's name."""
+
+
+def gpu_of(device: torch.device) -> str:
+    """Return what tells one GPU from every other, on whatever host; "" for the CPU, and where torch does not say it."""
+    if device.type != "cuda":
+        return ""
+    torch.cuda.set_device(device)
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def sharing(gpus: Sequence[str]) -> tuple[int, int] | None:
+    """Return the first two ranks that have one GPU, of each rank's `gpu_of`."""
+    first: dict[str, int] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu and gpu in first:
+            return first[gpu], rank
+        first[gpu] = rank
+    return None
+
+
+def initialised(device: torch.device) -> bool:
+    """Make the engine's default group, for tensors on this device; False when somebody else made one before."""
+    if dist.is_initialized():
+        return False
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return True
+
+
+def shared_gpu(gpu: str) -> tuple[int, int] | None:
+    """Return two ranks of the default group that share a GPU, which NCCL refuses; every rank must ask.
+
+    Args:
+        gpu: this rank's, as `gpu_of` names it.
+    """
+    mine = torch.zeros(NAME, dtype=torch.uint8)
+    name = torch.frombuffer(bytearray(gpu.encode()[:NAME] or b"\0"), dtype=torch.uint8)
+    mine[: len(name)] = name
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    meeting = dist.new_group(backend="gloo")
+    dist.all_gather(every, mine, group=meeting)
+    dist.destroy_process_group(meeting)
+    return sharing([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
+
+
+class Group:
+    """The engine's process group that psctl alone uses: NCCL where each rank has a GPU of its own, else Gloo.
+
+    Args:
+        device: where the model's parameters are.
+        gpu: names a device's GPU.
+    """
+
+    def __init__(self, device: torch.device, gpu: Callable[[torch.device], str] = gpu_of) -> None:
+        name = gpu(device)
+        self._ours = initialised(device)
+        pair = shared_gpu(name) if name else None
+        self.device = device if pair is None else torch.device("cpu")
+        """Where what is summed lies."""
+        if pair is not None and dist.get_rank() == 0:
+            print(
+                f"psctl: worker/{pair[0]} and worker/{pair[1]} share a GPU, which NCCL refuses: gradients are summed "
+                "in the host's memory; with one worker a GPU they need not leave the GPUs",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.group: Any = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
+        self.world = dist.get_world_size(self.group)
+
+    def same_everywhere(self, layout: Layout) -> None:
+        """Compare the layouts of all ranks.
+
+        Raises:
+            JobFailed: some rank's model or optimizer differs from rank 0's; names the rank. The script's fault.
+        """
+        digest = hashlib.sha256(msgspec.json.encode(layout)).digest()
+        mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
+        every = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(every, mine, group=self.group)
+        other = [rank for rank, each in enumerate(every) if not torch.equal(each, every[0])]
+        if other:
+            raise JobFailed(
+                f"rank {other[0]} was given another model or optimizer than rank 0 (names, shapes, types or groups)",
+                "every rank must build the same model before run.prepare",
+            )
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these tensors with rank 0's."""
+        with torch.no_grad():
+            for tensor in tensors:
+                whole = tensor.detach()
+                buffer = whole.to(self.device).contiguous()
+                dist.broadcast(buffer, src=0, group=self.group)
+                if buffer is not whole:
+                    whole.copy_(buffer)
+
+    def close(self) -> None:
+        """Give the group back, and the default group where nobody else made it."""
+        if dist.is_initialized():
+            dist.destroy_process_group(None if self._ours else self.group)
+
+
+class AllReduce:
+    """A reducer of collectives.
+
+    Args:
+        group: the engine's; None where it takes no part.
+        summing: sums a bucket.
+        parameters: the trainable ones, in the model's order.
+        halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
+    """
+
+    def __init__(
+        self,
+        group: Group | None,
+        summing: Summing,
+        parameters: Sequence[nn.Parameter],
+        halves: torch.dtype | None = None,
+    ) -> None:
+        self._group, self._summing, self._parameters, self._halves = group, summing, parameters, halves
+        self.buckets: list[list[int]] = buckets(parameters)
+        self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
+        self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
+        self._next = 0
+        self._works: list[Waited] = []
+        self._finishing = False
+
+    @property
+    def doing(self) -> str:
+        return waiting("the sum of gradients", self._summing.waits_for) if self._finishing else COMPUTE
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._summing.bytes_moved
+
+    def send(self, bucket: int, weight: float) -> None:
+        self._waiting[bucket] = weight
+        while self._next in self._waiting:
+            self._reduce(self._next, self._waiting.pop(self._next))
+            self._next += 1
+
+    def finish(self) -> None:
+        assert self._next == len(self.buckets), "every bucket was sent"
+        self._finishing = True
+        for work in self._works:
+            work.wait()
+        self._finishing = False
+        there = self._somebody()
+        for bucket, flat in zip(self.buckets, self._flat, strict=True):
+            for place, part in self._split(bucket, flat):
+                if there[place]:
+                    self._write(self._parameters[place], part)
+        self._works.clear()
+        self._next = 0
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        if not failed:  # the engine's goodbye waits for ranks that may be gone
+            self._summing.close()
+            if self._group is not None:
+                self._group.close()
+
+    def _make(self, index: int) -> torch.Tensor:
+        first = self._parameters[self.buckets[index][0]]
+        size = sum(self._parameters[place].numel() for place in self.buckets[index])
+        more = len(self._parameters) if index == len(self.buckets) - 1 else 0
+        narrow = self._halves is not None and self._halves.itemsize < first.dtype.itemsize
+        dtype = self._halves if narrow and self._halves is not None else first.dtype
+        return self._summing.buffer(size + more, dtype, first.device)
+
+    def _somebody(self) -> list[bool]:
+        """Return for each parameter whether any rank had a gradient."""
+        if all(parameter.grad is not None for parameter in self._parameters):
+            return [True] * len(self._parameters)  # this rank had; a GPU need not be waited for to know it
+        return [marks > 0 for marks in self._there().tolist()]
+
+    def _there(self) -> torch.Tensor:
+        return self._flat[-1][-len(self._parameters) :]
+
+    def _split(self, bucket: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        found, start = [], 0
+        for place in bucket:
+            size = self._parameters[place].numel()
+            found.append((place, flat.narrow(0, start, size)))
+            start += size
+        return found
+
+    def _reduce(self, index: int, weight: float) -> None:
+        flat = self._flat[index]
+        with torch.no_grad():
+            for place, part in self._split(self.buckets[index], flat):
+                gradient = self._parameters[place].grad
+                if gradient is None:
+                    part.zero_()
+                elif part.dtype == gradient.dtype:
+                    part.copy_(gradient.reshape(-1))
+                else:  # the mean is summed, for a sum might be too large for float16
+                    torch.mul(gradient.reshape(-1), weight / self._summing.world, out=part)
+            if weight != 1.0 and flat.dtype == self._parameters[self.buckets[index][0]].dtype:
+                flat.mul_(weight)
+            if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
+                marks = [float(parameter.grad is not None) for parameter in self._parameters]
+                self._there().copy_(torch.tensor(marks))
+        self._works.append(self._summing.put(flat))
+
+    def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(total.view(parameter.shape))
+        if total.dtype == parameter.dtype:
+            parameter.grad.div_(self._summing.world)
+
+
+def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:
+    """Put parameters into buckets of one type and device, last parameters first.
+
+    Args:
+        parameters: in the model's order.
+        first: bytes of the first bucket to leave.
+        size: bytes of the others; a larger parameter has a bucket of its own.
+    """
+    done: list[list[int]] = []
+    open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for place in reversed(range(len(parameters))):
+        parameter = parameters[place]
+        kind = (parameter.dtype, parameter.device)
+        open_buckets.setdefault(kind, []).append(place)
+        filled[kind] = filled.get(kind, 0) + parameter.numel() * parameter.element_size()
+        if filled[kind] >= (size if done else first):
+            done.append(open_buckets.pop(kind))
+            del filled[kind]
+    return done + list(open_buckets.values())
+
+
+def local_device() -> torch.device:
+    """Return the device that is this process's: its GPU by local rank, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")

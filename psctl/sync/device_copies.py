@@ -1,0 +1,158 @@
+"""Copies between the memory of devices and the host's: the seam, and the real ones, by CUDA's streams and events.
+
+gpu_staging.py has the theory, and says what the copies are for. The device runs what it is given some time later. So
+a copy is a `Mark` to wait for, and `Copies` say only what comes before it and after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+PORTABLE = 1
+"""Flag of cudaHostRegister: for all devices of the process, not only for the current one."""
+
+
+class Span(NamedTuple):
+    """Elements of a tensor on a device, and where they lie on the host."""
+
+    device: torch.Tensor
+    start: int
+    """The first element, in the tensor's logical order."""
+    host: torch.Tensor
+    """Flat; as many elements, of the same type."""
+
+    def to_host(self) -> None:
+        """Copy, on the current stream."""
+        part = self.device.reshape(-1).narrow(0, self.start, self.host.numel())
+        self.host.copy_(part, non_blocking=True)
+
+    def to_device(self) -> None:
+        """Copy, on the current stream."""
+        target, count = self.device, self.host.numel()
+        if target.is_contiguous():
+            target.view(-1).narrow(0, self.start, count).copy_(self.host, non_blocking=True)
+        elif count == target.numel():
+            target.copy_(self.host.view(target.shape), non_blocking=True)
+        else:  # a cut tensor with strides of its own (channels_last): through a copy in logical order
+            whole = target.reshape(-1)
+            whole.narrow(0, self.start, count).copy_(self.host, non_blocking=True)
+            target.copy_(whole.view(target.shape))
+
+
+class Mark(Protocol):
+    """A place in the work of devices."""
+
+    def wait(self) -> None:
+        """Block the calling thread until they are there."""
+
+
+class Copies(Protocol):
+    """Copies between the memory of devices and the host's."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on a device; nothing else is given to `down` and `up`."""
+
+    def lock(self, host: torch.Tensor) -> None:
+        """Have devices copy to and from this memory by themselves, until `close`."""
+
+    def down(self, spans: Sequence[Span]) -> Mark:
+        """Begin to copy to the host: after what the current streams hold, beside what they are given next.
+
+        The tensors must live and stay as they are until the mark.
+        """
+
+    def up(self, spans: Sequence[Span]) -> Mark:
+        """Begin to copy to devices, in the order of their current streams.
+
+        The host's memory must stay as it is until the mark.
+        """
+
+    def close(self) -> None:
+        """Let go of the host's memory; nothing is on its way."""
+
+
+class CudaCopies:
+    """Real ones. Each device has a stream for copies to the host.
+
+    Args:
+        cuda: torch.cuda.
+    """
+
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._streams: dict[torch.device, Any] = {}
+        self._locked: list[torch.Tensor] = []
+        self._refused = False
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
+
+    def lock(self, host: torch.Tensor) -> None:
+        if self._refused:
+            return
+        code = int(self._cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, PORTABLE))
+        if code == 0:
+            self._locked.append(host)
+            return
+        self._refused = True
+        with suppress(RuntimeError):  # CUDA keeps its last error, and a launch raises it: this one, not the user's next
+            self._cuda._sleep(1)
+        print(
+            f"psctl: {host.nbytes} bytes of memory could not be locked for the GPU (CUDA error {code}), so copies to "
+            "and from it are slower; `ulimit -l` and the container's limits say what may be locked",
+            file=sys.stderr,
+        )
+
+    def down(self, spans: Sequence[Span]) -> Mark:
+        events = []
+        for device, some in self._by_device(spans).items():
+            if device not in self._streams:
+                self._streams[device] = self._cuda.Stream(device)
+            stream = self._streams[device]
+            stream.wait_stream(self._cuda.current_stream(device))
+            with self._cuda.stream(stream):
+                for span in some:
+                    span.to_host()
+            events.append(self._behind(stream))
+        return Events(events)
+
+    def up(self, spans: Sequence[Span]) -> Mark:
+        events = []
+        for device, some in self._by_device(spans).items():
+            for span in some:
+                span.to_device()
+            events.append(self._behind(self._cuda.current_stream(device)))
+        return Events(events)
+
+    def close(self) -> None:
+        for host in self._locked:
+            self._cuda.cudart().cudaHostUnregister(host.data_ptr())
+        self._locked.clear()
+
+    def _behind(self, stream: Any) -> Any:
+        """Return an event behind what a stream holds; who waits for it sleeps."""
+        event = self._cuda.Event(blocking=True)
+        event.record(stream)
+        return event
+
+    def _by_device(self, spans: Sequence[Span]) -> dict[torch.device, list[Span]]:
+        found: dict[torch.device, list[Span]] = {}
+        for span in spans:
+            found.setdefault(span.device.device, []).append(span)
+        return found
+
+
+class Events:
+    """The mark behind events."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self._events = events
+
+    def wait(self) -> None:
+        for event in self._events:
+            event.synchronize()

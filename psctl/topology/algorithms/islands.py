@@ -1,0 +1,175 @@
+"""Groups for hierarchies: which devices are closer to each other than to the rest, level by level, from inside out.
+
+Inside a host: GPUs that NVLink or xGMI joins, those behind one PCIe switch (and behind several, up to the processor),
+those of one NUMA node. Then hosts, and racks by their label. A level holds whole groups of the level inside it, so that
+a sum over groups can be summed on: where an NVLink island spans two NUMA nodes, the nodes divide nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from psctl.topology.algorithms.wires import components, is_direct
+from psctl.topology.graph import ClusterGraph, HostGraph
+
+Kind = Literal["nvlink", "pcie", "numa", "host", "rack"]
+Groups = tuple[tuple[str, ...], ...]
+
+RACK = "rack"
+"""The label of a host that names its rack."""
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One level: what its groups have in common, and the devices of each group."""
+
+    kind: Kind
+    groups: Groups
+
+
+def ranks(cluster: ClusterGraph) -> tuple[str, ...]:
+    """Return what takes part: the GPUs of the hosts that may hold workers, or the hosts where none has a GPU.
+
+    Returns:
+        Device ids; behind the host's name and "/" where the cluster has several hosts; names of hosts.
+    """
+    hosts = [host for host in cluster.hosts if "worker" in host.roles]
+    several = len(cluster.hosts) > 1
+    gpus = tuple(name(host.name, gpu.id, several) for host in hosts for gpu in host.graph.of_kind("gpu"))
+    return gpus or tuple(host.name for host in hosts)
+
+
+def name(host: str, device: str, several: bool) -> str:
+    """Return the name of a device: its id, behind the host's name and "/" where there are several hosts."""
+    return f"{host}/{device}" if several else device
+
+
+def islands(graph: HostGraph, kind: Kind = "nvlink") -> Groups:
+    """Return the groups of a host's GPUs of one kind, whether they divide anything or not.
+
+    Args:
+        graph: the host.
+        kind: nvlink (joined by NVLink or xGMI, directly or through switches), pcie (the same PCIe switch nearest), numa
+            (the same NUMA node, or the same processor where nodes are not known), host (all).
+    """
+    gpus = [gpu.id for gpu in graph.of_kind("gpu")]
+    if kind == "nvlink":
+        switches = {device.id for device in graph.of_kind("switch")}
+        pairs = [link.ends for link in graph.edges if is_direct(link) and link.ends <= switches | set(gpus)]
+        return _joined(gpus, pairs)
+    if kind == "pcie":
+        return _alike(gpus, _nearest(graph))
+    if kind == "numa":
+        return _alike(gpus, _nodes(graph))
+    return (tuple(gpus),) if gpus else ()
+
+
+def hierarchy(cluster: ClusterGraph) -> tuple[Level, ...]:
+    """Return the levels of a cluster from inside to outside; those that divide nothing are left out.
+
+    Returns:
+        Each level holds every rank once, in groups of at least one, and whole groups of the level before. Ids as of
+        `ranks`.
+    """
+    everything = ranks(cluster)
+    raw: list[tuple[Kind, list[tuple[str, ...]]]] = [
+        ("nvlink", _inside(cluster, lambda graph: islands(graph, "nvlink"))),
+        ("pcie", _inside(cluster, lambda graph: islands(graph, "pcie"))),
+        ("pcie", _inside(cluster, _roots)),
+        ("numa", _inside(cluster, lambda graph: islands(graph, "numa"))),
+        ("host", _inside(cluster, lambda graph: islands(graph, "host"))),
+        ("rack", _racks(cluster, everything)),
+    ]
+    hosts = _joined(everything, raw[4][1])
+    levels: list[Level] = []
+    last: Groups = tuple((rank,) for rank in everything)
+    for kind, groups in raw:
+        joined = _joined(everything, [*last, *groups])
+        if joined != last and len(joined) > 1:
+            levels.append(Level("host" if joined == hosts else kind, joined))
+        last = joined
+    return tuple(levels)
+
+
+def _inside(cluster: ClusterGraph, find: Callable[[HostGraph], Groups]) -> list[tuple[str, ...]]:
+    several = len(cluster.hosts) > 1
+    return [
+        tuple(name(host.name, ident, several) for ident in group)
+        for host in cluster.hosts
+        for group in find(host.graph)
+    ]
+
+
+def _racks(cluster: ClusterGraph, everything: Sequence[str]) -> list[tuple[str, ...]]:
+    """The ranks of each rack; a host without the label is in none."""
+    racks: dict[str, list[str]] = {}
+    for host in cluster.hosts:
+        if RACK in host.labels:
+            own = [rank for rank in everything if rank == host.name or rank.startswith(f"{host.name}/")]
+            racks.setdefault(host.labels[RACK], []).extend(own)
+    return [tuple(group) for group in racks.values()]
+
+
+def _joined(members: Sequence[str], groups: Iterable[Iterable[str]]) -> Groups:
+    """The members by what joins them, also through others (switches); in the order of the members."""
+    lists = [list(group) for group in groups]
+    place = {
+        ident: at for at, ident in enumerate(dict.fromkeys([*members, *(one for group in groups for one in group)]))
+    }
+    pairs = [(place[group[0]], place[other]) for group in lists for other in group[1:]]
+    idents = list(place)
+    found = [[idents[at] for at in group if at < len(members)] for group in components(len(place), pairs)]
+    return tuple(tuple(group) for group in found if group)
+
+
+def _alike(members: Sequence[str], key: Mapping[str, str]) -> Groups:
+    """The members by their key; one without is alone."""
+    groups: dict[str, list[str]] = {}
+    for ident in members:
+        groups.setdefault(f"of {key[ident]}" if ident in key else ident, []).append(ident)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _slots(graph: HostGraph) -> dict[str, list[str]]:
+    """What each device reaches over one PCIe slot."""
+    near: dict[str, list[str]] = {}
+    for link in graph.edges:
+        if link.type == "PCIe":
+            near.setdefault(link.a, []).append(link.b)
+            near.setdefault(link.b, []).append(link.a)
+    return near
+
+
+def _nearest(graph: HostGraph) -> dict[str, str]:
+    """The PCIe switch that each GPU is plugged into."""
+    near, switches = _slots(graph), {device.id for device in graph.of_kind("switch")}
+    found = {gpu.id: [ident for ident in near.get(gpu.id, []) if ident in switches] for gpu in graph.of_kind("gpu")}
+    return {gpu: idents[0] for gpu, idents in found.items() if idents}
+
+
+def _roots(graph: HostGraph) -> Groups:
+    """The GPUs below the same port of a processor, through however many switches."""
+    kept = {device.id for device in graph.devices if device.kind in ("switch", "gpu")}
+    pairs = [link.ends for link in graph.edges if link.type == "PCIe" and link.ends <= kept]
+    return _joined([gpu.id for gpu in graph.of_kind("gpu")], pairs)
+
+
+def _nodes(graph: HostGraph) -> dict[str, str]:
+    """The NUMA node of each GPU, or the processor that its slot leads to."""
+    near = _slots(graph)
+    cpus = {device.id: device for device in graph.of_kind("cpu")}
+    found = {}
+    for gpu in graph.of_kind("gpu"):
+        if gpu.numa is not None:
+            found[gpu.id] = str(gpu.numa)
+            continue
+        seen = [gpu.id]
+        for ident in seen:
+            if ident not in cpus:
+                seen += [other for other in near.get(ident, []) if other not in seen]
+        above = next((cpus[ident] for ident in seen if ident in cpus), None)
+        if above is not None:
+            found[gpu.id] = above.id if above.numa is None else str(above.numa)
+    return found

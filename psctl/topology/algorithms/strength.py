@@ -1,0 +1,113 @@
+"""The strength of a graph: how much all spanning trees together can carry, and the directions that they need.
+
+Tutte and Nash-Williams: cut a graph into parts; every spanning tree has at least |P|-1 links between them, so no
+packing of trees weighs more than E(P) / (|P|-1), and the best one weighs as much as the least of these. There are too
+many partitions to try. For a guess g, the partition with the least E(P) - g (|P|-1) is found by Dilworth truncation
+(Cunningham 1985, Barahona 1992): devices come one by one, and each asks, by one least cut, which of the parts so far it
+should join. Newton's method then lowers the guess to that partition's ratio until nothing is less (at most p-1 times).
+
+What each device answers, m(k), has a second use. Over any set S they sum to at least E[S] + g, and over all devices to
+E + g. So the links can be directed such that m(k) units come in at each k, none at the first; then at least g units
+come into every set without the first, and by Edmonds' theorem trees of weight g in all leave the first (Frank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from psctl.topology.algorithms.flows import flow
+from psctl.topology.algorithms.wires import Wires
+
+Parts = list[list[int]]
+Table = list[list[int]]
+
+
+def strength(wires: Wires) -> tuple[Fraction, Parts]:
+    """Return min over partitions of E(P) / (|P|-1) in link units, exactly, and a partition that reaches it.
+
+    Args:
+        wires: at least two devices. Of a graph that is not connected the strength is 0.
+    """
+    table = wires.units()
+    parts: Parts = [[node] for node in range(len(table))]
+    while True:
+        guess = Fraction(_between(wires, parts), len(parts) - 1)
+        _, better = _truncated(table, guess, range(len(table)))
+        if len(better) < 2 or Fraction(_between(wires, better), len(better) - 1) >= guess:
+            return guess, parts
+        parts = better
+
+
+def directed(wires: Wires, bound: Fraction, root: int) -> Table:
+    """Return units from each device to each other, such that bound x its denominator flow from the root to any other.
+
+    Args:
+        wires: devices and links.
+        bound: their strength.
+        root: where trees are to start.
+
+    Returns:
+        From and to each two devices together their units times the bound's denominator.
+    """
+    count, scale = len(wires.nodes), bound.denominator
+    order = [root, *(node for node in range(count) if node != root)]
+    wanted, _ = _truncated(wires.units(), bound, order)
+    wanted[root] = 0
+    source, sink = count + len(wires.links), count + len(wires.links) + 1
+    capacity = [[0] * (sink + 1) for _ in range(sink + 1)]
+    for at, (a, b, units) in enumerate(wires.links, count):
+        capacity[source][at] = capacity[at][a] = capacity[at][b] = units * scale
+    for node in range(count):
+        capacity[node][sink] = wanted[node]
+    left = [list(row) for row in capacity]
+    total, _ = flow(left, source, sink, keep=True)
+    assert total == sum(wanted), "the devices' answers sum to all units, and every set of them has room"
+    table = [[0] * count for _ in range(count)]
+    for at, (a, b, _) in enumerate(wires.links, count):
+        table[a][b], table[b][a] = left[b][at], left[a][at]
+    return table
+
+
+def _between(wires: Wires, parts: Parts) -> int:
+    """Units of the links between the parts."""
+    label = {node: index for index, part in enumerate(parts) for node in part}
+    return sum(units for a, b, units in wires.links if label[a] != label[b])
+
+
+def _truncated(table: Table, guess: Fraction, order: Sequence[int]) -> tuple[list[int], Parts]:
+    """What each device answers, times the guess's denominator; and the partition with the least E(P) - guess |P|.
+
+    m(k) = max over S of E[S] + guess - m(S without k), where S holds k and devices before it; the S that attain it and
+    meet each other are one part.
+    """
+    answers = [0] * len(table)
+    parts: Parts = []
+    for place, k in enumerate(order):
+        answer, tight = _answer(table, answers, order[:place], k, guess.denominator)
+        answers[k] = answer + guess.numerator
+        met = [part for part in parts if not tight.isdisjoint(part)]
+        parts = [part for part in parts if part not in met]
+        parts.append(sorted({*tight, *(node for part in met for node in part)}))
+    return answers, sorted(parts)
+
+
+def _answer(table: Table, answers: list[int], before: Sequence[int], k: int, scale: int) -> tuple[int, set[int]]:
+    """Max of scale E[S] - m(S without k) over sets S that hold k and devices before it, and the smallest such S.
+
+    E[S] is half of the units at the devices of S less those that leave S: doubled, it is a least cut. k is the source;
+    a device that gains by being in S hangs on the source, one that loses on the sink.
+    """
+    nodes = [*before, k]
+    source, sink = len(before), len(nodes)
+    capacity = [[scale * table[a][b] for b in nodes] + [0] for a in nodes] + [[0] * (sink + 1)]
+    best = sum(capacity[source])
+    for at, node in enumerate(before):
+        gain = sum(capacity[at][:sink]) - 2 * answers[node]
+        if gain > 0:
+            capacity[source][at] += gain
+            best += gain
+        else:
+            capacity[at][sink] -= gain
+    cut, side = flow(capacity, source, sink)
+    return (best - cut) // 2, {nodes[at] for at in side}

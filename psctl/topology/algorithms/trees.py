@@ -1,0 +1,225 @@
+"""Packed spanning trees: as much as the direct links of a set of GPUs can carry, rings or not (Blink, MLSys 2020).
+
+For a broadcast, each direction of a link counts by itself: as many trees leave the root as the least of the greatest
+flows from it to any other device (Edmonds). They are found by taking off one tree after another such that the flows
+fall no faster than trees are taken, which is always possible (Lovász 1976). For an all-reduce, a tree of weight w
+reduces to its root over one direction of its links and spreads from it over the other, so links count once whatever the
+direction: the trees together carry at most the graph's strength. Module `strength` divides each link's units between
+its directions such that as much can be broadcast; those trees are the packing. Nothing is rounded: all is counted in
+whole parts of a link unit, the strength's denominator. Bytes go to the trees in proportion to their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from psctl.topology.algorithms.flows import flow
+from psctl.topology.algorithms.packing import Columns, among
+from psctl.topology.algorithms.strength import directed, strength
+from psctl.topology.algorithms.wires import Wires
+
+Edges = tuple[tuple[int, int], ...]
+"""From the root outwards: (parent, child)."""
+
+TRIED = 8
+"""Of graphs with at most so many devices, all are tried as roots."""
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """A tree over all devices: its edges (parent, child) from the root outwards, and its weight in link units."""
+
+    root: str
+    edges: tuple[tuple[str, str], ...]
+    weight: Fraction
+
+    @property
+    def depth(self) -> int:
+        """Links between the root and the device farthest from it."""
+        far = {self.root: 0}
+        for parent, child in self.edges:
+            far[child] = far[parent] + 1
+        return max(far.values())
+
+
+class Packing(msgspec.Struct, frozen=True):
+    """Trees, the heaviest first. `bound` is what no packing exceeds; `unit` what a link unit carries, bytes/s."""
+
+    trees: tuple[Tree, ...]
+    bound: Fraction
+    unit: float
+
+    @property
+    def total(self) -> Fraction:
+        """Link units of all trees together: bytes/s through the packing are this times `unit`."""
+        return sum((tree.weight for tree in self.trees), Fraction())
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The part of the bytes for each tree."""
+        return tuple(float(tree.weight / self.total) for tree in self.trees)
+
+
+def all_reduce(wires: Wires, most: int | None = None) -> Packing:
+    """Pack trees for an all-reduce.
+
+    Args:
+        wires: devices and their direct links.
+        most: use no more trees than this; None for as many as it takes to reach the bound.
+
+    Returns:
+        Trees over all devices, rooted at their middle; none where the links don't join all devices. The total is the
+        bound unless `most` stands in the way.
+    """
+    if len(wires.nodes) < 2 or not wires.links or not wires.connected:
+        return Packing((), Fraction(), wires.unit)
+    bound, _ = strength(wires)
+    found = _complete(wires) or _reaching(wires, bound)
+    if most is not None:
+        found = _fewer([count for _, _, count in wires.links], found, most)
+    trees = [_rooted(wires, links, weight) for links, weight in found.items()]
+    return Packing(tuple(sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
+
+
+def broadcast(wires: Wires, root: str) -> Packing:
+    """Pack trees that all start at one device.
+
+    Args:
+        wires: devices and their direct links, each with its units in both directions.
+        root: the device that has what all others need.
+
+    Returns:
+        Trees with whole weights; their total is the bound. None where the links don't join all devices.
+    """
+    source = wires.nodes.index(root)
+    bound, trees = _leaving(wires.units(), source)
+    named = [_named(wires, source, edges, Fraction(weight)) for edges, weight in trees.items()]
+    ordered = sorted(named, key=lambda tree: (-tree.weight, tree.depth, tree.edges))
+    return Packing(tuple(ordered), Fraction(bound), wires.unit)
+
+
+def _complete(wires: Wires) -> dict[Columns, Fraction] | None:
+    """Of a complete graph with equal links: the star around each device, c/2 each; None for others."""
+    count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
+    if len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2 or count < 3:
+        return None
+    stars = [frozenset(at for at, link in enumerate(wires.links) if node in link[:2]) for node in range(count)]
+    return dict.fromkeys(stars, Fraction(sizes.pop(), 2))
+
+
+def _reaching(wires: Wires, bound: Fraction) -> dict[Columns, Fraction]:
+    """Trees whose weights add up to the bound: from the root, of a few that are tried, that needs the fewest."""
+    index = {pair: at for at, (a, b, _) in enumerate(wires.links) for pair in ((a, b), (b, a))}
+    best: dict[Columns, Fraction] = {}
+    for root in range(len(wires.nodes) if len(wires.nodes) <= TRIED else 1):
+        _, trees = _leaving(directed(wires, bound, root), root)
+        found: dict[Columns, Fraction] = {}
+        for edges, weight in trees.items():
+            links = frozenset(index[edge] for edge in edges)
+            found[links] = found.get(links, Fraction()) + Fraction(weight, bound.denominator)
+        if not best or len(found) < len(best):
+            best = found
+    return best
+
+
+def _fewer(units: Sequence[int], found: dict[Columns, Fraction], most: int) -> dict[Columns, Fraction]:
+    """Leave out trees with the least weights, half of those too many at a time, and weigh the others anew."""
+    while len(found) > max(1, most):
+        heavy = sorted(found, key=lambda tree: (-found[tree], sorted(tree)))
+        found = among(units, heavy[: max(1, most) + (len(found) - max(1, most)) // 2])
+    return found
+
+
+def _rooted(wires: Wires, links: Iterable[int], weight: Fraction) -> Tree:
+    """The tree from the device with the fewest steps to the farthest, the lowest of these."""
+    near: dict[int, list[int]] = {}
+    for at in sorted(links):
+        a, b, _ = wires.links[at]
+        near.setdefault(a, []).append(b)
+        near.setdefault(b, []).append(a)
+    walks = [_walk(near, root) for root in sorted(near)]
+    _, root, edges = min((depth, root, edges) for depth, root, edges in walks)
+    return _named(wires, root, edges, weight)
+
+
+def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[int, int]]]:
+    """Depth, root, and edges outwards."""
+    far, queue, edges = {root: 0}, [root], []
+    for node in queue:
+        for other in near[node]:
+            if other not in far:
+                far[other] = far[node] + 1
+                edges.append((node, other))
+                queue.append(other)
+    return max(far.values()), root, edges
+
+
+def _named(wires: Wires, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> Tree:
+    return Tree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
+
+
+def _leaving(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
+    """The least of the greatest flows from the root, and trees from it with whole weights that add up to it."""
+    left = [row.copy() for row in table]
+    others = [node for node in range(len(left)) if node != root]
+    bound = reach = min((flow(left, root, node)[0] for node in others), default=0)
+    trees: dict[Edges, int] = {}
+    while reach:
+        edges = _outwards(left, root, reach)
+        weight = _heaviest(left, edges, root, reach)
+        for a, b in edges:
+            left[a][b] -= weight
+        reach -= weight
+        trees[edges] = trees.get(edges, 0) + weight
+    return bound, trees
+
+
+def _outwards(left: list[list[int]], root: int, reach: int) -> Edges:
+    """A tree from the root such that what remains without it still carries reach - 1 to every device.
+
+    Breadth first, wide links first. Only cuts between the root and its end lose by an arc, so one flow tells whether it
+    may be taken.
+    """
+    rest = [row.copy() for row in left]
+    edges: list[tuple[int, int]] = []
+    inside = [root]
+    while len(inside) < len(left):
+        a, b = _safe(rest, root, inside, reach)
+        rest[a][b] -= 1
+        edges.append((a, b))
+        inside.append(b)
+    return tuple(edges)
+
+
+def _safe(rest: list[list[int]], root: int, inside: Sequence[int], reach: int) -> tuple[int, int]:
+    outside = set(range(len(rest))) - set(inside)
+    for a in inside:
+        for b in sorted((node for node in outside if rest[a][node] > 0), key=lambda node: -rest[a][node]):
+            rest[a][b] -= 1
+            enough = flow(rest, root, b, reach - 1)[0] >= reach - 1
+            rest[a][b] += 1
+            if enough:
+                return a, b
+    raise AssertionError("by Lovász's proof of Edmonds' theorem some arc is safe")
+
+
+def _heaviest(left: list[list[int]], edges: Edges, root: int, reach: int) -> int:
+    """How often the tree can be taken while what remains carries only as much less to every device as was taken.
+
+    A cut that the tree crosses t times allows (its units - reach) / (t-1); each cut found lacking lowers the weight.
+    """
+    weight = min(reach, *(left[a][b] for a, b in edges))
+    for _, node in edges:
+        while weight > 1:
+            rest = [row.copy() for row in left]
+            for a, b in edges:
+                rest[a][b] -= weight
+            carried, side = flow(rest, root, node, reach - weight)
+            if carried >= reach - weight:
+                break
+            units = sum(left[a][b] for a in side for b in range(len(left)) if b not in side)
+            crossed = sum(a in side and b not in side for a, b in edges)
+            weight = max(1, (units - reach) // (crossed - 1))
+    return weight

@@ -1,0 +1,270 @@
+"""One host as a graph: everything that its outputs say, joined, and what follows from it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from psctl.topology import rates
+from psctl.topology.facts import Finding, HostFacts
+from psctl.topology.graph import Device, HostGraph, Link, bonded
+from psctl.topology.host import health, inventory, nvlinks, pcie_derivation, pcie_tree, sockets
+from psctl.topology.host.inventory import Said
+from psctl.topology.host.paths import Router
+from psctl.topology.host.pcie_derivation import Branch, Pair
+from psctl.topology.readings import Reading
+
+Words = dict[tuple[str, str], str]
+"""The word of each pair, once a pair, in the order of the devices."""
+
+SWITCH_CLASS = 0x0680
+"""PCI class by which NCCL's files name an NVSwitch."""
+
+_PLACES = Finding(
+    "`nvidia-smi nvlink -s` counts each GPU's links and does not tell where they lead: no link is drawn",
+    "save the output of `nvidia-smi topo -m` beside it, and give the folder",
+)
+
+
+def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGraph:
+    """Join the readings of one host into one graph.
+
+    Args:
+        readings: what each of its outputs says, in any order.
+        facts: what its probe found beside them; None for saved outputs.
+
+    Returns:
+        Devices, edges and relations, and what is amiss. Every pair of a matrix stands once, with its word; what no
+        output lists and only follows is marked as derived. Nothing is raised on what a machine may say. A host of more
+        devices than any has is returned without any, with a finding.
+    """
+    all_ = inventory.said(readings, facts)
+    if (excess := inventory.excess(all_)) is not None:
+        return HostGraph((), (), (excess, *all_.findings))
+    gpus, nics = inventory.gpus(all_), inventory.nics(all_)
+    order = {ident: index for index, ident in enumerate(all_.matrix.devices)}
+    ends = sorted(gpus + nics, key=lambda device: order.get(device.id, len(order)))
+    words = _words(all_, [device.id for device in ends])
+    if inventory.places_unknown(all_):
+        places = (_PLACES,) if len(gpus) > 1 else ()
+        graph = HostGraph(tuple(ends), (), ())
+        return msgspec.structs.replace(graph, findings=(*all_.findings, *health.findings(all_, graph), *places))
+    switches, cpus, slots, doubts = _slots(all_, ends, _levels(all_, words))
+    virtual = {nic.name: nic.speed for nic in (facts.nics if facts else ()) if nic.kind == "virtual"}
+    fabric, bundles = _bundles(all_, words, ends)
+    slots = [_untold(link, virtual) for link in slots]
+    devices = [*cpus, *switches, *fabric, *ends]
+    edges = [*bundles, *_coherent(gpus, slots, cpus), *slots, *_between(cpus)]
+    graph = HostGraph(tuple(devices), (*_pairs(words, devices, edges), *_rest(words, edges)))
+    found = [*(facts.findings if facts else ()), *all_.findings, *doubts, *health.findings(all_, graph)]
+    return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
+
+
+def _words(all_: Said, ids: Sequence[str]) -> Words:
+    """The word of each pair that any output has one for. The matrix's row counts, then its column."""
+    said = all_.matrix.words
+    nccl = _counted(all_)
+    words: Words = {}
+    for a, b in itertools.combinations(ids, 2):
+        word = said.get((a, b)) or said.get((b, a)) or all_.rocm.types.get((a, b)) or all_.rocm.types.get((b, a))
+        word = word or nccl.get(frozenset((a, b)))
+        if word:
+            words[a, b] = word
+    return words
+
+
+def _levels(all_: Said, words: Words) -> dict[Pair, int]:
+    """Distances by PCIe; a pair of which two matrices or two rows differ has none."""
+    levels: dict[Pair, int] = {}
+    for matrix in reversed(all_.matrices):
+        levels |= pcie_derivation.levels_of(matrix.words)
+    for a, b in words:
+        both = [all_.matrix.words[pair] for pair in ((a, b), (b, a)) if pair in all_.matrix.words]
+        if len(set(both)) > 1:
+            levels.pop(frozenset((a, b)), None)
+    return levels
+
+
+def _counted(all_: Said) -> dict[Pair, str]:
+    """NVn for each pair of GPUs of an NCCL file: links to each other, or both to a switch."""
+    at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
+    found: dict[Pair, str] = {}
+    ports: dict[str, int] = {}
+    for gpu in all_.nccl.gpus:
+        for target, count, sort in gpu.nvlinks:
+            if target in at and at[target] != at[gpu.bus]:
+                found[frozenset((at[gpu.bus], at[target]))] = f"NV{count}"
+            elif sort == SWITCH_CLASS:
+                ports[at[gpu.bus]] = ports.get(at[gpu.bus], 0) + count
+    for a, b in itertools.combinations(ports, 2):
+        found.setdefault(frozenset((a, b)), f"NV{min(ports[a], ports[b])}")
+    return found
+
+
+def _slots(
+    all_: Said, ends: Sequence[Device], levels: Mapping[Pair, int]
+) -> tuple[list[Device], list[Device], list[Link], list[Finding]]:
+    """PCIe switches, processors, the slots between them, and what contradicts itself in the matrix."""
+    ids = [device.id for device in ends]
+    tops, doubts = _tops(all_, ends, levels)
+    place = {ident: index for index, ident in enumerate(ids)}
+    tops.sort(key=lambda top: min(place[leaf] for leaf in top.leaves))
+    numa = {device.id: device.numa for device in ends if device.numa is not None}
+    by_cores = {} if numa else sockets.by_cores(all_.matrix.affinity)
+    known = inventory.cpus(all_)
+    cpus, on = sockets.place(tops, numa or by_cores, levels, known, nodes=bool(numa))
+    default = {ident: rate for ident in ids if (rate := _table_rate(all_, ident))}
+    switches: list[Device] = []
+    links: list[Link] = []
+    for top, cpu in zip(tops, on, strict=True):
+        _name(top, cpu, default, switches, links)
+    return switches, cpus, links, doubts
+
+
+def _tops(all_: Said, ends: Sequence[Device], levels: Mapping[Pair, int]) -> tuple[list[Branch], list[Finding]]:
+    """What hangs on processors: as the host lists it, as far as it does, and as the words tell of the rest."""
+    told = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
+    slots = {device.id: device.bus for device in ends if device.bus in told}
+    tops = pcie_tree.tree(all_.functions, slots)
+    placed = list(slots)
+    rest = []
+    for device in ends:
+        if device.id in slots:
+            continue
+        near = [ident for ident in placed if _distance(device.id, ident, levels) <= pcie_derivation.PXB]
+        if near:
+            beside = min(near, key=lambda ident: _distance(device.id, ident, levels))
+            tops = pcie_tree.hang(tops, device.id, beside)
+            placed.append(device.id)
+        else:
+            rest.append(device.id)
+    within = {pair: level for pair, level in levels.items() if pair <= set(rest)}
+    derived, doubts = pcie_derivation.tree(rest, within)
+    return tops + derived, doubts
+
+
+def _distance(a: str, b: str, levels: Mapping[Pair, int]) -> int:
+    if a.partition("/")[0] == b.partition("/")[0]:
+        return pcie_derivation.PIX
+    return levels.get(frozenset((a, b)), pcie_derivation.SYS)
+
+
+def _table_rate(all_: Said, ident: str) -> float | None:
+    """What the GPU's slot carries by `--query-gpu`, which names the fastest that GPU and slot can do."""
+    row = all_.row(ident)
+    speed = rates.speed_of(row.generation_max or row.generation) if row else None
+    return rates.pcie(speed, row.width) if row and (speed or row.width) else None
+
+
+def _name(branch: Branch, above: str, default: Mapping[str, float], switches: list[Device], links: list[Link]) -> float:
+    """Name the switches of a branch, add its slots, and return what its way up carries."""
+    ident = branch.id
+    if branch.below:
+        ident = f"SW{len(switches)}"
+        switches.append(Device(ident, "switch", name=_title(branch), derived=branch.derived, bus=branch.bus))
+    links.append(Link(ident, above, "PCIe"))  # its place in the list: before what hangs on it
+    place = len(links) - 1
+    below = [_name(one, ident, default, switches, links) for one in branch.below]
+    rate = branch.rate or default.get(ident) or max(below, default=0.0) or rates.pcie()
+    links[place] = Link(ident, above, "PCIe", rate, rates.latency("PCIe"), derived=branch.derived)
+    return rate
+
+
+def _title(branch: Branch) -> str:
+    """What people call the point where the branch parts."""
+    if branch.name:
+        return branch.name
+    parents = {leaf.partition("/")[0] for leaf in branch.leaves}
+    if len(parents) == 1:
+        return f"slot of {parents.pop()}"  # of instances of one GPU
+    return "PCIe switch" if any(map(inventory.is_gpu, branch.leaves)) else "PCIe card or switch"
+
+
+def _untold(link: Link, virtual: Mapping[str, float | None]) -> Link:
+    """An interface without hardware sits in no slot: what it hangs on is as wide as itself, where that is known."""
+    if link.a not in virtual:
+        return link
+    rate = virtual[link.a]
+    return Link(link.a, link.b, "Ethernet", rates.ethernet(rate) if rate else link.bandwidth, None, derived=True)
+
+
+def _between(cpus: Sequence[Device]) -> list[Link]:
+    """An edge between each two processors: which of them are neighbours, no output of these tells."""
+    name = next((cpu.name for cpu in cpus if cpu.name), "")
+    sort = "xGMI" if re.search(r"\b(AMD|EPYC|AuthenticAMD)\b", name) else "SMP"
+    return [
+        Link(one.id, other.id, sort, rates.smp(name), rates.latency("SMP"), derived=True)
+        for one, other in itertools.combinations(cpus, 2)
+    ]
+
+
+def _coherent(gpus: Sequence[Device], slots: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
+    """NVLink-C2C between a GPU and the processor that it hangs on."""
+    for gpu in gpus:
+        rate = rates.coherent(gpu.name)
+        cpu = next((link.b for link in slots if link.a == gpu.id and link.b in {one.id for one in cpus}), None)
+        if rate and cpu:
+            yield Link(gpu.id, cpu, "NVLink", rate, rates.latency("NVLink"), derived=True)
+
+
+def _bundles(all_: Said, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
+    """NVSwitches, and the edges of NVLink and xGMI."""
+    raw = {f"GPU{gpu.index}": next((link for link in gpu.links if link), None) for gpu in all_.nvlink.gpus}
+    rate = {device.id: rates.nvlink(device.name, raw.get(device.id)) for device in ends}
+    most: dict[str, int] = {}  # a GPU whose list is cut has as many as its twins
+    for gpu in all_.nvlink.gpus:
+        most[gpu.name] = max(len(gpu.links), most.get(gpu.name, 0))
+    count = {f"GPU{gpu.index}": most[gpu.name] for gpu in all_.nvlink.gpus}
+    through = nvlinks.switched(words, count) | _through(all_, words)
+    switches, ports = nvlinks.ports(words, through, rate)
+    return switches, [*nvlinks.edges(words, through, rate), *ports, *_xgmi(all_, words, ends)]
+
+
+def _through(all_: Said, words: Words) -> frozenset[tuple[str, str]]:
+    """Pairs that an NCCL file joins by a switch."""
+    at = {gpu.bus for gpu in all_.nccl.gpus}
+    on = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(sort == SWITCH_CLASS for _, _, sort in gpu.nvlinks)}
+    direct = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(target in at for target, *_ in gpu.nvlinks)}
+    return frozenset(pair for pair, word in words.items() if bonded(word) and set(pair) <= on - direct)
+
+
+def _xgmi(all_: Said, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
+    """AMD's links between neighbours: one where rocm-smi says XGMI over one hop, as many as an RCCL file counts."""
+    names = {device.id: device.name for device in ends}
+    at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
+    counts = {
+        frozenset((at[gpu.bus], at[target])): count
+        for gpu in all_.nccl.gpus
+        for target, count in gpu.xgmis
+        if target in at and target != gpu.bus
+    }
+    for (a, b), word in words.items():
+        hops = all_.rocm.hops.get((a, b), all_.rocm.hops.get((b, a), 1))
+        if word.upper() == "XGMI" and hops <= 1:
+            counts.setdefault(frozenset((a, b)), 1)
+    for pair, count in counts.items():
+        a, b = sorted(pair, key=inventory.natural)
+        stated = all_.rocm.bandwidths.get((a, b), all_.rocm.bandwidths.get((b, a)))
+        yield Link(a, b, "xGMI", stated or count * rates.xgmi(names.get(a, "")), rates.latency("xGMI"))
+
+
+def _pairs(words: Words, devices: Sequence[Device], edges: Sequence[Link]) -> Iterator[Link]:
+    """Each pair with a word, in order: the edge that it is, or the relation with what the pair gets when alone."""
+    direct = {link.ends: link for link in edges if link.type == "xGMI" or (bonded(link.type) and link.edge)}
+    router = Router(devices, edges)
+    for (a, b), word in words.items():
+        if frozenset((a, b)) in direct:
+            yield direct[frozenset((a, b))]
+            continue
+        way = router.pair(a, b, word)
+        through = True if bonded(word) else None
+        yield Link(a, b, word, way.bandwidth if way else 0.0, way.latency if way else None, through)
+
+
+def _rest(words: Words, edges: Sequence[Link]) -> Iterator[Link]:
+    """The edges that are no pair of the words."""
+    said = {frozenset(pair) for pair in words}
+    return (link for link in edges if link.ends not in said)

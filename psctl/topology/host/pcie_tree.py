@@ -1,0 +1,121 @@
+"""The PCIe tree as the host lists it: which bridges stand above each device, and what each slot carries.
+
+A bridge with one device of interest below it only passes on, and goes; a switch (one port up, several down) is left as
+one device. The way up is as wide as the narrowest link that was folded into it. GPUs at rest lower their slot's speed
+to save power, so its speed is what both ends can do; its width does not change at rest, so it is what is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from psctl.topology import rates
+from psctl.topology.host.pcie_derivation import Branch
+from psctl.topology.readings import PciDevice
+
+NVIDIA, AMD = 0x10DE, 0x1002
+"""PCI vendors."""
+
+WIDEST = 32
+"""Lanes; a larger number is a register that was not set."""
+
+EMULATED = frozenset({0x104C, 0x1B36})
+"""Vendors of the bridges that virtual machines emulate; their registers (2.5 GT/s, x1) stand for no hardware."""
+
+_BRIDGE = 0x0604
+
+
+def gpus(functions: Sequence[PciDevice], vendor: int | None = None) -> list[PciDevice]:
+    """Return the GPUs that compute, in the order of their addresses, which is the order of their numbers.
+
+    Args:
+        functions: of the host.
+        vendor: of whom; None: of all. A board's own display (ASPEED, Matrox ...) is none.
+    """
+    found = [one for one in functions if _computes(one) and (vendor is None or one.vendor in (vendor, None))]
+    return sorted(found, key=lambda one: one.address)
+
+
+def nics(functions: Sequence[PciDevice]) -> list[PciDevice]:
+    """Return the network controllers (Ethernet and InfiniBand), in the order of their addresses."""
+    return sorted((one for one in functions if one.pci_class in (0x0200, 0x0207)), key=lambda one: one.address)
+
+
+def rooted(function: PciDevice) -> bool:
+    """Tell whether it is known what stands above the function: plain `lspci` does not say."""
+    return bool(function.path) or function.address.split(":")[-2] == "00"
+
+
+def link(function: PciDevice) -> float | None:
+    """Return what the function's link carries, bytes/s in one direction; None where nothing is known of it."""
+    if function.pci_class == _BRIDGE and function.vendor in EMULATED:
+        return None
+    speed = function.speed_max or function.speed
+    width = function.width or function.width_max
+    width = width if width is not None and 0 < width <= WIDEST else None
+    return rates.pcie(speed, width) if speed or width else None
+
+
+def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[Branch]:
+    """Return what hangs on the processors' own ports.
+
+    Args:
+        functions: of the host: bridges and devices.
+        slots: PCI address of each device of interest, by the device's id, in order.
+
+    Returns:
+        Devices and switches (without an id yet); a device whose address is not among the functions is left out.
+    """
+    by_address = {one.address: one for one in functions}
+    children: dict[str, list[str]] = {"": []}
+    for ident, address in slots.items():
+        if address not in by_address:
+            continue
+        above = ""
+        for node in (*by_address[address].path, f"={ident}"):
+            siblings = children.setdefault(above, [])
+            if node not in siblings:
+                siblings.append(node)
+            above = node
+    return [_grow(node, children, by_address, slots, None) for node in children[""]]
+
+
+def hang(tops: Sequence[Branch], ident: str, beside: str) -> list[Branch]:
+    """Return the tree with one more device on the switch that `beside` hangs on, else on the processor."""
+    grown = [_hung(top, ident, beside) for top in tops]
+    return [*grown] if any(ident in top.leaves for top in grown) else [*grown, Branch(ident)]
+
+
+def _hung(branch: Branch, ident: str, beside: str) -> Branch:
+    if any(below.id == beside for below in branch.below):
+        return msgspec.structs.replace(branch, below=(*branch.below, Branch(ident)))
+    return msgspec.structs.replace(branch, below=tuple(_hung(below, ident, beside) for below in branch.below))
+
+
+def _grow(
+    node: str, children: Mapping[str, list[str]], functions: Mapping[str, PciDevice], slots: Mapping[str, str],
+    above: float | None,
+) -> Branch:  # fmt: skip
+    """`above` is the narrowest of the links that were folded into the way up of this node."""
+    ident = node[1:] if node.startswith("=") else ""
+    address = slots[ident] if ident else node
+    function = functions.get(address)
+    own = link(function) if function else None
+    known = [rate for rate in (own, above) if rate is not None]
+    rate = min(known) if known else None
+    if ident:
+        return Branch(ident, (), rate, derived=False, bus=address)
+    below = children[node]
+    if len(below) == 1:
+        return _grow(below[0], children, functions, slots, rate)
+    grown = tuple(_grow(child, children, functions, slots, None) for child in below)
+    name = "PCIe card" if len({one.bus.rpartition(".")[0] for one in grown}) == 1 and grown[0].bus else "PCIe switch"
+    return Branch("", grown, rate, derived=False, bus=address, name=name)
+
+
+def _computes(function: PciDevice) -> bool:
+    if function.pci_class == 0x0302 or (function.pci_class == 0x1200 and function.vendor in (NVIDIA, AMD)):
+        return True
+    return function.pci_class in (0x0300, 0x0380) and function.vendor in (NVIDIA, AMD)

@@ -1,0 +1,119 @@
+"""On which processor each PCIe slot hangs, by what the devices say of their NUMA node, and by a matrix's words.
+
+A NUMA node that is told decides. Devices that PHB or NODE joins hang on one processor. What is left goes to the first
+processor that no word SYS keeps it from, and to a new one when there is none: the fewest processors that fit. Where
+devices of one NUMA node are SYS to each other, the words say nothing of processors (a virtual machine shows each device
+at a root of its own), and SYS then keeps nothing from that node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from psctl.topology.graph import Device
+from psctl.topology.host.pcie_derivation import NODE, SYS, Branch, Groups, Levels, Pair
+from psctl.topology.readings import Affinity
+
+
+def by_cores(affinity: Mapping[str, Affinity]) -> dict[str, int]:
+    """Return a number for each device by its list of cores, where lists differ; none when all have the same.
+
+    Old drivers print no NUMA node. One list for all is no evidence: a job that owns few cores sees only those.
+    """
+    first = {ident: _first(near.cpus) for ident, near in affinity.items()}
+    starts = sorted({start for start in first.values() if start is not None})
+    if len(starts) < 2:
+        return {}
+    return {ident: starts.index(start) for ident, start in first.items() if start is not None}
+
+
+def place(
+    tops: Sequence[Branch], numa: Mapping[str, int], levels: Levels, known: Sequence[Device] = (), *, nodes: bool = True
+) -> tuple[list[Device], list[str]]:
+    """Return the processors, and for each of `tops` the id of the processor that it hangs on.
+
+    Args:
+        tops: what hangs on processors.
+        numa: NUMA node of each device that tells one.
+        levels: distance of each pair of which one is known.
+        known: processors that the host itself listed; others are derived.
+        nodes: whether `numa` holds NUMA nodes; else they are numbers without meaning outside.
+    """
+    homes = [next((numa[leaf] for leaf in top.leaves if leaf in numa), None) for top in tops]
+    groups = _joined(tops, homes, levels)
+    blind = _blind(tops, homes, levels)
+    cpus = list(known)
+    on: dict[int, str] = {}
+    for group in sorted(groups, key=lambda group: homes[group[0]] is None):
+        home = next((homes[index] for index in group if homes[index] is not None), None)
+        if home is not None:
+            cpu = _cpu(cpus, home, nodes)
+        else:
+            cpu = _free(cpus, [tops[index] for index in group], tops, on, levels, blind, listed=bool(known))
+        on.update(dict.fromkeys(group, cpu))
+    return sorted(cpus, key=lambda cpu: _number(cpu.id)), [on[index] for index in range(len(tops))]
+
+
+def _joined(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels) -> list[list[int]]:
+    """Indices of tops that PHB or NODE joins, and that tell no different nodes."""
+    ids = [str(index) for index in range(len(tops))]
+    top_of = {leaf: ident for ident, top in zip(ids, tops, strict=True) for leaf in top.leaves}
+    worst: dict[Pair, int] = {}
+    least: dict[Pair, int] = {}
+    for pair, level in levels.items():
+        ends = frozenset(top_of[leaf] for leaf in pair if leaf in top_of)
+        if len(ends) == 2:
+            worst[ends] = max(level, worst.get(ends, 0))
+            least[ends] = min(level, least.get(ends, SYS))
+    apart = frozenset(
+        frozenset((ids[one], ids[other]))
+        for one in range(len(tops))
+        for other in range(one)
+        if homes[one] is not None and homes[other] is not None and homes[one] != homes[other]
+    )
+    near = sorted((level, *sorted(map(int, pair))) for pair, level in least.items() if level <= NODE)
+    groups = Groups([[ident] for ident in ids], worst, apart)
+    groups.join([(ids[one], ids[other]) for _, one, other in near], NODE)
+    return [sorted(map(int, group)) for group in groups.listed()]
+
+
+def _blind(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels) -> frozenset[int]:
+    """NUMA nodes with devices that are SYS to each other."""
+    home = {leaf: number for top, number in zip(tops, homes, strict=True) for leaf in top.leaves}
+    pairs = [[home.get(leaf) for leaf in pair] for pair, level in levels.items() if level == SYS]
+    return frozenset(one for one, other in pairs if one is not None and one == other)
+
+
+def _free(
+    cpus: list[Device], group: Sequence[Branch], tops: Sequence[Branch], on: Mapping[int, str], levels: Levels,
+    blind: frozenset[int], *, listed: bool,
+) -> str:  # fmt: skip
+    """The first processor that no SYS keeps the group from; a new one, unless the host listed its processors."""
+    own = [leaf for top in group for leaf in top.leaves]
+    for cpu in cpus:
+        there = [leaf for index, ident in on.items() if ident == cpu.id for leaf in tops[index].leaves]
+        seen = _number(cpu.id) not in blind
+        if not seen or all(levels.get(frozenset((a, b)), 0) < SYS for a in own for b in there):
+            return cpu.id
+    if listed:
+        return cpus[0].id
+    taken = {cpu.id for cpu in cpus}
+    cpus.append(Device(next(f"CPU{n}" for n in range(len(taken) + 1) if f"CPU{n}" not in taken), "cpu", derived=True))
+    return cpus[-1].id
+
+
+def _cpu(cpus: list[Device], home: int, nodes: bool) -> str:
+    ident = f"CPU{home}"
+    if all(cpu.id != ident for cpu in cpus):
+        cpus.append(Device(ident, "cpu", home if nodes else None, derived=True))
+    return ident
+
+
+def _number(ident: str) -> int:
+    return int(ident.removeprefix("CPU"))
+
+
+def _first(cpus: str) -> int | None:
+    match = re.match(r"\s*([0-9]+)", cpus)
+    return int(match[1]) if match else None

@@ -1,0 +1,353 @@
+"""Puts the words of a table's rows under the devices of its columns, as far as is certain, and says what is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from psctl.topology.facts import Finding
+from psctl.topology.readers.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
+from psctl.topology.readers.text_tables import Row, Table
+
+MOST = 512
+"""Rows or columns of one matrix; what is larger is no machine's, and takes time with its square."""
+
+AGAIN = "save the command's whole output again, to a file and not from a screen"
+
+
+class Read(msgspec.Struct):
+    """A row as read: a word by its column, what stood behind the words, and whether the words are all there."""
+
+    label: str
+    words: dict[int, str]
+    tails: list[list[str]]  # each way to read what stands behind
+    whole: bool = False
+
+
+class Grid(msgspec.Struct):
+    """What a table says: its devices, a word a pair, what stands behind each row, and what could not be read."""
+
+    devices: tuple[str, ...]
+    words: dict[tuple[str, str], str]
+    tails: dict[str, list[list[str]]]
+    findings: list[Finding]
+    open_end: str = ""  # the device in whose row the text ends, without a line feed
+
+
+def align(table: Table, known: re.Pattern[str]) -> Grid:
+    """Return the grid of a table. `known` are the words that its output is made of; others are kept as they stand."""
+    findings: list[Finding] = []
+    if (size := max(len(table.rows), len(table.devices))) > MOST:
+        what = f"a matrix of {size:,} rows or columns is not read; {MOST} are the most"
+        return Grid((), {}, {}, [Finding(what, "save the output of one host")])
+    columns = _columns(table, known, findings)
+    devices = tuple(column for column in columns if column)
+    place = {name: at for at, name in enumerate(columns) if name}
+    rows = [_read(row, place.get(row.label), len(columns), _tailed(row, table), known) for row in table.rows]
+    _by_columns(table, rows, place, len(columns))
+    extra = _columnless(table, columns, known)
+    words = _collect(table, rows, columns, known, findings)
+    words |= {(label, column): word for label, row in extra.items() for column, word in row.items()}
+    findings += _missing(table, rows, columns, words, extra)
+    devices += tuple(extra)
+    findings += _lopsided(devices, words)
+    tails = {row.label: row.tails for row in reversed(rows) if row.tails and row.label in place}
+    ends = next((row.label for row in table.rows if row.last), "")
+    return Grid(devices, words, tails, findings, ends)
+
+
+def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
+    """Return the device of each column, "" where none is known: the header's, mended by where each row has its X."""
+    header = list(table.devices)
+    place = {name: at for at, name in enumerate(header)}
+    seen: dict[int, set[str]] = {}
+    longest = fitting = 0
+    for row in table.rows:
+        readings = [cells for cells, _ in row.tokens(known)]
+        own = place.get(row.label)
+        tailed = _tailed(row, table)
+        fitting += own is not None and any(_is_whole(cells, own, len(header), known, tailed) for cells in readings)
+        cells = min(map(_cells, readings), key=len)
+        longest = max(longest, len(cells))
+        if cells.count("X") == 1:
+            seen.setdefault(cells.index("X"), set()).add(row.label)
+    right = sum(seen.get(at) == {name} for at, name in enumerate(header))
+    if header and (not seen or fitting * 2 > len(table.rows) or (right * 2 >= len(seen) and longest <= len(header))):
+        return header
+    columns = ["" for _ in range(longest)]
+    names = [next(iter(labels)) for labels in seen.values() if len(labels) == 1]
+    for at, labels in seen.items():
+        if len(labels) == 1 and names.count(name := next(iter(labels))) == 1:
+            columns[at] = name
+    fits = [shift for shift in {0, longest - len(header)} if header and _fits(header, columns, shift)]
+    if len(fits) == 1:
+        for at, name in enumerate(header):
+            columns[at + fits[0]] = name
+    what = "has no header" if not header else f"has {longest} columns, but its header names {len(header)} devices"
+    lost = columns.count("")
+    rest = f"; {lost} columns belong to no device that is known, and are left out" if lost else ""
+    findings.append(Finding(f"the matrix {what}; its columns are named by where each row says X{rest}", AGAIN))
+    return columns
+
+
+def _fits(header: list[str], columns: list[str], shift: int) -> bool:
+    """Whether the header's names, moved by so many columns, agree with the rows' X."""
+    if shift < 0 or shift + len(header) > len(columns):
+        return False
+    agree = [columns[at + shift] == name for at, name in enumerate(header) if columns[at + shift]]
+    inside = set(columns[shift : shift + len(header)])
+    return bool(agree) and all(agree) and not (set(header) & (set(columns) - inside))
+
+
+def _tailed(row: Row, table: Table) -> int:
+    """Return how many values may stand behind this row's words: one a title, and only GPUs have them."""
+    return len(table.tails) if row.label.startswith("GPU") else 0
+
+
+def _cells(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens up to the first number, or to a word that is none of a table."""
+    cells: list[str] = []
+    for token in tokens:
+        if CPU_LIST.fullmatch(token) or not (token.isupper() or token[0] == "<"):
+            break
+        cells.append(token)
+    while cells and is_tail(cells[-1]):
+        cells.pop()
+    return cells
+
+
+def _read(row: Row, own: int | None, width: int, tailed: int, known: re.Pattern[str]) -> Read:
+    """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
+    wholes = []
+    first: tuple[list[str], set[str]] | None = None
+    for cells, doubtful in row.tokens(known):
+        first = first or (cells, doubtful)
+        if own is not None and _is_whole(cells, own, width, known, tailed):
+            wholes.append((cells, doubtful))
+    if wholes:
+        clear = [reading for reading in wholes if all(map(is_tail, reading[0][width:]))]
+        wholes = clear or wholes
+        agreed = {
+            at: word
+            for at, word in enumerate(wholes[0][0][:width])
+            if all(cells[at] == word and word not in doubtful for cells, doubtful in wholes)
+        }
+        tails = [cells[width:] for cells, doubtful in wholes if not doubtful & set(cells[width:])]
+        return Read(row.label, agreed, tails, len(agreed) == width)
+    if own is None or first is None:
+        return Read(row.label, {}, [])
+    return _part(row.label, *first, own, width, row.last or tailed > 0, known)
+
+
+def _columnless(table: Table, columns: Sequence[str], known: re.Pattern[str]) -> dict[str, dict[str, str]]:
+    """Return the words by column of each row whose own column was lost, as NICs' are where lines were cut on the right.
+
+    Such a row is certain when it has exactly one word for each column that is left, none of them X, and stands once.
+    """
+    labels = [row.label for row in table.rows]
+    found: dict[str, dict[str, str]] = {}
+    for row in table.rows:
+        if row.label in columns or labels.count(row.label) > 1 or not all(columns):
+            continue
+        ways = [cells for cells, doubtful in row.tokens(known) if not doubtful]
+        certain = [
+            cells for cells in ways
+            if len(cells) == len(columns) and "X" not in cells and all(map(known.fullmatch, cells))
+        ]  # fmt: skip
+        if len(ways) == len(certain) == 1 and (not row.last or _is_complete(certain[0][-1], known)):
+            found[row.label] = dict(zip(columns, certain[0], strict=True))
+    return found
+
+
+def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], tailed: int) -> bool:
+    """Whether these are a row's words, one a column and X in its own; N/A is the last where all values follow it."""
+    words, behind = cells[:width], cells[width:]
+    if len(words) < width or words[own] != "X" or words.count("X") != 1 or (behind and known.fullmatch(behind[0])):
+        return False
+    if tailed and NOT_SAID.fullmatch(words[-1]) and sum(map(is_tail, behind)) < tailed:
+        return False
+    return not any(word[0] in "0123456789-," for word in words)
+
+
+def _part(
+    label: str, tokens: list[str], doubtful: set[str], own: int, width: int, open_: bool, known: re.Pattern[str]
+) -> Read:
+    """Return what is certain of a row that is not whole.
+
+    Left of X nothing is missing when X is the word that it should be; right of it, when so many words follow as there
+    are columns. Where the header has titles and a GPU's row ends without their values, the row was cut at its end: what
+    stands is its beginning, but for the last word, which may be cut itself.
+    """
+    cells = _cells(tokens)
+    words: dict[int, str] = {}
+    crosses = [at for at, cell in enumerate(cells) if cell == "X"]
+    cut = open_ and len(cells) == len(tokens) and len(cells) < width
+    sound = [cell for cell in cells if known.fullmatch(cell)]
+    if len(sound) == len(cells) and len(crosses) == 1 and len(cells) <= width:
+        at = crosses[0]
+        if at == own:
+            words.update(enumerate(cells[: at + 1]))
+        if len(cells) - at == width - own:
+            words.update({width - len(cells) + place: cells[place] for place in range(at, len(cells))})
+    if cut and (crosses == [own] or (not crosses and len(cells) <= own)):
+        kept = cells[:-1] if cells and not _is_complete(cells[-1], known) else cells
+        if all(known.fullmatch(cell) for cell in kept):
+            words.update(enumerate(kept))
+    tails = [tokens[len(cells) :]] if len(tokens) > len(cells) else []
+    return Read(label, {at: word for at, word in words.items() if word not in doubtful}, tails)
+
+
+def _is_complete(word: str, known: re.Pattern[str]) -> bool:
+    """Whether a word at the end of a cut text is no beginning of another: NV1 may be that of NV18."""
+    return bool(known.fullmatch(word)) and not word[-1].isdigit()
+
+
+def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: int) -> None:
+    """Fill rows that are not whole by the columns that their words stand in, where whole rows give the measure.
+
+    A lost stretch moves what follows it to the left; only a word that reaches into the next column moves anything to
+    the right. So in a row without such a word nothing moved if its X and its end (its last word, or what stands behind
+    the words) are where they should be, and an empty place is just that.
+    """
+    if all(read.whole for read in rows):
+        return
+    for row, read in zip(table.rows, rows, strict=True):
+        own = place.get(row.label)
+        if read.whole or own is None or len(row.parts) > 1:
+            continue
+        begins = _measure(table, rows, width, row)
+        words = _placed(row, begins, width) if begins else {}
+        if words.get(own) == "X" and (width in words or (width - 1 in words and not row.last)):
+            read.words = {at: word for at, word in words.items() if at < width}
+
+
+def _placed(row: Row, begins: list[int], width: int) -> dict[int, str]:
+    """Return a row's words by the columns that they begin in, and the first value behind them; {} if one is between."""
+    words: dict[int, str] = {}
+    for word, at in row.placed():
+        centred = at - 1 if word == "X" and at not in begins else at
+        if centred not in begins:
+            return {}
+        column = begins.index(centred)
+        if column == width:
+            words[column] = word
+            break
+        if is_tail(word) or (column + 1 < len(begins) and at + len(word) >= begins[column + 1]):
+            return {}
+        words[column] = word
+    return words
+
+
+def _measure(table: Table, rows: list[Read], width: int, like: Row) -> list[int]:
+    """Return where each column begins, and what stands behind the words, if there is such; [] if whole rows differ.
+
+    X stands centred. Only rows count whose name reaches as many tab stops, as a longer one moves all that follows.
+    """
+    seen: list[set[int]] = [set() for _ in range(width + 1)]
+    for row, read in zip(table.rows, rows, strict=True):
+        if not read.whole or len(row.parts) > 1 or len(row.label) // 8 != len(like.label) // 8:
+            continue
+        placed = row.placed()
+        if [word for word, _ in placed[:width]] != list(read.words.values()):
+            continue
+        for column, (word, at) in enumerate(placed[: width + 1]):
+            if word != "X":
+                seen[column].add(at)
+    if not seen[-1]:
+        seen.pop()
+    return [min(begin) for begin in seen] if all(len(begin) == 1 for begin in seen) else []
+
+
+def _cut_word(row: Row, read: Read, known: re.Pattern[str]) -> int | None:
+    """Return the column of the word that the text ends in, where it may be the beginning of a longer one."""
+    tokens = " ".join(row.parts).split()
+    split = split_glued(tokens[-1], known)[0] if tokens else []
+    if not row.last or not split or _is_complete(split[-1], known) or is_tail(split[-1]):
+        return None
+    return max((at for at, word in read.words.items() if word == split[-1]), default=None)
+
+
+def _collect(
+    table: Table, rows: list[Read], columns: list[str], known: re.Pattern[str], findings: list[Finding]
+) -> dict[tuple[str, str], str]:
+    """Return the words by pair; a pair of which two rows say different things has none."""
+    words: dict[tuple[str, str], str] = {}
+    torn: set[tuple[str, str]] = set()
+    cuts: list[tuple[str, str]] = []
+    for row, read in zip(table.rows, rows, strict=True):
+        cut = _cut_word(row, read, known)
+        for at, word in read.words.items():
+            pair = (read.label, columns[at])
+            if word == "X" or not columns[at]:
+                continue
+            if words.setdefault(pair, word) != word:
+                torn.add(pair)
+            if at == cut:
+                cuts.append(pair)
+    for label, other in cuts:
+        if words.get((other, label)) != words[label, other]:
+            del words[label, other]
+            what = f"the text ends within the row of {label}: its word for {other} may be cut and is left out"
+            findings.append(Finding(what, AGAIN))
+    for pair in torn:
+        words.pop(pair, None)
+    if torn:
+        labels = listed(dict.fromkeys(label for label, _ in sorted(torn)))
+        findings.append(Finding(f"the matrix has two rows that differ for {labels}; what differs is left out", AGAIN))
+    return words
+
+
+def _missing(
+    table: Table, rows: list[Read], columns: list[str], grid: dict[tuple[str, str], str], extra: Collection[str]
+) -> list[Finding]:
+    """Return what is said of rows that are not there, that belong to no column, and that have lost words.
+
+    `extra` are rows that were read although their own columns were lost.
+    """
+    findings = []
+    there = {read.label for read in rows}
+    absent = [name for name in columns if name and name not in there]
+    if absent:
+        unknown = [(a, b) for a in absent for b in absent if a < b]
+        links = "; the links between them are not known" if unknown else ""
+        findings.append(Finding(f"the matrix has no row for {listed(absent)}{links}", AGAIN))
+    if extra:
+        what = f"the matrix has no column for {listed(extra)}: the links between them are not known"
+        findings.append(Finding(what, AGAIN))
+    strangers = [read.label for read in rows if read.label not in columns and read.label not in extra]
+    if strangers:
+        what = f"the rows of {listed(strangers)} belong to no column of the matrix and are left out"
+        findings.append(Finding(what, AGAIN))
+    for row, read in zip(table.rows, rows, strict=True):
+        others = [name for name in columns if name and name != read.label]
+        lost = [name for name in others if (read.label, name) not in grid]
+        if lost and not read.whole and read.label in columns:
+            say = "" if len(lost) < len(others) else "; none of its words can be aligned"
+            at = "; it is where the text ends" if row.last else ""
+            what = f"the row of {read.label} is not whole: no word for {listed(lost)}{say}{at}"
+            findings.append(Finding(what, AGAIN))
+    return findings
+
+
+def _lopsided(devices: Sequence[str], words: dict[tuple[str, str], str]) -> list[Finding]:
+    """Return a finding for pairs of which both rows say different things."""
+    pairs = []
+    for at, a in enumerate(devices):
+        for b in devices[at + 1 :]:
+            there, back = words.get((a, b)), words.get((b, a))
+            if there and back and there != back:
+                pairs.append(f"{a} to {b} is {there}, back it is {back}")
+    if not pairs:
+        return []
+    what = "the matrix contradicts itself: " + "; ".join(pairs[:4])
+    more = f"; and {len(pairs) - 4} pairs more" if len(pairs) > 4 else ""
+    return [Finding(f"{what}{more}", "run the command again and compare: it must say the same in both directions")]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in a row for people, the first eight of them."""
+    every = list(names)
+    more = f" and {len(every) - 8} more" if len(every) > 8 else ""
+    return ", ".join(every[:8]) + more

@@ -1,0 +1,283 @@
+"""Finds the tables of a text: a header that names devices, rows that begin with one, and how the rows' cells align.
+
+What makes a row certain is its diagonal. A row is whole when it has as many words as the header has devices, and X
+where its own name stands. Of a row that is not whole only those cells are kept that X, or its columns, put beyond
+doubt; the rest is left out and said. Headers that lost a name are mended by the rows' X in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from psctl.topology.readers.cells import CPU_LIST, DEVICE, GPU, joint, pieces, split_glued
+
+_TAILS = (
+    (re.compile(r"GPU\s*NUMA\s*ID"), "gpu_numa"),
+    (re.compile(r"CPU\s*Affinity"), "cpus"),
+    (re.compile(r"NUMA\s*Affinity"), "numa"),
+)
+_TITLES = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
+_FIRM = re.compile(r"GPU\d+(?:/[A-Za-z]+\d+)*|NIC\d+|mlx\d+_\w+")
+_MOST_HEADER = 32  # lines that a terminal makes of one header
+_MOST_BREAKS = 6  # of one row; more are read as blanks
+
+
+class Row:
+    """A row as it stands: its name, and the text behind it, a part for each line that a terminal made of it."""
+
+    def __init__(self, label: str, source: str, start: int, stop: int, last: bool) -> None:
+        self.label = label
+        self.source = source[:stop]
+        self.start = start  # of what stands behind the name
+        self.parts = [source[start:stop]]
+        self.last = last  # the text ends here, without a line feed
+
+    def placed(self) -> list[tuple[str, int]]:
+        """Return the tokens of the row's first line behind its name, and the column that each begins at."""
+        begin = len(self.source[: self.start].expandtabs(8))
+        return [(piece.word, piece.at) for piece in pieces(self.source) if piece.at >= begin]
+
+    def tokens(self, words: re.Pattern[str]) -> Iterator[tuple[list[str], set[str]]]:
+        """Yield each reading of the row: its cells, and those that may be a part of a glued one."""
+        breaks = [joint(a, b, words) for a, b in itertools.pairwise(self.parts)]
+        if self.last:  # what follows the break may be the cut beginning of anything
+            breaks[-1:] = [ways[:1] for ways in breaks[-1:]]
+        if sum(len(ways) > 1 for ways in breaks) > _MOST_BREAKS:
+            breaks = [ways[:1] for ways in breaks]
+        for ways in itertools.product(*breaks):
+            text = self.parts[0] + "".join(way + part for way, part in zip(ways, self.parts[1:], strict=True))
+            cells: list[str] = []
+            doubtful: set[str] = set()
+            for token in text.split():
+                split, certain = split_glued(token, words)
+                cells += split
+                if not certain:
+                    doubtful.update(split)
+            yield cells, doubtful
+
+
+class Table:
+    """A header's devices and titles, the rows under it, and the lines behind it up to the next table."""
+
+    def __init__(self, header: list[str]) -> None:
+        self.header = header
+        self.rows: list[Row] = []
+        self.after: list[str] = []
+        self.devices: tuple[str, ...] = ()  # by the header
+        self.tails: tuple[str, ...] = ()
+
+    def words(self) -> set[str]:
+        """Return all that stands in the rows, but for X."""
+        return {token for row in self.rows for part in row.parts for token in part.split()} - {"X"}
+
+    def has_cross(self) -> bool:
+        """Whether any row says X of itself, as only matrices do."""
+        return any("X" in part.split() for row in self.rows for part in row.parts)
+
+    def of_peers(self) -> bool:
+        """Whether its legend is that of peers."""
+        return any("Status Ok" in line for line in self.after)
+
+    def name(self) -> None:
+        """Read the header, now that the rows' names are known."""
+        labels = {row.label for row in self.rows}
+        self.devices, self.tails = _names(_joined(self.header, labels), labels)
+
+
+def tables(text: str, words: re.Pattern[str]) -> list[Table]:
+    """Return the tables of a cleaned text, in order; words are those that a row may begin with."""
+    found = _Scan(words).run(text)
+    for table in found:
+        table.name()
+    return found
+
+
+class _Scan:
+    """Goes through the lines once and sorts them: header, row, the rest of a broken one, or anything else."""
+
+    def __init__(self, words: re.Pattern[str]) -> None:
+        self.words = words
+        self.label = re.compile(rf"(?<!\S)({DEVICE.pattern})(?=[ \t]+(?:(?:{words.pattern})+(?:\d[\d,-]*)?(?:\s|$)|<))")
+        self.found: list[Table] = []
+        self.header: list[str] = []
+        self.open = ""  # what the line before was: "header", "row" or ""
+
+    def run(self, text: str) -> list[Table]:
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            last = number == len(lines) - 1
+            if not line.strip():
+                self.open = "gap" if self.open == "row" else self.open
+            elif labels := self._labels(line):
+                self._rows(line, labels, last)
+            else:
+                self._other(line, last)
+        if self.header and not self.found:
+            self.found.append(Table(self.header))
+        return self.found
+
+    def _labels(self, line: str) -> list[tuple[int, int, str]]:
+        """Return where rows begin in a line: start, end and name of each."""
+        header = self.header or (self.found[-1].header if self.found else [])
+        found = [(m.start(1), m.end(1), m[1]) for m in self.label.finditer(line)]
+        if not all(_FIRM.fullmatch(name) for _, _, name in found) and header:
+            text = "".join("".join(header).split())
+            found = [row for row in found if _FIRM.fullmatch(row[2]) or row[2] in text]
+        if found:
+            return found
+        known = _known(header)
+        tokens = list(re.finditer(r"\S+", line))
+        for at, token in enumerate(tokens[:-1]):
+            if token[0] in known or GPU.fullmatch(token[0]):
+                others = [other[0] for other in tokens[at + 1 :]]
+                cells = any(map(self.words.fullmatch, others)) and not any(map(GPU.match, others))
+                names = any(DEVICE.fullmatch(other[0]) for other in tokens[:at])  # a header's rest, that ends in "C"
+                return [(token.start(), token.end(), token[0])] if cells or (_shouted(others) and not names) else []
+        return []
+
+    def _rows(self, line: str, labels: list[tuple[int, int, str]], last: bool) -> None:
+        lead = line[: labels[0][0]]
+        if any(GPU.fullmatch(token) for token in _marked(lead)):
+            self.header = [lead]
+        for number, (_, end, label) in enumerate(labels):
+            self._table(label)
+            stop = labels[number + 1][0] if number + 1 < len(labels) else len(line)
+            if (legend := line.find("Legend:", end, stop)) >= 0:  # its line feeds are lost
+                self.found[-1].after.append(line[legend:])
+                stop = legend
+            self.found[-1].rows.append(Row(label, line, end, stop, last and stop == len(line)))
+        self.open = "row"
+
+    def _table(self, label: str) -> None:
+        """Begin a table where a header stands that is not the one repeated."""
+        if self.header:
+            here = self.found[-1] if self.found else None
+            again = here and [line.split() for line in here.header] == [line.split() for line in self.header]
+            if not (here and again and label not in {row.label for row in here.rows}):
+                self.found.append(Table(self.header))
+            self.header = []
+        elif not self.found:
+            self.found.append(Table([]))
+
+    def _other(self, line: str, last: bool) -> None:
+        if self.open == "header" and len(self.header) < _MOST_HEADER and _is_fragment(self.header, line):
+            self.header.append(line)
+        elif _is_header(line) or (not self.found and GPU.fullmatch(line.split()[-1])):
+            self.header, self.open = [line], "header"
+        elif self.open in ("row", "gap") and self._continues(line, last):
+            row = self.found[-1].rows[-1]
+            row.parts.append(line)
+            row.last = last
+        else:
+            self.open = ""
+            if self.found:
+                self.found[-1].after.append(line)
+
+    def _continues(self, line: str, last: bool) -> bool:
+        """Whether a line is the rest of the row above, which a terminal broke."""
+        row = self.found[-1].rows[-1]
+        tokens = line.split()
+        if (
+            last
+            and len(tokens) == 1
+            and any(name.startswith(tokens[0]) for name in " ".join(self.found[-1].header).split())
+        ):
+            return False  # the text ends in the beginning of a name
+        inner = tokens if joint(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
+        if any(self._is_cell(token) for token in tokens):
+            return all(self._is_cell(token) or _shouted([token]) for token in inner[:-1] or inner)
+        return self.open == "row" and all(_is_tail_part(token) or _shouted([token]) for token in inner)
+
+    def _is_cell(self, token: str) -> bool:
+        return all(self.words.fullmatch(cell) for cell in split_glued(token, self.words)[0])
+
+
+def _shouted(tokens: list[str]) -> bool:
+    """Whether tokens may be words of a matrix that nobody knows: in capitals or angle brackets, none a device."""
+    return all(re.fullmatch(r"[A-Z0-9<>/?,-]+|<\w+>?", token) and not _is_name(token) for token in tokens)
+
+
+def _is_tail_part(token: str) -> bool:
+    return bool(CPU_LIST.fullmatch(token) or re.fullmatch(r"N/A|n/a|N/|/?A|[\d,-]+", token))
+
+
+def _marked(line: str) -> list[str]:
+    """Return the tokens of a header, with each title in one token of its own."""
+    for pattern, name in _TAILS:
+        line = pattern.sub(f" \x01{name} ", line)
+    tokens: list[str] = []
+    for token in line.split():
+        glued = [match[0] for match in DEVICE.finditer(token)]
+        tokens += glued if "".join(glued) == token else [token]
+    return tokens
+
+
+def _is_name(token: str) -> bool:
+    return token[0] == "\x01" or bool(DEVICE.fullmatch(token))
+
+
+def _is_header(line: str) -> bool:
+    tokens = _marked(line)
+    named = [token for token in tokens if _is_name(token)]
+    gpus = any(GPU.fullmatch(token) for token in named)
+    return gpus and (len(named) == len(tokens) or len(named) >= 2)
+
+
+def _is_fragment(header: list[str], line: str) -> bool:
+    """Whether a line is the rest of a broken header: with it, there are only names, and half of one at its end."""
+    joined = _joined([*header, line], set())
+    return bool(re.match(r"\s*[\w/]", line)) and _noise(joined) <= _noise(header[0])
+
+
+def _noise(line: str) -> int:
+    """Return how many tokens of a header are no names; the last three may be what is there of a broken title."""
+    tokens = _marked(line)
+    while tokens and len(tokens) > len(_marked(line)) - 3 and not _is_name(tokens[-1]):
+        tokens.pop()
+    return sum(not _is_name(token) for token in tokens)
+
+
+def _joined(lines: Sequence[str], labels: set[str]) -> str:
+    """Return a header that a terminal broke as one line again."""
+    text = ""
+    for line in lines:
+        if text and not text[-1].isspace() and not line[0].isspace():
+            left, right = text.split()[-1], line.split()[0]
+            whole = left + right in labels and not {left, right} <= labels
+            text += "" if whole or not (_fits(left) and _fits(right)) else " "
+        elif text:
+            text += " "
+        text += line
+    return text
+
+
+def _known(header: list[str]) -> set[str]:
+    """Return what may be a name in a header that a terminal broke; halves of names (bnxt_re) or titles (C) are none."""
+    names: set[str] = set()
+    for text in (" ".join(header), "".join(header)):
+        names.update(itertools.dropwhile(lambda token: not GPU.match(token), text.split()))
+    for left, right in itertools.pairwise(line.split() for line in header):
+        if left and right and _fits(left[-1] + right[0]) and not (_fits(left[-1]) and _fits(right[0])):
+            names -= {left[-1], right[0]}
+    return (names | {token for token in _joined(header, set()).split() if DEVICE.fullmatch(token)}) - _TITLES
+
+
+def _fits(token: str) -> bool:
+    return token in _TITLES or bool(DEVICE.fullmatch(token))
+
+
+def _names(header: str, labels: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the devices and the titles of a header: its longest run of names."""
+    best: list[str] = []
+    run: list[str] = []
+    for token in [*_marked(header), ""]:
+        if token and (_is_name(token) or token in labels):
+            run.append(token)
+            continue
+        if len(run) > len(best) and any(GPU.fullmatch(one) for one in run):
+            best = run
+        run = []
+    devices = dict.fromkeys(token for token in best if token[0] != "\x01")
+    return tuple(devices), tuple(token[1:] for token in best if token[0] == "\x01")

@@ -1,0 +1,201 @@
+"""What of a worker goes into a checkpoint, and how it comes back: names for tensors, JSON for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from psctl.errors import CheckpointIncomplete, UsageError
+from psctl.ps.server_optimizers import SCALARS
+from psctl.train_state.class_swap import plain_class
+from psctl.train_state.state_trees import pack, unpack
+from psctl.types import TensorSlice
+
+
+class Parts:
+    """The parts of a script's training state that psctl was given.
+
+    Args:
+        model: prepared or not.
+        optimizer, scheduler: what `prepare` was given, or None.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, without waiting for their values."""
+        return dict(plain_class(self.model).named_parameters(self.model))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return those that have gradients, by name, without waiting."""
+        return {name: one for name, one in self.parameters().items() if one.requires_grad}
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether parameters lie on GPUs."""
+        return any(one.is_cuda for one in self.parameters().values())
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return all buffers by name, those that no checkpoint holds too."""
+        return dict(self.model.named_buffers())
+
+    def saved_buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers that belong into a checkpoint (torch calls them persistent)."""
+        found = {}
+        for place, module in self.model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    found[f"{place}.{name}" if place else name] = buffer
+        return found
+
+    def values(self, on_servers: bool) -> dict[str, torch.Tensor]:
+        """Return the tensors that this side saves; what servers hold is theirs to save."""
+        found: dict[str, torch.Tensor] = {
+            f"param/{name}": one for name, one in self.parameters().items() if not (on_servers and one.requires_grad)
+        }
+        found |= {f"buffer/{name}": one for name, one in self.saved_buffers().items()}
+        return found
+
+    # ---- optimizer and scheduler ----
+
+    def optimizer_state(self, place: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY."""
+        return state_of(self.optimizer, self.parameters(), place) if self.optimizer is not None else ({}, {})
+
+    def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give the optimizer its state back; `tensors` are those under optim/."""
+        if self.optimizer is not None:
+            load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the numbers of the optimizer's groups (lr, betas ...), schedulers' own among them."""
+        if self.optimizer is None:
+            return []
+        return [
+            pack({key: _number(value) for key, value in group.items() if key != "params"}, "groups", drop=True)[0]
+            for group in self.optimizer.param_groups
+        ]
+
+    def load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Set the groups' numbers.
+
+        Raises:
+            UsageError: the optimizer has another number of groups than the checkpoint's.
+        """
+        if self.optimizer is None or not groups:
+            return
+        if len(groups) != len(self.optimizer.param_groups):
+            raise UsageError(
+                f"the checkpoint's optimizer has {len(groups)} groups, this one {len(self.optimizer.param_groups)}",
+                "make the optimizer as the job that saved it did, or start anew with --resume never",
+            )
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in unpack(dict(saved), {}).items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = value
+
+    def scheduler_state(self) -> Any:
+        """Return the scheduler's state as JSON values; what is not a plain value stays out."""
+        return pack(self.scheduler.state_dict(), "scheduler", drop=True)[0] if self.scheduler is not None else None
+
+    def load_scheduler(self, saved: Any) -> None:
+        """Give the scheduler its state back."""
+        if self.scheduler is not None and saved is not None:
+            self.scheduler.load_state_dict(unpack(saved, {}))
+
+    def load_values(self, tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+        """Write tensors into the parameters and buffers of these names (param/..., buffer/...)."""
+        own: dict[str, torch.Tensor] = {f"param/{name}": one for name, one in self.parameters().items()}
+        own |= {f"buffer/{name}": one for name, one in self.buffers().items()}
+        with torch.no_grad():
+            for name in names:
+                here, there = tuple(own[name].shape), tuple(tensors[name].shape)
+                if here != there:
+                    raise CheckpointIncomplete(
+                        f"{name} has the shape {there} there, {here} in this model",
+                        "use the job file and code that the checkpoint's manifest names",
+                    )
+                own[name].copy_(tensors[name])
+
+
+def local(rank: int) -> str:
+    """Return where the optimizer's state of a rank above 0 lies in a checkpoint, when each rank has its own."""
+    return f"local/{rank}"
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], place: str
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return an optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY.
+
+    Args:
+        parameters: by name; state of others is left out.
+        place: what the tensors' names begin with.
+    """
+    plain: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    names = {id(one): name for name, one in parameters.items()}
+    for parameter, state in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None:
+            continue
+        packed, found = pack(state, f"{place}/{name}")
+        plain[name] = {key: value for key, value in packed.items() if not _is_tensor(value)}
+        tensors.update(found)
+    return plain, tensors
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    plain: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    place: str,
+) -> None:
+    """Give an optimizer its state back, as `state_of` returned it."""
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    places = {id(one): at for at, one in enumerate(held)}
+    state: dict[int, dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        if id(parameter) not in places:
+            continue
+        found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
+        for path, tensor in tensors.items():
+            key = path.removeprefix(f"{place}/{name}/")
+            if key != path and "/" not in key and key not in found:
+                found[key] = tensor.reshape(()) if key in SCALARS else tensor
+        if found:
+            state[places[id(parameter)]] = found
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)
+
+
+def wanted(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:
+    """Return the checkpoint's slices of these names.
+
+    Raises:
+        CheckpointIncomplete: some are not there; names the first.
+    """
+    there = {each.name: each for each in tensors}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise CheckpointIncomplete(
+            f"checkpoint {checkpoint} has no {missing[0]}" + (f" (and {len(missing) - 1} more)" if missing[1:] else ""),
+            "use the job file and code that the checkpoint's manifest names",
+        )
+    return [there[name] for name in names]
+
+
+def _is_tensor(packed: Any) -> bool:
+    return isinstance(packed, dict) and set(packed) == {"$tensor"}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,0 +1,357 @@
+"""Streams within one process, with the faults that tests want: a link cut in silence, a killed end, a flipped bit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from psctl.errors import ConnectionFailed
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer import HALF_OPEN, PATIENCE, Acceptor, Allow, dial
+from psctl.transport.peer_connection import Handler, Peer
+from psctl.transport.stream import Stream
+from psctl.types import Address, Member, Role
+
+CAPACITY = 4 << 20
+
+
+class Pipe:
+    """One direction of a link: bytes written at one end, read at the other.
+
+    Args:
+        silence: seconds after a cut until a waiting end is told that there is no sign of life.
+    """
+
+    def __init__(self, silence: float) -> None:
+        self._changed = threading.Condition()
+        self._parts: deque[memoryview] = deque()
+        self._size = 0
+        self._silence = silence
+        self._cut_at: float | None = None
+        self._shut = False  # the writer is done
+        self._ended = False  # and the reader can know
+        self._deaf = False  # the reader is done
+        self._refusing = False  # and the writer can know
+        self._reset = False
+        self._flip = 0
+        self.told: Callable[[], None] | None = None
+        """Called, under no lock, after bytes came in or the end."""
+
+    def has(self, least: int) -> bool:
+        """Tell whether so many bytes are there, or the end."""
+        with self._changed:
+            return self._size >= least or self._ended or self._deaf or self._reset
+
+    def _tell(self) -> None:
+        told = self.told  # `forget` may take it away meanwhile
+        if told is not None:
+            told()
+
+    def write(self, data: memoryview, limit: float | None, *, block: bool = True) -> bool:
+        """Add a copy of `data`; False when it does not fit and may not block."""
+        with self._changed:
+            deadline = None if limit is None else time.monotonic() + limit
+            while True:
+                if self._reset or self._shut or self._refusing:
+                    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+                if self._size + len(data) <= CAPACITY or not self._size:
+                    break
+                if not block:
+                    return False
+                self._wait(deadline)
+            if self._cut_at is None:
+                self._parts.append(memoryview(self._flipped(bytes(data))))
+                self._size += len(data)
+                self._changed.notify_all()
+        self._tell()
+        return True
+
+    def _flipped(self, data: bytes) -> bytes:
+        if not self._flip or not data:
+            return data
+        self._flip -= 1
+        return bytes([*data[:-1], data[-1] ^ 1])
+
+    def read(self, buffer: memoryview, limit: float | None) -> int:
+        """Wait for bytes and move what there is into `buffer`; 0 at the end."""
+        with self._changed:
+            deadline = None if limit is None else time.monotonic() + limit
+            while not self._parts:
+                if self._reset and not self._deaf:
+                    raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+                if self._ended or self._deaf:
+                    return 0
+                self._wait(deadline)
+            part = self._parts[0]
+            count = min(len(part), len(buffer))
+            buffer[:count] = part[:count]
+            if count == len(part):
+                self._parts.popleft()
+            else:
+                self._parts[0] = part[count:]
+            self._size -= count
+            self._changed.notify_all()
+            return count
+
+    def arrives(self, seconds: float) -> bool:
+        """Wait until `read` has something to say; False: not in so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(self._readable, seconds)
+
+    def _readable(self) -> bool:
+        silent = self._cut_at is not None and time.monotonic() >= self._cut_at + self._silence
+        return bool(self._parts) or self._reset or self._ended or self._deaf or silent
+
+    def _wait(self, deadline: float | None) -> None:
+        """Wait for a change, at most until the deadline or until the silence after a cut was long enough."""
+        now = time.monotonic()
+        silent = None if self._cut_at is None else self._cut_at + self._silence
+        if silent is not None and now >= silent:
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        if deadline is not None and now >= deadline:
+            raise TimeoutError("timed out")
+        ends = [moment - now for moment in (deadline, silent) if moment is not None]
+        self._changed.wait(min(ends) if ends else None)
+
+    def end(self) -> None:
+        """The writer is done: the reader finds the end behind the last byte."""
+        with self._changed:
+            self._shut = True
+            self._ended = self._ended or self._cut_at is None
+            self._changed.notify_all()
+        self._tell()
+
+    def deafen(self) -> None:
+        """The reader is done: it finds the end behind what has arrived, the writer finds nobody."""
+        with self._changed:
+            self._deaf = True
+            self._refusing = self._refusing or self._cut_at is None
+            self._changed.notify_all()
+        self._tell()
+
+    def reset(self) -> None:
+        """Both ends find that the other is gone."""
+        with self._changed:
+            self._reset = True
+            self._changed.notify_all()
+        self._tell()
+
+    def cut(self) -> None:
+        """From now on nothing passes, and nobody is told."""
+        with self._changed:
+            self._cut_at = time.monotonic()
+            self._changed.notify_all()
+
+    def flip(self) -> None:
+        """Change one bit of the next bytes."""
+        with self._changed:
+            self._flip += 1
+
+
+class MemoryStream:
+    """One end of a link in memory."""
+
+    def __init__(self, name: str, window: int, incoming: Pipe, outgoing: Pipe) -> None:
+        self.name = name
+        self.window = window
+        self.incoming, self._outgoing = incoming, outgoing
+        self._limit: float | None = None
+
+    def send(self, data: memoryview) -> None:
+        for start in range(0, len(data), CAPACITY):
+            self._outgoing.write(data[start : start + CAPACITY], self._limit)
+
+    def send_now(self, data: memoryview) -> int:
+        return len(data) if self._outgoing.write(data, self._limit, block=False) else 0
+
+    def in_flight(self) -> int:
+        return 0
+
+    def receive_into(self, buffer: memoryview, least: int = 1) -> int:
+        return self.incoming.read(buffer, self._limit)
+
+    def arrives(self, seconds: float) -> bool:
+        return self.incoming.arrives(seconds)
+
+    def limit(self, seconds: float | None) -> None:
+        self._limit = seconds
+
+    def shutdown(self) -> None:
+        self._outgoing.end()
+        self.incoming.deafen()
+
+    def close(self) -> None:
+        self.shutdown()
+
+
+class Link:
+    """Both directions between the end that dialled and the end that accepted, with the faults to inject."""
+
+    def __init__(self, address: Address, window: int, silence: float) -> None:
+        self._there, self._back = Pipe(silence), Pipe(silence)
+        self.address = address
+        self.dialled = MemoryStream(str(address), window, self._back, self._there)
+        self.accepted = MemoryStream(f"{address} (dialled)", window, self._there, self._back)
+
+    def cut(self) -> None:
+        """Cut the link without a word: what is sent from now on is lost, both ends find out after the silence."""
+        self._there.cut()
+        self._back.cut()
+
+    def kill(self) -> None:
+        """Let both ends find that the other is gone, as after a kill."""
+        self._there.reset()
+        self._back.reset()
+
+    def flip(self, *, back: bool = False) -> None:
+        """Change one bit of the next bytes from the dialling end, or with `back` of the next to it."""
+        (self._back if back else self._there).flip()
+
+
+class MemoryListener:
+    """Where links to one address come in."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: deque[MemoryStream] = deque()
+        self._awaited: dict[MemoryStream, int] = {}
+        self.closed = False
+
+    def offer(self, stream: MemoryStream) -> None:
+        """Bring the accepting end of a new link."""
+        with self._changed:
+            if self.closed:
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            self._waiting.append(stream)
+            self._changed.notify_all()
+
+    def accept(self, seconds: float | None = None) -> MemoryStream | None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while True:
+                if self.closed:
+                    raise OSError(errno.EINVAL, "the listener was closed")
+                if self._waiting:
+                    return self._waiting.popleft()
+                for stream, least in self._awaited.items():
+                    if stream.incoming.has(least):
+                        self.forget(stream)
+                        return stream
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def await_bytes(self, stream: Stream, least: int) -> None:
+        assert isinstance(stream, MemoryStream), "it came from here"
+        with self._changed:
+            self._awaited[stream] = least
+        stream.incoming.told = self._told
+
+    def forget(self, stream: Stream) -> None:
+        assert isinstance(stream, MemoryStream), "it came from here"
+        stream.incoming.told = None
+        with self._changed:
+            self._awaited.pop(stream)
+
+    def _told(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            for stream in self._waiting:
+                stream.shutdown()
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+class MemoryNetwork:
+    """A network within one process: the same peers, handshakes and seals over streams in memory.
+
+    Args:
+        window: bytes that each end holds unread; small ones make messages travel in pieces.
+        silence: seconds after a cut until both ends are told that there is no sign of life.
+    """
+
+    def __init__(self, window: int = 2 << 20, silence: float = 5.0) -> None:
+        self._window, self._silence = window, silence
+        self._lock = threading.Lock()
+        self._listeners: dict[Address, MemoryListener] = {}
+        self._members: dict[Address, Member] = {}
+        self._links: list[tuple[Member, Link]] = []
+
+    def connect(self, address: Address, timeout: float = PATIENCE, congestion: str = "auto") -> MemoryStream:
+        """Return the dialling end of a new link, without a word on it; for strangers in tests."""
+        return self._link(address).dialled
+
+    def _link(self, address: Address) -> Link:
+        with self._lock:
+            listener = self._listeners.get(address)
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        link = Link(address, self._window, self._silence)
+        listener.offer(link.accepted)
+        return link
+
+    def listen(self, host: str, ports: tuple[int, int] | None, congestion: str = "auto") -> MemoryListener:
+        """Return a listener on the next port."""
+        with self._lock:
+            address = Address(host, len(self._listeners) + 1)
+            self._listeners[address] = MemoryListener(address)
+            return self._listeners[address]
+
+    def dial(
+        self,
+        address: Address,
+        credentials: Credentials,
+        expect: Member | Role,
+        kinds: Any,
+        handler: Handler,
+        timeout: float = PATIENCE,
+        congestion: str = "auto",
+    ) -> Peer:
+        """As `psctl.transport.peer.dial`, over this network."""
+
+        def connect(address: Address, timeout: float, congestion: str) -> MemoryStream:
+            link = self._link(address)
+            with self._lock:
+                self._links.append((credentials.member, link))
+            return link.dialled
+
+        return dial(address, credentials, expect, kinds, handler, timeout, congestion, connect=connect)
+
+    def acceptor(
+        self,
+        credentials: Credentials,
+        kinds: Any,
+        handler: Handler,
+        allow: Allow = lambda member: None,
+        *,
+        refused: Callable[[str, ConnectionFailed], None] | None = None,
+        patience: float = PATIENCE,
+        half_open: int = HALF_OPEN,
+    ) -> Acceptor:
+        """As `psctl.transport.peer.Acceptor`, on this network."""
+        made = Acceptor(
+            "memory", None, credentials, kinds, handler, allow,
+            refused=refused, patience=patience, half_open=half_open, listen=self.listen,
+        )  # fmt: skip
+        with self._lock:
+            self._members[made.address] = credentials.member
+        return made
+
+    def link(self, one: Member, other: Member) -> Link:
+        """Return the newest link between two members, to cut it, kill it, or flip its bits."""
+        with self._lock:
+            for dialler, link in reversed(self._links):
+                if {dialler, self._members.get(link.address)} == {one, other}:
+                    return link
+        raise LookupError(f"no link between {one} and {other}")

@@ -1,0 +1,255 @@
+"""What leaves on one connection: queued by anyone, sealed and written by whoever has the turn.
+
+Who writes. One thread at a time has the turn (`_busy`): it seals a batch and hands it to the stream, for the order of
+seals is the order of bytes. A short message that nothing stands before is written by the thread that sends it, without
+blocking: a message of some KiB costs less than waking another thread for it. What is longer, what finds others queued,
+and what the stream does not take at once are the writer thread's. A handler that answers on the connection's own reader
+thread is *corked*: its answers wait until the reader has no more to read, and leave together.
+The lock is never held while anything blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from psctl.transport.protocol.connection_messages import Bye
+from psctl.transport.protocol.send_queue import BATCH, Frame, Outbox, control
+from psctl.transport.stream import Stream
+
+GOODBYE = 0.1
+"""Seconds that a goodbye waits for a batch that is being written."""
+ACKNOWLEDGED = 0.001
+"""Seconds between two looks at what the peer's system has acknowledged."""
+SHORT = 32 << 10
+"""Bytes that the sending thread writes itself, at most."""
+
+Batch = tuple[list[Frame], memoryview | None]
+"""Frames, and what is left of their sealed bytes when another thread has begun with them."""
+
+
+class Outgoing:
+    """See the module's docstring.
+
+    Args:
+        stream: where it goes.
+        seal: writes the next frame into the start of a buffer; returns its size.
+        window: bytes that the other end can hold unread.
+        name: of the writer thread.
+    """
+
+    on_written: Callable[[Any, int], None] | None = None
+
+    def __init__(self, stream: Stream, seal: Callable[[Frame, memoryview], int], window: int, name: str) -> None:
+        self.bytes = 0
+        """Written so far."""
+        self.error: Exception | None = None
+        """Why the writing ended, if by itself."""
+        self._stream, self._seal = stream, seal
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # for the writer: something may be written, or all is over
+        self._drained = threading.Condition(self._lock)  # nothing is queued, or nobody writes, or all is over
+        self._outbox = Outbox(window)
+        self._busy = False
+        self._rest: Batch | None = None
+        self._over = False
+        self._corked: int | None = None
+        self._waiting = 0  # threads that do, for `_drained`
+        self._sealed = memoryview(bytearray(SHORT))
+        self._writer = threading.Thread(target=self._write, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the writer thread."""
+        self._writer.start()
+
+    # ---- for everyone ----------------------------------------------------------------------------------------------
+
+    def add(self, message: Any, header: bytes, payload: memoryview, *, urgent: bool) -> bool:
+        """Queue a message, or write it; False when all is over.
+
+        Raises:
+            ValueError: it is too large; the caller's fault.
+        """
+        with self._lock:
+            if self._over:
+                return False
+            outbox = self._outbox
+            outbox.add(message, header, payload, urgent=urgent)
+            if self._corked == threading.get_ident() and outbox.pending < BATCH:
+                return True
+            batch = self._turn()
+        if batch:
+            self._pump(batch)
+        return True
+
+    def cork(self, thread: int | None) -> None:
+        """Hold back what this thread sends; None: no longer, and send it."""
+        if thread is not None:
+            self._corked = thread
+            return
+        self._corked = None
+        if not self._outbox.pending:  # whoever else adds something takes the turn himself
+            return
+        with self._lock:
+            batch = self._turn() if not self._over else []
+        if batch:
+            self._pump(batch)
+
+    def owe(self, count: int) -> None:
+        """Tell the other end that `count` bytes more were read."""
+        with self._lock:
+            self._outbox.owe(count)
+            batch = self._turn()
+        if batch:
+            self._pump(batch)
+
+    def credit(self, count: int) -> None:
+        """The other end has read `count` bytes.
+
+        Raises:
+            ProtocolError: it can't have.
+        """
+        with self._lock:
+            self._outbox.credit(count)
+            if self._outbox.pending:
+                self._work.notify()
+
+    def pending(self) -> int:
+        """Return the bytes that are queued and not handed to the network yet."""
+        with self._lock:
+            return self._outbox.pending
+
+    def drained(self, timeout: float | None) -> int | None:
+        """Wait until the peer's system holds all that was queued; returns what is left after `timeout` seconds.
+
+        Returns:
+            0 when it has all; None when all is over.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            done = self._until(lambda: self._over or not (self._outbox.pending or self._busy), timeout)
+            while done and not self._over and self._stream.in_flight():
+                done = deadline is None or time.monotonic() < deadline
+                self._drained.wait(ACKNOWLEDGED)
+            if self._over:
+                return None
+            return 0 if done else max(1, self._outbox.pending + self._stream.in_flight())
+
+    def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until nothing is queued, or nobody writes, or all is over. Under the lock."""
+        self._waiting += 1
+        try:
+            return self._drained.wait_for(done, timeout)
+        finally:
+            self._waiting -= 1
+
+    def stop(self) -> None:
+        """Drop what is queued; nothing is taken in any more."""
+        with self._lock:
+            self._over = True
+            self._outbox.clear()
+            self._work.notify_all()
+            self._drained.notify_all()
+
+    def goodbye(self, reason: str) -> None:
+        """Say Bye if that is possible at once; to be called after `stop`."""
+        with self._lock:
+            if not self._until(lambda: not self._busy, GOODBYE):
+                return
+            self._busy = True  # for good
+        with contextlib.suppress(OSError):  # the peer is gone: the reader finds that out by itself
+            self._stream.send_now(self._seal_all([control(Bye(reason[:1000]))]))
+
+    def join(self) -> None:
+        """Wait for the writer's end."""
+        self._writer.join()
+
+    # ---- whoever writes ----------------------------------------------------------------------------------------------
+
+    def _turn(self) -> list[Frame]:
+        """Take the turn if what is to be written is short; else have the writer take it. Under the lock."""
+        if self._busy:
+            return []
+        if self._outbox.pending > SHORT:
+            self._work.notify()
+            return []
+        batch = self._outbox.take()
+        self._busy = bool(batch)
+        return batch
+
+    def _pump(self, frames: list[Frame]) -> None:
+        """Write a short batch without blocking; what is left of it is the writer's."""
+        try:
+            data = self._seal_all(frames)
+            count = self._stream.send_now(data)
+            self.bytes += count
+            if count == len(data) and self.on_written is not None:
+                self._written(frames)
+        except Exception as error:  # noqa: BLE001  the reader tells it by lost(); a hook of the caller's may raise
+            self._fail(error)
+            return
+        with self._lock:
+            if count < len(data):
+                self._rest = frames, data[count:]
+                self._work.notify()
+                return
+            self._busy = False
+            if self._outbox.ready():
+                self._work.notify()
+            if self._waiting:
+                self._drained.notify_all()
+
+    def _write(self) -> None:
+        """Body of the writer thread."""
+        try:
+            while batch := self._next():
+                frames, rest = batch
+                data = self._seal_all(frames) if rest is None else rest
+                self._stream.send(data)
+                self.bytes += len(data)
+                if self.on_written is not None:
+                    self._written(frames)
+                with self._lock:
+                    self._busy = False
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
+
+    def _next(self) -> Batch | None:
+        """Wait for frames to write together; None when all is over."""
+        with self._lock:
+            if self._waiting:
+                self._drained.notify_all()
+            while not self._over:
+                if self._rest is not None:
+                    found, self._rest = self._rest, None
+                    return found
+                if not self._busy and (frames := self._outbox.take()):
+                    self._busy = True
+                    return frames, None
+                self._work.wait()
+        return None
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self._stream.shutdown()
+
+    def _seal_all(self, frames: Sequence[Frame]) -> memoryview:
+        """Seal frames one behind the other, so that one system call takes them all."""
+        size = 0
+        for frame in frames:
+            size += frame.size
+        if len(self._sealed) < size:
+            self._sealed = memoryview(bytearray(size))
+        out, end = self._sealed, 0
+        for frame in frames:
+            end += self._seal(frame, out[end:])
+        return out[:end]
+
+    def _written(self, frames: Sequence[Frame]) -> None:
+        assert self.on_written is not None, "somebody wants to know"
+        for frame in frames:
+            if frame.message is not None:
+                self.on_written(frame.message, frame.bytes)

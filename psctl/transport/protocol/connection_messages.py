@@ -1,0 +1,53 @@
+"""What two ends of a connection say about the connection itself; the application's messages are another union.
+
+Keys and Refused travel inside TLS, once each way. Credit, Bye and Long travel in sealed frames.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from psctl.types import Member
+
+PROTOCOL = 4
+"""Number of this protocol; ends that differ refuse each other."""
+
+
+class Keys(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The last word inside TLS: the data key of the sender's direction, and what it is bound to."""
+
+    protocol: int
+    job: str
+    sender: Member
+    receiver: Member
+    key: bytes  # 32 fresh random bytes
+    connection: bytes  # 16 fresh random bytes; both halves together are the connection's id
+    window: int  # bytes that the sender of this message can hold unread
+
+    def __repr__(self) -> str:
+        return f"Keys({self.sender} to {self.receiver}, key: hidden)"
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """In place of Keys: the peer is who it says, and is not wanted."""
+
+    reason: str
+
+
+class Credit(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The receiver has read so many bytes more; as many may be sent."""
+
+    bytes: int
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The last frame of an orderly end."""
+
+    reason: str
+
+
+class Long(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A message with a header too long for one frame follows in pieces: first of its header, then of its payload."""
+
+    header: int
+    payload: int

@@ -1,0 +1,302 @@
+"""The script of `psctl bench`: every worker runs it, measures together with the others, and rank 0 says what came out.
+
+Strategies of one size take turns, so that what disturbs the machines disturbs all alike. A time is the slowest rank's,
+from a barrier on. Leaving a barrier takes the ranks different times, so what is short is repeated until that no longer
+counts, one after another as training would. Vectors are checked before and after: fractions on all ranks to the bit,
+whole numbers exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from psctl.collectives.allreduce_backends import EngineSum, PlayedSum, Summing, played_on_host
+from psctl.collectives.data_plane import Plane
+from psctl.job.bench_messages import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
+from psctl.schedule.algorithms.catalog import Options, build
+from psctl.sync.bucket_allreduce import Group, initialised, local_device
+from psctl.sync.device_copies import CudaCopies
+from psctl.sync.device_sum import DeviceSum
+from psctl.worker import bench_patterns
+
+TOGETHER = 1 << 30
+"""Bytes of vectors that the strategies which take turns may hold, about; large ones are measured in smaller groups."""
+
+
+class Ranks:
+    """The groups of all ranks, and what they find together: the slowest, whether all agree (over Gloo, apart)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._group: Any = dist.new_group(backend="gloo")
+        ours = Group(device)
+        self.where, self.engine = ours.device, ours.group
+        """Where vectors are summed, and what the engine's own all-reduce uses."""
+        self.played: Any = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
+        """What schedules are played over: one for all, for each has its turn."""
+        self.played_on_host: Any = dist.new_group(backend="gloo")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.plane: Plane | None = None
+        """What schedules on the CPU are played over."""
+
+    def meet(self) -> None:
+        """Return when all are here."""
+        dist.barrier(group=self._group)
+
+    def slowest(self, seconds: float) -> float:
+        """Return the largest of all ranks' numbers."""
+        found = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return float(found)
+
+    def all(self, mine: bool) -> bool:
+        """Whether it is true on every rank."""
+        return self.slowest(0.0 if mine else 1.0) == 0.0
+
+    def alike(self, number: int) -> bool:
+        """Whether all ranks have the same whole number."""
+        return self.slowest(number) == -self.slowest(-number)
+
+
+class Contestant(Protocol):
+    """A way to sum vectors over all ranks."""
+
+    name: str
+    mean: bool
+
+    def sum(self) -> None:
+        """Sum what `fill` put there; the result stands in `result`."""
+
+    def fill(self, source: torch.Tensor) -> None:
+        """Put this rank's numbers in place."""
+
+    @property
+    def result(self) -> torch.Tensor:
+        """The sum, or the mean."""
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+
+
+class Collective:
+    """A collective as training has it: the engine's own, or a schedule that is played.
+
+    Args:
+        name: the strategy.
+        summing: sums.
+        like: what is summed has this length, type and device.
+    """
+
+    mean = False
+
+    def __init__(self, name: str, summing: Summing, like: torch.Tensor) -> None:
+        self.name, self._summing = name, summing
+        self._vector = summing.buffer(like.numel(), like.dtype, like.device)
+
+    def sum(self) -> None:
+        self._summing.put(self._vector).wait()
+
+    def fill(self, source: torch.Tensor) -> None:
+        self._vector.copy_(source)
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self._vector
+
+    def close(self) -> None:
+        self._summing.close()
+
+
+class Served:
+    """Parameter servers that sum (`update: worker`), through psctl's own run: a model of one parameter.
+
+    Args:
+        length: elements.
+    """
+
+    name = "ps"
+    mean = True
+
+    def __init__(self, length: int) -> None:
+        import psctl
+
+        model = nn.Module()
+        self._parameter = nn.Parameter(torch.zeros(length))
+        model.register_parameter("values", self._parameter)
+        # it never steps: a run without steps saves nothing
+        psctl.init().prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        self._gradient = torch.zeros(length)
+
+    def sum(self) -> None:
+        self._parameter.grad = None
+        _Given.apply(self._parameter, self._gradient).backward()  # type: ignore[no-untyped-call]
+
+    def fill(self, source: torch.Tensor) -> None:
+        self._gradient.copy_(source)
+
+    @property
+    def result(self) -> torch.Tensor:
+        assert self._parameter.grad is not None, "summed"
+        return self._parameter.grad
+
+    def close(self) -> None:
+        """The run ends with the process."""
+
+
+class _Given(torch.autograd.Function):
+    """A loss whose gradient is given."""
+
+    @staticmethod
+    def forward(context: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        context.gradient = gradient
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(context: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # A tensor that nobody else refers to becomes `.grad` as it is; another one autograd copies first.
+        return context.gradient.view_as(context.gradient), None
+
+
+class Bench:
+    """Measures contestants of one size.
+
+    Args:
+        ranks: all of them.
+        effort: how often.
+        source: this rank's whole numbers, on the device.
+    """
+
+    def __init__(self, ranks: Ranks, effort: Effort, source: torch.Tensor) -> None:
+        self._ranks, self._effort, self._source = ranks, effort, source
+
+    def measure(self, contestants: Sequence[Contestant]) -> list[tuple[Contestant, list[float], bool]]:
+        """Return each one's times and whether its sums were right."""
+        right, repeats = {}, {}
+        for one in contestants:
+            right[one.name], first = self._right(one)
+            repeats[one.name] = 1 if first > self._effort.lasting else self._repeats(self._time(one, 3))
+        times: dict[str, list[float]] = {one.name: [] for one in contestants}
+        while left := [one for one in contestants if not self._effort.enough(times[one.name], repeats[one.name])]:
+            for one in left:
+                times[one.name].append(self._time(one, repeats[one.name]))
+        return [(one, times[one.name], right[one.name] and self._exact(one)) for one in contestants]
+
+    def _repeats(self, seconds: float) -> int:
+        return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
+
+    def _time(self, one: Contestant, repeats: int) -> float:
+        """Return the slowest rank's seconds of one sum."""
+        one.fill(self._source)
+        self._settle()
+        self._ranks.meet()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            if repeats > 1:  # sums of sums would grow beyond what a float holds
+                one.fill(self._source)
+            one.sum()
+        self._settle()
+        return self._ranks.slowest(time.perf_counter() - began) / repeats
+
+    def _right(self, one: Contestant) -> tuple[bool, float]:
+        """Sum fractions: near the true sum, and the same bits everywhere; the first time is not counted as one."""
+        world = self._ranks.world
+        mine = bench_patterns.spread(bench_patterns.fractions(self._ranks.rank), self._source.numel())
+        one.fill(mine.to(self._source.device))
+        self._ranks.meet()
+        began = time.perf_counter()
+        one.sum()
+        self._settle()
+        first = self._ranks.slowest(time.perf_counter() - began)
+        found = one.result * world if one.mean else one.result
+        same = self._ranks.alike(bench_patterns.bits(one.result))
+        return self._ranks.all(bench_patterns.close(found, world, 2 if one.mean else 0)) and same, first
+
+    def _exact(self, one: Contestant) -> bool:
+        return self._ranks.all(bench_patterns.exact(one.result, self._ranks.world, one.mean))
+
+    def _settle(self) -> None:
+        if self._source.is_cuda:
+            torch.cuda.synchronize()
+
+
+def main(arguments: list[str]) -> None:
+    """Measure what the question asks."""
+    question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
+    device = local_device()
+    initialised(device)
+    ranks = Ranks(device)
+    if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
+        ranks.plane = _plane(ranks.world)
+    for each in question.rounds:
+        _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
+    ranks.meet()
+    if ranks.plane is not None:
+        ranks.plane.close()
+    dist.destroy_process_group()
+
+
+def _plane(world: int) -> Plane | None:
+    """Connect this process with all others, as training does; None where psctl did not start it."""
+    import psctl
+
+    return psctl.init()._seat.plane(build("one-shot", world))
+
+
+def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device) -> None:
+    length = max(1, asked.bytes // 4)
+    source = bench_patterns.spread(bench_patterns.whole(ranks.rank), length).to(device)
+    bench = Bench(ranks, question.effort, source)
+    names = list(asked.strategies)
+    each = max(1, TOGETHER // (8 * 4 * length))
+    for start in range(0, len(names), each):
+        group = names[start : start + each]
+        _say(ranks, Doing(asked.bytes, group))
+        contestants = [_contestant(name, asked.strategies[name], ranks, source) for name in group]
+        for one, times, correct in bench.measure(contestants):
+            _say(ranks, Row(question.operation, one.name, asked.bytes, ranks.world, times, correct))
+        for one in contestants:
+            one.close()
+
+
+def collective(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Collective:
+    """Return the engine's own all-reduce, or a schedule that is played.
+
+    Args:
+        name: `native`, or a strategy that is played.
+        options: of the schedule, as plain data.
+        ranks: who takes part.
+        like: what it sums has this length, type and device.
+    """
+    where = ranks.where if like.is_cuda else like.device
+    summing: Summing
+    if name == "native":
+        summing = EngineSum(ranks.engine if where == ranks.where else ranks.played_on_host)
+    else:
+        schedule = build(name, ranks.world, msgspec.convert(options, Options))
+        where = torch.device("cpu") if played_on_host(schedule, where) else where
+        group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
+        summing = PlayedSum(schedule, where, plane, group, shared=True)
+    return Collective(name, summing if where == like.device else DeviceSum(summing, CudaCopies()), like)
+
+
+def _contestant(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Contestant:
+    if name == "ps":
+        return Served(like.numel())
+    return collective(name, options, ranks, like)
+
+
+def _say(ranks: Ranks, answer: Doing | Row) -> None:
+    if ranks.rank == 0:
+        print(to_line(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,398 @@
+"""A worker's connection to its job's coordinator: what one asks of the other, with the waiting in one place.
+
+The network thread takes messages in and answers at once what must be answered at once (Propose). The main thread waits
+here for what it needs, each wait on one condition; a lost coordinator ends the process, for without it nobody would say
+when to stop. The coordinator owns the deadlines of the waits for other workers (timeouts.start, timeouts.stall).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch
+
+from psctl.collectives.data_plane import Plane
+from psctl.collectives.rendezvous import Ask
+from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
+from psctl.job import job_messages as say
+from psctl.job.membership_messages import Drawn, MembersAsked, Reassign, Shared, StepUnfit
+from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.table_server_messages import TablesAt, TablesWanted
+from psctl.process import bootstrap
+from psctl.ps.pieces import bytes_view, torch_dtype
+from psctl.schedule.transfer import Schedule
+from psctl.train_state.common_step import Cuts, Verdict
+from psctl.train_state.example_sharing import Division
+from psctl.types import Address, Layout, Member, TensorSlice
+
+PART = 512 * 1024
+"""Bytes of one part of a tensor that travels to or from the coordinator."""
+
+T = TypeVar("T")
+
+Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
+
+Membership = Reassign | Shared | WorkersAt
+"""What is said while a job trains of who takes part, who has which shard, and who listens for others of its host."""
+
+_steps: list[Callable[[], int | None]] = []
+"""How to ask the process's run for its step; filled by psctl.init, read by the bootstrap when the script fails."""
+
+
+def step_reached() -> int | None:
+    """Return the last step that this process's run finished; None before `prepare` or without a run."""
+    return _steps[0]() if _steps else None
+
+
+def answer_for_process(ask: Callable[[], int | None]) -> None:
+    """Let `step_reached` ask this run."""
+    _steps[:] = [ask]
+
+
+class Peer(Protocol):
+    """What a session needs of a connection; psctl.transport.peer.Peer has it."""
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
+    def flush(self, timeout: float) -> Any: ...
+    def close(self, reason: str = "") -> None: ...
+    def join(self, timeout: float | None = None) -> bool: ...
+
+
+def leave_process(why: PsctlError) -> NoReturn:
+    """End this process at once, from whatever thread: the job is over for it. Its agent reads of a lost connection."""
+    print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
+    if isinstance(why, ConnectionFailed):
+        bootstrap.account(why, None, os.getcwd())
+    os._exit(1)
+
+
+class Session:
+    """One worker's part in a job. It is the connection's handler: net calls joined, place, received and lost.
+
+    Args:
+        me: this worker, as its certificate names it.
+        leave: ends the process, told why; called from the network thread.
+        connect: connects to the workers of a schedule, told each one's host and how to learn where they listen.
+    """
+
+    keeps = True
+    """There is somebody who keeps checkpoints and collects reports."""
+
+    def __init__(
+        self, me: Member, leave: Callable[[PsctlError], Any] = leave_process, connect: Connect | None = None
+    ) -> None:  # fmt: skip
+        self.me = me
+        self._leave, self._connect = leave, connect
+        self._changed = threading.Condition()
+        self._peer: Peer | None = None
+        self._closing = False
+        self._welcome: say.Welcome | None = None
+        self._decision: say.Decision | None = None
+        self._go = False
+        self._cuts: Cuts | None = None
+        self._early: list[say.Propose] = []
+        self._saved: dict[int, str] = {}
+        self._lost: ConnectionFailed | None = None
+        self._loading: list[torch.Tensor] = []
+        self._ticket = 0
+        self._loaded: dict[int, str] = {}
+        self._listener: Callable[[Membership], None] | None = None
+        self._unheard: list[Membership] = []
+        self._starting: list[torch.Tensor] = []
+        self._start_slices: list[TensorSlice] = []
+        self._started = False
+        self._tables: TablesAt | None = None
+        self._tables_moved: Callable[[TablesAt], None] | None = None
+        self._workers: WorkersAt | None = None
+        self.division: Division | None = None
+        """Who shares the examples of each clock; None before that is decided."""
+
+    # ---- the handler: network thread ----
+
+    def joined(self, peer: Any) -> None:
+        """The connection is made."""
+        with self._changed:
+            self._peer = peer
+
+    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+        """Say where a part of a tensor goes: straight into the tensor."""
+        if isinstance(message, say.LoadPart | say.StartPart):
+            where = self._loading if isinstance(message, say.LoadPart) else self._starting
+            if message.index < len(where):
+                view = bytes_view(where[message.index])
+                if 0 <= message.offset <= message.offset + size <= len(view):
+                    return view[message.offset : message.offset + size]
+        return None
+
+    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+        """Take in one message."""
+        if isinstance(message, Membership):
+            with self._changed:
+                if isinstance(message, WorkersAt):
+                    self._workers = message
+                    self._changed.notify_all()
+                if isinstance(message, Shared) and self.division is not None:
+                    self.division.heard(message)
+                listener = self._listener
+                if listener is None:
+                    self._unheard.append(message)
+            if listener is not None:
+                listener(message)
+            return
+        with self._changed:
+            match message:
+                case say.Welcome():
+                    self._welcome = message
+                case say.Decision():
+                    self._decision, self.division = message, self._divided(message)
+                case MembersAsked() if self.division is not None:
+                    self.send(Drawn(message.ticket, self.division.asked(message.ticket)), urgent=True)
+                case say.Go():
+                    self._go = True
+                case say.Propose():
+                    self._answer(message)
+                case say.CutAt():
+                    assert self._cuts is not None, "a cut before any step"
+                    self._cuts.heard(message.ticket, message.step, Verdict(message.save, message.stop))
+                case say.Saved():
+                    self._saved[message.step] = message.problem
+                case say.LoadEnd():
+                    self._loaded[message.ticket] = message.problem
+                case say.StartBegin():
+                    self._start_slices = message.slices
+                    self._starting = [empty(each) for each in message.slices]
+                case say.StartEnd():
+                    self._started = True
+                case TablesAt():
+                    self._tables = message
+                    if self._tables_moved is not None:
+                        self._tables_moved(message)
+                case say.Leave():
+                    self._closing = True
+                    self._leave(JobFailed(message.reason))
+                case _:
+                    pass  # parts of tensors: `place` has put them where they belong
+            self._changed.notify_all()
+
+    def lost(self, peer: Any, error: ConnectionFailed) -> None:
+        """The connection ended."""
+        with self._changed:
+            self._lost = error
+            self._changed.notify_all()
+            if self._closing:
+                return
+        self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
+
+    def _divided(self, decision: say.Decision) -> Division:
+        assert self._welcome is not None, "it comes before any decision"
+        first = decision.resume.step if decision.resume is not None else 0
+        return Division(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
+
+    def _answer(self, propose: say.Propose) -> None:
+        if self._cuts is None:
+            self._early.append(propose)
+            return
+        self.send(say.Position(propose.ticket, self._cuts.position(propose.ticket)), urgent=True)
+
+    # ---- the worker: main thread ----
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
+        """Send one message; never waits for the network. After the coordinator is gone, messages go nowhere."""
+        if self._peer is not None and self._lost is None:
+            try:
+                self._peer.send(message, payload, urgent=urgent)
+            except ConnectionFailed:
+                if not self._closing:
+                    raise
+
+    def join(self) -> say.Welcome:
+        """Take part in the job; returns what the coordinator says of it."""
+        self.send(say.Join(os.getpid()))
+        return self._wait(lambda: self._welcome)
+
+    def prepare(
+        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False
+    ) -> say.Decision:
+        """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
+        self.send(say.Prepare(layout, buffers, outer, on_gpus))
+        return self._wait(lambda: self._decision)
+
+    def tables(self) -> TablesAt:
+        """Return the servers that hold tables, which are started first where there are none.
+
+        Raises:
+            UsageError: there can be none; says why.
+        """
+        with self._changed:
+            self._tables = None
+        self.send(TablesWanted())
+        found = self._wait(lambda: self._tables)
+        if found.problem:
+            raise UsageError(found.problem, found.hint)
+        return found
+
+    def follow_tables(self, moved: Callable[[TablesAt], None]) -> None:
+        """Tell `moved` of every change of the servers that hold tables; must not block."""
+        with self._changed:
+            self._tables_moved = moved
+            if self._tables is not None:
+                moved(self._tables)
+
+    def plane(self, schedule: Schedule) -> Plane | None:
+        """Connect to the workers of a schedule; None where there is no data plane of our own.
+
+        Args:
+            schedule: what is to be played.
+
+        Raises:
+            ConnectionFailed: a worker cannot be reached.
+        """
+        hosts = self._welcome.hosts if self._welcome is not None else []
+        return self._connect(schedule, hosts, self._meet) if self._connect is not None and hosts else None
+
+    def _meet(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
+        """Say where others of this worker's schedule reach it; returns where all are, once they have said so."""
+        self.send(Listens(address, secret))
+        return self._wait(lambda: self._workers).workers
+
+    def begin(self, step: int) -> None:
+        """Say that this worker has its start values, and wait until all have. `step` steps were done before."""
+        with self._changed:
+            self._cuts = Cuts(step, period=self._decision.period if self._decision is not None else 1)
+            early, self._early = self._early, []
+            for propose in early:
+                self._answer(propose)
+        self.send(say.Ready())
+        self._wait(lambda: self._go or None)
+
+    def listen(self, listener: Callable[[Membership], None]) -> None:
+        """Hand every change of membership to `listener`: those that came already now, later ones on another thread."""
+        while True:
+            with self._changed:
+                early, self._unheard = self._unheard, []
+                if not early:
+                    self._listener = listener
+                    return
+            for message in early:
+                listener(message)
+
+    def ending(self, step: int) -> Verdict:
+        """Ask what is to be done after `step`; called just before it ends."""
+        assert self._cuts is not None, "begin() comes first"
+        return self._cuts.ending(step)
+
+    def ended(self, step: int) -> None:
+        """Note the end of a step."""
+        assert self._cuts is not None, "begin() comes first"
+        self._cuts.ended(step)
+
+    def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
+        """Return these whole tensors of the checkpoint that the job goes on from.
+
+        Raises:
+            JobFailed: the head host could not read them.
+        """
+        with self._changed:
+            self._ticket += 1
+            ticket = self._ticket
+            self._loading = [empty(each) for each in slices]
+        if slices:
+            self.send(say.LoadWanted(ticket, list(slices)))
+            problem = self._wait(lambda: self._loaded.get(ticket))
+            if problem:
+                raise JobFailed(f"the checkpoint could not be read: {problem}", "psctl checkpoint verify tells more")
+        flat, self._loading = self._loading, []
+        return [tensor.reshape(each.shape) for tensor, each in zip(flat, slices, strict=True)]
+
+    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Send start values to all other workers (rank 0)."""
+        copies = {name: flat_copy(tensor) for name, tensor in tensors.items()}
+        self.send(say.StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
+        for index, flat in enumerate(copies.values()):
+            for offset, part in parts(flat):
+                self.send(say.StartPart(index, offset), part)
+        self.send(say.StartEnd())
+
+    def take_start(self) -> dict[str, torch.Tensor]:
+        """Return rank 0's start values by name (other ranks)."""
+        self._wait(lambda: self._started or None)
+        flat, self._starting = self._starting, []
+        return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
+
+    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Send this worker's part of a checkpoint; the tensors are contiguous copies that nobody changes any more.
+
+        Args:
+            step: the step that it belongs to.
+            state: what is not a tensor, as JSON values; None: another rank sends it.
+            tensors: by name; on the CPU.
+        """
+        self.send(say.SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
+        for index, tensor in enumerate(tensors.values()):
+            for offset, part in parts(tensor.reshape(-1)):
+                self.send(say.SavePart(step, index, offset), part)
+        self.send(say.SaveEnd(step))
+
+    def saved(self, step: int, timeout: float) -> str | None:
+        """Wait until the checkpoint of `step` is whole; returns its problem ("" when none), None after `timeout` s."""
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._saved or self._lost is not None, timeout)
+            return self._saved.get(step)
+
+    def unfit(self, step: int, reason: str) -> NoReturn:
+        """Say that servers cannot take the step after `step`, and wait: the job ends this process."""
+        self.send(StepUnfit(step, reason), urgent=True)
+        self._wait(lambda: None)
+        raise AssertionError("the wait ends with the process, or with the coordinator's loss")
+
+    def finished(self, step: int) -> None:
+        """Tell the coordinator that the script has reached its end."""
+        self.send(say.Finished(step))
+
+    def close(self, reason: str) -> None:
+        """Hang up; what was sent before still arrives."""
+        with self._changed:
+            self._closing = True
+            peer = self._peer
+        if peer is not None and self._lost is None:
+            try:
+                peer.flush(10.0)
+            except PsctlError as error:
+                print(f"psctl: while hanging up: {error}", file=sys.stderr)
+            peer.close(reason)
+            peer.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
+
+    def _wait(self, look: Callable[[], T | None]) -> T:
+        """Wait until `look` returns something; the coordinator owns the deadline and its loss ends the wait."""
+        with self._changed:
+            while (found := look()) is None:
+                if self._lost is not None:
+                    raise self._lost
+                self._changed.wait(1.0)
+            return found
+
+
+def empty(of: TensorSlice) -> torch.Tensor:
+    """Return flat memory for a slice."""
+    return torch.empty(of.stop - of.start, dtype=torch_dtype(of.dtype))
+
+
+def whole_slice(name: str, tensor: torch.Tensor) -> TensorSlice:
+    """Return the slice that is all of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSlice(name, dtype, tuple(tensor.shape), 0, tensor.numel())
+
+
+def flat_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU, flat, that shares nothing with the tensor."""
+    return tensor.detach().to("cpu", copy=True).reshape(-1).contiguous()
+
+
+def parts(flat: torch.Tensor) -> list[tuple[int, memoryview]]:
+    """Return a flat tensor's bytes in parts, each with its offset."""
+    view = bytes_view(flat)
+    return [(offset, view[offset : offset + PART]) for offset in range(0, len(view), PART)]

@@ -1,0 +1,185 @@
+"""`psctl.init()`: finds out how this process was started, and gives its script the run that belongs to it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from psctl.client.dense_client import ParameterClient
+from psctl.client.host_aggregation import HostPushes
+from psctl.client.shared_buffers import Sharing
+from psctl.client.shared_rows import TableMemory
+from psctl.clock import SystemClock
+from psctl.collectives.data_plane import Plane
+from psctl.collectives.rendezvous import Ask, Meeting
+from psctl.errors import UsageError
+from psctl.job.job_messages import Decision
+from psctl.job.job_permits import COORDINATION
+from psctl.kv.store_connections import Dialled, Links, Within
+from psctl.process.certificate_renewal import Renewing
+from psctl.process.process_orders import ProcessOrders, read_orders
+from psctl.process.sealed_memory import ENVIRONMENT
+from psctl.ps.permits import PARAMETERS, TABLES
+from psctl.schedule.transfer import Schedule
+from psctl.sync.flat_parameters import Client
+from psctl.sync.gradient_trace import Trace, from_environment
+from psctl.transport.peer import Credentials, dial
+from psctl.transport.shared_memory import inherited
+from psctl.types import Address, Member
+from psctl.worker import coordinator_session as sessions
+from psctl.worker.coordinator_session import Session
+from psctl.worker.run import Run
+from psctl.worker.standalone import Lines, Lone, torchrun_rank
+
+DIAL_SECONDS = 20.0
+"""Seconds to reach the coordinator or a server."""
+
+PATIENCE = 60.0
+"""Seconds that a server may be silent although it was asked."""
+
+_first: list[str] = []
+"""Where this process's run was made, "train.py:12"; a process has one."""
+
+
+def init() -> Run:
+    """Take this process into its job; returns the run, with which the script does everything else.
+
+    Under `psctl train` it joins the job that started it. Under torchrun it synchronises with the engine's all-reduce
+    (strategy `native`). Alone (`python train.py`) it is a world of one. The script is the same.
+
+    Call it once, at the top, before the model is built: it seeds python's, numpy's and torch's random numbers, equally
+    on every rank. When the script ends, what is due is saved and reported by itself.
+
+    Raises:
+        UsageError: this process has a run already; the message says where it was made.
+        ConnectionFailed: the job's coordinator cannot be reached; never the script's fault.
+    """
+    if _first:
+        raise UsageError(
+            f"psctl.init() was called already, at {_first[0]}: a process has one run",
+            "pass that run on to whoever needs it",
+        )
+    caller = sys._getframe(1)
+    _first.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    orders = read_orders()
+    if orders is not None:
+        run = join(orders, Path(os.environ[ENVIRONMENT]).parent)
+    else:
+        ranks = torchrun_rank()
+        run = lone(*ranks, "native") if ranks is not None else lone(0, 1, "alone")
+    sessions.answer_for_process(run.step_reached)
+    atexit.register(_at_exit, run, orders.error_file if orders is not None else "")
+    return run
+
+
+def lone(rank: int, world: int, strategy: str) -> Run:
+    """Return a run without a job."""
+    clock = SystemClock()
+    lines = Lines(clock=clock) if rank == 0 else None
+    links = Within if strategy == "alone" else _no_store
+    return Run(Lone(rank, world, strategy), _no_servers, clock, links=links, trace=from_environment(rank), lines=lines)
+
+
+def join(orders: ProcessOrders, folder: Path) -> Run:
+    """Return the run of a worker that psctl started.
+
+    Args:
+        orders: its own.
+        folder: where they lie; this user alone can enter it.
+    """
+
+    def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> Plane:
+        return Meeting(orders, credentials, segments, folder, hosts).make(schedule, ask)
+
+    segments = inherited(orders.member, orders.segments)
+    credentials = Credentials(
+        job=orders.job, member=orders.member, authority=orders.authority,
+        certificate=orders.certificate, key=orders.key, knock=orders.knock,
+    )  # fmt: skip
+    session = Session(orders.member, connect=meet)
+    handler = Renewing(credentials, session, lambda _: None)  # what a worker prints is its script's
+    seat = Member("coordinator", 0)
+    session.joined(dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion))
+    clock = SystemClock()
+    trace = from_environment(orders.member.rank)
+
+    def connect(decision: Decision) -> Client:
+        def to_server(member: Member, address: Address, handler: Any) -> Any:
+            return dial(
+                address, credentials, expect=member, kinds=PARAMETERS, handler=handler, timeout=DIAL_SECONDS,
+                congestion=orders.congestion,
+            )  # fmt: skip
+
+        sharing = Sharing(segments)
+        together = any(orders.member.rank in group for group in decision.hosts)
+        return ParameterClient(
+            orders.member,
+            orders.world,
+            decision,
+            to_server,
+            clock,
+            PATIENCE,
+            _left(trace) if trace else None,
+            session.send,
+            sharing,
+            HostPushes(orders.member, folder, sharing) if together else None,
+        )
+
+    def links() -> Links:
+        def to_tables(member: Member, address: Address, handler: Any) -> Any:
+            return dial(
+                address, credentials, expect=member, kinds=TABLES, handler=handler, timeout=DIAL_SECONDS,
+                congestion=orders.congestion,
+            )  # fmt: skip
+
+        made = Dialled(session.tables(), to_tables, memory=TableMemory(segments))
+        session.follow_tables(made.assigned)
+        return made
+
+    return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
+
+
+def _left(trace: Trace) -> Any:
+    """Return the client's trace as one into ours: same file, same clock."""
+
+    def note(what: tuple[float, str, int, int]) -> None:
+        _, event, shard, clock = what
+        trace(event, shard=shard, clock=clock)
+
+    return note
+
+
+def _no_servers(decision: Decision) -> Client:
+    raise AssertionError("no strategy with servers is decided without a job")
+
+
+def _no_store() -> Links:
+    raise UsageError(
+        "run.store() under torchrun, which has no servers to hold a store",
+        "start the script with psctl train, or alone (python train.py)",
+    )
+
+
+def _at_exit(run: Run, error_file: str) -> None:
+    """End the run as the script ended. A run that cannot be ended well ends the process with status 1."""
+    failed = _failing()
+    if not failed and error_file and Path(error_file).exists():
+        failed = "the script ended with an error"
+    try:
+        run.finish(failed)
+    except BaseException:  # noqa: BLE001  at exit Python would print it and end with 0, as if all were well
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _failing() -> str:
+    """Return why the script ends before its end, as far as the interpreter knows: an exception's name, or ""."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return f"the script ended with {type(error).__name__}" if error is not None else ""

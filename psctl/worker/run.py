@@ -1,0 +1,398 @@
+"""What a training script holds: `run = psctl.init()` and everything it then asks of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from psctl.client.model_layout import check_given, describe
+from psctl.clock import Clock
+from psctl.errors import UsageError
+from psctl.job.job_messages import Beat, Decision, Resume
+from psctl.kv.open_store import Stores
+from psctl.kv.store import Store
+from psctl.kv.store_connections import Links, Within
+from psctl.sync.bucket_allreduce import local_device
+from psctl.sync.build_synchronizer import Seat, Tools, start
+from psctl.sync.flat_parameters import Client
+from psctl.sync.gradient_hooks import Watch
+from psctl.sync.gradient_trace import Trace
+from psctl.sync.local_sgd import Factory
+from psctl.sync.optimizer_step import replace_step
+from psctl.sync.synchronizer import Share, Way
+from psctl.train_state.class_swap import swap
+from psctl.train_state.random_generators import Entrances
+from psctl.train_state.step_seed import reseed
+from psctl.train_state.tracked_state import Tracked
+from psctl.train_state.training_parts import Parts, wanted
+from psctl.worker.heartbeat import Pulse
+from psctl.worker.loader import Loader
+from psctl.worker.standalone import Lines
+from psctl.worker.step_reports import Reports, Since
+from psctl.worker.training_progress import Course
+
+
+class Run:
+    """One worker's part in a training job; `psctl.init()` returns it.
+
+        run = psctl.init()
+        model, optimizer, scheduler = run.prepare(Net(), optimizer, scheduler)
+        loader = run.loader(dataset, batch_size=64)
+        for epoch in run.epochs(10):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                run.report(loss=loss)
+
+    The same script runs under `psctl train` with every strategy, under torchrun, and alone (`python train.py`).
+
+    Random numbers: `psctl.init` seeds python's, numpy's and torch's generators from the job's `seed`, equally on every
+    rank. From then on they are yours, and saved with each checkpoint, except within steps: from a batch of `run.loader`
+    (with a loader of your own: from the model's forward) to the end of `optimizer.step()` they give numbers that depend
+    on (seed, step, rank) alone, so that dropout differs by rank and a step can be done again to the bit.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        connect: Callable[[Decision], Client],
+        clock: Clock,
+        *,
+        links: Callable[[], Links] | None = None,
+        trace: Trace | None = None,
+        lines: Lines | None = None,
+        folder: str = "",
+    ) -> None:
+        self._seat, self._connect, self._clock, self._trace, self._lines = seat, connect, clock, trace, lines
+        self._welcome = welcome = seat.join()
+        self._share = Share(welcome.world)
+        self._tracked = Tracked()
+        self._reports = Reports()
+        self._course = Course(seat, welcome, self._share, self._tracked)
+        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course, folder)
+        self._course.on_save = self._mark
+        self._way: Way | None = None
+        self._stepless: Watch | None = None
+        self._strategy = ""
+        self._resumed: str | None = None
+        self._since: Since | None = None  # the last report
+        self._over = False
+        reseed(welcome.seed, "init")
+        if welcome.resume is not None and welcome.resume.checkpoint:
+            self._go_on_from(welcome.resume)
+        self._pulse = Pulse(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
+
+    # ---- who and where ----
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0; as RANK in the environment."""
+        return self._course.rank
+
+    @property
+    def world(self) -> int:
+        """The number of workers that take part; as WORLD_SIZE in the environment at the start, 1 alone."""
+        return len(self._course.members())
+
+    @property
+    def device(self) -> torch.device:
+        """The device to put model and batches on: this process's GPU (by LOCAL_RANK), or the CPU."""
+        return local_device()
+
+    @property
+    def strategy(self) -> str:
+        """How gradients are synchronised: a strategy's name, or "alone"; "" before `prepare`, which decides it."""
+        return self._strategy
+
+    @property
+    def step(self) -> int:
+        """Finished steps of the job, those before a resume included. A step ends in `optimizer.step()`."""
+        return self._course.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is going on, from 0."""
+        return self._course.epoch
+
+    @property
+    def resumed(self) -> str | None:
+        """The checkpoint that the job went on from ("digits-3@500"), or None."""
+        return self._resumed
+
+    # ---- the model ----
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        *,
+        outer: Factory | None = None,
+    ) -> Any:
+        """Take the model, its optimizer and its scheduler into the job; returns as many as were given.
+
+        The returned objects are your own: the model's class is replaced by a subclass of it, the optimizer's `step` by
+        one that synchronises. Afterwards every rank has rank 0's values (parameters, buffers), or the checkpoint's when
+        the job goes on from one; the scheduler and the optimizer then are where they were, too.
+
+        Call it once, on every rank, before the first forward, with model and optimizer on the device they train on
+        (`run.device`), frozen parameters frozen, and values of your own loaded.
+
+        What people get wrong: under `update: server` (see the `plan` event) gradients leave during backward and new
+        values come back from the servers. So clip with `run.clip_grad_norm`, not torch's; keep several backwards of one
+        step under `run.accumulate()`; and expect new values only where the model is called, in `state_dict()` and
+        `parameters()` of the model, and after `run.wait()`, not in a tensor that you hold. `optimizer.state` stays
+        empty here: it is on the servers.
+
+        Args:
+            model: the module to train. Several modules: put them into one nn.ModuleList or nn.ModuleDict.
+            optimizer: over parameters of this model. None: you update parameters yourself; a step then ends with each
+                backward outside `run.accumulate()`.
+            scheduler: anything with state_dict and load_state_dict; you step it yourself, as ever.
+            outer: for `period: H`: makes the optimizer that steps at a period's end, by the joint change. DiLoCo's:
+                `lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)`. None: values are averaged.
+
+        Returns:
+            model; or (model, optimizer); or (model, optimizer, scheduler).
+
+        Raises:
+            UsageError: what was given cannot be trained so; the script's fault, the message has the cure.
+        """
+        if self._way is not None:
+            raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
+        check_given(model, optimizer, scheduler)
+        parts = Parts(model, optimizer, scheduler)
+        layout = describe(model, optimizer, apart=outer is not None)
+        decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
+        if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
+            self._go_on_from(decision.resume)
+        tools = Tools(self._seat, self._welcome.world, self._connect, self._share, self._clock, self._trace, outer)
+        way = start(parts, decision, tools)
+        self._course.take_place(decision.resume, parts, way)
+        self._strategy = decision.strategy
+        swap(model, way, Entrances(model, self._course.forward))
+        if optimizer is not None:
+            replace_step(optimizer, self._step)
+        else:
+            self._step_by_backward(parts)
+        self._way = way
+        self._seat.begin(self.step)
+        self._since = Since(way, self._clock)
+        self._course.begin(parts, way, decision.sums)
+        count = 3 if scheduler is not None else 2 if optimizer is not None else 1
+        return (model, optimizer, scheduler)[:count] if count > 1 else model
+
+    def track(self, **things: Any) -> None:
+        """Make things part of every checkpoint: `run.track(ema=ema, best=best)`.
+
+        Each has `state_dict()` and `load_state_dict(state)`; the state may be tensors, numbers, text, None, and lists,
+        tuples and dicts of them. Rank 0's is saved. When the job goes on from a checkpoint, each gets its saved state
+        here (or in `prepare`, if that comes later), on every rank.
+
+        Raises:
+            UsageError: a name is taken, or a state holds something else; the script's fault.
+        """
+        for key, thing in things.items():
+            self._tracked.add(key, thing)
+
+    # ---- data ----
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        per_worker: bool = False,
+    ) -> Loader:
+        """Return an iterable of this rank's batches: every example once an epoch over all ranks.
+
+        Which examples a step takes depends on the job's seed, the epoch and the step alone; ranks share them evenly in
+        rank order, and their gradients are weighted by examples. So N workers train as one does, and a job that goes on
+        from a checkpoint continues with the very next batch, whatever its number of workers. Random transforms of the
+        dataset are seeded for each batch, also with `num_workers`.
+
+        It is for the batches that steps are made of. Validate with a plain torch DataLoader.
+
+        Args:
+            dataset: has `__len__` and `__getitem__`.
+            batch_size: examples that one step consumes over *all* ranks. (torchrun's scripts give what one rank
+                consumes: that is `per_worker=True`, and the run then depends on the number of workers.)
+            shuffle: take the examples in another order each epoch.
+            num_workers: loader processes of this rank; 0: fetch in the training process.
+            collate_fn: makes a batch of a list of examples; default: torch's.
+            per_worker: `batch_size` is for each rank.
+
+        Raises:
+            UsageError: the dataset has no positions (an IterableDataset), or somebody would have no example; the
+                script's fault.
+        """
+        return Loader(
+            self._course, self._course.new_loader(), dataset, batch_size,
+            shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
+        )  # fmt: skip
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs to train, 0 .. count-1; from where the job went on after a resume.
+
+        A job that goes on from its last step yields none, and the script's tail runs with the restored model. With a
+        DataLoader of your own, a resumed job repeats the epoch that it was in.
+        """
+        return self._course.epochs(count)
+
+    # ---- within a step ----
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Let gradients add up without being sent: `with run.accumulate(): loss.backward()`.
+
+        All but the last backward of a step go in here; the last one, outside, sends their sum. Divide the losses
+        yourself, as ever.
+        """
+        with ExitStack() as both:
+            both.enter_context(self._prepared("run.accumulate").accumulate())
+            if self._stepless is not None:
+                both.enter_context(self._stepless.paused())
+            yield
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale the joint gradient down to a 2-norm of at most `max_norm`; returns the norm that it had.
+
+        The norm is over all trainable parameters and all ranks: the same on every rank. Every rank must call it, after
+        the last backward of a step and before `optimizer.step()`. Under servers the scaling happens there; `.grad`
+        keeps this rank's own gradient. With `period:` above 1 a rank steps alone, and clips its own gradient by its own
+        norm.
+
+        Args:
+            max_norm: more than 0; in the gradient's unit.
+        """
+        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+
+    def wait(self) -> None:
+        """Return when every parameter holds the values after all steps so far, where workers may be apart too.
+
+        Needed only where parameters are read without calling the model, its `state_dict()` or its `parameters()`:
+        after `optimizer.step()`, through a tensor that you hold (`weight = model.fc.weight`).
+        """
+        self._prepared("run.wait").wait()
+
+    def report(self, **numbers: Any) -> None:
+        """Report numbers of this step: `run.report(loss=loss, accuracy=0.93)`.
+
+        They become the job's metrics: for each step and name, the mean over the ranks that reported it, weighted by
+        their examples. Between a backward and its `optimizer.step()` they belong to the step in progress; after it, and
+        outside of the loop (an evaluation at the end), to the last step. Cheap: values on a GPU are read later.
+
+        Args:
+            numbers: numbers, or tensors of one element.
+
+        Raises:
+            UsageError: a value is no number; the script's fault.
+            SystemExit: the job was asked to stop and has saved; only where the loop does not use `run.loader`.
+        """
+        step = self.step + 1 if self._course.in_step else self.step
+        self._reports.add(step, self.epoch, float(self._share.mine if self._share.together else 1), numbers)
+        self._course.reported()
+
+    def store(self, name: str = "default", consistency: Any = "asp", reads: str = "lazy", group: Any = None) -> Store:
+        """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
+
+        Args:
+            name: a name space; consistency: "asp", "bsp" or {"ssp": s}: when a push is seen by others.
+            reads: "lazy", or "eager" (bsp, ssp): servers send what was read before when it changes.
+            group: ranks that push and whose clocks count; others only pull. None: all.
+
+        Raises UsageError: it makes no sense, was opened otherwise before, or torchrun started this: it has no servers.
+        """
+        return self._stores.open(name, consistency, reads, group)
+
+    # ---- the end ----
+
+    def finish(self, failed: str = "") -> None:
+        """End the run: the last checkpoint, the last report, goodbye. Python calls it when the script ends.
+
+        Args:
+            failed: why the script did not reach its end; nothing is saved then.
+        """
+        if self._over:
+            return
+        self._over = True
+        if not failed:
+            if self._way is not None:
+                self._way.finish()
+            self._course.last_rest()
+        self._stores.close(failed=bool(failed))
+        if self._pulse is not None:
+            self._pulse.end()
+        if not failed:
+            self._tell()
+            self._course.await_saved()
+            self._seat.finished(self.step)
+        if self._lines is not None and not failed and self._way is not None:
+            self._lines.end(self.step, self._reports.line())
+        if self._trace is not None:
+            self._trace.flush()
+        if self._way is not None:
+            self._way.close(failed or "done", failed=bool(failed))
+        self._seat.close(failed or "done")
+
+    def step_reached(self) -> int | None:
+        """Return the last step that was finished, as `run.step` and progress count; None before `prepare`."""
+        return self.step if self._way is not None else None
+
+    # ---- inside ----
+
+    def _prepared(self, what: str) -> Way:
+        if self._way is None:
+            raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
+        return self._way
+
+    def _step(self, original: Callable[[], Any]) -> Any:
+        way = self._prepared("optimizer.step()")
+        result = self._course.end_step(lambda save: way.step(original, save))
+        if self._lines is not None:
+            self._lines.step(self.step, self.epoch, self._share.mine, self._reports.line)
+        return result
+
+    def _step_by_backward(self, parts: Parts) -> None:
+        trainable = parts.trainable()
+        self._stepless = Watch(
+            list(trainable), list(trainable.values()), [],
+            ready=lambda _: None, ended=self._stepped, per_backward=True,
+        )  # fmt: skip
+
+    def _stepped(self) -> None:
+        assert self._stepless is not None, "its hooks call this"
+        if self._stepless.outstanding:
+            self._stepless.outstanding = False
+            self._step(lambda: None)
+
+    def _go_on_from(self, resume: Resume) -> None:
+        self._resumed = resume.checkpoint
+        self._course.resume(resume)
+        names = [each.name for each in resume.tensors if each.name.startswith("track/")]
+        slices = wanted(resume.tensors, names, resume.checkpoint)
+        self._tracked.resume(resume.state.get("tracked") or {}, dict(zip(names, self._seat.load(slices), strict=True)))
+
+    def _beat(self) -> None:
+        doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
+        self._seat.send(Beat(self.step, doing), urgent=True)
+
+    def _mark(self, step: int) -> None:
+        """The checkpoint of a step is taken: what this rank reported of that step goes ahead of it."""
+        self._stores.mark(step)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Send what happened since the last report."""
+        if self._since is not None and self._seat.keeps:
+            self._since.tell(self._seat.send, self._course, self._reports)

@@ -1,0 +1,133 @@
+"""A run without a coordinator: alone, or one of torchrun's ranks. Nobody keeps checkpoints; progress goes to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from psctl.clock import Clock, SystemClock
+from psctl.collectives.data_plane import Plane
+from psctl.job.job_messages import Decision, Welcome
+from psctl.schedule.transfer import Schedule
+from psctl.train_state.common_step import Verdict
+from psctl.train_state.example_sharing import Division
+from psctl.types import Layout, Member, TensorSlice
+
+LINE_SECONDS = 5.0
+"""Seconds between two lines of progress."""
+
+
+def torchrun_rank() -> tuple[int, int] | None:
+    """Return (rank, world size) as torchrun's environment says, or None where there is none."""
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    return (int(rank), int(world)) if rank is not None and world is not None else None
+
+
+class Lone:
+    """What a run asks of its session, answered without a job.
+
+    Args:
+        rank, world: torchrun's; 0 and 1 alone.
+        strategy: "native" under torchrun, else "alone".
+        seed: what random numbers and the order of examples are made from.
+    """
+
+    keeps = False
+    division: Division | None = None
+
+    def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
+        self.me = Member("worker", rank)
+        self._welcome = Welcome(world=world, seed=seed, every_steps=0, report_seconds=LINE_SECONDS)
+        self._strategy = strategy
+
+    def join(self) -> Welcome:
+        return self._welcome
+
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
+        return Decision(self._strategy, "worker", layout, [])
+
+    def plane(self, schedule: Schedule) -> Plane | None:
+        return None  # nobody says where others listen
+
+    def begin(self, step: int) -> None:
+        return
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        return
+
+    def ending(self, step: int) -> Verdict:
+        return Verdict()
+
+    def ended(self, step: int) -> None:
+        return
+
+    def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
+        assert not slices, "there is no checkpoint to go on from"
+        return []
+
+    def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        return
+
+    def take_start(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        return
+
+    def saved(self, step: int, timeout: float) -> str | None:
+        return ""
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None:
+        return
+
+    def unfit(self, step: int, reason: str) -> NoReturn:
+        raise AssertionError("there are no servers")
+
+    def finished(self, step: int) -> None:
+        return
+
+    def close(self, reason: str) -> None:
+        return
+
+
+class Lines:
+    """Prints where training is, one line every few seconds and one at the end.
+
+    Args:
+        write: takes a line; stderr where none is given.
+        clock: the machine's time.
+    """
+
+    def __init__(self, write: Callable[[str], Any] | None = None, clock: Clock | None = None) -> None:
+        self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._clock = clock or SystemClock()
+        self._began = self._last = self._clock.now()
+        self._examples = 0.0
+        self._printed = 0.0
+
+    def step(self, step: int, epoch: int, examples: float, numbers: Callable[[], str]) -> None:
+        """Note that `examples` more were trained on; prints when it is time."""
+        self._examples += examples
+        now = self._clock.now()
+        if now - self._last >= LINE_SECONDS:
+            rate = (self._examples - self._printed) / (now - self._last)
+            self._last, self._printed = now, self._examples
+            self._write(_line(f"step {step}", f"epoch {epoch}", numbers(), _rate(rate)))
+
+    def end(self, step: int, numbers: str) -> None:
+        """Print the last line."""
+        seconds = self._clock.now() - self._began
+        rate = self._examples / seconds if seconds > 0 else 0.0
+        self._write(_line(f"{step} steps in {seconds:.1f} s", numbers, _rate(rate)))
+
+
+def _line(*parts: str) -> str:
+    return "psctl: " + " · ".join(part for part in parts if part)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0f} examples/s" if rate else ""

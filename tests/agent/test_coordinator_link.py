@@ -1,0 +1,51 @@
+"""The agent's link: what is said as soon as the coordinator answers is neither lost nor said before who says it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from psctl.agent.coordinator_link import Link, LinkUp
+from psctl.errors import PeerLost
+from psctl.job.job_messages import Register, Started
+from psctl.types import Address, Member
+
+
+class Prompt:
+    """A connection to a coordinator that has its first order carried out before `send` of the Register returns."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.obeyed = threading.Thread(target=self._obey)
+        self.link: Link | None = None
+
+    def send(self, message: Any, *, urgent: bool) -> bool:
+        self.said.append(message)
+        if isinstance(message, Register):
+            self.obeyed.start()
+            self.obeyed.join(0.2)  # the agent has all the time to answer, if nothing keeps it
+        return True
+
+    def flush(self, timeout: float) -> None:
+        pass
+
+    def close(self, reason: str) -> None:
+        pass
+
+    def _obey(self) -> None:
+        assert self.link is not None
+        assert self.link.send(Started(Member("worker", 1), 42))
+
+
+def test_what_the_first_order_makes_us_say_is_said_behind_the_register(monkeypatch):
+    happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    peer, register = Prompt(), Register("h1", 1, 2, 1 << 30, 0)
+    peer.link = link = Link(None, register, "auto", happened.put, None)
+    monkeypatch.setattr(link, "_dial", lambda address, left: peer)
+    link.start(Address("127.0.0.1", 1))
+    assert isinstance(happened.get(timeout=10), LinkUp)
+    peer.obeyed.join(10)
+    assert peer.said == [register, Started(Member("worker", 1), 42)]
+    link.close(1.0)
+    link.lost(peer, PeerLost("over"))

@@ -1,0 +1,77 @@
+"""What an agent asks the coordinator for psctl: answers of all servers, late ones, none."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from psctl.agent import coordinator_queries
+from psctl.agent.control_socket import Refused, Request
+from psctl.agent.coordinator_link import Heard
+from psctl.agent.coordinator_queries import Questions
+from psctl.agent.status_answers import Standing, answer
+from psctl.job.job_messages import ScaleAnswer
+from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+
+
+def rows(ticket: int, shard: int) -> ReadRows:
+    return ReadRows(ticket, 0, 3, 2, [shard], ["s"], [], [])
+
+
+class Coordinator:
+    """Answers each question at once with these messages, whose ticket is set; and keeps what it was asked."""
+
+    def __init__(self, *said: Any) -> None:
+        self.said, self.asked = said, []  # type: ignore[var-annotated]
+        self.questions = Questions(self._send)
+
+    def _send(self, question: Any) -> bool:
+        self.asked.append(question)
+        for make in self.said:
+            self.questions.heard(make(question.ticket))
+        return True
+
+
+def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not_count() -> None:
+    coordinator = Coordinator(
+        lambda ticket: Heard(rows(ticket, 0), b"zero"),
+        lambda ticket: Heard(rows(ticket - 1, 1), b"late"),
+        lambda ticket: Heard(ReadBy(ticket, 2)),
+        lambda ticket: Heard(rows(ticket, 1), b"one"),
+    )
+    for ticket in (1, 2):
+        found = coordinator.questions.read("s", ["w"], [1])
+        assert found["servers"] == 2
+        assert [(each["led"], b64decode(each["payload"])) for each in found["answers"]] == [
+            ([0], b"zero"), ([1], b"one"),
+        ]  # fmt: skip
+        assert coordinator.asked[-1] == ReadWanted(ticket, "s", ["w"], [1])
+
+
+def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_queries, "READING", 0.05)
+    coordinator = Coordinator(lambda ticket: Heard(ReadBy(ticket, 2)), lambda ticket: Heard(rows(ticket, 0)))
+    found = coordinator.questions.read("s", [], [])
+    assert (found["servers"], len(found["answers"])) == (2, 1)
+
+
+def test_other_numbers_are_asked_for_and_what_is_no_question_is_refused() -> None:
+    coordinator = Coordinator(lambda ticket: Heard(ScaleAnswer(ticket, 2, 1, "no", "because")))
+    standing = Standing("j", "a", None, [], "")
+
+    def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return answer(Request(command, arguments), standing, lambda asked: None, coordinator.questions)
+
+    assert ask("scale", {"servers": 2}) == {"workers": 2, "servers": 1, "problem": "no", "hint": "because"}
+    for wrong in (
+        {"store": "s", "names": [], "keys": [1 << 63]},
+        {"store": "s"},
+        {"store": 1, "names": [], "keys": []},
+    ):
+        with pytest.raises(Refused):
+            ask("read", wrong)
+    assert len(coordinator.asked) == 1
+    with pytest.raises(Refused, match="not connected"):
+        Questions(lambda message: False).read("s", [], [])

@@ -1,0 +1,150 @@
+"""What the kernel killed for lack of memory is called that, and nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psctl.agent.memory_kills import FRESH, MemoryKills, counter_files, first_counter
+from psctl.agent.processes import Child
+from psctl.agent.spawn import Files, account
+from psctl.clock import ManualClock
+from psctl.process.secret_masking import Secrets
+from psctl.types import Member
+
+ROOT = Path(__file__).parents[2]
+W1 = Member("worker", 1)
+ROSE = "oom_kill in /x rose from 0 to 1"
+
+
+class Counter:
+    """A counter as a test wants it."""
+
+    def __init__(self) -> None:
+        self.found: tuple[str, int] | None = ("/sys/fs/cgroup/x/memory.events", 3)
+        self.clock = ManualClock()
+        self.kills = MemoryKills(lambda: self.found, self.clock.now)
+
+    def rises(self, by: int = 1) -> None:
+        assert self.found is not None
+        self.found = (self.found[0], self.found[1] + by)
+
+
+def test_a_counter_that_has_just_risen_is_evidence_for_every_process_that_ended_now() -> None:
+    counter = Counter()
+    assert counter.kills.evidence() == ""
+    counter.rises(2)
+    text = "oom_kill in /sys/fs/cgroup/x/memory.events rose from 3 to 5"
+    assert [counter.kills.evidence(), counter.kills.evidence()] == [text, text]
+    counter.clock.advance(FRESH + 1)
+    assert counter.kills.evidence() == ""  # a later kill is somebody else's
+
+
+def test_a_counter_that_rose_long_ago_or_cannot_be_read_is_no_evidence() -> None:
+    counter = Counter()
+    counter.rises()
+    counter.kills.look()
+    counter.clock.advance(FRESH + 1)
+    assert counter.kills.evidence() == ""
+    counter.found = ("/proc/vmstat", 70)  # another counter took its place
+    assert counter.kills.evidence() == ""
+    counter.found = None
+    assert counter.kills.evidence() == ""
+
+
+@pytest.mark.parametrize(
+    ("groups", "held", "found"),
+    [
+        ("0::/user.slice/a:b", {"sys/fs/cgroup/user.slice/a:b/memory.events": "oom 1\noom_kill 2\n"}, 2),
+        ("4:cpu,memory:/x\n0::/", {"sys/fs/cgroup/memory/x/memory.oom_control": "under_oom 0\noom_kill 3\n"}, 3),
+        ("0::/", {"proc/vmstat": "pgfault 9\noom_kill 7\n"}, 7),  # the root group keeps no counter
+        ("0::/", {"proc/vmstat": "pgfault 9\n"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_control_groups_own_counter_is_read_before_the_machines(
+    tmp_path: Path, groups: str, held: dict[str, str], found: int | None
+) -> None:
+    for name, text in {"proc/vmstat": "oom_kill 100\n", "proc/self/cgroup": groups, **held}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if not groups:
+        (tmp_path / "proc/vmstat").unlink()
+    counter = first_counter(counter_files(tmp_path))
+    assert (counter[1] if counter else None) == found
+
+
+class Orders:
+    """As much of an agent's orders as its files need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job_dir = str(folder)
+
+
+@pytest.mark.parametrize(
+    ("status", "memory", "exception", "hinted"),
+    [
+        (-9, ROSE, f"OutOfMemory: the kernel killed it, for memory ran out: {ROSE}", True),
+        (-9, "", "killed by signal 9 (SIGKILL)", False),
+        (1, ROSE, "ended with status 1", True),  # its data loader was killed
+    ],
+)
+def test_the_account_of_a_kill_for_lack_of_memory_names_the_evidence(
+    tmp_path: Path, status: int, memory: str, exception: str, hinted: bool
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        child = Child("worker/1", ended)
+    child.status, child.memory = status, memory
+    failure = account(Files(Orders(tmp_path)), W1, "h1", child, [], Secrets([]))  # type: ignore[arg-type]
+    assert failure.exception == exception
+    assert ("smaller batches" in failure.hint, "rose from 0 to 1" in failure.hint) == (hinted, hinted and status == 1)
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of 64 MiB, where this machine lets us make one."""
+    at = next((path.parent for path in counter_files()[:-1] if path.is_file()), None)
+    group = (at or Path("/nowhere")) / f"psctl-test-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if at and (at / "memory.limit_in_bytes").exists() else "memory.max"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(64 << 20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group with a limit can be made: {error}")
+    yield group
+    group.rmdir()
+
+
+AGENT = """
+import os, sys
+from psctl.agent.memory_kills import MemoryKills
+from psctl.agent.processes import Processes
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+processes = Processes(os.pipe()[0])
+greedy = "held = [bytes([1]) * (1 << 20) for _ in range(400)]"
+for program in (greedy, "import os; os.kill(os.getpid(), 9)"):
+    child = processes.start("x", [sys.executable, "-c", program], dict(os.environ), "/", 1, 2)
+    while child.status is None:
+        processes.reap()
+    print(child.status, child.memory)
+    processes._memory_kills = MemoryKills()  # as a minute later
+"""
+
+
+def test_a_process_that_the_kernel_killed_in_a_small_group_is_told_from_one_that_was_killed(small_group: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT, str(small_group)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    first, second = done.stdout.splitlines()
+    assert first.startswith("-9 oom_kill in "), done.stderr
+    assert first.endswith("rose from 0 to 1")
+    assert second == "-9 "

@@ -1,0 +1,213 @@
+"""Connections to the store through a sealed stream: every byte, both directions, each ending by itself, and breaks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from psctl.agent.torch_store_tunnel import TUNNELS, Tunnel, TunnelsEnd, join
+from psctl.errors import PsctlError
+from psctl.transport import loopback_tcp
+from psctl.transport.loopback_tcp import Guarded
+from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.protocol.authority import issue, make_authority
+from psctl.transport.protocol.preauth import new_secret
+from psctl.types import Member
+
+LIMIT = 10.0
+BULK = os.urandom(24 << 20)
+"""More than windows, queues and sockets hold together."""
+
+
+class Way:
+    """A store's listening socket, the head's end of tunnels, and what another host's agent does with a connection."""
+
+    def __init__(self) -> None:
+        front, self.store = loopback_tcp.listen_twice(None)
+        front.close()
+        self.listening = socket.socket(fileno=os.dup(self.store.fileno()))
+        self.listening.settimeout(LIMIT)
+        authority, knock = make_authority("try", time.time()), new_secret()
+        self.failed: list[str] = []
+        self.peers: list[Peer] = []
+
+        def credentials(member: Member) -> Credentials:
+            pair = issue(authority, "try", member, time.time())
+            return Credentials("try", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, knock)
+
+        self._other = credentials(Member("agent", 1))
+        end = TunnelsEnd(self.store, lambda peer, error: self.failed.append(error.message))
+        self._acceptor = Acceptor("127.0.0.1", None, credentials(Member("agent", 0)), TUNNELS, end)
+        self.threads: list[threading.Thread] = []
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Return a worker's end of a connection, and the store's."""
+        worker, agents = socket.socketpair()
+        worker.settimeout(LIMIT)
+        tunnel = Tunnel(agents)
+        peer = dial(self._acceptor.address, self._other, Member("agent", 0), TUNNELS, tunnel)
+
+        def carry() -> None:
+            with agents:
+                try:
+                    tunnel.run(peer)
+                except (PsctlError, OSError) as error:
+                    self.failed.append(str(error))
+                peer.join()
+
+        self.peers.append(peer)
+        self.threads.append(threading.Thread(target=carry))
+        self.threads[-1].start()
+        try:
+            accepted, _ = self.listening.accept()
+        except OSError:
+            worker.close()
+            raise
+        accepted.settimeout(LIMIT)
+        return worker, accepted
+
+    def end(self) -> None:
+        for peer in self.peers:
+            peer.close()
+        for thread in self.threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+        self._acceptor.close()
+        self.listening.close()
+        self.store.close()
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    made = Way()
+    yield made
+    made.end()
+
+
+def read_all(end: socket.socket) -> bytes:
+    data = bytearray()
+    while part := end.recv(1 << 16):
+        data += part
+    return bytes(data)
+
+
+def send_all(end: socket.socket, data: bytes) -> None:
+    end.sendall(data)
+    end.shutdown(socket.SHUT_WR)
+
+
+def test_bytes_go_both_ways_and_each_direction_ends_by_itself(way: Way) -> None:
+    worker, store = way.connect()
+    with worker, store:
+        worker.sendall(b"a question")
+        worker.shutdown(socket.SHUT_WR)
+        assert read_all(store) == b"a question"
+        store.sendall(b"an answer")
+        store.close()
+        assert read_all(worker) == b"an answer"
+    way.threads[0].join(LIMIT)
+    assert way.failed == []
+
+
+def test_who_does_not_read_stops_who_sends_and_nothing_is_lost(way: Way) -> None:
+    worker, store = way.connect()
+    sent = 0
+    with worker, store:
+        worker.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            while sent < len(BULK):
+                sent += worker.send(BULK[sent : sent + (1 << 20)])
+        worker.settimeout(LIMIT)
+        rest = threading.Thread(target=send_all, args=(worker, BULK[sent:]))
+        rest.start()
+        assert read_all(store) == BULK
+        rest.join(LIMIT)
+
+
+def test_one_connection_that_is_not_read_holds_up_no_other(way: Way) -> None:
+    slow, unread = way.connect()
+    quick, store = way.connect()
+    with slow, unread, quick, store:
+        slow.setblocking(False)
+        with pytest.raises(BlockingIOError):  # noqa: PT012
+            while True:
+                slow.send(BULK[: 1 << 20])
+        quick.sendall(b"word")
+        assert store.recv(4) == b"word"
+        unread.close()
+
+
+def test_a_store_that_is_killed_ends_the_connection_and_says_so(way: Way) -> None:
+    worker, store = way.connect()
+    with worker:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as when its process dies
+        store.close()
+        assert worker.recv(1) == b""
+    way.threads[0].join(LIMIT)
+    assert any("the store's connection broke: [Errno 104] Connection reset by peer" in text for text in way.failed)
+
+
+def test_a_lost_stream_ends_both_ends(way: Way) -> None:
+    worker, store = way.connect()
+    with worker, store:
+        way.peers[0].close("cut")
+        assert worker.recv(1) == b""
+        assert store.recv(1) == b""
+
+
+def test_ports_of_connections_that_ended_are_let_through_no_longer(way: Way) -> None:
+    for _ in range(3):
+        worker, store = way.connect()
+        worker.close()
+        assert store.recv(1) == b""
+        store.close()
+        way.threads[-1].join(LIMIT)
+    _wait_for_none(way.store)
+
+
+def _wait_for_none(store: Guarded) -> None:
+    deadline = time.monotonic() + LIMIT
+    while store._ports and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store._ports == set()
+
+
+def test_a_store_that_cannot_be_reached_is_said_so_at_the_head(way: Way) -> None:
+    way.store.close()
+    way.listening.close()
+    with pytest.raises(OSError, match="Bad file"):
+        way.connect()
+    way.threads[0].join(LIMIT)
+    assert any("Connection refused" in text for text in way.failed), way.failed
+
+
+def test_connections_of_the_heads_own_host_are_joined() -> None:
+    (worker, agents), (ours, store) = socket.socketpair(), socket.socketpair()
+    both = threading.Thread(target=join, args=(agents, ours))
+    both.start()
+    with worker, agents, ours, store:
+        worker.sendall(b"a question")
+        worker.shutdown(socket.SHUT_WR)
+        assert read_all(store) == b"a question"
+        store.sendall(b"an answer")
+        store.close()
+        assert read_all(worker) == b"an answer"
+        both.join(LIMIT)
+        assert not both.is_alive()
+
+
+def test_a_broken_end_ends_the_other() -> None:
+    (worker, agents), (ours, store) = socket.socketpair(), socket.socketpair()
+    both = threading.Thread(target=join, args=(agents, ours))
+    both.start()
+    with worker, agents, ours:
+        store.close()
+        worker.sendall(b"to nobody")
+        assert read_all(worker) == b""
+        both.join(LIMIT)
+        assert not both.is_alive()

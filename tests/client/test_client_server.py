@@ -1,0 +1,430 @@
+"""Client and server over peers in memory: who waits for whom, what a fault does, what moves when."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+import torch
+
+from psctl.client.dense_client import ParameterClient
+from psctl.clock import SystemClock
+from psctl.errors import PeerLost, PsctlError, TimedOut
+from psctl.job.job_messages import Beat, Join, Leave, LoadEnd, Ready
+from psctl.job.membership_messages import Misbehaved
+from psctl.ps import permits
+from psctl.ps.messages import Aside, Begin, Forwarded, Leads, Push
+from psctl.ps.outputs import Save
+from psctl.ps.snapshot import Copied
+from psctl.server.checkpoint_stream import stream_save
+from psctl.server.main import Server
+from psctl.types import Address, Member, TensorSlice, first_assignment
+from tests.helpers import ps_world
+
+_world = vars(ps_world)
+World, make_layout, flat_values, credentials = (
+    _world[name] for name in ("World", "make_layout", "flat_values", "credentials")
+)
+
+PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]
+VALUES = [torch.ones(70), torch.ones(30)]
+GROUPS = [{"lr": 0.5}]
+LAYOUT = make_layout(PARAMETERS, "SGD", GROUPS)
+
+
+def gradients(workers: int, value: float = 1.0):
+    return [{0: torch.full((70,), value), 1: torch.full((30,), value)} for _ in range(workers)]
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    """Let other threads go on until `condition` holds."""
+    clock = SystemClock()
+    end = clock.now() + seconds
+    while not condition():
+        assert clock.now() < end, "it never came true"
+        clock.sleep(0.005)
+
+
+def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
+    monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
+    monkeypatch.setattr("psctl.client.server_waits.ASK_EVERY", 0.02)
+    with World(LAYOUT, 2, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        push_all(early, 0, 1.0)
+        early.step(0, GROUPS)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        until(lambda: early.doing.endswith("from server/0, which waits for worker/1"))
+        push_all(late, 0, 3.0)
+        late.step(0, GROUPS)
+        waiting.join(10)
+        assert early.doing == "compute"
+        assert early.seconds_waiting > 0
+        assert early.landing["float32"].eq(0).all()  # 1 - 0.5 * (1 + 3) / 2
+
+
+def push_all(client, clock: int, value: float) -> None:
+    client.sending(clock)["float32"].fill_(value)
+    for shard, held in enumerate(client._mind.held):
+        client.push(clock, shard, [True] * len(held))
+
+
+def test_what_has_landed_is_copied_while_a_wait_goes_on_and_once(monkeypatch):
+    monkeypatch.setattr("psctl.ps.dense.client.pending_values.LEAST", 64)
+    with World(LAYOUT, 2, 2, update="worker", target=64) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        copied, some = [], threading.Event()
+
+        def take(shard, values, present, clocks) -> bool:
+            assert values.eq(2.0).all()
+            copied.append(shard)
+            some.set()
+            return True
+
+        early.deliver(take)
+        push_all(early, 0, 1.0)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        late.sending(0)["float32"].fill_(3.0)
+        shards = range(len(world.decision.shards))
+        for shard in shards[: len(shards) // 2]:
+            late.push(0, shard, [True] * len(late._mind.held[shard]))
+        assert some.wait(10)
+        assert waiting.is_alive()
+        for shard in shards[len(shards) // 2 :]:
+            late.push(0, shard, [True] * len(late._mind.held[shard]))
+        waiting.join(10)
+        assert sorted(copied) == list(shards)
+
+
+def test_a_slow_worker_is_no_reason_to_give_up_however_small_the_patience(monkeypatch):
+    monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
+    with World(LAYOUT, 2, 1, patience=0.3) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        early, late = world.clients
+        push_all(early, 0, 1.0)
+        early.step(0, GROUPS)
+        early.pull(1)
+        waiting = threading.Thread(target=early.wait, args=(1,))
+        waiting.start()
+        began = SystemClock().now()
+        until(lambda: SystemClock().now() - began > 1.0)
+        assert waiting.is_alive()
+        push_all(late, 0, 1.0)
+        late.step(0, GROUPS)
+        waiting.join(10)
+        assert early.landing["float32"].eq(0.5).all()
+
+
+def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(monkeypatch):
+    monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
+
+    class Mute:
+        """Takes everything in and never answers."""
+
+        joined = received = lost = staticmethod(lambda *_: None)
+        place = staticmethod(lambda *_: None)
+
+    with World(LAYOUT, 1, 1) as world:
+        acceptor = world.network.acceptor(credentials(Member("server", 0)), permits.PARAMETERS, Mute())
+        mute = Member("server", 0)
+        decision = type(world.decision)(
+            "ps",
+            "server",
+            LAYOUT,
+            world.decision.shards,
+            first_assignment(world.decision.assignment.owners, [acceptor.address]),
+        )
+        client = ParameterClient(Member("worker", 0), 1, decision, world.dialler(0), SystemClock(), patience=0.2)
+        with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has not said a word"):
+            client.start(flat_values(LAYOUT, VALUES))
+        client.close("given up")
+        acceptor.close()
+
+
+@pytest.mark.parametrize("fault", ["kill", "cut"])
+def test_a_link_that_breaks_is_made_again_and_nothing_is_lost(fault):
+    with World(LAYOUT, 1, 2, target=280, silence=0.2) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        push_all(client, 0, 1.0)
+        getattr(world.network.link(Member("worker", 0), Member("server", 1)), fault)()
+        client.step(0, GROUPS)
+        client.pull(1)
+        client.wait(1)
+        assert client.landing["float32"].eq(0.5).all()
+
+
+class Watcher:
+    """The handler of a hand-made worker's connection."""
+
+    def __init__(self) -> None:
+        self.ended: list[PsctlError] = []
+
+    joined = received = staticmethod(lambda *_: None)
+    place = staticmethod(lambda *_: None)
+
+    def lost(self, peer, error) -> None:
+        self.ended.append(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "payload", "reason"),
+    [
+        (Push(0, 0, 1.0, b"\1", 0), bytes(4000), "4000 bytes where"),
+        (Push(99, 0, 1.0, b"\1", 0), bytes(280), "shard 99, of which there are 2"),
+    ],
+)
+def test_a_push_against_the_protocol_ends_that_connection_with_the_reason_and_harms_nothing(message, payload, reason):
+    with World(LAYOUT, 2, 1, target=280) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        honest, other = world.clients
+        push_all(honest, 0, 1.0)
+        honest.step(0, GROUPS)
+        other.close()
+        watcher = Watcher()
+        bad = world.dialler(1)(Member("server", 0), world.decision.assignment.servers[0].address, watcher)
+        bad.send(message, payload)
+        until(lambda: watcher.ended)
+        assert reason in watcher.ended[0].message
+        again = ParameterClient(Member("worker", 1), 2, world.decision, world.dialler(1), SystemClock(), 20.0)
+        again.start(None)
+        push_all(again, 0, 3.0)
+        again.step(0, GROUPS)
+        honest.pull(1)
+        honest.wait(1)
+        assert honest.landing["float32"].eq(0).all()
+        again.close()
+
+
+def test_landing_changes_only_in_waits_and_only_for_what_is_waited_for():
+    with World(LAYOUT, 1, 2, target=280) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        push_all(client, 0, 1.0)
+        client.step(0, GROUPS)
+        client.pull(1)
+        until(lambda: not client._mind.missing(1))
+        assert client.landing["float32"].eq(1).all()
+        client.wait(1, [1])
+        assert client.landing["float32"].tolist() == [1.0] * 70 + [0.5] * 30
+        client.wait(1, [0])
+        assert client.landing["float32"].eq(0.5).all()
+
+
+def test_the_trace_tells_when_bytes_of_a_push_have_left():
+    events: list[tuple[float, str, int, int]] = []
+    with World(LAYOUT, 1, 1, target=280, trace=events.append) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        world.push(0, gradients(1))
+        world.step(0, GROUPS)
+    assert [event[1:] for event in events] == [("push-bytes-left", 1, 0), ("push-bytes-left", 0, 0)]
+    assert events[0][0] <= events[1][0]
+
+
+def test_two_send_buffers_are_used_by_turns():
+    with World(LAYOUT, 1, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        seen = []
+        for clock in range(4):
+            seen.append(client.sending(clock)["float32"].data_ptr())
+            world.push(clock, gradients(1))
+            world.step(clock, GROUPS)
+        assert seen[0] == seen[2] != seen[1] == seen[3]
+        assert client.bytes_moved > 4 * 2 * 400
+
+
+def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
+    with World(LAYOUT, 1, 1, decided=False) as world:
+        starting = threading.Thread(target=world.start, args=(flat_values(LAYOUT, VALUES),))
+        starting.start()
+        until(lambda: world.coordinators[0].of(Ready))
+        assert starting.is_alive()
+        world.decide()
+        starting.join(10)
+        assert world.clients[0].landing["float32"].eq(1).all()
+
+
+def test_a_server_joins_says_where_it_listens_and_beats():
+    with World(LAYOUT, 1, 1) as world:
+        sent = world.coordinators[0]
+        until(lambda: sent.of(Beat) and sent.of(Ready))
+        assert [type(message) for message in sent.sent if not isinstance(message, Beat)][:2] == [Join, Ready]
+        assert sent.of(Ready)[0].address == world.decision.assignment.servers[0].address
+
+
+def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost():
+    class Nobody:
+        send = flush = staticmethod(lambda *_, **__: None)
+
+    for tell, status in (
+        (lambda server: server.received(None, Leave("done"), None), 0),
+        (lambda server: server.lost(None, PeerLost("gone")), 1),
+    ):
+        server = Server(Member("server", 0))
+        tell(server)
+        assert server.run(Nobody(), Address("memory", 1)) == status
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_server_with_the_reason(capfd):
+    whole = TensorSlice("param/layer.0", "float32", (70,), 0, 70), bytearray(280)
+    other = TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120)
+    checkpoint = {"param/layer.0": whole, "param/layer.1": other}
+    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3, load_end=LoadEnd(0, "a.safetensors is torn")) as world:
+        world.join_servers()
+    assert world.statuses == [1]
+    assert "world-1@3: a.safetensors is torn" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"), [((71,), r"has shape \(71,\), the model's has \(70,\)"), (None, "holds no parameter layer.0")]
+)
+def test_a_checkpoint_of_another_model_ends_the_server_with_the_difference(shape, reason, capfd):
+    checkpoint = {"param/layer.1": (TensorSlice("param/layer.1", "float32", (30,), 0, 30), bytearray(120))}
+    if shape:
+        checkpoint["param/layer.0"] = TensorSlice("param/layer.0", "float32", shape, 0, 71), bytearray(284)
+    with World(LAYOUT, 0, 1, checkpoint=checkpoint, step=3) as world:
+        world.join_servers()
+    assert world.statuses == [1]
+    assert re.search(reason, capfd.readouterr().err)
+
+
+def test_a_part_of_a_checkpoint_is_sent_in_messages_of_bounded_size_at_the_networks_pace():
+    class Network:
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+            self.flushes = 0
+
+        def send(self, message, payload=None, *, urgent=False) -> None:
+            self.sizes.append(len(payload or b""))
+
+        def flush(self, timeout=None) -> None:
+            self.flushes += 1
+
+    network = Network()
+    size = 20 << 20
+    slices = [Copied(TensorSlice("param/a", "float32", (size // 4,), 0, size // 4), memoryview(bytes(size)))]
+    stream_save(network, Save(7, slices))
+    assert sum(network.sizes) == size
+    assert max(network.sizes) <= 512 * 1024
+    assert network.flushes == 2
+
+
+def readers_of(client) -> list[int]:
+    """Note from now on which threads take in what the client is told."""
+    seen, mind = [], client._mind
+    original = mind.received
+
+    def received(*args, **options):
+        seen.append(threading.get_ident())
+        return original(*args, **options)
+
+    mind.received = received
+    return seen
+
+
+def step_once(client, clock: int) -> None:
+    push_all(client, clock, 1.0)
+    client.wait(clock + 1)
+
+
+def test_a_wait_for_one_server_reads_by_itself_and_one_that_is_not_soon_finds_the_reader_back(monkeypatch):
+    monkeypatch.setattr(
+        "psctl.transport.read_lease.REST", 60.0
+    )  # it never looks: only who waits can read, or call it back
+    with World(LAYOUT, 1, 1, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        seen, me = readers_of(client), threading.get_ident()
+        clock = 0
+        while me not in seen:  # once the reader has rested
+            step_once(client, clock)
+            clock += 1
+            assert clock < 100
+        seen.clear()
+        for later in range(clock, clock + 20):
+            step_once(client, later)
+        assert set(seen) == {me}
+    monkeypatch.setattr("psctl.transport.read_lease.REST", 0.005)
+    with World(LAYOUT, 1, 1, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        for clock in range(5):
+            step_once(client, clock)
+        seen = readers_of(client)
+        push_all(client, 5, 1.0)
+        until(lambda: seen)  # nobody waits
+        assert threading.get_ident() not in seen
+        client.wait(6)
+
+
+def test_a_wait_for_several_servers_leaves_reading_to_their_readers(monkeypatch):
+    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+    with World(LAYOUT, 1, 2, update="worker") as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        (client,) = world.clients
+        by_server = [[shard for shard, owner in enumerate(client._mind.owners) if owner == server] for server in (0, 1)]
+        assert all(by_server)
+        for clock in range(20):
+            push_all(client, clock, 1.0)
+            for shards in by_server if clock % 2 else ():  # one at a time: their readers may rest after it
+                client.wait(clock + 1, shards)
+            client.wait(clock + 1)
+
+
+class Forger:
+    """The handler of a connection that holds a worker's certificate and says what psctl's own code never does."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.why = ""
+
+    joined = received = staticmethod(lambda *_: None)
+    place = staticmethod(lambda *_: None)
+
+    def lost(self, peer, error):
+        self.why = error.message
+        self.gone.set()
+
+
+FORGED = [
+    (Begin(0, 0), b"\0" * 8, "Begin is for worker/0 to send"),
+    (Aside(0, 4, 0, rank=0), b"evil", "Aside: the state of worker/0"),
+    (Push(0, 0, 1.0, b"", -1, covers=(0,)), None, "Push: a sum of 1 workers without the sender"),
+    (Forwarded(0, 1, 1, 1), None, "Forwarded is no message that a worker may send"),
+    (Leads(1, [0]), None, "Leads is no message that a worker may send"),
+]
+
+
+@pytest.mark.parametrize(("message", "payload", "why"), FORGED)
+def test_a_worker_that_says_what_it_may_not_is_refused_and_the_others_train(message, payload, why):
+    with World(LAYOUT, 2, 1) as world:
+        world.start(flat_values(LAYOUT, VALUES))
+        address = world.decision.assignment.servers[0].address
+        before = [value.clone() for value in world.clients[0].landing.values()]
+        forger = Forger()
+        me = credentials(Member("worker", 1))
+        peer = world.network.dial(address, me, Member("server", 0), permits.PARAMETERS, forger)
+        peer.send(message, payload)
+        assert forger.gone.wait(10)
+        assert why in forger.why
+        until(lambda: world.coordinators[0].of(Misbehaved))
+        (said,) = world.coordinators[0].of(Misbehaved)
+        assert said.member == Member("worker", 1)
+        assert why in said.reason
+        for client in world.clients:
+            push_all(client, 0, 1.0)
+        for client in world.clients:
+            client.step(0, GROUPS)
+            client.pull(1)
+        for client in world.clients:
+            client.wait(1)
+        after = world.clients[0].landing["float32"]
+        assert after.eq(0.5).all()
+        assert before[0].eq(1).all()

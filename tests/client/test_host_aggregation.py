@@ -1,0 +1,140 @@
+"""One push a host, with real lines, threads and servers: the same bits as without, half the bytes, whoever goes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from psctl.types import Member
+from tests.helpers import ps_world
+
+_world = vars(ps_world)
+World, make_layout, flat_values = (_world[name] for name in ("World", "make_layout", "flat_values"))
+
+SHAPES = [((70, 90), "float32", 0), ((33,), "float64", 0), ((2000,), "float32", 0)]
+GROUPS = [{"lr": 0.1, "momentum": 0.5}]
+LAYOUT = make_layout(SHAPES, "SGD", GROUPS)
+SUMS = make_layout(SHAPES, "", GROUPS)
+ONES = [torch.ones(shape, dtype=_world["DTYPES"][dtype]) for shape, dtype, _ in SHAPES]
+SIZE = sum(one.numel() * one.element_size() for one in ONES)
+HOSTS = ((0, 1), (2, 3))
+WEIGHTS = [0.7, 1.3, 1.0, 1.0]
+LONG = 20.0
+
+
+def worker_near(member: Member) -> bool:
+    return member.role == "worker"
+
+
+def draw(clock: int, rank: int, *, full: bool) -> dict[int, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * clock + rank)
+    dtypes = _world["DTYPES"]
+    return {
+        index: torch.randn(shape, generator=generator, dtype=dtypes[dtype])
+        for index, (shape, dtype, _) in enumerate(SHAPES)
+        if full or (clock + rank + index) % 4
+    }
+
+
+def wait(what) -> None:
+    end = time.monotonic() + LONG
+    while not what():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.005)
+
+
+def met(world) -> None:
+    """Have all lines up."""
+    world.meet()
+    for group in world.decision.hosts:
+        for rank in group:
+            client = world.clients[rank]
+            wait(lambda client=client, group=group: len(client._mind._pushing._together._up) == len(group) - 1)
+
+
+def step(world, clock, update: str, *, full: bool) -> None:
+    world.push(clock, [draw(clock, rank, full=full) for rank in range(world.workers)], WEIGHTS)
+    world.step(clock, GROUPS if update == "server" else [])
+
+
+def sent(client) -> int:
+    return sum(peer.bytes_sent for peer in client._links._peers.values())
+
+
+def trained(update: str, folder, near=worker_near, trouble=lambda world, clock: None, replicas=0, full=False):
+    """Train six steps; return what each rank reads at the end, and the bytes that each sent from the second on."""
+    layout = LAYOUT if update == "server" else SUMS
+    with World(layout, 4, 2, update, 6000, near=near, hosts=HOSTS, folder=folder, replicas=replicas) as world:
+        if folder is not None:
+            met(world)
+        world.start(flat_values(LAYOUT, ONES))
+        step(world, 0, update, full=full)
+        before = [sent(client) for client in world.clients]
+        for clock in range(1, 6):
+            trouble(world, clock)
+            step(world, clock, update, full=full)
+        found = [world.parameter(rank, index).clone() for rank in range(4) for index in range(len(SHAPES))]
+        return found, [sent(client) - was for client, was in zip(world.clients, before, strict=True)]
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+@pytest.mark.parametrize("full", [True, False])
+def test_the_same_bits_and_half_the_bytes_as_when_each_pushes_for_himself(update, full, tmp_path):
+    apart, each = trained(update, None, full=full)
+    together, half = trained(update, tmp_path, full=full)
+    assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
+    if not full:  # what one of them has no gradient for is in the sum of both
+        return
+    assert min(each) > 5 * SIZE
+    for one, two in HOSTS:
+        assert half[one] + half[two] < 0.55 * (each[one] + each[two])
+        assert min(half[one], half[two]) > 0.2 * max(half[one], half[two]), "the work is shared"
+
+
+def test_to_a_server_of_their_own_host_each_pushes_for_himself(tmp_path):
+    _, moved = trained("server", tmp_path, near=lambda member: True)
+    assert max(moved) < 0.2 * 5 * SIZE
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_a_line_that_breaks_or_comes_late_costs_bytes_alone(update, tmp_path):
+    apart, _ = trained(update, None)
+
+    def trouble(world, clock):
+        if clock in (2, 4):
+            for rank, other in ((1, 0), (3, 2)):
+                lines = world.clients[rank]._host._lines
+                if clock == 2:
+                    lines._lines[other][1].shutdown()
+                else:  # and is made again
+                    lines._known.clear()
+                    world.meet()
+
+    broken, _ = trained(update, tmp_path, trouble=trouble)
+    assert all(torch.equal(one, other) for one, other in zip(apart, broken, strict=True))
+
+
+def test_a_collector_s_connection_that_breaks_in_mid_push_loses_nothing(tmp_path):
+    apart, _ = trained("server", None)
+
+    def trouble(world, clock):
+        for rank in (0, 1):
+            world.network.link(Member("worker", rank), Member("server", clock % 2)).kill()
+
+    broken, _ = trained("server", tmp_path, trouble=trouble)
+    assert all(torch.equal(one, other) for one, other in zip(apart, broken, strict=True))
+
+
+def test_a_server_that_dies_loses_nothing(tmp_path):
+    apart, _ = trained("server", None, replicas=1)
+
+    def trouble(world, clock):
+        if clock == 3:
+            world.push = lambda *args, world=world: (type(world).push(world, *args), world.kill(1), world.reassign())
+        elif clock == 4:
+            del world.push
+
+    broken, _ = trained("server", tmp_path, trouble=trouble, replicas=1)
+    assert all(torch.equal(one, other) for one, other in zip(apart, broken, strict=True))

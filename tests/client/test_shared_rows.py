@@ -1,0 +1,134 @@
+"""Rows within a host are read where they lie, and no room is written while somebody may read it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from psctl.client.shared_rows import SMALLEST, TableMemory
+from psctl.errors import ProtocolError
+from psctl.kv.store_connections import OWED
+from psctl.ps.table_messages import Back, Fetched
+from psctl.transport.shared_memory import Segments
+from psctl.types import Member
+
+from .ps_world import Host
+from .test_store import Net
+
+SIZE = 2 * SMALLEST
+
+
+@pytest.fixture
+def host():
+    made = Host()
+    yield made
+    made.close()
+
+
+def address(array) -> int:
+    return array.ctypes.data
+
+
+def test_a_room_is_free_when_its_last_view_is_gone(host: Host) -> None:
+    memory = TableMemory(host.segments(Member("worker", 0)))
+    first = memory.room(SIZE - 8)
+    where, view = address(first), torch.from_numpy(first[8:16])
+    del first
+    second = memory.room(SIZE)
+    assert address(second) != where
+    del view
+    assert address(memory.room(SIZE - 100)) == where
+    assert len(memory.room(SIZE - 100)) == SIZE - 100
+    assert memory.room(SIZE).flags.writeable
+
+
+def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host) -> None:
+    payload = memoryview(bytearray(SIZE))
+    for memory in (TableMemory(Segments(Member("worker", 0), None)), TableMemory(host.segments(Member("worker", 1)))):
+        assert len(memory.room(SIZE)) == SIZE
+        assert memory.lent(0, Fetched("s", 1, [], SIZE), payload) is None
+        assert memory.lent(0, Fetched("s", 1, [], SIZE), memory.room(SIZE).data) is None, "nobody is near"
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp", {"ssp": 1}])
+def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, consistency) -> None:
+    with Net(2, consistency=consistency, host=host) as net:
+        keys = torch.randperm(400)
+
+        def script(store):
+            right = torch.zeros(400, 1024)
+            for turn in range(12):
+                rows = torch.full((400, 1024), float(turn + 1)) + keys[:, None]
+                store.push(keys, rows)
+                rows.fill_(-1)
+                right += 2 * (turn + 1 + keys[:, None])
+                if consistency != "asp":
+                    store.clock()
+                if consistency == "bsp":
+                    assert torch.equal(store.pull(keys), right)
+            store.flush()
+            return right
+
+        right = net.run(script)[0]
+        for store in net.stores:
+            if consistency != "asp":
+                net.run(lambda store: store.clock())
+        found = net.run(lambda store: (store.pull(keys), store.pull(range(400))))
+        for rows, (there, in_range) in found:
+            assert torch.equal(rows, right)
+            assert torch.equal(in_range, right[torch.argsort(keys)])
+            assert there.tolist() == list(range(400))
+        assert all(desk._lent[rank] for desk in net.desks for rank in range(2)), "nobody says that alone"
+        net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
+        if consistency != "asp":  # else it may be laid over what is read
+            net.run(lambda store: store.clock())
+        assert not any(held for desk in net.desks for held in desk._lent.values()), "it went with the next word"
+        lent = [memory for memory in net.memories if any(memory._free.values())]
+        assert len(lent) == 4, "all four ends lent something and have it back"
+        if consistency == "asp":  # nothing but words went over the streams
+            assert all(peer.bytes_received < 400 * 4096 for desk in net.desks for peer in desk._peers.values())
+
+
+def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Host) -> None:
+    with Net(1, servers=1, host=host) as net:
+        links, desk = net.links[0], net.desks[0]
+        at, peer = net.at[0], links._links._peers[0]
+        links.read(at, object(), 1)
+        assert not links._owed, "that was another connection"
+        desk._lent[0].extend([memoryview(b"")] * OWED)
+        for count in range(1, OWED):
+            links.read(at, peer, count)
+            assert links._owed == {0: count}
+        links.read(at, peer, OWED)
+        assert not links._owed
+        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the desk has heard what was said before
+        assert not desk._lent[0]
+
+
+def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) -> None:
+    with Net(1, host=host) as net:
+        peer = net.desks[0]._peers["worker", 0]
+        with pytest.raises(ProtocolError, match="gives back 3 answers of 0"):
+            net.desks[0].received(peer, Back(3), None)
+
+
+def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no_more(host: Host) -> None:
+    with Net(1, host=host) as net:
+        store, keys, desk = net.stores[0], np.arange(400), net.desks[0]
+        store.wait(store.push(keys, torch.ones(400, 1024)))
+        store.pull(keys)
+        peer = desk._peers["worker", 0]
+        held = memoryview(b"as if it were read")
+        desk._lent[0].append(held)
+        peer.close("cut")
+        assert torch.equal(store.pull(keys), torch.ones(400, 1024))
+        assert held not in desk._lent[0], "it came anew"
+        desk._lent[0].append(held)
+        store.close()
+        peer = desk._peers["worker", 0]
+        net.links[0].close("the worker dies")
+        assert peer.join(10)
+        assert held in desk._lent[0]
+        desk.gone(0, 0)
+        assert 0 not in desk._lent

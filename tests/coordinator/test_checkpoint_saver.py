@@ -1,0 +1,212 @@
+"""Checkpoints as they come together on the head and as copies on another host."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.agent.checkpoint_copies import Copies
+from psctl.checkpoint import files, manifest
+from psctl.coordinator.checkpoint_saver import Saver
+from psctl.coordinator.state.instructions import Commit, CopySent, Written
+from psctl.errors import PeerLost
+from psctl.job.job_messages import CopyDone, SaveBegin, SavePart
+from psctl.orders import CheckpointOrder, HostOrder, JobOrder
+from psctl.transport.protocol.authority import has_signed, make_authority, sign
+from psctl.types import TensorSlice
+
+ORDER = JobOrder(
+    name="digits-3", argv=["train.py"], hosts=[HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 1, True)], servers=1,
+    strategy="ps", update="server", seed=7, size=None, start_timeout=120.0, stall_timeout=300.0, total_timeout=None,
+    report_seconds=1.0, ports=None, checkpoint=CheckpointOrder(None, 500, 0.0, 2, None, True, 1), resume=None,
+    resume_id=None, code_hash="c", job_file="name: digits", environment={}, congestion="auto",
+)  # fmt: skip
+
+
+class Answers:
+    """What a saver answered."""
+
+    def __init__(self) -> None:
+        self.all: queue.SimpleQueue[Written | CopySent] = queue.SimpleQueue()
+
+    def next(self) -> Any:
+        return self.all.get(timeout=20)
+
+
+class Wire:
+    """A peer whose other end is another host's receiver of copies."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.copies = copies
+        self.answers: list[CopyDone] = []
+
+    def send(self, message: Any, payload: Any = None) -> bool:
+        self.answers += self.copies.take(message, memoryview(payload) if payload is not None else None)
+        return True
+
+    def pending(self) -> int:
+        return 0
+
+
+class CutWire(Wire):
+    """The same, but the link is cut."""
+
+    def pending(self) -> int:
+        return 1 << 30
+
+    def flush(self, timeout: float) -> None:
+        raise PeerLost("agent/1 is lost")
+
+
+def piece(name: str, start: int, stop: int) -> TensorSlice:
+    return TensorSlice(name, "float32", (4,), start, stop)
+
+
+def save(saver: Saver, step: int, *, whole: bool = True) -> None:
+    saver.begin("worker/0", SaveBegin(step, [], {"position": 3}))
+    saver.begin("server/0", SaveBegin(step, [piece("param/w", 0, 4)]))
+    saver.end("worker/0", step)
+    saver.part("server/0", SavePart(step, 0, 0), memoryview(b"\1" * 8))
+    if whole:
+        saver.part("server/0", SavePart(step, 0, 8), memoryview(b"\2" * 8))
+    saver.end("server/0", step)
+
+
+AUTHORITY = make_authority("digits-3", 1e9)
+
+
+def commit(step: int) -> Commit:
+    return Commit(step, 1, 2, 1, "ps", "server", {"loss": 0.5})
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> tuple[Saver, Answers, Path]:
+    answers = Answers()
+    return (
+        Saver(tmp_path / "head", ORDER, answers.all.put, functools.partial(sign, AUTHORITY)),
+        answers,
+        tmp_path / "head",
+    )
+
+
+def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, root = head
+    save(saver, 500)
+    saver.commit(commit(500))
+    written = answers.next()
+    assert (written.step, written.problem, written.path) == (500, "", str(root / "digits-3" / "0000000500"))
+    manifest = files.open_checkpoint(Path(written.path))
+    assert (manifest.metrics, manifest.world, manifest.seed, manifest.job_file) == ({"loss": 0.5}, 2, 7, "name: digits")
+    assert files.read_state(Path(written.path), manifest) == {"position": 3}
+
+
+def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, _ = head
+    save(saver, 500)
+    saver.commit(commit(500))
+    data = (Path(answers.next().path) / "manifest.json").read_bytes()
+    found = manifest.signature_of(data)
+    assert found is not None
+    assert has_signed(AUTHORITY.certificate_pem, *found)
+    assert not has_signed(make_authority("digits-3", 1e9).certificate_pem, *found)
+    assert not has_signed(AUTHORITY.certificate_pem, found[0] + b"x", found[1])
+
+
+def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, root = head
+    save(saver, 500, whole=False)
+    assert "did not send bytes [8:16] of param/w" in answers.next().problem
+    saver.commit(commit(500))
+    assert answers.next().problem == "it was given up"
+    assert list((root / "digits-3").iterdir()) == []
+
+
+def test_a_checkpoint_without_a_parameter_of_the_model_is_given_up(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, root = head
+    save(saver, 500)
+    saver.commit(replace(commit(500), parameters=["w", "bias"]))
+    assert answers.next().problem == "no part of it holds bias: shards moved while it was taken"
+    assert list((root / "digits-3").iterdir()) == []
+
+
+def test_a_part_that_comes_when_the_checkpoint_is_made_whole_begins_no_other(
+    head: tuple[Saver, Answers, Path],
+) -> None:
+    saver, answers, root = head
+    save(saver, 500)
+    saver.commit(commit(500))
+    saver.begin("server/1", SaveBegin(500, []))
+    saver.end("server/1", 500)
+    assert answers.next().problem == ""
+    assert [path.name for path in (root / "digits-3").iterdir()] == ["0000000500"]
+
+
+def test_old_ones_are_pruned(head: tuple[Saver, Answers, Path]) -> None:
+    saver, answers, root = head
+    for step in (1, 2, 3):
+        save(saver, step)
+        saver.commit(commit(step))
+        answers.next()
+    assert sorted(path.name for path in (root / "digits-3").iterdir()) == ["0000000002", "0000000003"]
+
+
+def test_a_second_copy_is_proved_and_pruned_on_its_host(head: tuple[Saver, Answers, Path], tmp_path: Path) -> None:
+    saver, answers, _ = head
+    wire = Wire(Copies(tmp_path / "other", ORDER))
+    for step in (1, 2, 3):
+        save(saver, step)
+        saver.commit(commit(step))
+        answers.next()
+        saver.copy(step, wire)  # type: ignore[arg-type]
+        assert answers.next() == CopySent(step)
+    assert wire.answers == [CopyDone(1), CopyDone(2), CopyDone(3)]
+    there = sorted((tmp_path / "other" / "digits-3").iterdir())
+    assert [path.name for path in there] == ["0000000002", "0000000003"]
+    assert files.verify(there[1]) == []
+
+
+def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
+    head: tuple[Saver, Answers, Path], tmp_path: Path
+) -> None:
+    saver, answers, _ = head
+    copies = Copies(tmp_path / "other", ORDER)
+    save(saver, 1)
+    saver.commit(commit(1))
+    answers.next()
+    saver.copy(1, CutWire(copies))  # type: ignore[arg-type]
+    assert answers.next() == CopySent(1, "agent/1 is lost")
+    saver.copy(1, None)
+    assert answers.next().problem == "its host is not connected"
+    copies.discard()
+    assert list((tmp_path / "other" / "digits-3").iterdir()) == []
+
+
+def test_more_checkpoints_than_can_be_written_at_once_are_given_up(tmp_path: Path) -> None:
+    answers = Answers()
+    saver = Saver(tmp_path, ORDER, answers.all.put, functools.partial(sign, AUTHORITY))
+    for step in range(70):
+        saver.begin("worker/0", SaveBegin(step, []))
+    assert {answers.next().problem for _ in range(6)} == {"64 checkpoints are being written already"}
+    assert len(list((tmp_path / "digits-3").iterdir())) == 64
+    saver.part("worker/0", SavePart(69, 0, 0), memoryview(b"1"))  # what still comes of it is dropped
+    assert answers.all.empty()
+    for step in range(64):
+        saver.discard(step)
+
+
+def test_a_job_that_starts_sweeps_what_dead_writers_left_on_its_hosts(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    for root in (tmp_path / "head", tmp_path / "other"):
+        (root / "older-1" / f"0000000500.{os.uname().nodename}.{process.pid}.partial").mkdir(parents=True)
+    Saver(tmp_path / "head", ORDER, Answers().all.put, functools.partial(sign, AUTHORITY))
+    Copies(tmp_path / "other", ORDER)
+    for root in (tmp_path / "head", tmp_path / "other"):
+        assert list((root / "older-1").iterdir()) == []

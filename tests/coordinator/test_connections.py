@@ -1,0 +1,254 @@
+"""The coordinator's desk: bytes go their way, everything else to the mind, older connections do not count."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psctl.checkpoint import files
+from psctl.coordinator.connections import Desk
+from psctl.coordinator.state.instructions import Broke, ConnectionLost, Heard
+from psctl.errors import MessageRefused, PeerLost
+from psctl.job.job_messages import (
+    Beat,
+    Go,
+    Join,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    Prepare,
+    Register,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+    StartBegin,
+    StartEnd,
+    StartPart,
+)
+from psctl.job.job_permits import COORDINATION
+from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.transport.permit_gate import Gate
+from psctl.types import Layout, Member, TensorSlice
+
+W0, W1, W2, S0 = Member("worker", 0), Member("worker", 1), Member("worker", 2), Member("server", 0)
+SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
+
+
+class FakePeer:
+    """A peer that keeps what it is sent."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.sent: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
+
+    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> bool:
+        self.sent.put((message, bytes(payload) if payload is not None else b""))
+        return True
+
+    def pending(self) -> int:
+        return 0
+
+    def all(self) -> list[tuple[Any, bytes]]:
+        return [self.sent.get() for _ in range(self.sent.qsize())]
+
+
+class FakeSaver:
+    """A saver that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, source: str, message: SaveBegin) -> None:
+        self.calls.append((source, "begin", message.slices))
+
+    def part(self, source: str, message: SavePart, payload: memoryview) -> None:
+        self.calls.append((source, "part", bytes(payload)))
+
+    def end(self, source: str, step: int) -> None:
+        self.calls.append((source, "end", step))
+
+
+class Scene:
+    """A desk with three workers."""
+
+    def __init__(self, resume: Path | None = None) -> None:
+        self.heard: list[Any] = []
+        self.saver = FakeSaver()
+        behind: Any = Desk(self.heard.append, self.saver, resume, self.refuses)  # type: ignore[arg-type]
+        self.tell = behind.tell
+        self.desk: Any = Gate(COORDINATION, "coordinator", behind)
+        self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
+        self.heard.clear()
+
+    def join(self, peer: FakePeer) -> FakePeer:
+        """Connect a member, as far as its first messages."""
+        self.desk.joined(peer)
+        self.desk.received(peer, Register("host", 1, 1, 1, 0) if peer.member.role == "agent" else Join(1), None)
+        if peer.member.role == "worker":
+            self.desk.received(peer, Prepare(Layout((), "", ()), ()), None)
+        return peer
+
+    def receive(self, peer: FakePeer, message: Any, payload: memoryview | None) -> None:
+        """Bring a message as net does: a payload is placed first."""
+        if payload is not None:
+            self.desk.place(peer, message, len(payload))
+        self.desk.received(peer, message, payload)
+
+    def refuses(self, member: Member, message: Any) -> str:
+        return ""
+
+
+def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
+    scene = Scene()
+    scene.desk.received(scene.peers[W1], Beat(3, "compute"), None)
+    scene.desk.lost(scene.peers[W1], PeerLost("gone"))
+    assert scene.heard == [Heard(W1, Beat(3, "compute")), ConnectionLost(W1, "gone")]
+    scene.tell(W1, Go())
+    scene.tell(W0, Go())
+    assert scene.peers[W1].all() == []
+    assert scene.peers[W0].all() == [(Go(), b"")]
+
+
+def test_an_older_connection_of_a_member_that_came_again_does_not_count() -> None:
+    scene = Scene()
+    newer = FakePeer(W1)
+    scene.join(newer)
+    scene.desk.lost(scene.peers[W1], PeerLost("gone"))
+    assert not [each for each in scene.heard if isinstance(each, ConnectionLost)]
+    scene.tell(W1, Go())
+    assert newer.all() == [(Go(), b"")]
+
+
+def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() -> None:
+    scene = Scene()
+    zero = scene.peers[W0]
+    scene.desk.received(zero, SaveBegin(5, [SLICE], {"a": 1}), None)
+    scene.receive(zero, SavePart(5, 0, 0), memoryview(b"1234"))
+    scene.desk.received(zero, SaveEnd(5), None)
+    assert scene.saver.calls == [
+        ("worker/0", "begin", [SLICE]), ("worker/0", "part", b"1234"), ("worker/0", "end", 5),
+    ]  # fmt: skip
+    assert scene.heard == [Heard(W0, SaveBegin(5, [])), Heard(W0, SaveEnd(5))]
+
+
+def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_else() -> None:
+    scene = Scene()
+    server = FakePeer(S0)
+    scene.join(server)
+    lent = bytearray(b"values")
+    for message, payload in ((StartBegin([SLICE]), None), (StartPart(0, 0), memoryview(lent)), (StartEnd(), None)):
+        scene.receive(scene.peers[W0], message, payload)
+        with pytest.raises(MessageRefused, match="is for worker/0 to send"):
+            scene.receive(scene.peers[W1], message, payload)
+    lent[:] = b"reused"
+    expected = [(StartBegin([SLICE]), b""), (StartPart(0, 0), b"values"), (StartEnd(), b"")]
+    assert scene.peers[W1].all() == scene.peers[W2].all() == expected
+    assert scene.peers[W0].all() == server.all() == []
+
+
+def test_wanted_slices_are_read_from_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "digits-3" / "0000000005"
+    writer = files.Writer(folder, "digits-3", 5)
+    writer.begin("worker/0", [SLICE])
+    writer.part("worker/0", 0, 0, bytes(range(16)))
+    writer.end("worker/0")
+    writer.commit(
+        time=1.0, world=1, servers=0, strategy="native", update="worker", seed=0, epoch=0, state={}, metrics={},
+        code_hash="c", job_file="",
+    )  # fmt: skip
+    scene = Scene(folder)
+    zero = scene.peers[W0]
+    scene.desk.received(zero, LoadWanted(1, [TensorSlice("param/w", "float32", (4,), 1, 3)]), None)
+    assert zero.sent.get(timeout=10) == (LoadPart(1, 0, 0), bytes(range(4, 12)))
+    assert zero.sent.get(timeout=10) == (LoadEnd(1), b"")
+    scene.desk.received(zero, LoadWanted(2, [TensorSlice("param/v", "float32", (4,), 0, 4)]), None)
+    end, _ = zero.sent.get(timeout=10)
+    assert isinstance(end, LoadEnd)
+    assert "no tensor param/v" in end.problem
+
+
+def test_a_job_that_begins_anew_has_nothing_to_load() -> None:
+    scene = Scene()
+    scene.desk.received(scene.peers[W0], LoadWanted(1, [SLICE]), None)
+    end, _ = scene.peers[W0].sent.get(timeout=10)
+    assert end == LoadEnd(1, "the job does not go on from a checkpoint")
+
+
+def test_a_readers_question_goes_to_all_servers_and_their_answers_to_the_agent_that_asked() -> None:
+    scene = Scene()
+    members = Member("agent", 1), Member("agent", 0), S0, Member("server", 1), W0
+    agent, other, one, two, worker = (FakePeer(member) for member in members)
+    for peer in (agent, other, one, two, worker):
+        scene.join(peer)
+    scene.desk.received(agent, ReadWanted(7, "s", ["w"], [1]), None)
+    assert [each.all() for each in (one, two)] == [[(ReadWanted(7, "s", ["w"], [1], 1), b"")]] * 2
+    assert agent.all() == [(ReadBy(7, 2), b"")]
+    rows = ReadRows(7, 1, 0, 8, [0], ["s"], [], [])
+    scene.receive(one, rows, memoryview(b"12345678"))
+    assert agent.all() == [(rows, b"12345678")]
+    for stranger in (worker, other):  # of those neither answers
+        with pytest.raises(MessageRefused, match="ReadRows is no message"):
+            scene.desk.received(stranger, rows, None)
+    with pytest.raises(MessageRefused, match="ReadWanted is no message that a worker may send"):
+        scene.desk.received(worker, ReadWanted(8, "s", [], []), None)
+    assert [each.all() for each in (agent, other, one, two, worker)] == [[]] * 5
+
+
+def refusal(scene: Scene, peer: FakePeer, message: Any, payload: memoryview | None = None) -> str:
+    """Bring a message that must be refused, and what net tells of it afterwards."""
+    with pytest.raises(MessageRefused) as error:
+        scene.receive(peer, message, payload)
+    scene.heard.clear()
+    scene.desk.lost(peer, error.value)
+    assert scene.heard == [Broke(peer.member, error.value.message)]
+    return error.value.message
+
+
+def test_a_worker_opens_four_parts_of_checkpoints_and_not_20000() -> None:
+    scene = Scene()
+    for step in range(4):
+        scene.receive(scene.peers[W1], SaveBegin(step, []), None)
+    assert "SaveBegin: 4 parts of checkpoints at once" in refusal(scene, scene.peers[W1], SaveBegin(4, []))
+    assert len(scene.saver.calls) == 4
+    zero = scene.peers[W0]  # others go on
+    for step in range(20):
+        scene.receive(zero, SaveBegin(step, []), None)
+        scene.receive(zero, SaveEnd(step), None)
+    assert len(scene.saver.calls) == 44
+
+
+def test_a_checkpoint_that_the_mind_refuses_opens_no_file() -> None:
+    scene = Scene()
+    scene.refuses = lambda member, message: "step 9 of 3"  # type: ignore[method-assign]
+    scene.desk._handler._refuses = scene.refuses
+    assert "SaveBegin: step 9 of 3" in refusal(scene, scene.peers[W1], SaveBegin(5, []))
+    assert scene.saver.calls == []
+
+
+@pytest.mark.parametrize(
+    ("message", "payload"), [(SavePart(5, 0, 0), memoryview(b"1234")), (SaveEnd(5), None), (SaveEnd(6), None)]
+)
+def test_parts_and_ends_without_a_beginning_are_refused(message: Any, payload: memoryview | None) -> None:
+    scene = Scene()
+    scene.receive(scene.peers[W0], SaveBegin(4, []), None)
+    assert "whose part it has not begun" in refusal(scene, scene.peers[W0], message, payload)
+
+
+def test_requests_for_tensors_are_read_by_one_thread_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psctl.coordinator.connections.WANTED", 8)
+    scene = Scene()
+    held = threading.Event()
+    monkeypatch.setattr(scene.desk._handler, "_load", lambda peer, wanted: held.wait(20))
+    before = threading.active_count()
+    one = scene.peers[W1]
+    try:
+        for ticket in range(8):
+            scene.receive(one, LoadWanted(ticket, []), None)
+        assert threading.active_count() == before + 1
+        assert "LoadWanted: 9 requests" in refusal(scene, one, LoadWanted(9, []))
+    finally:
+        held.set()

@@ -1,0 +1,140 @@
+"""Who is named when training stands still: those that are waited for, in whatever order heartbeats come."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.coordinator.state.instructions import Instruction, Tell
+from psctl.job import activity, events, job_messages
+from psctl.types import Member
+from tests.coordinator.play import A0, A1, ORDER, S0, W0, W1, Play, appended
+
+PS = "sync: waiting for values of clock 3 from server/0, which waits for worker/1"
+RING = activity.waiting("the sum of gradients", [1])
+NATIVE = activity.waiting("the sum of gradients")
+STORE = "waiting for server/0, which wait for the clock of worker/1"
+
+
+def stalled(beats: list[tuple[Member, int, str]], apart: float, quiet: tuple[Member, ...] = ()) -> Play:
+    """Train to step 2, hear these first heartbeats in this order, then each rank's last one every second."""
+    play = Play(replace(ORDER, stall_timeout=20.0)).training()
+    for member, step, doing in beats:
+        play.hear(member, job_messages.Beat(step, doing))
+        play.wait(apart)
+    for _ in range(25):
+        for member, step, doing in {each[0]: each for each in beats}.values():
+            if play.mind.state == "running" and member not in quiet:
+                play.hear(member, job_messages.Beat(step, doing))
+        play.wait(1)
+    for member in (W0, W1, S0):
+        play.exits(member, -15)
+    return play
+
+
+def blamed(play: Play) -> str:
+    failure = play.last.failure
+    assert failure is not None
+    assert "timeouts.stall" in failure["exception"]
+    assert str(failure["exception"]).startswith(f"TimedOut: {failure['role']}/{failure['rank']} ")
+    return f"{failure['role']}/{failure['rank']}"
+
+
+@pytest.mark.parametrize("wait", [PS, RING, NATIVE, STORE])
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("apart", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_one_that_computes_is_named_whoever_stood_still_first(
+    wait: str, ahead: int, apart: float, order: tuple[int, ...]
+) -> None:
+    beats = [(W0, 3 + ahead, wait), (W1, 3, "compute"), (S0, 3, "serving")]
+    play = stalled([beats[at] for at in order], apart)
+    assert blamed(play) == "worker/1"
+    named = [event.text for event in appended(play.said, events.Notice) if " is at step " in event.text]
+    assert named, "it was named before the end"
+    assert all(text.startswith("worker/1 ") for text in named), named
+
+
+def test_a_server_that_all_workers_wait_for_is_named() -> None:
+    wait = "sync: waiting for values of clock 3 from server/0"
+    play = stalled([(W0, 3, wait), (W1, 3, wait), (S0, 2, "serving")], 0.3, quiet=(S0,))
+    assert blamed(play) == "server/0"
+    assert "keeps workers waiting" in str(play.last.failure)
+
+
+def test_where_waits_have_no_end_the_silent_one_is_named() -> None:
+    play = stalled(
+        [(W0, 3, RING), (W1, 3, activity.waiting("the sum of gradients", [0])), (S0, 3, "serving")], 0.3, quiet=(W1,)
+    )
+    assert blamed(play) == "worker/1"
+
+
+def test_all_that_compute_at_the_same_step_are_named() -> None:
+    play = stalled([(W0, 3, "compute"), (W1, 3, "compute"), (S0, 3, "serving")], 0.0)
+    assert blamed(play) == "worker/0"
+    assert "worker/1 on h1 is at step 3" in str(play.last.failure)
+
+
+@pytest.mark.parametrize(
+    ("doing", "names"),
+    [
+        (PS, {("worker", 1)}),
+        (RING, {("worker", 1)}),
+        (NATIVE, set()),
+        ("sync: waiting for values from server/0, server/12 (no connection)", {("server", 0), ("server", 12)}),
+        (STORE, {("worker", 1)}),
+        ("compute", set()),
+    ],
+)
+def test_an_activity_names_whom_it_waits_for(doing: str, names: set[tuple[str, int]]) -> None:
+    assert activity.waited_for(doing) == names
+    assert activity.is_wait(doing) == (doing != activity.COMPUTE)
+
+
+def test_stacks_are_asked_for_with_the_notice_and_again_before_the_end() -> None:
+    play = Play().training()
+    play.hear(W0, job_messages.Beat(3, PS))
+    play.hear(W1, job_messages.Beat(3, "compute"))
+    said = play.wait(31)
+    assert tells(said) == {A1: job_messages.StacksWanted([W1])}
+    play.hear(A1, job_messages.Stacks(W1, ("train.py:9 in main: step()", "train.py:4 in step: f()"), ()))
+    told = [event.text for event in appended(play.said, events.Notice)][-1]
+    assert told.startswith("stack of worker/1 on h1")
+    assert told.endswith("train.py:4 in step: f()")
+    play.hear(A0, job_messages.Stacks(W1, ("forged.py:1 in x",), ()))
+    assert tells(play.wait(270)) == {A0: job_messages.StacksWanted([W0]), A1: job_messages.StacksWanted([W1])}
+    play.hear(A1, job_messages.Stacks(W1, ("train.py:5 in step: g()",), (("data.py:2 in load",),)))
+    play.hear(A0, job_messages.Stacks(W0, (), (), "it is stopped"))
+    play.wait(1)
+    for member in (W0, W1, S0):
+        play.exits(member, -15)
+    failure = play.last.failure
+    assert failure is not None
+    assert (blamed(play), failure["frames"]) == ("worker/1", ["train.py:5 in step: g()"])
+    assert failure["stacks"] == {
+        "worker/0": ["it is stopped"],
+        "worker/1": ["train.py:5 in step: g()", "another thread: data.py:2 in load"],
+    }
+
+
+@pytest.mark.parametrize("sign", ["prints", "computes", "none"])
+def test_a_script_that_never_calls_psctl_ends_when_no_rank_shows_a_sign(sign: str) -> None:
+    play = Play(replace(ORDER, stall_timeout=20.0)).running()
+    for _ in range(8):
+        play.wait(4)
+        play.hear(A0, job_messages.Sample("h0", 0.1, 0.1))
+        if sign == "prints":
+            play.hear(A1, job_messages.Lines(W1, "stdout", ["epoch 1"]))
+        elif sign == "computes":
+            play.hear(A1, job_messages.Sample("h1", 0.1, 0.1, busy=[W1]))
+        elif sign == "none":
+            play.hear(A1, job_messages.Sample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
+    assert (play.mind.state != "running") == (sign == "none")
+
+
+def tells(said: list[Instruction]) -> dict[Member, object]:
+    """The wanted stacks in what was said, by agent."""
+    told = [each for each in said if isinstance(each, Tell)]
+    return {each.member: each.message for each in told if isinstance(each.message, job_messages.StacksWanted)}

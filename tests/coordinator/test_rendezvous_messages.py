@@ -1,0 +1,98 @@
+"""Workers that play a schedule learn where all of them listen, once all do; secrets stay on their host. Under ps those
+of one host learn of each other."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from psctl.coordinator.state.instructions import Connected, PlanMade, ShardsMade
+from psctl.coordinator.state.sum_order import here
+from psctl.job.job_messages import Decision, Join, Prepare, Ready
+from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.orders import JobOrder
+from psctl.types import Address, Compression, Member
+from tests.coordinator.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
+
+
+def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:
+    play = Play().running()
+    hosts = {rank.member: rank.host for rank in play.mind._job.of("worker")}
+    there = {W0: Listens(Address("10.0.0.1", 4000), b"a" * 16), W1: Listens(Address("10.0.0.2", 4000), b"b" * 16)}
+    assert told(play.hear(W0, there[W0]), WorkersAt) == []
+    answers = told(play.hear(W1, there[W1]), WorkersAt)
+    assert [asked for asked, _ in answers] == [W0, W1]
+    for asked, answer in answers:
+        assert answer.workers == [
+            WorkerAt(each.rank, 0, says.address, says.secret if hosts[each] == hosts[asked] else b"")
+            for each, says in there.items()
+        ]
+
+
+# ---- ps: workers of one host push together -------------------------------------------------------------------------
+
+W2 = Member("worker", 2)
+HERE = {W0: b"a" * 16, W1: b"b" * 16, W2: b"c" * 16}
+TWO_HOSTS = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2, slots=2), ORDER.hosts[1]])
+
+
+def decided(order: JobOrder) -> tuple[Play, Decision]:
+    """Play up to the decision under ps; worker/0 and worker/1 are on the first host, worker/2 on the next one."""
+    play = Play(order).registered()
+    for worker in (W0, W1, W2):
+        play(Connected(worker))
+        play.hear(worker, Join(1))
+        play.hear(worker, Prepare(LAYOUT, ()))
+    play(PlanMade("ps", "server", [0], PLAN))
+    play(Connected(S0))
+    play.hear(S0, Join(102))
+    play.hear(S0, Ready(Address("10.0.0.1", 4000)))
+    found = told(play(ShardsMade([], [])), Decision)
+    assert {member for member, _ in found} == {W0, W1, W2, S0}
+    assert len({decision.hosts for _, decision in found}) == 1, "servers and workers sum alike"
+    return play, found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("order", "hosts"),
+    [
+        pytest.param(TWO_HOSTS, ((0, 1),), id="two of three share a host"),
+        pytest.param(replace(TWO_HOSTS, staleness=1), (), id="out of step"),
+        pytest.param(replace(TWO_HOSTS, compression=Compression("bf16")), (), id="coded"),
+        pytest.param(
+            replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=1), replace(ORDER.hosts[1], workers=2)]),
+            ((1, 2),),
+            id="the other host",
+        ),
+    ],
+)
+def test_the_decision_says_who_shares_a_host(order: JobOrder, hosts: tuple[tuple[int, ...], ...]) -> None:
+    assert decided(order)[1].hosts == hosts
+
+
+def test_on_one_host_alone_nobody_pushes_together() -> None:
+    job = Play(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).mind._job
+    job.plan = PlanMade("ps", "server", [0], PLAN)
+    assert here(job) == ()
+
+
+def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:
+    play, _ = decided(TWO_HOSTS)
+    first = told(play.hear(W1, Listens(None, HERE[W1])), WorkersAt)
+    assert first == [(W1, WorkersAt([WorkerAt(1, 0, None, HERE[W1])]))]
+    assert [member for member, _ in told(play.hear(W2, Listens(None, HERE[W2])), WorkersAt)] == [W2]
+    both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 0, None, HERE[W1])])
+    assert told(play.hear(W0, Listens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
+
+
+def test_who_takes_a_place_is_told_of_the_others_and_they_of_it() -> None:
+    play, _ = decided(TWO_HOSTS)
+    for worker in (W0, W1):
+        play.hear(worker, Listens(None, HERE[worker]))
+    job = play.mind._job
+    job.forget("worker", 1)
+    job.add("worker", 1, 0, 1)
+    anew = Member("worker", 1, 1)
+    play(Connected(anew))
+    both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 1, None, b"d" * 16)])
+    assert told(play.hear(anew, Listens(None, b"d" * 16)), WorkersAt) == [(W0, both), (anew, both)]

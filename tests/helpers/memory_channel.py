@@ -1,0 +1,102 @@
+"""A channel in memory for tests: it delivers in its own time, by a seed, and can lose a peer."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+
+import torch
+
+from psctl.collectives.channel import Delivers
+
+
+class Hub:
+    """All channels of one world.
+
+    Args:
+        seed: what is posted completes in an order drawn from it; None: at once.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.changed = threading.Condition()
+        self.dice = random.Random(seed)
+        self.delays = seed is not None
+        self.sent: dict[tuple[int, int, int], deque[Posted]] = {}
+        self.asked: dict[tuple[int, int, int], deque[Posted]] = {}
+        self.ready: list[tuple[Posted, Posted]] = []
+        self.dead: str = ""
+        self.trace: list[tuple[int, int, int, int]] = []  # source, destination, tag, bytes: as they were posted
+
+    def meet(self, key: tuple[int, int, int]) -> None:
+        """Match what was sent with what was asked for; called with the lock."""
+        sent, asked = self.sent.setdefault(key, deque()), self.asked.setdefault(key, deque())
+        while sent and asked:
+            self.ready.append((sent.popleft(), asked.popleft()))
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Deliver at once, or (with delays) one of several by the dice; the rest when somebody waits."""
+        while self.ready and not (self.delays and self.dice.random() < 0.4):
+            source, target = self.ready.pop(self.dice.randrange(len(self.ready)) if self.delays else 0)
+            target.piece.copy_(source.piece)  # read as late as it may be: a piece reused too early shows
+            source.done = target.done = True
+        self.changed.notify_all()
+
+    def end(self, why: str) -> None:
+        with self.changed:
+            self.dead = self.dead or why
+            self.changed.notify_all()
+
+
+class Posted:
+    def __init__(self, hub: Hub, piece: torch.Tensor) -> None:
+        self.hub, self.piece, self.done = hub, piece, False
+
+    def wait(self) -> None:
+        with self.hub.changed:
+            while not self.done:
+                if self.hub.dead:
+                    raise RuntimeError(self.hub.dead)
+                if self.hub.ready:
+                    self.hub.deliver()
+                else:
+                    assert self.hub.changed.wait(20), "nobody sends"
+
+
+class MemoryChannel(Delivers):
+    """One rank's end.
+
+    Args:
+        hub: the world's.
+        me: this node.
+        ahead: as channels have it.
+        fails_at: the number of posts after which one fails here; others learn of it when this rank aborts.
+    """
+
+    def __init__(self, hub: Hub, me: int, ahead: bool = True, fails_at: int = -1) -> None:
+        self.hub, self.me, self.ahead, self.fails_at = hub, me, ahead, fails_at
+        self.aborted = False
+
+    def post(self, sends, receives):
+        with self.hub.changed:
+            if self.fails_at == 0 or self.hub.dead:
+                raise RuntimeError(self.hub.dead or "connection reset")
+            self.fails_at -= 1
+            found = []
+            for each in sends:
+                found.append(Posted(self.hub, each.piece))
+                key = (self.me, each.peer, each.tag)
+                self.hub.trace.append((*key, each.piece.numel() * each.piece.element_size()))
+                self.hub.sent.setdefault(key, deque()).append(found[-1])
+                self.hub.meet(key)
+            for each in receives:
+                found.append(Posted(self.hub, each.piece))
+                key = (each.peer, self.me, each.tag)
+                self.hub.asked.setdefault(key, deque()).append(found[-1])
+                self.hub.meet(key)
+            return found
+
+    def abort(self, reason: str) -> None:
+        self.aborted = True
+        self.hub.end("aborted")

@@ -1,0 +1,125 @@
+"""Planes of one process for tests: real lines and shared memory between threads, streams in memory between hosts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from psctl.collectives.data_plane import Plane
+from psctl.collectives.player import Player
+from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
+from psctl.collectives.shm_vectors import Shared
+from psctl.schedule.transfer import Schedule
+from psctl.transport.memory_stream import MemoryNetwork
+from psctl.transport.shared_memory import Segments, SegmentsOfHost, pair
+from psctl.transport.unix_channel import Line
+from psctl.types import Member
+from tests.helpers.job_world import credentials
+
+
+def lines(hosts: Sequence[int]) -> list[dict[int, Line]]:
+    """Return each rank's lines to the others of its host."""
+    found: list[dict[int, Line]] = [{} for _ in hosts]
+    for one in range(len(hosts)):
+        for other in range(one):
+            if hosts[one] == hosts[other]:
+                left, right = socket.socketpair()
+                found[one][other], found[other][one] = Line(left, f"worker/{other}"), Line(right, f"worker/{one}")
+    return found
+
+
+def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[Sealed]:
+    """Return each rank's sealed streams to ranks of other hosts."""
+    found = [Sealed() for _ in hosts]
+    members = [Member("worker", rank) for rank in range(len(hosts))]
+    acceptors = [network.acceptor(credentials(me), PlaneKinds, found[me.rank]) for me in members]
+    for one in members:
+        for other in members[: one.rank]:
+            if hosts[one.rank] != hosts[other.rank]:
+                network.dial(
+                    acceptors[other.rank].address, credentials(one), other, PlaneKinds, found[one.rank], 20.0
+                )  # fmt: skip
+    for rank, each in enumerate(found):
+        assert not each.await_all({r for r in range(len(hosts)) if hosts[r] != hosts[rank]}, 20.0)
+    for acceptor in acceptors:
+        acceptor.close()
+    return found
+
+
+class PlaneCast:
+    """One player a rank of a schedule, each on a thread of its own.
+
+    Args:
+        hosts: the host of each rank.
+        largest: bytes of a segment at most.
+        window: bytes that a stream's end holds unread.
+    """
+
+    def __init__(self, hosts: Sequence[int], largest: int = 1 << 26, window: int = 2 << 20) -> None:
+        self._largest = largest
+        self.world = len(hosts)
+        self.network = MemoryNetwork(window, silence=0.2)
+        many = len(set(hosts)) > 1
+        sealed: list[Any] = streams(hosts, self.network) if many else [None] * self.world
+        self.lines = lines(hosts)
+        shared = self._memory(hosts)
+        self.planes = [
+            Plane(rank, self.world, self.lines[rank], shared[rank], sealed[rank]) for rank in range(self.world)
+        ]
+
+    def _memory(self, hosts: Sequence[int]) -> list[Shared]:
+        agents = {host: SegmentsOfHost(self._largest) for host in hosts}
+        members = [Member("worker", rank) for rank in range(len(hosts))]
+        self._segments = []
+        for me, host in zip(members, hosts, strict=True):
+            ours, theirs = pair()
+            thread = threading.Thread(target=agents[host].serve, args=(me, ours))
+            thread.start()
+            self._segments.append((Segments(me, theirs), thread, agents[host]))
+        near = [
+            {other.rank: other for other in members if other != me and hosts[other.rank] == host}
+            for me, host in zip(members, hosts, strict=True)
+        ]
+        return [Shared(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
+
+    def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        return [plane.buffer(length, dtype) for plane in self.planes]
+
+    def play(self, schedule: Schedule, vectors: Sequence[torch.Tensor]) -> list[BaseException | None]:
+        players = [Player(schedule, rank, plane) for rank, plane in enumerate(self.planes)]
+        return self.all(lambda rank: players[rank].play(vectors[rank]))
+
+    def all(self, do: Callable[[int], Any]) -> list[BaseException | None]:
+        """Have every rank do something at once; returns what each raised."""
+        errors: list[BaseException | None] = [None] * self.world
+
+        def run(rank: int) -> None:
+            try:
+                do(rank)
+            except BaseException as error:  # noqa: BLE001  looked at by the test
+                errors[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "it hangs"
+        return errors
+
+    def __enter__(self) -> PlaneCast:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        assert not any(self.all(lambda rank: self.planes[rank].close()))
+        for segments, thread, agent in self._segments:
+            segments.close()
+            thread.join(10)
+            agent.ended(segments.me)

@@ -1,0 +1,84 @@
+"""The examples of the store do what they say, alone and under `psctl train` (there all but one in make soak only)."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from running import Psctl
+
+import psctl
+
+FOLDER = Path(__file__).parent.parent.parent / "templates" / "store"
+
+
+def accurate(lines: list[str]) -> None:
+    assert all(float(re.findall(r"accuracy ([\d.]+)", line)[0]) > 0.93 for line in lines)
+
+
+def close(lines: list[str]) -> None:
+    assert all(1.1 < float(re.findall(r"distance ([\d.]+)", line)[0]) < 1.4 for line in lines)
+
+
+def counted(lines: list[str]) -> None:
+    texts = [file.read_text() for file in FOLDER.glob("*.py")]
+    words = Counter(word for text in texts for word in re.findall(r"[a-z]+", text.lower()))
+    longest = max(len(line) for text in texts for line in text.splitlines())
+    for line in lines:
+        told = dict(re.findall(r"([a-z]+) (\d+)[,;]", line))
+        assert len(told) == 5
+        assert all(words[word] == int(count) for word, count in told.items())
+        assert line.endswith(f"line {longest}")
+
+
+def sampled(lines: list[str]) -> None:
+    assert all("840 words counted" in line for line in lines)
+    assert all(float(re.findall(r"purity ([\d.]+)", line)[0]) > 0.75 for line in lines)
+
+
+def near(lines: list[str]) -> None:
+    assert all(float(line.split()[-1]) < 1.0 for line in lines)
+
+
+EXAMPLES = {"sgd": accurate, "kmeans": close, "wordcount": counted, "topics": sampled, "simple": near}
+
+
+def test_all_examples_are_here_and_short() -> None:
+    scripts = {path.stem: len(path.read_text().splitlines()) for path in FOLDER.glob("*.py")}
+    assert scripts.keys() == EXAMPLES.keys() | {"rules"}
+    assert max(scripts.values()) < 100
+    code = (FOLDER / "simple.py").read_text().split('"""')[2].strip().splitlines()
+    assert len([line for line in code if line]) <= 15
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_an_example_runs_alone(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = []
+
+    def init():
+        runs.append(init.lone(0, 1, "alone"))
+        return runs[0]
+
+    monkeypatch.setattr(psctl, "init", init, raising=False)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    runs[0].finish()
+    EXAMPLES[name](capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "name",
+    ["wordcount", *(pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES if name != "wordcount")],
+)
+def test_an_example_runs_under_psctl_train(name: str, tmp_path: Path) -> None:
+    run = Psctl(tmp_path).run("train", str(FOLDER / "job.yaml"), "--set", f"script={name}.py", "-o", "jsonl")
+    assert run.code == 0, run
+    EXAMPLES[name]([event["text"] for event in run.of("log") if event["stream"] == "stdout"])
+    assert len([event for event in run.of("log") if event["stream"] == "stdout"]) == 2

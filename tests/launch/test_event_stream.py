@@ -1,0 +1,134 @@
+"""Following across lost connections, to the last line, or to the last line that had to be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psctl import errors
+from psctl.clock import ManualClock
+from psctl.job.events import Finished, Log, Started, to_line
+from psctl.launch.home import HostRecord, JobRecord, KnownCluster
+from psctl.launch.jobs.event_stream import RECONNECT, Follower, Lines
+from psctl.remote.fake import FakeShell
+from psctl.remote.shell import Result
+
+FOLDER = "/w/jobs/digits-1/node-a"
+LOG = f"{FOLDER}/events.jsonl"
+
+STARTED = Started(time=1.0, job="digits-1", hosts=["node-a"], roles=[])
+LINE = Log(time=2.0, rank="worker/0", stream="stdout", text="hello")
+DONE = Finished(time=3.0, status="done", exit=0, steps=4, seconds=2.0, metrics={"loss": 0.5})
+
+
+def record(pid: int = 0, started: str = "", state: str = "submitted") -> JobRecord:
+    host = HostRecord("node-a", "/w", FOLDER, "python3", "/w/code/x", pid, started)
+    return JobRecord(
+        job="digits-1", name="digits", created=0.0, cluster=KnownCluster("lab", "", "", 0.0), hosts=[host],
+        job_file="", job_source="", job_folder="", code_hash="", checkpoints="", state=state,
+    )  # fmt: skip
+
+
+class MovingClock(ManualClock):
+    """A clock on which a moment passes whenever it is looked at."""
+
+    def now(self) -> float:
+        self.advance(0.25)
+        return super().now()
+
+
+def follow(
+    shell: FakeShell,
+    job: JobRecord,
+    connect: Callable[[], FakeShell] | None = None,
+    told: list[str] | None = None,
+) -> list[object]:
+    follower = Follower(
+        job, connect or (lambda: shell), MovingClock(), (told if told is not None else []).append, shell
+    )
+    return [event for event in follower.events() if event is not None]
+
+
+def with_agent(shell: FakeShell) -> JobRecord:
+    shell.on_start("agent", lambda process: None)
+    process = shell.start(["agent"], log="/tmp/agent.log", cwd="/tmp", env={})
+    return record(process.pid, process.started)
+
+
+def test_events_come_in_order_and_end_with_finished() -> None:
+    shell = FakeShell("node-a")
+    shell.append(LOG, to_line(STARTED) + to_line(LINE) + to_line(DONE) + b"never read\n")
+    assert follow(shell, record()) == [STARTED, LINE, DONE]
+
+
+def test_a_lost_connection_is_made_anew_and_no_event_comes_twice() -> None:
+    first, second = FakeShell("node-a"), FakeShell("node-a")
+    whole = to_line(STARTED) + to_line(LINE) + to_line(DONE)
+    first.append(LOG, whole[: len(to_line(STARTED)) + 9])
+    job = with_agent(first)
+    second.append(LOG, whole)
+    told: list[str] = []
+    events = []
+    follower = Follower(job, lambda: second, MovingClock(), told.append, first)
+    for event in follower.events():
+        if event == STARTED:
+            first.vanish()
+        if event is not None:
+            events.append(event)
+    assert events == [STARTED, LINE, DONE]
+    assert told[0].endswith("the job goes on without it, connecting again")
+    assert told[1] == "node-a is back"
+
+
+def test_a_host_that_stays_away_is_given_up_with_the_command_that_comes_back() -> None:
+    shell = FakeShell("node-a")
+    shell.vanish()
+    with pytest.raises(errors.HostUnreachable, match=f"not reached for {RECONNECT:.0f} s") as raised:
+        follow(shell, record())
+    assert raised.value.hint == "psctl attach digits-1"
+
+
+def test_an_agent_that_is_gone_without_a_last_word_ends_the_job_as_failed() -> None:
+    shell = FakeShell("node-a")
+    job = with_agent(shell)
+    shell.append(LOG, to_line(STARTED))
+    shell.processes[job.head.pid].end()
+    shell.on("tail", lambda argv, stdin: Result(0, b"no space\n", b""))
+    last = follow(shell, job)[-1]
+    assert isinstance(last, Finished)
+    assert (last.status, last.exit) == ("failed", 1)
+    assert "no space" in str(last.failure)
+
+
+def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
+    shell = FakeShell("node-a")
+    shell.append(LOG, to_line(STARTED))
+    shell.on("tail", lambda argv, stdin: Result(0, b"", b""))
+    job = with_agent(shell)
+    shell.processes[job.head.pid].end()
+    last = follow(shell, msgspec.structs.replace(job, state="stopped"))[-1]
+    assert isinstance(last, Finished)
+    assert last.status == "stopped"
+
+
+def test_a_line_that_is_no_event_is_told_of_with_its_place() -> None:
+    shell = FakeShell("node-a")
+    shell.append(LOG, to_line(STARTED) + b"{}\n")
+    with pytest.raises(errors.ProtocolError, match=r"events.jsonl on node-a holds no event"):
+        follow(shell, record())
+
+
+@given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8), st.data())
+def test_lines_come_out_whole_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    text = b"".join(line + b"\n" for line in lines)
+    reader, found = Lines(), []
+    while text:
+        cut = data.draw(st.integers(1, len(text)))
+        found += reader.feed(text[:cut])
+        text = text[cut:]
+    assert found == lines
+    assert reader.offset == sum(len(line) + 1 for line in lines)

@@ -1,0 +1,30 @@
+"""The word about callers that were turned away: who counts, and how often it is said."""
+
+from __future__ import annotations
+
+from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
+from psctl.process.rejected_connections import PAUSE, TurnedAway
+
+
+class Words:
+    def __init__(self) -> None:
+        self.now, self.lines = 100.0, list[str]()
+        self.about = TurnedAway("server/0", self.lines.append, lambda: self.now)
+
+
+def test_the_first_is_told_at_once_and_the_rest_once_a_while() -> None:
+    words = Words()
+    for _ in range(50):
+        words.about("10.0.0.9:1", ProtocolError("10.0.0.9:1: it has not this job's knock"))
+    assert words.lines == ["psctl: server/0 turned a caller away: 10.0.0.9:1: it has not this job's knock"]
+    words.now += PAUSE
+    words.about("10.0.0.9:2", ConnectionFailed("10.0.0.9:2: our allow() failed"))
+    assert words.lines[1:] == [
+        "psctl: server/0 turned a caller away: 10.0.0.9:2: our allow() failed (and 49 others since the last such line)"
+    ]
+
+
+def test_who_merely_went_away_is_not_told_of() -> None:
+    words = Words()
+    words.about("10.0.0.9:1", PeerLost("10.0.0.9:1: it ended the connection during the handshake"))
+    assert not words.lines

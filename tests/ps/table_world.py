@@ -1,0 +1,276 @@
+"""Tables without a network: server minds, clients, and links between them that a test moves message by message.
+
+Messages go through the real encoder, so that what travels is what the wire would carry. A link keeps its order, as a
+connection does; `cut` loses what is on it and begins anew, as a broken connection does. Servers have links among
+themselves too; `kill` ends one, `assign` says who has which shard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from psctl.errors import ProtocolError
+from psctl.ps.messages import Place
+from psctl.ps.outputs import ToServer
+from psctl.ps.table_messages import Fetched, StoreSpec, TableKinds, TableSpec, Update
+from psctl.ps.tables.client.calls_in_flight import result
+from psctl.ps.tables.client.table_client_state import TableClient
+from psctl.ps.tables.reductions import custom, reductions
+from psctl.ps.tables.server.held_answers import Send
+from psctl.ps.tables.server.table_server import TableMind
+from psctl.ps.tables.table_packing import Assembly, in_parts
+
+DECODER = msgspec.msgpack.Decoder(TableKinds)
+
+
+class Functions:
+    """Reductions by name, users' functions from a dict."""
+
+    def __init__(self, **functions):
+        self._functions = {f"mine:{name}": function for name, function in functions.items()}
+
+    def reduction(self, name):
+        known = reductions()
+        return known[name] if name in known else custom(name, self._functions[name])
+
+    def function(self, name):
+        return self._functions[name]
+
+
+def spec(name="", shape=(1,), dtype="float64", **more) -> TableSpec:
+    return TableSpec(name, shape, dtype, **more)
+
+
+class World:
+    """One store: `staleness` None: asp. Links are moved by `run`, in an order that `random` chooses when given."""
+
+    def __init__(
+        self, workers=2, servers=2, staleness=None, eager=False, shards=4, functions=None, random=None, group=None,
+        replicas=0, begins=False, lends=False,
+    ) -> None:  # fmt: skip
+        self.functions = functions or Functions()
+        group = tuple(range(workers)) if group is None else group
+        self.store = StoreSpec("s", staleness, eager, group, shards)
+        self.random, self.bytes, self.epoch = random, 0, -1
+        self.lends = lends  # long payloads lie in shared memory, and are overwritten when their holder may
+        self.lent: list[tuple[int, int, bytearray]] = []  # worker, sequence, what a server has before it
+        self.servers: dict[int, TableMind] = {}
+        self.links: dict[tuple, deque] = {}  # (who, whom)
+        self.parts: dict[tuple, Assembly] = {}
+        self.clients: list[TableClient] = []
+        self.steps: dict[int, int] = {}  # newest step that a worker has marked
+        self.tickets = 0
+        self.told: list = []  # what the coordinator would hear
+        self.trace: list[str] | None = None  # every message, when it is there
+        for rank in range(servers):
+            self.start(rank)
+        chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(shards)]
+        self.assign(chains)
+        for rank in range(servers):
+            self.follow(rank, self.servers[rank].begin(restored=begins))
+        for rank in range(workers):
+            self.join(rank)
+
+    def start(self, rank: int) -> TableMind:
+        """A server (again): a new process that knows nothing."""
+        mind = self.servers[rank] = TableMind(rank, self.functions, self.store.shards)
+        self.meet(rank)
+        for worker in range(len(self.clients)):
+            self.cut(worker, rank)
+        return mind
+
+    def meet(self, rank: int) -> None:
+        """A server that has come and the others connect."""
+        for other in self.servers:
+            if other != rank:
+                self.connect(("server", rank), ("server", other))
+
+    def kill(self, rank: int) -> None:
+        """A server is gone, with all that was on its way from it and to it."""
+        del self.servers[rank]
+        for link in [link for link in self.links if ("server", rank) in link]:
+            del self.links[link]
+        for other, mind in self.servers.items():
+            self.follow(other, mind.server_lost(rank))
+
+    def assign(self, chains, copies=None) -> None:
+        """The coordinator's word, to all servers at once."""
+        self.epoch += 1
+        for rank, mind in self.servers.items():
+            self.follow(rank, mind.assigned(self.epoch, chains, copies or [[] for _ in chains], list(self.servers)))
+
+    def join(self, rank: int) -> TableClient:
+        """A worker (again): a new process that knows nothing."""
+        client = TableClient(self.store, rank, self.functions)
+        self.lent = [each for each in self.lent if each[0] != rank]  # the dead write no more
+        if rank == len(self.clients):
+            self.clients.append(client)
+        self.clients[rank] = client
+        self.steps.setdefault(rank, 0)
+        for server in self.servers:
+            self.cut(rank, server)
+        return client
+
+    def connect(self, one, other) -> None:
+        """A connection of two servers is made (anew)."""
+        for link in ((one, other), (other, one)):
+            self.links[link] = deque()
+        for me, them in ((one[1], other[1]), (other[1], one[1])):
+            self.follow(me, self.servers[me].server_lost(them))
+            self.follow(me, self.servers[me].server_joined(them))
+
+    def cut(self, rank: int, server: int) -> None:
+        """The connection breaks, and is made anew."""
+        for link in ((("worker", rank), ("server", server)), (("server", server), ("worker", rank))):
+            self.links[link] = deque()
+            self.parts[link] = Assembly()
+        self.servers[server].lost(rank)
+        self.put(rank, self.clients[rank].anew(server, self.steps[rank]))
+
+    def put(self, rank: int, outs) -> None:
+        for out in outs:
+            self._queue((("worker", rank), ("server", out.server)), out.message, out.payload)
+
+    def follow(self, rank: int, outputs) -> None:
+        """Do what a server's mind said."""
+        for output in outputs:
+            if isinstance(output, Send):
+                self._queue((("server", rank), ("worker", output.worker)), output.message, output.payload)
+            elif isinstance(output, ToServer):
+                link = (("server", rank), ("server", output.server))
+                if link in self.links:
+                    data = None if output.payload is None else bytes(output.payload)
+                    self.links[link].append((msgspec.msgpack.encode(output.message), data))
+            else:
+                self.told.append((rank, output))
+
+    def _queue(self, link, message, payload) -> None:
+        if link not in self.links:
+            return
+        if self.lends and isinstance(message, Update | Fetched) and payload is not None and len(payload):
+            encoded = msgspec.msgpack.encode(replace(message, at=Place(0, 0, len(payload))))
+            self.links[link].append((encoded, bytes(payload)))
+            return
+        for part, data in in_parts(message, payload):
+            data = None if data is None else bytes(data)
+            encoded = msgspec.msgpack.encode(part)
+            self.bytes += len(encoded) + len(data or b"")
+            self.links[link].append((encoded, data))
+
+    def step(self) -> bool:
+        """Move one message; False when none is on its way."""
+        links = [link for link, queue in self.links.items() if queue]
+        if not links:
+            return False
+        link = self.random.choice(links) if self.random else links[0]
+        (role, rank), (to, whom) = link
+        encoded, data = self.links[link].popleft()
+        message = DECODER.decode(encoded)
+        if self.trace is not None:
+            self.trace.append(f"{role}/{rank} -> {to}/{whom}: {message}")
+        if role == to == "server":
+            self._between(rank, whom, message, data)
+            return True
+        place = getattr(message, "at", None)
+        if place is not None:
+            lent = bytearray(data)
+            whole = message, memoryview(lent)
+            if to == "server":
+                self.lent.append((rank, message.sequence, lent))
+        elif data is not None:
+            self.parts[link].place(message, len(data))[:] = data
+        if place is None:
+            whole = self.parts[link].received(message, len(data or b""))
+        if whole is None:
+            return True
+        if to == "server":
+            self.follow(whom, self.servers[whom].received(rank, *whole))
+        else:
+            self.put(whom, self.clients[whom].received(rank, *whole))
+            if place is not None:
+                lent[:] = b"\xa5" * len(lent)
+            self.overwrite(whom)
+        return True
+
+    def overwrite(self, rank: int) -> None:
+        """A worker writes over what all shards have."""
+        left = {change.sequence for change in self.clients[rank].outstanding}
+        for each in [each for each in self.lent if each[0] == rank and each[1] not in left]:
+            each[2][:] = b"\xa5" * len(each[2])
+            self.lent.remove(each)
+
+    def _between(self, server: int, whom: int, message, data) -> None:
+        mind = self.servers[whom]
+        try:
+            room = None if data is None else mind.place_from(server, message, len(data))
+            if room is not None:
+                room[:] = data
+            self.follow(whom, mind.received_from(server, message, len(data or b"")))
+        except ProtocolError:  # as the desk does: the connection ends, and is made anew
+            self.connect(("server", server), ("server", whom))
+
+    def run(self, until=lambda: False) -> None:
+        while not until() and self.step():
+            pass
+
+    # ---- what a worker does ----
+
+    def ticket(self) -> int:
+        self.tickets += 1
+        return self.tickets
+
+    def push(self, rank: int, table: TableSpec, keys, values, place=0, what="push", index=None) -> int:
+        """Push rows (or a tensor) without moving anything; returns the ticket."""
+        client = self.clients[rank]
+        kind = client.settle(table)
+        route = client.routes.of(table.name, np.asarray(keys, dtype=np.int64))
+        assert route.plain
+        values = torch.as_tensor(values, dtype=kind.dtype).reshape(len(route.unique), -1)
+        index = None if index is None else torch.as_tensor(index).reshape(len(route.unique), -1)
+        ticket = self.ticket()
+        for change in client.push([(kind, route, kind.reduction.lanes(values, index))], ticket, what, place):
+            self.put(rank, client.send(change, place))
+        return ticket
+
+    def push_one(self, rank: int, table: TableSpec, key: int, values, place=0) -> int:
+        """Push one row, which may wait for others; returns the ticket."""
+        client, ticket = self.clients[rank], self.ticket()
+        kind = client.settle(table)
+        values = torch.as_tensor(values, dtype=kind.dtype).reshape(1, -1)
+        self.put(rank, client.push_one(kind, key, kind.reduction.lanes(values), ticket, place))
+        return ticket
+
+    def begin_one(self, rank: int, table: TableSpec, key: int) -> int:
+        """Begin to read one row; returns the ticket, under which it will stand in the client's `rows`."""
+        client, ticket = self.clients[rank], self.ticket()
+        self.put(rank, client.read_one(client.settle(table), key, ticket))
+        return ticket
+
+    def begin(self, rank: int, table: TableSpec, keys):
+        """Begin a read; returns it."""
+        client = self.clients[rank]
+        keys = keys if isinstance(keys, range) else client.routes.of(table.name, np.asarray(keys, dtype=np.int64))
+        read, outs = client.read([(client.settle(table), keys)], self.ticket())
+        self.put(rank, outs)
+        return read
+
+    def done(self, rank: int, read) -> bool:
+        return read.ticket in self.clients[rank].finished
+
+    def pull(self, rank: int, table: TableSpec, keys) -> torch.Tensor:
+        read = self.begin(rank, table, keys)
+        self.run(lambda: self.done(rank, read))
+        assert self.done(rank, read), f"worker {rank} waits for ever"
+        return result(read.wants[0])[1].values
+
+    def clock(self, rank: int, place=0) -> None:
+        self.put(rank, self.clients[rank].advance(place, self.ticket()))
+
+    def mark(self, rank: int, step: int, place=0) -> None:
+        self.steps[rank] = step
+        self.put(rank, self.clients[rank].mark(place, step))

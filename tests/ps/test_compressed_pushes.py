@@ -1,0 +1,224 @@
+"""Coded pushes between the minds: sent again they are the same bytes, and whatever breaks, sums are too."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.ps.compression.error_feedback import Coder
+from psctl.ps.dense.client.dense_client_state import ClientMind, Out
+from psctl.ps.dense.clock_ledger import Order
+from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Leads, Place, Push, PushPart, Values
+from psctl.ps.outputs import Send
+from psctl.ps.pieces import bytes_view, pieces
+from psctl.types import Compression, Layout, ParameterInfo, Range, Shard
+from tests.ps.world import World
+
+CLOCKS = 5
+KINDS = {
+    "bf16": Compression("bf16"),
+    "int8": Compression("int8"),
+    "onebit": Compression("onebit"),
+    "topk": Compression("topk", share=0.1),
+    "skip": Compression("none", skip=0.5),
+    "mixed": Compression("onebit", skip=0.25, significance=0.5),
+}
+SIZES = (3000, 40)
+INFOS = tuple(ParameterInfo(f"p{n}", (size,), "float32", 0) for n, size in enumerate(SIZES))
+SHARD = Shard(0, "float32", Range(0, sum(SIZES)))
+HELD = pieces(Layout(INFOS, "", ()), [SHARD])[0]
+
+
+@cache
+def undisturbed(kind: str) -> torch.Tensor:
+    world = World(0, 2, 2, CLOCKS, compression=KINDS[kind])
+    world.run()
+    return world.values()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_breaks_moves_or_dies_the_values_are_the_same_to_the_bit(kind: str, seed: int) -> None:
+    world = World(seed, 3, 2, CLOCKS, replicas=1, compression=KINDS[kind])
+    for _ in range(4):
+        world.run(steps=world.random.randrange(60))
+        world.connect(world.random.randrange(2), world.random.randrange(3))
+    world.add(7, [0, 1])
+    world.run(until=lambda: world.caught_up(7))
+    world.move(7)
+    world.run(steps=world.random.randrange(100))
+    world.kill(world.random.choice([0, 1, 2]))
+    world.run()
+    world.copies_agree()
+    assert torch.equal(world.values(), undisturbed(kind))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "skip"])
+def test_without_error_feedback_a_replaced_worker_replays_to_the_bit(kind: str) -> None:
+    world = World(3, 2, 2, CLOCKS, compression=KINDS[kind])
+    world.run(until=lambda: min(one.clock for one in world.workers.values()) >= 2)
+    world.run(steps=30)
+    world.replace(1)
+    world.run()
+    assert torch.equal(world.values(), undisturbed(kind))
+
+
+def terms(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> Terms:
+    layout = Layout(INFOS, "SGD" if update == "server" else "", ({"lr": 1.0},))
+    return Terms(layout, world, update, 0, staleness, KINDS[kind])
+
+
+def client(kind: str, rank: int, world: int) -> ClientMind:
+    mind = ClientMind(terms(kind, world), [SHARD], [0], rank)
+    mind.assigned(0, [0], [0])
+    mind.received(0, Leads(0, [0]))
+    mind.pull(0)
+    values = Values(0, 0, bytes(2), 0, 0)
+    mind.place(0, values, 4 * SHARD.range.stop)
+    mind.received(0, values, 4 * SHARD.range.stop)
+    assert not mind.missing(0)
+    mind.show()
+    return mind
+
+
+def server(kind: str, world: int, update: str = "worker", staleness: int | None = 0) -> ShardMind:
+    mind = ShardMind(terms(kind, world, update, staleness), SHARD, HELD)
+    mind.assigned(0, [0], [], lambda _: True)
+    mind.place_begin(0, 0, 4 * SHARD.range.stop)[:] = bytes_view(torch.zeros(SHARD.range.stop))
+    mind.begun(0, 0, 4 * SHARD.range.stop)
+    return mind
+
+
+def gradient(rank: int, clock: int = 0) -> torch.Tensor:
+    return torch.randn(SHARD.range.stop, generator=torch.Generator().manual_seed(10 * clock + rank))
+
+
+def pushed(mind: ClientMind, clock: int, values: torch.Tensor, present=(True, True)) -> list:
+    mind.sending(clock)["float32"].copy_(values)
+    mind.pushes.encode(clock, 0, present)
+    outs = mind.push(clock, 0, present, 1.0)
+    mind.sending(clock)["float32"].fill_(-9)  # gradients may go once they are coded
+    return outs
+
+
+def texts(outs: list) -> list:
+    """Return a push and its bytes, as they are now."""
+    wanted = [one for one in outs if isinstance(one.message, Push | PushPart)]
+    return [(one.message, bytes(one.payload or b"")) for one in wanted]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sent_again_is_the_same_and_the_residual_moves_once(kind: str) -> None:
+    mind = client(kind, 0, 1)
+    first = texts(pushed(mind, 0, gradient(0)))
+    left = {name: each.clone() for name, each in mind.pushes.residual.items()}
+    assert sum(len(data) for _, data in first) < 4 * SHARD.range.stop
+    for epoch in (1, 2):
+        mind.lost(0)
+        assert texts(mind.received(0, Leads(epoch, [0]))) == first
+    assert all(torch.equal(left[name], each) for name, each in mind.pushes.residual.items())
+
+
+def deliver(mind: ShardMind, rank: int, outs: list) -> list:
+    answers = []
+    for one in outs:
+        size = len(one.payload or b"")
+        if size:
+            mind.place(rank, one.message, size)[:] = one.payload
+        answers += mind.pushed(rank, one.message, size)
+    return answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_is_that_of_what_each_code_says_in_rank_order(kind: str) -> None:
+    mind, workers = server(kind, 3), [client(kind, rank, 3) for rank in range(3)]
+    want = torch.zeros(SHARD.range.stop)
+    coder = Coder(KINDS[kind], torch.float32)
+    outs = [pushed(each, 0, gradient(rank), (True, rank != 1)) for rank, each in enumerate(workers)]
+    for rank, each in enumerate(workers):
+        coder.add(each.pushes.of(0, 0).tensor, HELD, [1, int(rank != 1)], want, 1.0)
+    for rank in (2, 0, 1):  # rank 2's is staged
+        deliver(mind, rank, outs[rank])
+    mind.ordered(0, Order([], None, False))
+    assert mind.version == 1
+    got, want = mind.state.values, want / 3
+    assert torch.equal(got, want.to(torch.bfloat16).float() if kind == "bf16" else want)
+
+
+def test_what_is_handed_over_is_a_code_still() -> None:
+    old, new, worker = server("int8", 2), server("int8", 2), client("int8", 1, 2)
+    deliver(old, 1, pushed(worker, 0, gradient(1)))  # staged: rank 0's is missing
+    head, data = old._intake.staged()
+    assert sum(len(one) for one in data) == worker.pushes.size(0, 0)
+    new._intake.restage(head, memoryview(b"".join(data)))
+    zero = pushed(client("int8", 0, 2), 0, gradient(0))
+    for mind in (old, new):
+        deliver(mind, 0, zero)
+        mind.ordered(0, Order([], None, False))
+    assert torch.equal(old.state.values, new.state.values)
+
+
+def test_a_code_is_read_where_its_worker_has_it() -> None:
+    sent, lent = server("onebit", 1), server("onebit", 1)
+    worker = client("onebit", 0, 1)
+    outs = pushed(worker, 0, gradient(0))
+    deliver(sent, 0, outs)
+    size = worker.pushes.size(0, 0)
+    head = Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, size), size)
+    lent.pushed(0, head, 0, worker.pushes.of(0, 0).bytes)
+    for mind in (sent, lent):
+        mind.ordered(0, Order([], None, False))
+    assert torch.equal(sent.state.values, lent.state.values)
+    assert sent.state.values.any()
+
+
+def test_under_asp_a_code_is_a_step() -> None:
+    mind, worker = server("topk", 1, "server", None), client("topk", 0, 1)
+    outs = pushed(worker, 0, gradient(0))
+    want = torch.zeros(SHARD.range.stop)
+    Coder(KINDS["topk"], torch.float32).add(worker.pushes.of(0, 0).tensor, HELD, [1, 1], want, 1.0)
+    deliver(mind, 0, outs)
+    mind.ordered(0, Order([{"lr": 1.0}], None, False, 0))
+    torch.testing.assert_close(mind.state.values, -want)
+
+
+def test_sums_travel_as_halves_to_workers_that_step_and_land_as_they_were_rounded() -> None:
+    mind, worker = server("bf16", 1), client("bf16", 0, 1)
+    said = deliver(mind, 0, pushed(worker, 0, gradient(0)))
+    answer = [one for one in said if isinstance(one, Send) and isinstance(one.message, Values)]
+    assert [len(one.payload) for one in answer] == [2 * SHARD.range.stop]
+    worker.opened([0], True)  # even so they land in the back
+    worker.place(0, answer[0].message, len(answer[0].payload))[:] = answer[0].payload
+    worker.received(0, answer[0].message, len(answer[0].payload))
+    assert not worker.missing(1)
+    worker.show()
+    assert torch.equal(worker.landing["float32"], gradient(0).to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"size": -1}, "code of -1 bytes, under onebit"),
+        ({"size": 1 << 30}, "code of 1073741824 bytes"),
+        ({"data": b"\7" * 40, "size": 40}, "no code of its gradients"),
+        ({"data": b"", "size": 0}, "no code of its gradients"),
+    ],
+)
+def test_what_is_no_code_is_the_workers_fault_and_changes_nothing(change: dict, reason: str) -> None:
+    mind, worker = server("onebit", 1), client("onebit", 0, 1)
+    right = pushed(worker, 0, gradient(0))
+    data = change.get("data", bytes(right[0].payload))
+    head = Push(0, 0, 1.0, b"\1\1", 0, None, change.get("size", len(data)))
+    with pytest.raises(ProtocolError, match=reason):
+        deliver(mind, 0, [Out(0, head, memoryview(data))])
+    undisturbed = server("onebit", 1)
+    for one in (mind, undisturbed):
+        deliver(one, 0, right)  # the right one is still taken
+        one.ordered(0, Order([], None, False))
+    assert torch.equal(mind.state.values, undisturbed.state.values)
+    assert mind.state.values.any()

@@ -1,0 +1,299 @@
+"""Which pushes of one host go together: by the rules one by one, and in any order of words, lines that break, servers
+that ask again: nobody is left waiting, and nobody is in a sum of a clock that it has not handed in for."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+import torch
+
+from psctl.ps.dense.client.host_collection import Apart, Collecting, Gather, Tell
+from psctl.ps.dense.host_sums import Part
+from psctl.ps.messages import Alone, HandIn, Place
+
+AT = Place(0, 0, 4)
+
+
+def room(clock, shard):
+    return torch.zeros(1)
+
+
+def part(rank):
+    return Part(rank, 1.0, b"\x01", torch.full((1,), float(rank)))
+
+
+def collecting(rank, group=(0, 1), shards=2, up=True):
+    made = Collecting(rank, group, shards, 0, room)
+    for other in group if up else ():
+        if other != rank:
+            made.up(other, [])
+    return made
+
+
+def hand_in(clock, shard=0):
+    return HandIn(shard, clock, 1.0, b"\x01", AT)
+
+
+def test_the_sum_leaves_when_all_are_in_whoever_comes_last():
+    for own_first in (True, False):
+        one = collecting(0, (0, 1, 2))
+        own = [] if not own_first else one.push(0, 0, part(0), AT)
+        assert own == []
+        assert one.handed_in(0, 0, part(2)) == []
+        acts = one.handed_in(0, 0, part(1))
+        acts = acts if own_first else one.push(0, 0, part(0), AT)
+        [gather] = acts
+        assert isinstance(gather, Gather)
+        assert [each.rank for each in gather.parts] == [0, 1, 2], "in rank order"
+        assert one.summed(0, 0)
+        assert not one.summed(0, 0), "once"
+
+
+def test_each_shard_has_one_collector_and_the_work_is_shared():
+    two = collecting(1)
+    assert [two.collector(shard) for shard in range(4)] == [0, 1, 0, 1]
+    assert two.push(0, 0, part(1), AT) == [Tell(0, hand_in(0))]
+    assert two.push(1, 0, part(1), AT) == [], "it is its own to gather"
+
+
+def test_without_a_line_everyone_pushes_alone():
+    assert collecting(1, up=False).push(0, 0, part(1), AT) == [Apart(0, 0)]
+    assert collecting(0, up=False).push(0, 0, part(0), AT) == [Apart(0, 0)]
+
+
+def test_a_line_that_comes_up_brings_what_went_alone_before():
+    member = collecting(1, up=False)
+    member.push(0, 0, part(1), AT)
+    assert member.up(0, [(0, 0), (1, 0)]) == [Tell(0, Alone(0, 0))], "shard 1 is its own"
+    collector = collecting(0)
+    assert collector.alone(1, 0, 0) == []
+    assert collector.push(0, 0, part(0), AT) == [Apart(0, 0)]
+
+
+def test_nobody_waits_for_what_a_member_that_began_later_does_not_push():
+    collector, replacement = collecting(0), Collecting(1, (0, 1), 2, 4, room)
+    collector.down(1)
+    for clock in range(3):
+        collector.push(0, clock, part(0), AT)
+    assert replacement.up(0, []) == [Tell(0, Alone(0, 3))], "its start before pushed clock 3, and that counts"
+    collector.up(1, [])
+    assert collector.alone(1, 0, 3) == []
+    assert collector.push(0, 3, part(0), AT) == [Apart(0, 3)]
+    assert collector.push(0, 4, part(0), AT) == [], "from here on they go together"
+
+
+def test_what_need_not_go_together_is_said():
+    assert collecting(1).push(0, 0, part(1), None) == [Tell(0, Alone(0, 0)), Apart(0, 0)]
+    collector = collecting(0)
+    collector.handed_in(0, 0, part(1))
+    assert collector.push(0, 0, part(0), None) == [Tell(1, Alone(0, 0)), Apart(0, 0)]
+    assert collector.handed_in(1, 0, part(1)) == [], "the next clock goes together again, and so do other shards"
+
+
+def test_who_hands_in_too_late_hears_that_it_goes_alone():
+    collector = collecting(0)
+    collector.alone(1, 0, 0)
+    collector.push(0, 0, part(0), AT)
+    assert collector.handed_in(0, 0, part(1)) == [Tell(1, Alone(0, 0))]
+
+
+def test_a_member_that_hears_alone_pushes_once_and_not_what_is_taken():
+    member = collecting(1)
+    member.push(0, 0, part(1), AT)
+    assert member.alone(0, 0, 0) == [Apart(0, 0)]
+    assert member.alone(0, 0, 0) == []
+    member.push(0, 1, part(1), AT)
+    member.taken(0, 1)
+    assert member.alone(0, 0, 1) == []
+
+
+@pytest.mark.parametrize("summing", [False, True])
+def test_a_line_that_breaks_before_the_sum_left_ends_it(summing):
+    collector = collecting(0, (0, 1, 2))
+    collector.push(0, 0, part(0), AT)
+    collector.handed_in(0, 0, part(1))
+    if summing:
+        assert len(collector.handed_in(0, 0, part(2))) == 1
+    assert set(collector.down(2)) == {Tell(1, Alone(0, 0)), Apart(0, 0)}
+    assert not collector.summed(0, 0), "what was being summed does not leave"
+    assert collector.push(0, 1, part(0), AT) == [Apart(0, 1)], "without a line nothing is gathered"
+
+
+def test_a_sum_that_left_is_the_servers_to_judge_when_a_line_breaks():
+    collector = collecting(0)
+    collector.push(0, 0, part(0), AT)
+    collector.handed_in(0, 0, part(1))
+    assert collector.summed(0, 0)
+    assert collector.down(1) == []
+
+
+def test_a_lost_collector_s_members_push_all_that_is_not_taken():
+    member = collecting(1, shards=6)
+    for shard in (0, 2, 4, 1):
+        member.push(shard, 0, part(1), AT)
+    member.taken(2, 0)
+    assert member.down(0) == [Apart(0, 0), Apart(4, 0), Apart(1, 0)]
+
+
+def test_who_takes_a_lost_member_s_place_is_not_waited_for_at_the_clock_that_counts_of_the_lost():
+    collector = collecting(0)
+    collector.down(1)  # its push of clock 0 counts, so the next one begins with clock 1
+    collector.up(1, [])
+    assert collector.push(0, 0, part(0), AT) == [Apart(0, 0)]
+    assert collector.push(0, 1, part(0), AT) == []
+    assert len(collector.handed_in(0, 1, part(1))) == 1
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_what_is_said_again_is_said_by_each_for_himself(steps):
+    collector = collecting(0)
+    collector.push(0, 0, part(0), AT)
+    collector.handed_in(0, 0, part(1))
+    if steps:
+        assert collector.summed(0, 0)
+    if steps == 2:
+        collector.taken(0, 0)
+    told = collector.again(0)
+    assert told == ([] if steps == 2 else [Tell(1, Alone(0, 0))])
+    assert not collector.summed(0, 0)
+    member = collecting(1)
+    member.push(0, 0, part(1), AT)
+    assert member.again(0) == [Tell(0, Alone(0, 0))], "or its collector would wait for it"
+    assert member.alone(0, 0, 0) == []
+
+
+class World:
+    """Workers of one host, the order of whose lines' words is kept, and a server that takes what is pushed."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.group = tuple(range(self.random.choice([2, 2, 3, 4])))
+        self.shards, self.clocks = self.random.randint(1, 4), self.random.randint(1, 5)
+        self.minds = {rank: Collecting(rank, self.group, self.shards, 0, room) for rank in self.group}
+        self.words: dict[tuple[int, int], deque] = {}  # (from, to): what is on the way; "up" and "down" among it
+        self.ends: set[tuple[int, int]] = set()  # ends of lines that are up, by (whose, to whom)
+        self.gathers: list[tuple[int, Gather]] = []
+        self.done = {(rank, shard): -1 for rank in self.group for shard in range(self.shards)}  # whole at the server
+        self.pushed = dict(self.done)
+        self.together = 0
+        for _ in range(self.random.choice([0, 20])):
+            self.connect()
+
+    def do(self, rank, acts):
+        for act in acts:
+            if isinstance(act, Tell):
+                if (rank, act.rank) in self.ends:
+                    self.words[rank, act.rank].append(act.message)
+            elif isinstance(act, Gather):
+                self.gathers.append((rank, act))
+            else:
+                self.take(rank, act.shard, act.clock)
+
+    def take(self, rank, shard, clock):
+        if clock == self.done[rank, shard] + 1:
+            self.done[rank, shard] = clock
+            self.minds[rank].taken(shard, clock)
+
+    def outstanding(self, rank):
+        """What is not Pushed: not everyone's is whole at the server."""
+        whole = {shard: min(self.done[other, shard] for other in self.group) for shard in range(self.shards)}
+        return [(s, c) for s in range(self.shards) for c in range(whole[s] + 1, self.pushed[rank, s] + 1)]
+
+    def may_push(self, rank):
+        for shard in range(self.shards):
+            clock = self.pushed[rank, shard] + 1
+            if clock < self.clocks and all(self.done[other, shard] >= clock - 1 for other in self.group):
+                yield rank, shard, clock
+
+    def push(self, rank, shard, clock):
+        self.pushed[rank, shard] = clock
+        at = AT if self.random.random() < 0.95 else None
+        self.do(rank, self.minds[rank].push(shard, clock, part(rank), at))
+
+    def connect(self):
+        one, two = self.random.sample(self.group, 2)
+        if {(one, two), (two, one)} & self.ends or (one, two) in self.words:
+            return
+        self.words[one, two], self.words[two, one] = deque(), deque()
+        for me, other in ((one, two), (two, one)):
+            self.ends.add((me, other))  # each end is there before anybody is told of it
+            self.words[other, me].append("up")
+
+    def cut(self):
+        for one, two in self.random.sample(sorted(self.ends), 1) if self.ends else ():
+            lines = ((one, two), (two, one))
+            if not set(lines) <= self.ends or any("down" in self.words[line] for line in lines):
+                return
+            for line in lines:
+                kept = list(self.words[line])
+                self.words[line] = deque(kept[: max(self.random.randint(0, len(kept)), "up" in kept)])
+                self.words[line].append("down")
+
+    def deliver(self, line):
+        """The next word of a line arrives."""
+        sender, to = line
+        word, mind = self.words[line].popleft(), self.minds[to]
+        if word == "up":
+            self.do(to, mind.up(sender, self.outstanding(to)))
+        elif word == "down":
+            self.ends.discard((to, sender))
+            self.do(to, mind.down(sender))
+            if not {(to, sender), (sender, to)} & self.ends:
+                del self.words[to, sender], self.words[sender, to]
+        elif isinstance(word, Alone):
+            self.do(to, mind.alone(sender, word.shard, word.clock))
+        else:
+            self.do(to, mind.handed_in(word.shard, word.clock, part(sender)))
+
+    def sum(self, index):
+        rank, gather = self.gathers.pop(index)
+        ranks = [each.rank for each in gather.parts]
+        assert ranks == list(self.group)
+        for each in ranks:
+            assert self.pushed[each, gather.shard] >= gather.clock, "nothing is summed before it is there"
+        if self.minds[rank].summed(gather.shard, gather.clock):
+            if all(self.done[each, gather.shard] == gather.clock - 1 for each in ranks):
+                self.together += 1
+                for each in ranks:
+                    self.take(each, gather.shard, gather.clock)
+            else:  # as the server does: dropped, and those that lack it are asked again
+                for each in ranks:
+                    if self.done[each, gather.shard] < gather.clock:
+                        self.ask_again(each, gather.shard)
+
+    def ask_again(self, rank, shard):
+        self.do(rank, self.minds[rank].again(shard))
+        self.take(rank, shard, self.pushed[rank, shard])
+
+    def step(self, calm):
+        """One thing happens; False when nothing more can."""
+        ways = [lambda line=line: self.deliver(line) for line, words in self.words.items() if words]
+        ways += [lambda index=index: self.sum(index) for index in range(len(self.gathers))]
+        ways += [lambda one=one: self.push(*one) for rank in self.group for one in self.may_push(rank)]
+        trouble = self.random.random()
+        if not calm and trouble < 0.1:
+            self.connect()
+        elif not calm and trouble < 0.13:
+            self.cut()
+        elif not calm and trouble < 0.15:
+            self.ask_again(self.random.choice(self.group), self.random.randrange(self.shards))
+        elif ways:
+            self.random.choice(ways)()
+        return bool(ways)
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_nobody_is_left_waiting_whatever_happens_to_lines_and_servers(chunk):
+    together = 0
+    for seed in range(chunk * 150, chunk * 150 + 150):
+        world = World(seed)
+        for _ in range(world.random.choice([0, 30, 300])):
+            world.connect() if world.random.random() < 0.02 else world.step(calm=False)
+        for _ in range(20_000):
+            if not world.step(calm=True):
+                break
+        assert set(world.done.values()) == {world.clocks - 1}, f"seed {seed}: {world.done}"
+        together += world.together
+    assert together > 100, "sums were made"

@@ -1,0 +1,422 @@
+"""Host sums and pushes of each for himself, in every mixture and order: the same bits, everyone once, nobody forgotten.
+
+`Play` drives one shard's mind as workers of shared hosts do. Every worker has a connection, in order; messages come in
+by halves. A worker that has handed in says nothing until it hears Leads, or its collector says that it goes apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from psctl.errors import ProtocolError
+from psctl.ps.dense.clock_ledger import Membership, Order
+from psctl.ps.dense.host_sums import Part, host_sum, in_turn, joint_weight
+from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Leads, Place, Pull, Push, Pushed, PushPart, Taken, Values
+from psctl.ps.outputs import Send, ToServer
+from psctl.ps.pieces import bytes_view, pieces
+from psctl.types import Layout, ParameterInfo, Range, Shard
+from tests.examples import examples
+
+GROUPS = [{"lr": 0.1, "momentum": 0.9}]
+LAYOUT = Layout((ParameterInfo("a", (13,), "float32", 0), ParameterInfo("b", (6,), "float32", 0)), "SGD", tuple(GROUPS))
+SIZE = 19
+SHARD = Shard(0, "float32", Range(0, SIZE))
+HELD = pieces(LAYOUT, [SHARD])[0]
+HOSTS = [(), ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 2, 4),), ((0, 1, 2, 3, 4),)]
+WORLD = 5
+
+
+def make(hosts, me=0, chain=(0,), started=True, world=WORLD) -> ShardMind:
+    mind = ShardMind(Terms(LAYOUT, world, "server", hosts=hosts), SHARD, HELD, me, lambda server: True)
+    mind.assigned(0, chain, [], lambda server: True)
+    if started:
+        mind.place_begin(0, 0, 4 * SIZE)[:] = bytes_view(torch.linspace(-1, 1, SIZE))
+        mind.begun(0, 0, 4 * SIZE)
+    return mind
+
+
+def part(rank: int, clock: int) -> Part:
+    gradients = torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * clock + rank))
+    present = (b"\1\1", b"\1\1", b"\1\0", b"\0\1", b"\1\1")[(rank + clock) % 5]
+    for piece, there in zip(HELD, present, strict=True):
+        if not there:
+            gradients[piece.at.start : piece.at.stop] = float("nan")
+    return Part(rank, (1.0, 0.7, 1.3)[(rank + clock) % 3], present, gradients)
+
+
+def push(clock: int, rank: int) -> tuple[Push, bytes]:
+    one = part(rank, clock)
+    return Push(0, clock, one.weight, one.present, clock), bytes(bytes_view(one.gradients))
+
+
+def cover(clock: int, group) -> tuple[Push, bytes]:
+    parts, out = [part(rank, clock) for rank in group], torch.full((SIZE,), 5.0)
+    present = host_sum(out, HELD, parts)
+    weight = joint_weight(one.weight for one in parts)
+    return Push(0, clock, weight, present, clock, covers=tuple(group)), bytes(bytes_view(out))
+
+
+def by_hand(hosts, membership: Membership, clocks: int) -> torch.Tensor:
+    """Host after host, whole tensors."""
+    values = torch.linspace(-1, 1, SIZE).requires_grad_()
+    optimizer = torch.optim.SGD([values], **GROUPS[0])
+    for clock in range(clocks):
+        joint, weight = torch.zeros(SIZE), 0.0
+        for at, piece in enumerate(HELD):
+            span, total = slice(piece.at.start, piece.at.stop), None
+            for group in in_turn(hosts, membership.at(clock)):
+                each = [part(rank, clock) for rank in group]
+                some = [one.gradients[span] * one.weight for one in each if one.present[at]]
+                together = some[0] if some else None
+                for one in some[1:]:
+                    together = together + one
+                if together is not None:
+                    total = together if total is None else total + together
+            joint[span] = 0 if total is None else total
+        for group in in_turn(hosts, membership.at(clock)):
+            weight += joint_weight(part(rank, clock).weight for rank in group)
+        near = abs(weight - WORLD) <= 1e-9 * WORLD
+        values.grad = joint / (WORLD if near else weight)
+        optimizer.step()
+    return values.detach()
+
+
+class Play:
+    """Workers of shared hosts around one shard; `minds` are its servers, one of which leads."""
+
+    def __init__(self, hosts, draw) -> None:
+        self.hosts, self.draw, self.clock = hosts, draw, 0
+        self.membership = Membership.first(WORLD, 0)
+        self.minds = {0: make(hosts)}
+        self.lead, self.epoch = 0, 0
+        self.lines: dict[int, deque] = {rank: deque() for rank in range(WORLD)}
+        self.half: dict[int, tuple] = {}  # rank -> a message that is coming in
+        self.taken: set[int] = set()  # who heard that its push is whole
+        self.silent: set[int] = set()  # who has handed in, and goes on waiting
+        self.happened: set[str] = set()
+        self.deaths = 0
+
+    @property
+    def mind(self) -> ShardMind:
+        return self.minds[self.lead]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return self.membership.at(self.clock)
+
+    def say(self, rank: int, message: Push, data: bytes) -> None:
+        """Queue a push, in one message or in parts."""
+        step = self.draw(st.sampled_from([len(data), len(data), 24]))
+        self.lines[rank].append((message, data[:step]))
+        self.lines[rank].extend((PushPart(0, message.clock, at), data[at : at + step]) for at in range(step, 76, step))
+
+    def alone(self, rank: int) -> None:
+        """A worker pushes its own gradients, again or for the first time."""
+        self.silent.discard(rank)
+        self.taken.discard(rank)
+        self.say(rank, *push(self.clock, rank))
+
+    def together(self, sender: int, group) -> None:
+        """A collector pushes for its host: who handed in is silent from now on."""
+        self.silent.update(one for one in group if one not in self.taken and not self.lines[one] and one != sender)
+        self.say(sender, *cover(self.clock, group))
+
+    def move(self, rank: int) -> None:
+        """The next half of a message comes in."""
+        if rank in self.half:
+            message, data, where = self.half.pop(rank)
+            if where is not None:
+                where[len(data) // 2 :] = data[len(data) // 2 :]
+            self.hear(self.mind.pushed(rank, message, len(data)))
+        elif self.lines[rank]:
+            message, data = self.lines[rank].popleft()
+            where = self.mind.place(rank, message, len(data))
+            if where is not None:
+                where[: len(data) // 2] = data[: len(data) // 2]
+            self.half[rank] = message, data, where
+
+    def snap(self, rank: int) -> None:
+        """A worker's connection breaks; those who rely on what it was to bring are told."""
+        lost = [message for message, _ in self.lines[rank]] + [one[0] for one in [self.half.get(rank)] if one]
+        covers = {one for message in lost if isinstance(message, Push) for one in message.covers}
+        self.lines[rank].clear()
+        self.half.pop(rank, None)
+        self.mind.lost(rank)
+        self.alone(rank)
+        for one in sorted((covers | self.silent) - {rank} - self.taken):
+            self.alone(one)
+
+    def dies(self, rank: int, *, replaced: bool) -> None:
+        """A worker dies; its cut is what this shard, and others, have of it without host sums."""
+        self.deaths += 1
+        self.lines[rank].clear()
+        self.half.pop(rank, None)
+        self.mind.lost(rank)
+        cut = self.draw(st.integers(self.clock - 1, self.mind.apart_of(rank)))
+        self.happened.add("covered death" if self.mind.apart_of(rank) < self.mind.held_of(rank) else "death")
+        self.taken.discard(rank)
+        self.silent.discard(rank)
+        self.hear(self.mind.cut(rank, cut))
+        if not replaced and cut < self.clock:
+            rest = [one for one in self.alive if one != rank]
+            self.membership = self.membership.changed(self.clock, rest)
+            self.hear(self.mind.members(self.membership))
+        elif cut < self.clock:
+            self.alone(rank)
+        else:
+            self.taken.add(rank)
+        for one in sorted(self.silent):  # whose line to it is broken
+            self.alone(one)
+
+    def hand_over(self) -> None:
+        """Another server is filled and comes to lead; workers say all again there."""
+        new = 1 + max(self.minds)
+        old, self.minds[new] = self.lead, make(self.hosts, new, (self.lead,), started=False)
+        self.minds[new].members(self.membership)
+        for chain, copies in (([old], [new]), ([new], [])):
+            self.epoch += 1
+            out = []
+            for rank in (old, new):
+                out += [(rank, one) for one in self.minds[rank].assigned(self.epoch, chain, copies, lambda _: True)]
+            while out:
+                source, one = out.pop(0)
+                if isinstance(one, ToServer):
+                    mind, size = self.minds[one.server], len(one.payload or b"")
+                    if size:
+                        mind.place_from(source, one.message, size)[:] = one.payload
+                    out += [(one.server, more) for more in mind.received_from(source, one.message, size)]
+        assert self.minds[new].leads
+        self.lead = new
+        for rank in self.alive:
+            self.lines[rank].clear()
+            self.half.pop(rank, None)
+            self.minds[old].lost(rank)
+            self.alone(rank)
+
+    def hear(self, outputs) -> None:
+        for one in outputs:
+            if isinstance(one, Send) and isinstance(one.message, Taken | Pushed) and one.message.clock == self.clock:
+                self.taken.add(one.rank)
+                self.silent.discard(one.rank)
+            elif isinstance(one, Send) and isinstance(one.message, Leads) and one.rank in self.alive:
+                self.happened.add("asked again")
+                self.alone(one.rank)
+
+    def act(self) -> None:
+        groups = [group for group in in_turn(self.hosts, self.alive) if len(group) > 1]
+        kinds = ["move"] * 12 + ["alone"] * 3 + ["snap", "hand over"] + ["dies", "leaves"] * (self.deaths < 2)
+        kind = self.draw(st.sampled_from(kinds + ["together"] * 6 * bool(groups)))
+        rank = self.draw(st.sampled_from(self.alive))
+        match kind:
+            case "move":
+                self.move(rank)
+            case "alone" if not self.lines[rank] and rank not in self.half:
+                self.alone(rank)
+            case "together":
+                group = self.draw(st.sampled_from(groups))
+                self.together(self.draw(st.sampled_from(group)), group)
+            case "snap":
+                self.snap(rank)
+            case "dies" | "leaves" if kind == "dies" or len(self.alive) > 2:
+                self.dies(rank, replaced=kind == "dies")
+            case "hand over" if len(self.minds) < 3:
+                self.hand_over()
+
+    def finish(self) -> None:
+        """All that is under way comes in, who has not pushed at all does, and the clock is ordered."""
+        for group in in_turn(self.hosts, self.alive):
+            idle = [one for one in group if one not in self.taken | self.silent | self.half.keys()]
+            idle = [one for one in idle if not self.lines[one]]
+            if len(idle) == len(group) > 1 and self.draw(st.booleans()):
+                self.together(self.draw(st.sampled_from(group)), group)
+                continue
+            for rank in idle:
+                self.alone(rank)
+        for _ in range(2000):
+            busy = [rank for rank in self.lines if self.lines[rank] or rank in self.half]
+            if not busy:
+                break
+            self.move(self.draw(st.sampled_from(busy)) if len(busy) > 1 else busy[0])
+        assert not self.silent, "someone has handed in, and nobody asks for it"
+        assert self.taken >= set(self.alive)
+        self.happened.add("in a host sum" if self.mind._intake._covered else "apart")
+        self.hear(self.mind.ordered(self.clock, Order(GROUPS, None, False)))
+        assert self.mind.version == self.clock + 1, "all were taken, and yet the clock is not whole"
+        self.clock += 1
+        self.taken.clear()
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data(), st.sampled_from(HOSTS))
+def test_whoever_says_what_in_whatever_order_the_values_are_the_same_to_the_bit(data, hosts):
+    play = Play(hosts, data.draw)
+    for _ in range(2):
+        for _ in range(data.draw(st.integers(0, 25))):
+            play.act()
+        play.finish()
+    for what in sorted(play.happened):
+        event(what)
+    assert torch.equal(play.mind.state.values, by_hand(hosts, play.membership, 2))
+    assert play.mind.state.applied == {**play.mind.state.applied, **dict.fromkeys(play.alive, 1)}
+    assert not any(one.whole for one in play.mind._intake._staged.values()), "nothing is left over"
+
+
+def bring(mind: ShardMind, rank: int, message: Push, data: bytes):
+    where = mind.place(rank, message, len(data))
+    if where is not None:
+        where[:] = data
+    return mind.pushed(rank, message, len(data))
+
+
+def kinds(outputs) -> list:
+    return [(one.rank, type(one.message)) for one in outputs if isinstance(one, Send)]
+
+
+def test_a_host_sum_is_taken_and_acknowledged_for_each_whom_it_covers():
+    mind = make(((0, 1), (2, 3)), world=4)
+    assert kinds(bring(mind, 1, *cover(0, (0, 1)))) == [(0, Taken), (1, Taken)]
+    assert [mind.held_of(rank) for rank in range(4)] == [0, 0, -1, -1]
+    bring(mind, 2, *cover(0, (2, 3)))
+    for rank in range(4):
+        mind.pull(rank, Pull(1, [0], 1, [0]))
+    out = mind.ordered(0, Order(GROUPS, None, False))
+    assert kinds(out) == [(rank, Values) for rank in range(4)]
+    assert kinds(bring(mind, 3, *push(0, 3))) == [(3, Taken), (3, Pushed)]
+
+
+def test_a_host_sum_beside_a_push_of_its_own_is_given_up_and_the_others_are_asked():
+    mind = make(((0, 1, 2),), world=3)
+    bring(mind, 1, *push(0, 1))
+    message, data = cover(0, (0, 1, 2))
+    assert mind.place(0, message, len(data)) is None
+    assert kinds(mind.pushed(0, message, len(data))) == [(0, Leads), (2, Leads)]
+    assert kinds(bring(mind, 1, *cover(0, (0, 1, 2)))) == [(1, Taken), (0, Leads), (2, Leads)]
+
+
+def test_what_came_while_a_host_sum_came_in_is_noticed_when_it_is_whole():
+    mind = make(((0, 1),), world=2)
+    message, data = cover(0, (0, 1))
+    where = mind.place(0, message, len(data))
+    bring(mind, 1, *push(0, 1))
+    where[:] = data
+    assert kinds(mind.pushed(0, message, len(data))) == [(0, Leads)]
+    assert [mind.held_of(0), mind.held_of(1)] == [-1, 0]
+
+
+def test_bytes_still_coming_in_for_a_push_that_counts_no_more_spoil_nothing():
+    mind = make(((0, 1),), world=3)
+    late, data = push(0, 1)
+    where = mind.place(1, late, len(data))
+    bring(mind, 0, *cover(0, (0, 1)))
+    other, theirs = push(0, 2)
+    mind.place(2, other, len(theirs))[:] = theirs  # whose buffer may not be that one
+    where[:] = bytes(len(data))
+    mind.pushed(2, other, len(theirs))
+    assert kinds(mind.pushed(1, late, len(data))) == [(1, Taken)]
+    mind.ordered(0, Order(GROUPS, None, False))
+    clean = make(((0, 1),), world=3)
+    for rank in (2, 1, 0):
+        bring(clean, rank, *push(0, rank))
+    clean.ordered(0, Order(GROUPS, None, False))
+    assert torch.equal(mind.state.values, clean.state.values)
+
+
+def test_a_death_does_not_count_on_what_is_in_a_host_sum_that_others_may_take_down():
+    mind = make(((0, 1),), world=3)
+    bring(mind, 0, *cover(0, (0, 1)))
+    assert [mind.held_of(1), mind.apart_of(1)] == [0, -1]  # staged, or summed already
+    assert kinds(mind.cut(1, -1)) == [(0, Leads), (1, Leads), (2, Leads)]
+    assert mind.held_of(0) == -1
+    bring(mind, 0, *push(0, 0))
+    assert mind.apart_of(0) == 0
+
+
+def test_a_host_sum_that_waits_its_turn_goes_with_each_of_its_ranks():
+    """Rank 0 has not pushed, so the sum of 1 and 2 is staged; whoever of them is cut, the other is asked."""
+    for cut, sender in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        mind = make(((1, 2),), world=3)
+        bring(mind, sender, *cover(0, (1, 2)))
+        assert mind.apart_of(cut) == -1
+        assert (3 - cut, Leads) in kinds(mind.cut(cut, -1))
+        assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
+        ends_clean(mind, ((1, 2),))
+
+
+def test_a_host_sum_that_waits_its_turn_goes_when_one_of_its_ranks_is_no_member_any_more():
+    mind = make(((1, 2, 3),), world=4)
+    bring(mind, 1, *cover(0, (1, 2, 3)))
+    fewer = Membership.first(4, 0).changed(0, [0, 1, 2])
+    assert [(1, Leads), (2, Leads)] == [one for one in kinds(mind.members(fewer)) if one[0] in (1, 2)]
+    assert [mind.held_of(1), mind.held_of(2)] == [-1, -1]
+    assert kinds(bring(mind, 2, *cover(0, (1, 2)))) == [(1, Taken), (2, Taken)]
+
+
+def test_bytes_of_a_host_sum_that_was_given_up_meanwhile_go_where_nobody_reads():
+    mind = make(((1, 2),), world=3)
+    message, data = cover(0, (1, 2))
+    where = mind.place(1, message, len(data))
+    mind.cut(2, -1)
+    bring(mind, 0, *push(0, 0))
+    bring(mind, 2, *push(0, 2))
+    where[:] = bytes(len(data))
+    assert kinds(mind.pushed(1, message, len(data))) == [(1, Leads)]
+    ends_clean(mind, ((1, 2),))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_host_sums_are_handed_over_as_what_they_are(first):
+    """Staged (rank 0 has not pushed) and in the sum."""
+    hosts = ((first, 2),)
+    old, new = make(hosts, world=3), make(hosts, 1, (1,), world=3)
+    bring(old, first, *cover(0, (first, 2)))
+    head, data = old._intake.staged()
+    new._intake.restage(head, memoryview(b"".join(data)))
+    assert [new.held_of(2), new.apart_of(2)] == [0, -1]
+    ends_clean(new, hosts)
+
+
+def ends_clean(mind, hosts) -> None:
+    """Whatever is still to be pushed is: the values are those of a shard to which each pushed for himself."""
+    clean = make(hosts, world=3)
+    for one in (mind, clean):
+        for rank in range(3):
+            bring(one, rank, *push(0, rank))
+        one.ordered(0, Order(GROUPS, None, False))
+        assert one.version == 1
+    assert torch.equal(mind.state.values, clean.state.values)
+
+
+@pytest.mark.parametrize("hosts", [((1, 2),), ()])
+def test_a_host_sum_of_other_ranks_than_those_of_the_host_is_never_taken(hosts):
+    mind = make(hosts, world=4)
+    assert kinds(bring(mind, 1, *cover(0, (1, 2, 3)))) == [(1, Leads), (2, Leads), (3, Leads)]
+    assert [mind.held_of(rank) for rank in range(4)] == [-1] * 4
+
+
+def test_who_sends_a_host_sum_is_one_of_its_ranks_and_does_not_lend_it():
+    mind = make(((1, 2),), world=3)
+    message, data = cover(0, (1, 2))
+    with pytest.raises(ProtocolError, match="worker/0"):
+        bring(mind, 0, message, data)
+    lent = Push(0, 0, 2.0, b"\1\1", 0, at=Place(0, 0, 76), covers=(1, 2))
+    with pytest.raises(ProtocolError, match="worker/1"):
+        mind.pushed(1, lent, 0, memoryview(bytearray(data)))
+
+
+def test_values_that_a_host_sum_says_have_landed_are_changed_in_place():
+    """But only for ranks that have spoken for themselves: of an older start's word nothing follows."""
+    mind = make(((0, 1),), world=2)
+    for clock in range(3):
+        before = mind.state.values.data_ptr()
+        for rank in range(2):
+            mind.pull(rank, Pull(clock, [0], clock, [clock - 1]))
+        bring(mind, 0, *cover(clock, (0, 1)))
+        mind.ordered(clock, Order(GROUPS, None, False))
+        assert (mind.state.values.data_ptr() == before) == (clock > 0), clock

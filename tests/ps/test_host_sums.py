@@ -1,0 +1,89 @@
+"""A host's ranks are summed first, the same to the last bit wherever it is done; nothing that is read is written."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psctl.ps.dense.host_sums import BLOCK, Part, host_sum, in_turn, joint_weight
+from psctl.ps.pieces import Piece
+from psctl.types import Range
+from tests.examples import examples
+
+ENDS = (0, 3, 3, 40, BLOCK + 50, 2 * BLOCK + 77)
+HELD = [Piece(i, Range(0, b - a), Range(a, b)) for i, (a, b) in enumerate(pairwise(ENDS))]
+SIZE = ENDS[-1]
+
+
+def part(rank: int, weight: float, present: bytes, dtype: torch.dtype = torch.float32) -> Part:
+    generator = torch.Generator().manual_seed(rank)
+    gradients = torch.randn(SIZE, generator=generator).to(dtype)
+    for piece, there in zip(HELD, present, strict=True):
+        if not there:
+            gradients[piece.at.start : piece.at.stop] = math.nan  # may never count
+    return Part(rank, weight, present, gradients)
+
+
+def by_hand(parts: list[Part]) -> torch.Tensor:
+    """Piece by piece, whole tensors, rank after rank."""
+    out = torch.zeros(SIZE, dtype=parts[0].gradients.dtype)
+    for at, piece in enumerate(HELD):
+        some = [one.gradients[piece.at.start : piece.at.stop] * one.weight for one in parts if one.present[at]]
+        total = some[0] if some else torch.zeros(len(piece.at))
+        for one in some[1:]:
+            total = total + one
+        out[piece.at.start : piece.at.stop] = total
+    return out
+
+
+@st.composite
+def hosts_parts(draw: st.DrawFn) -> list[Part]:
+    ranks = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True).map(sorted))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
+    weights = st.sampled_from([1.0, 0.3, 1.7, 0.0])
+    masks = st.lists(st.integers(0, 1), min_size=len(HELD), max_size=len(HELD)).map(bytes)
+    return [part(rank, draw(weights), draw(st.one_of(st.just(b"\1" * len(HELD)), masks)), dtype) for rank in ranks]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(hosts_parts(), st.sampled_from(["apart", "in place", "onto"]))
+def test_a_host_sum_is_rank_after_rank_and_only_reads(parts: list[Part], way: str) -> None:
+    expected, dtype = by_hand(parts), parts[0].gradients.dtype
+    before = [one.gradients.clone() for one in parts]
+    out = parts[0].gradients if way == "in place" else torch.full((SIZE,), 7.0, dtype=dtype)
+    if way == "onto":
+        out = torch.linspace(-1, 1, SIZE).to(dtype)
+        some = [any(one.present[at] for one in parts) for at in range(len(HELD))]
+        sums = out + expected
+        for piece, there in zip(HELD, some, strict=True):
+            if not there:
+                sums[piece.at.start : piece.at.stop] = out[piece.at.start : piece.at.stop]
+        expected = sums
+    present = host_sum(out, HELD, parts, onto=way == "onto")
+    assert out.view(torch.uint8).equal(expected.view(torch.uint8))
+    assert present == bytes(any(one.present[at] for one in parts) for at in range(len(HELD)))
+    for one, was in list(zip(parts, before, strict=True))[1 if way == "in place" else 0 :]:
+        assert one.gradients.view(torch.uint8).equal(was.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "turns"),
+    [
+        ((), (0, 1, 2), ((0,), (1,), (2,))),
+        (((0, 1), (2, 3)), (0, 1, 2, 3), ((0, 1), (2, 3))),
+        (((0, 2), (1, 3)), (0, 1, 2, 3, 4), ((0, 2), (1, 3), (4,))),
+        (((0, 3),), (1, 2, 3), ((1,), (2,), (3,))),
+        (((0, 2, 4),), (1, 2, 4), ((1,), (2, 4))),
+    ],
+)
+def test_hosts_come_in_the_order_of_their_first_ranks_that_are_there(hosts, ranks, turns) -> None:
+    assert in_turn(hosts, ranks) == turns
+
+
+def test_weights_are_added_one_after_another() -> None:
+    assert joint_weight([0.1] * 10) == 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 != 1.0

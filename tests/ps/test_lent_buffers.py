@@ -1,0 +1,350 @@
+"""What is read where it lies: the same sums to the bit, nobody's bytes changed, nothing written that is being read."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from psctl.errors import ProtocolError
+from psctl.ps.dense.client.dense_client_state import ClientMind
+from psctl.ps.dense.clock_ledger import Membership, Order
+from psctl.ps.dense.lent_buffers import Lending
+from psctl.ps.dense.server.dense_shard import ShardMind
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import Leads, Place, Pull, Push, PushPart, Values
+from psctl.ps.outputs import Send
+from psctl.ps.pieces import bytes_view, pieces
+from psctl.types import Layout, ParameterInfo, Range, Shard
+
+SIZE = 70
+GROUPS = [{"lr": 0.1, "momentum": 0.9}]
+INFOS = (ParameterInfo("a", (50,), "float32", 0), ParameterInfo("b", (20,), "float32", 0))
+SHARD = Shard(0, "float32", Range(0, SIZE))
+
+
+class Shelf(Lending):
+    """Lends every buffer to those that are near; its places are the buffers' numbers."""
+
+    def __init__(self, near=()) -> None:
+        self.near, self.made = set(near), []
+
+    def zeros(self, count, dtype):
+        self.made.append(torch.zeros(count, dtype=dtype))
+        return self.made[-1]
+
+    def place(self, rank, tensor):
+        if rank not in self.near:
+            return None
+        for number, whole in enumerate(self.made):
+            offset = tensor.data_ptr() - whole.data_ptr()
+            if 0 <= offset < whole.numel() * 4:
+                return Place(number, offset, tensor.numel() * 4)
+        return None
+
+    def read(self, at: Place) -> memoryview:
+        return bytes_view(self.made[at.segment])[at.offset : at.offset + at.size]
+
+
+def make(world=3, update="server", staleness=0, shelf=None) -> ShardMind:
+    layout = Layout(INFOS, "SGD" if update == "server" else "", tuple(GROUPS))
+    terms = Terms(layout, world, update, 0, staleness)
+    mind = ShardMind(terms, SHARD, pieces(layout, [SHARD])[0], lending=shelf)
+    mind.assigned(0, [0], [], lambda server: True)
+    mind.place_begin(0, 0, 4 * SIZE)[:] = bytes_view(torch.ones(SIZE))
+    mind.begun(0, 0, 4 * SIZE)
+    return mind
+
+
+def gradient(rank: int, clock: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(10 * clock + rank))
+
+
+def send(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None):
+    head = Push(0, clock, weight, present, clock if landed is None else landed)
+    mind.place(rank, head, 4 * SIZE)[:] = bytes_view(data)
+    return mind.pushed(rank, head, 4 * SIZE)
+
+
+def lend(mind, rank, clock, data, present=b"\1\1", weight=1.0, landed=None, offset=0):
+    at = Place(0, offset, 4 * SIZE)
+    head = Push(0, clock, weight, present, clock if landed is None else landed, at)
+    return mind.pushed(rank, head, 0, bytes_view(data))
+
+
+def order(mind, clock, scale=None):
+    return mind.ordered(clock, Order(GROUPS, scale, False))
+
+
+def ask(mind, rank, clock, oldest=None, have=-1):
+    return mind.pull(rank, Pull(clock, [0], clock if oldest is None else oldest, [have]))
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+@pytest.mark.parametrize("kinds", list(itertools.product([send, lend], repeat=3)))
+@pytest.mark.parametrize(
+    ("present", "weights"),
+    [([b"\1\1"] * 3, [1.0] * 3), ([b"\1\1"] * 3, [0.5, 1.0, 1.5]), ([b"\1\0", b"\0\1", b"\1\1"], [1.0] * 3)],
+    ids=["whole", "weighted", "partial"],
+)
+def test_lent_or_sent_in_any_order_the_result_is_the_same_and_lent_bytes_stay(update, kinds, present, weights):
+    expected = None
+    for turn in [(0, 1, 2), (2, 1, 0), (1, 2, 0)]:
+        for how in (kinds, [send] * 3):
+            mind = make(update=update)
+            for clock in range(2):
+                data = [gradient(rank, clock) for rank in range(3)]
+                for rank, there in enumerate(present):
+                    data[rank][:50].mul_(float("nan") if not there[0] else 1.0)
+                before = [one.clone() for one in data]
+                for rank in range(3):
+                    ask(mind, rank, clock)
+                for rank in turn:
+                    how[rank](mind, rank, clock, data[rank], present[rank], weights[rank])
+                order(mind, clock, scale=0.5)
+                for rank in range(3):
+                    if how[rank] is lend:
+                        assert torch.equal(bytes_of(before[rank]), bytes_of(data[rank])), "a reader wrote"
+                    data[rank].fill_(float("nan"))  # acknowledged: the worker's to use again
+            found = mind.state.values.clone()
+            assert found.isfinite().all()
+            expected = found if expected is None else expected
+            assert torch.equal(expected, found)
+
+
+def bytes_of(tensor):
+    return tensor.view(torch.uint8)
+
+
+def test_one_worker_alone_and_asp_step_from_what_is_lent():
+    for staleness in (0, None):
+        lent, sent = make(world=1, staleness=staleness), make(world=1, staleness=staleness)
+        for clock in range(3):
+            data = gradient(0, clock)
+            for mind, how in ((lent, lend), (sent, send)):
+                mind.ordered(clock, Order(GROUPS, 0.5, False, 0 if staleness is None else -1))
+                how(mind, 0, clock, data.clone())
+            assert torch.equal(data, gradient(0, clock))
+        assert lent.version == 3
+        assert torch.equal(lent.state.values, sent.state.values)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"offset": 2}, "where 280 bytes"),
+        ({"data": torch.zeros(SIZE + 1)}, "where 280 bytes"),
+        ({"data": torch.zeros(0)}, "where 280 bytes"),
+        ({"present": b"\0\0"}, "where 280 bytes"),
+        ({"landed": 7}, "claims version 7"),
+        ({"weight": float("inf")}, "weight inf"),
+    ],
+)
+def test_what_does_not_fit_is_the_workers_fault_and_changes_nothing(change, reason):
+    mind = make(world=1)
+    with pytest.raises(ProtocolError, match=reason):
+        lend(mind, 0, 0, **{"data": gradient(0, 0), **change})
+    assert lend(mind, 0, 0, gradient(0, 0)), "the right one is still taken"
+
+
+def test_bytes_beside_a_place_are_refused():
+    mind = make(world=1)
+    with pytest.raises(ProtocolError, match="lies elsewhere"):
+        mind.place(0, Push(0, 0, 1.0, b"\1\1", 0, Place(0, 0, 4 * SIZE)), 4 * SIZE)
+
+
+def test_an_old_or_early_lent_push_is_dropped():
+    mind = make(world=1)
+    assert lend(mind, 0, 2, gradient(0, 2), landed=0) == [] or mind.version == 0
+    lend(mind, 0, 0, gradient(0, 0))
+    order(mind, 0)
+    was = mind.state.values.clone()
+    lend(mind, 0, 0, torch.full((SIZE,), 1e6), landed=0)
+    assert torch.equal(mind.state.values, was)
+
+
+# ---- values ----
+
+
+def lent_to(outputs, rank) -> list[Values]:
+    return [
+        one.message for one in outputs if isinstance(one, Send) and one.rank == rank and isinstance(one.message, Values)
+    ]
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_what_a_reader_was_lent_stays_until_it_says_that_it_has_it(update, staleness):
+    if staleness is None and update == "worker":
+        return  # asp steps on servers
+    shelf = Shelf(near=[0])
+    mind = make(world=1, update=update, staleness=staleness, shelf=shelf)
+    reading: dict[int, tuple[Place, bytes]] = {}
+    landed = -1
+    for clock in range(30):
+        for message in lent_to(ask(mind, 0, clock, oldest=0, have=landed), 0):
+            assert message.at is not None
+            reading[message.version] = message.at, bytes(shelf.read(message.at))
+        for version, (at, was) in reading.items():
+            assert bytes(shelf.read(at)) == was, f"version {version} changed at clock {clock}"
+        if clock % 3 == 2:
+            landed = max(reading)
+            reading = {version: one for version, one in reading.items() if version > landed}
+        mind.ordered(clock, Order(GROUPS if update == "server" else [], None, False, 0 if staleness is None else -1))
+        lend(mind, 0, clock, gradient(0, clock), landed=landed)
+        for version, (at, was) in reading.items():
+            assert bytes(shelf.read(at)) == was, f"version {version} changed in the step of clock {clock}"
+    assert mind.version == 30
+    assert len(shelf.made) <= 8, "buffers are used again"
+
+
+def test_a_reader_whose_connection_broke_may_read_on_until_it_or_its_successor_has_newer_values():
+    shelf = Shelf(near=[0])
+    mind = make(world=2, staleness=1, shelf=shelf)
+    (message,) = lent_to(ask(mind, 0, 0), 0)
+    was = bytes(shelf.read(message.at))
+    mind.lost(0)
+    for clock in range(2):
+        for rank in range(2):
+            lend(mind, rank, clock, gradient(rank, clock), landed=-1)
+        order(mind, clock)
+    assert mind.version == 2
+    assert bytes(shelf.read(message.at)) == was
+    landed = dict.fromkeys(range(2), -1)
+    for clock in range(2, 8):
+        for rank in range(2):
+            found = lent_to(ask(mind, rank, clock), rank)
+            landed[rank] = max([landed[rank], *(one.version for one in found)])
+            lend(mind, rank, clock, gradient(rank, clock), landed=landed[rank])
+        order(mind, clock)
+    assert len(shelf.made) <= 4, "it has newer values, so its buffer is used again"
+
+
+def test_who_takes_part_no_longer_reads_no_more():
+    shelf = Shelf(near=[0, 1])
+    mind = make(world=2, shelf=shelf)
+    for rank in range(2):
+        ask(mind, rank, 0)
+    for rank in range(2):
+        lend(mind, rank, 0, gradient(rank, 0), landed=-1)
+    order(mind, 0)
+    mind.members(Membership.first(2, 0).changed(1, [1]))
+    for clock in range(1, 8):
+        ask(mind, 1, clock)
+        lend(mind, 1, clock, gradient(1, clock), landed=clock)
+        order(mind, clock)
+    assert mind.version == 8
+    assert len(shelf.made) <= 4
+
+
+def test_those_who_are_far_are_sent_bytes():
+    mind = make(world=2, shelf=Shelf(near=[0]))
+    (near,), (far,) = ask(mind, 0, 0), ask(mind, 1, 0)
+    assert near.message.at is not None and near.payload is None
+    assert far.message.at is None and len(far.payload) == 4 * SIZE
+
+
+# ---- the worker's end ----
+
+
+def worker(shelf=None, staleness=0) -> ClientMind:
+    layout = Layout(INFOS, "SGD", tuple(GROUPS))
+    mind = ClientMind(Terms(layout, 2, "server", 0, staleness), [SHARD], [0], 0, lending=shelf)
+    mind.received(0, Leads(0, [0]))
+    return mind
+
+
+def land(mind, version, value, clock) -> torch.Tensor:
+    lent = torch.full((SIZE,), value)
+    mind.received(0, Values(0, version, b"\1\1", clock, version, Place(0, 0, 4 * SIZE)), 0, bytes_view(lent))
+    return lent
+
+
+def test_a_push_to_a_server_that_is_near_says_where_it_lies():
+    shelf = Shelf(near=[0])
+    mind = worker(shelf)
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    mind.show()
+    mind.sending(0)["float32"].fill_(3.0)
+    (out,) = mind.push(0, 0, [True, True], 1.0)
+    assert out.payload is None and isinstance(out.message, Push) and out.message.at is not None
+    assert torch.frombuffer(shelf.read(out.message.at), dtype=torch.float32).eq(3).all()
+    shelf.near.clear()
+    again = mind.received(0, Leads(0, [0]))
+    (sent,) = [one for one in again if isinstance(one.message, Push | PushPart)]
+    assert sent.message.at is None and len(sent.payload) == 4 * SIZE, "by another connection it may be far"
+
+
+def test_nothing_to_push_lies_nowhere():
+    mind = worker(Shelf(near=[0]))
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    (out,) = mind.push(0, 0, [False, False], 1.0)
+    assert out.message.at is None and out.payload is None
+
+
+def test_lent_values_come_to_the_front_when_they_are_shown_and_only_then_count_as_landed():
+    mind = worker(staleness=1)
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    assert mind.landing["float32"].eq(0).all()
+    assert mind.missing(0) == []
+    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == -1, "its server must let it stand"
+    mind.show()
+    assert mind.landing["float32"].eq(1).all()
+    mind.pull(1)
+    lent = land(mind, 1, 2.0, 1)
+    assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 0
+    mind.show([0])
+    lent.fill_(float("nan"))
+    mind.show()
+    assert mind.landing["float32"].eq(2).all(), "one copy, once"
+
+
+def test_values_that_are_taken_piece_by_piece_count_as_landed_when_the_last_is():
+    mind, taken = worker(staleness=1), []
+
+    def take(shard, values, present, clocks) -> bool:
+        taken.append((shard, values.tolist(), present, clocks))
+        return len(taken) > 1
+
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    mind.show()
+    mind.deliver(take)
+    mind.pull(1)
+    land(mind, 1, 2.0, 1)
+    mind.show([0])
+    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 0, "its server must let it stand"
+    mind.show([0])
+    mind.show([0])
+    assert taken == [(0, [2.0] * SIZE, b"\1\1", 1)] * 2, "and is then taken no more"
+    assert mind.push(1, 0, [True, True], 1.0)[0].message.landed == 1
+    assert mind.landing["float32"].eq(1).all(), "the front stays as it is"
+
+
+def test_sent_values_take_the_place_of_lent_ones():
+    mind = worker(staleness=1)
+    mind.pull(0)
+    land(mind, 0, 1.0, 0)
+    mind.show()
+    mind.pull(1)
+    head = Values(0, 1, b"\1\1", 1, 1)
+    mind.place(0, head, 4 * SIZE)[:] = bytes_view(torch.full((SIZE,), 5.0))
+    mind.received(0, head, 4 * SIZE)
+    assert mind.push(0, 0, [True, True], 1.0)[0].message.landed == 1
+    mind.show()
+    assert mind.landing["float32"].eq(5).all()
+
+
+@pytest.mark.parametrize(("size", "offset"), [(SIZE + 1, 0), (SIZE - 1, 0), (0, 0), (SIZE, 2)])
+def test_values_that_do_not_fit_are_the_servers_fault(size, offset):
+    mind = worker()
+    mind.pull(0)
+    message = Values(0, 0, b"\1\1", 0, 0, Place(0, offset, 4 * SIZE))
+    with pytest.raises(ProtocolError, match="bytes at"):
+        mind.received(0, message, 0, bytes_view(torch.zeros(size)))
+    with pytest.raises(ProtocolError, match="lie elsewhere"):
+        mind.place(0, message, 4 * SIZE)

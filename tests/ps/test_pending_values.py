@@ -1,0 +1,57 @@
+"""What a wait misses: who is waited for, and how often what has landed is copied meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from psctl.ps.dense.client.pending_values import LEAST, Missing
+from psctl.types import Range, Shard
+
+MIB = 1 << 20
+
+
+class Mind:
+    """Stands in for a worker's mind: shards of one size, two servers, and what has landed."""
+
+    def __init__(self, count: int, size: int) -> None:
+        words = size // 4
+        self.shards = [Shard(at, "float32", Range(at * words, (at + 1) * words)) for at in range(count)]
+        self.sizes = [size] * count
+        self.owners = [at % 2 for at in range(count)]
+        self.landed: set[int] = set()
+
+    def missing(self, clock: int, shards: list[int], exact: bool) -> list[int]:
+        assert (clock, exact) == (7, True)
+        return [shard for shard in shards if shard not in self.landed]
+
+
+def test_a_short_wait_is_over_when_all_of_it_has_landed() -> None:
+    mind = Mind(4, LEAST // 4)
+    mind.landed.add(1)
+    missing = Missing(mind, 7, [0, 1, 3], exact=True)
+    assert missing.landed() == [1]
+    assert missing.servers() == {0, 1}
+    mind.landed.add(3)
+    assert missing.servers() == {0}
+    mind.landed.add(0)
+    assert missing.servers() == set()
+    assert missing.landed() == [0, 3]
+    assert missing.left == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_long_one_each_shard_is_copied_once_in_few_goes_and_little_is_left_for_the_end(order: int) -> None:
+    mind = Mind(64, 3 * MIB // 2)
+    missing = Missing(mind, 7, range(64), exact=True)
+    copied, goes = [missing.landed()], 0
+    for shard in range(64)[::order]:
+        assert missing.servers()
+        mind.landed.add(shard)
+        if not missing.servers():
+            copied.append(missing.landed())
+            goes += 1
+    assert missing.left == []
+    assert sorted(shard for some in copied for shard in some) == list(range(64))
+    assert goes <= 12
+    assert len(copied[1]) == 16
+    assert len(copied[-1]) * 3 * MIB // 2 < 2 * LEAST

@@ -1,0 +1,193 @@
+"""One shard's chain on a few servers, its messages carried by hand: what a server says it has, and what it keeps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from psctl.ps.messages import CopyBegin, CopyPart
+from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
+from psctl.ps.replication.replica_chain import Chain
+
+from .log import Log
+
+
+class Servers:
+    """Chains of some servers; what one says to another is delivered in order, unless one of them is cut off."""
+
+    def __init__(self, count: int, window: int = 1) -> None:
+        self.alive = set(range(count))
+        self.logs = [Log() for _ in range(count)]
+        self.chains = [
+            Chain(0, me, self.logs[me], lambda other: other in self.alive, window=window) for me in range(count)
+        ]
+        self.told: list[CaughtUp | HandedOver] = []
+        self.deaf: set[int] = set()  # what they are told waits
+        self._mail: deque[tuple[int, ToServer]] = deque()
+
+    def assigned(self, epoch: int, chain: list[int], copies: tuple[int, ...] = ()) -> None:
+        for me in sorted(self.alive):
+            self.follow(me, self.chains[me].assigned(epoch, chain, copies, self.alive.__contains__))
+
+    def begin(self, leader: int) -> None:
+        self.logs[leader].version = 0
+        self.follow(leader, self.chains[leader].begun())
+        self.deliver()
+
+    def put(self, leader: int, number: int) -> None:
+        payload = memoryview(msgspec.msgpack.encode((0, number)))
+        version = self.logs[leader].version
+        assert version is not None
+        self.logs[leader].apply(b"", payload, kept=True)
+        self.follow(leader, self.chains[leader].append(version, b"", payload))
+
+    def die(self, server: int) -> None:
+        self.alive.discard(server)
+        self._mail = deque(letter for letter in self._mail if server not in (letter[0], letter[1].server))
+
+    def follow(self, source: int, outputs: Any) -> None:
+        for output in outputs:
+            if isinstance(output, ToServer):
+                self._mail.append((source, output))
+            else:
+                self.told.append(output)
+
+    def deliver(self) -> None:
+        kept: deque[tuple[int, ToServer]] = deque()
+        while self._mail:
+            source, output = self._mail.popleft()
+            chain, size = self.chains[output.server], 0 if output.payload is None else len(output.payload)
+            if output.server in self.deaf:
+                kept.append((source, output))
+                continue
+            if output.payload is not None:
+                place = chain.place(source, output.message, size)
+                if place is not None:
+                    place[:] = output.payload
+            self.follow(output.server, chain.received(source, output.message, size))
+        self._mail = kept
+
+    def numbers(self, server: int) -> list[int]:
+        return [number for _, number in self.logs[server].entries]
+
+
+def test_an_entry_counts_when_the_tail_has_it() -> None:
+    servers = Servers(3)
+    servers.assigned(1, [0, 1, 2])
+    servers.begin(0)
+    servers.deaf = {2}
+    servers.put(0, 0)
+    servers.deliver()
+    assert servers.numbers(1) == [0]
+    assert servers.chains[0].acknowledged == 0
+    assert not servers.chains[0].may_append
+    servers.deaf.clear()
+    servers.deliver()
+    assert servers.chains[0].acknowledged == 1
+    assert servers.numbers(2) == [0]
+
+
+def test_a_server_that_is_filled_says_so_and_takes_over_by_hand_over() -> None:
+    servers = Servers(2)
+    servers.assigned(1, [0])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.assigned(2, [0], (1,))
+    servers.deliver()
+    assert servers.told == [CaughtUp(2, 0, 1)]
+    servers.assigned(3, [1])
+    servers.deliver()
+    assert servers.told[1:] == [HandedOver(3, 0)]
+    assert (servers.chains[0].role, servers.chains[1].role) == ("none", "primary")
+    assert servers.numbers(1) == [0]
+
+
+def test_who_would_have_handed_over_to_a_dead_heir_leads_with_all_that_was_acknowledged() -> None:
+    servers = Servers(3)
+    servers.assigned(1, [0, 1, 2])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.deliver()
+    assert servers.chains[0].acknowledged == 1
+    servers.deaf = {1}
+    servers.put(0, 1)  # on 0 alone
+    servers.assigned(2, [1, 2, 0])
+    servers.deliver()
+    servers.die(1)
+    servers.deaf.clear()
+    servers.assigned(3, [2, 0])  # 2 leads without the second entry, so what 0 has is void
+    servers.deaf = {2}
+    servers.deliver()
+    servers.deaf = {0}
+    servers.follow(2, servers.chains[2].joined(0))
+    servers.deliver()
+    servers.deaf = {2}
+    servers.deliver()
+    assert servers.chains[0].role == "member"
+    assert not servers.chains[0].settled  # it says that it has nothing
+    servers.die(2)  # before it copied to 0
+    servers.assigned(4, [0])
+    assert servers.chains[0].leads
+    assert servers.chains[0].acknowledged == len(servers.numbers(0)) >= 1
+
+
+def test_who_leads_next_makes_no_entry_before_all_of_the_chain_have_spoken() -> None:
+    servers = Servers(4, window=8)
+    servers.assigned(1, [0, 1, 2, 3])
+    servers.begin(0)
+    servers.put(0, 0)
+    servers.deliver()
+    servers.deaf = {1}  # 0 puts what the next of the chain never hears
+    servers.put(0, 1)
+    servers.die(0)
+    servers.deaf.clear()
+    for me in (1, 2):
+        servers.follow(me, servers.chains[me].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+    servers.deliver()
+    assert not servers.chains[1].may_append, "3 may have what only the dead one gave it"
+    servers.follow(3, servers.chains[3].assigned(2, [1, 2, 3], (), servers.alive.__contains__))
+    servers.deliver()
+    assert servers.chains[1].may_append
+
+
+def test_a_copy_that_is_not_wanted_ends_the_one_before() -> None:
+    servers = Servers(2)
+    chain = servers.chains[1]
+    servers.assigned(1, [1])
+    servers.begin(1)
+    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "a"), 0)  # by an assignment that is not known here yet
+    place = chain.place(0, CopyPart(0, 0), 4)
+    assert place is not None
+    chain.received(0, CopyPart(0, 0), 4)
+    servers.assigned(2, [0], (1,))
+    assert chain.role == "handing"
+    chain.received(0, CopyBegin(0, 0, 2, 4, b"", "b"), 0)  # again, after the connection broke
+    assert chain.place(0, CopyPart(0, 0), 4) is None
+
+
+def test_what_a_dead_primary_alone_had_told_is_copied_over_though_its_number_is_the_same() -> None:
+    servers = Servers(4, window=4)
+    servers.assigned(1, [0, 1, 2])
+    servers.deliver()
+    servers.deaf = {1}  # of what the primary begins with nothing comes to the others
+    servers.begin(0)
+    servers.put(0, 7)
+    servers.put(0, 8)
+    servers.assigned(2, [0, 1, 2], (3,))
+    servers.deliver()
+    assert servers.numbers(3) == [7, 8]
+    servers.die(0)
+    servers.deaf.clear()
+    servers.assigned(3, [1, 2, 3])
+    servers.deliver()
+    servers.alive.discard(2)  # not connected yet
+    servers.begin(1)
+    servers.put(1, 5)
+    servers.put(1, 6)
+    servers.alive.add(2)
+    servers.follow(1, servers.chains[1].joined(2))
+    servers.deliver()
+    assert [servers.numbers(server) for server in (1, 2, 3)] == [[5, 6]] * 3
+    assert servers.chains[1].settled

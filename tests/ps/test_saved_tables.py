@@ -1,0 +1,120 @@
+"""Checkpoints of tables: all that was pushed up to the cut and nothing after it, on any number of shards."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from psctl.ps.outputs import Save
+from psctl.ps.tables.server.saved_tables import hashes, wanted
+from psctl.ps.tables.server.table_server import Load
+from psctl.types import TensorSlice
+from tests.ps.table_world import Functions, World, spec
+
+KEYS = np.arange(40)
+
+
+def saved(world: World, step: int) -> dict[str, tuple[TensorSlice, bytes]]:
+    """Ask all servers for their parts; return the checkpoint's tensors by name."""
+    for rank, mind in world.servers.items():
+        world.follow(rank, mind.save(step))
+    world.run()
+    parts = [output for _, output in world.told if isinstance(output, Save) and output.step == step]
+    assert len(parts) == len(world.servers)
+    found = [copied for part in parts for copied in part.copied]
+    assert len({copied.slice.name for copied in found}) == len(found)
+    return {copied.slice.name: (copied.slice, bytes(copied.data)) for copied in found}
+
+
+def restored(tensors: dict[str, tuple[TensorSlice, bytes]], **options) -> World:
+    """A world whose servers begin with a checkpoint."""
+    world = World(**options, begins=True)
+    for rank, output in list(world.told):
+        assert isinstance(output, Load)
+        names = [each.name for each in wanted([each for each, _ in tensors.values()], output.shard, world.store.shards)]
+        found = {
+            name: torch.frombuffer(bytearray(data), dtype=getattr(torch, where.dtype)).reshape(where.shape)
+            if data
+            else torch.empty(where.shape, dtype=getattr(torch, where.dtype))
+            for name, (where, data) in tensors.items()
+            if name in names
+        }
+        world.follow(rank, world.servers[rank].loaded(output.shard, found))
+    world.told.clear()
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_a_checkpoint_has_all_before_the_mark_and_nothing_after(staleness: int | None, replicas: int) -> None:
+    for seed in range(4):
+        numbers = random.Random(seed)
+        world = World(workers=3, servers=2, staleness=staleness, replicas=replicas, random=numbers)
+        world.run()
+        for step in range(1, 5):
+            for rank in numbers.sample(range(3), 3):
+                world.push(rank, spec(), KEYS, torch.full((40,), float(10**step)), place=2 * step)
+                world.push(rank, spec("m", (3,), reduce="mean"), [0], [1.0, rank, step], place=2 * step)
+                world.clock(rank, place=2 * step)
+                if step == 2:
+                    world.mark(rank, 2, place=2 * step)
+                for _ in range(numbers.randrange(10)):
+                    world.step()
+        checkpoint = saved(world, 2)
+        assert world.pull(0, spec(), KEYS)[0].item() == 3 * 11110 or staleness is not None
+        again = restored(checkpoint, workers=2, servers=3, shards=5, staleness=staleness)
+        assert again.pull(1, spec(), KEYS).flatten().tolist() == [330.0] * 40
+        assert again.pull(0, spec("m", (3,), reduce="mean"), [0]).flatten().tolist() == [1.0, 1.0, 1.5]
+        for rank in range(2):  # it goes on
+            again.push(rank, spec(), KEYS, torch.ones(40), place=6)
+            again.clock(rank, place=6)
+        again.run()
+        again.join(1)  # what it had read may be s clocks old
+        assert again.pull(1, spec(), KEYS).flatten().tolist() == [332.0] * 40
+
+
+def test_what_waits_for_a_clock_is_in_the_checkpoint() -> None:
+    functions = Functions(double=lambda keys, rows: rows * 2)
+    world = World(workers=2, staleness=0, functions=functions)
+    for rank in range(2):
+        world.push(rank, spec(), KEYS, torch.ones(40), place=2)
+        client = world.clients[rank]
+        for change in client.call(client.kinds[""], None, "mine:double", {}, world.ticket()) if rank else ():
+            world.put(rank, client.send(change, 2))
+        world.mark(rank, 1, place=2)
+    world.run()
+    again = restored(saved(world, 1), workers=2, servers=1, shards=1, staleness=0, functions=functions)
+    assert again.pull(0, spec(), KEYS)[0].item() == 0.0
+    for rank in range(2):
+        again.clock(rank, place=3)
+    again.run()
+    assert again.pull(0, spec(), KEYS).flatten().tolist() == [4.0] * 40
+
+
+def test_who_has_left_or_comes_later_holds_no_checkpoint_up() -> None:
+    world = World(workers=2)
+    world.run()
+    world.push(0, spec(), KEYS, torch.ones(40), place=2)
+    world.push(1, spec(), KEYS, torch.ones(40), place=2)
+    world.put(1, world.clients[1].leave(2, world.ticket()))
+    world.mark(0, 1, place=2)
+    world.push(0, spec(), KEYS, torch.ones(40), place=4)
+    world.run()
+    assert restored(saved(world, 1), workers=1).pull(0, spec(), KEYS)[0].item() == 2.0
+    world.put(0, world.clients[0].leave(4, world.ticket()))
+    world.run()
+    assert restored(saved(world, 2), workers=1).pull(0, spec(), KEYS)[0].item() == 3.0
+
+
+def test_shards_are_ranges_of_hash_values_without_a_hole() -> None:
+    for shards in (1, 3, 8, 52):
+        cuts = [hashes(shard, shards) for shard in range(shards)]
+        assert [cut.start for cut in cuts[1:]] == [cut.stop for cut in cuts[:-1]]
+        assert (cuts[0].start, cuts[-1].stop) == (0, 1 << 31)
+        for shard, cut in enumerate(cuts):
+            for value in (cut.start, cut.stop - 1):
+                assert value * shards >> 31 == shard

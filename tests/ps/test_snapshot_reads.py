@@ -1,0 +1,135 @@
+"""A reader outside the job: it sees what is applied and on all replicas, and changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from psctl.ps.tables.server.held_answers import READERS, Send
+from psctl.ps.tables.server.snapshot_reads import AT_ONCE, Look, Seen
+from tests.ps.table_world import World, spec
+
+W = spec("w", (3,), "float32")
+ROWS = spec("", (2,), "float64")
+
+
+def look(world: World, server: int, names=(), keys=(), store="s") -> list[tuple[Seen, bytes]]:
+    """Ask one server; return what it may say at once."""
+    mind = world.servers[server]
+    mind.readers.look(Look((1, 0), store, list(names), list(keys)), mind.epoch)
+    return told(world, server, mind.told())
+
+
+def told(world: World, server: int, outputs) -> list[tuple[Seen, bytes]]:
+    """Take out what is for readers; do the rest."""
+    mine = [each for each in outputs if isinstance(each, Send) and each.worker == READERS]
+    world.follow(server, [each for each in outputs if each not in mine])
+    return [(each.message, bytes(each.payload or b"")) for each in mine]
+
+
+def values(answers: list[tuple[Seen, bytes]]) -> dict[tuple[str, int], list[float]]:
+    """Lay answers out by (table, key)."""
+    found = {}
+    for seen, payload in answers:
+        at = 0
+        for row in seen.rows:
+            for key in row.keys:
+                array = np.frombuffer(payload, row.sent, row.width, at)
+                at += array.nbytes
+                found[row.table, key] = array.tolist()
+        assert at == len(payload)
+    return found
+
+
+@pytest.fixture
+def behind() -> World:
+    """A world whose server 0 has applied what its replica has not."""
+    world = World(workers=1, servers=2, replicas=1)
+    world.run()
+    world.push(0, ROWS, list(range(32)), torch.ones(32, 2))
+    while not any(slot.version > slot.chain.acknowledged for slot in world.servers[0].slots.values() if slot.leads):
+        assert world.step()
+    return world
+
+
+def test_a_reader_sees_named_and_integer_keys_over_all_servers() -> None:
+    world = World(servers=2)
+    world.push(0, W, [0], [1.0, 2.0, 3.0])
+    world.push(1, ROWS, [4, 5, 6], torch.arange(6.0).view(3, 2))
+    world.run()
+    answers = [each for server in (0, 1) for each in look(world, server, ["w"], [4, 6, 99])]
+    assert values(answers) == {("w", 0): [1.0, 2.0, 3.0], ("", 4): [0.0, 1.0], ("", 6): [4.0, 5.0]}
+    assert sorted(shard for seen, _ in answers for shard in seen.led) == [0, 1, 2, 3]
+    listed = [seen for server in (0, 1) for seen, _ in look(world, server)]
+    assert {table.name for seen in listed for table in seen.tables} == {"w", ""}
+    assert all(seen.stores == ["s"] and not seen.rows for seen in listed)
+
+
+def test_what_is_not_on_all_replicas_is_told_only_when_it_is(behind: World) -> None:
+    assert look(behind, 0, keys=range(32)) == [], "the replica has not all of it"
+    answers = []
+    plain = behind.follow
+    behind.follow = lambda server, outputs: (
+        answers.extend((each.message, bytes(each.payload)) for each in outputs if is_reader(each)),
+        plain(server, [each for each in outputs if not is_reader(each)]),
+    )
+    behind.run()
+    assert len(answers) == 1
+    assert all(value == [1.0, 1.0] for value in values(answers).values())
+    assert len(values(answers)) > 0
+
+
+def is_reader(each) -> bool:
+    return isinstance(each, Send) and each.worker == READERS
+
+
+def test_under_bsp_a_clock_is_seen_whole_or_not() -> None:
+    world = World(workers=2, servers=1, staleness=0)
+    world.push(0, W, [0], [1.0, 1.0, 1.0])
+    world.clock(0)
+    world.run()
+    assert values(look(world, 0, ["w"])) == {}, "worker 1 has not ended the clock"
+    world.push(1, W, [0], [1.0, 1.0, 1.0])
+    world.clock(1)
+    world.run()
+    assert values(look(world, 0, ["w"])) == {("w", 0): [2.0, 2.0, 2.0]}
+
+
+def test_a_reader_changes_no_version_and_no_session() -> None:
+    world = World(servers=1)
+    world.push(0, W, [0], [1.0, 2.0, 3.0])
+    world.run()
+    mind = world.servers[0]
+    before = {shard: slot.version for shard, slot in mind.slots.items()}
+    look(world, 0, ["w", "nothing"], [1], store="s")
+    look(world, 0, ["w"], store="no such store")
+    assert {shard: slot.version for shard, slot in mind.slots.items()} == before
+    assert list(mind.stores) == ["s"]
+    assert sorted(mind.stores["s"].sessions) == [0, 1]
+
+
+def test_what_is_too_long_is_refused_and_types_that_only_torch_knows_are_widened() -> None:
+    world = World(servers=1)
+    world.push(0, spec("long", (200_000,), "float32"), range_of(200_000), torch.zeros(4 * 65536))
+    world.push(0, spec("half", (2,), "bfloat16"), [0], [1.5, 2.5])
+    world.push(0, spec("flag", (2,), "bool", reduce="logical-or"), [0], torch.tensor([True, False]))
+    world.run()
+    assert [seen.problem for seen, _ in look(world, 0, ["long"])] == ["large"]
+    assert values(look(world, 0, ["flag"])) == {("flag", 0): [1, 0]}
+    assert values(look(world, 0, ["half"])) == {("half", 0): [1.5, 2.5]}
+
+
+def range_of(elements: int) -> list[int]:
+    return list(range(-(-elements // 65536)))
+
+
+def test_readers_that_replicas_keep_waiting_are_few(behind: World) -> None:
+    for _ in range(AT_ONCE + 3):
+        assert look(behind, 0, keys=[1]) == []
+    mind = behind.servers[0]
+    kept = [said.send for said in mind._outbox._queues[READERS]]
+    assert [each.message.problem for each in kept] == [""] * AT_ONCE + ["busy"] * 3
+    behind.assign([[1, 0], [1, 0], [1, 0], [1, 0]])
+    kept = [said.send for said in mind._outbox._queues.get(READERS, ())]
+    assert not [each for each in kept if each.message.rows], "what was read of a shard is taken back when another leads"

@@ -1,0 +1,142 @@
+"""What a worker asks of tables is bounded before memory is taken, and a worker that exceeds it harms no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from psctl.errors import MessageRefused, UsageError
+from psctl.ps.permits import TABLES
+from psctl.ps.table_messages import Advance, Asked, Fetch, Open, Section, StoreSpec, TableSpec, Update
+from psctl.ps.tables.server import client_sessions, read_answers
+from psctl.ps.tables.server.table_server import TableMind
+from psctl.ps.tables.table_kinds import Kind
+from psctl.ps.tables.table_packing import pack
+from psctl.transport.protocol.connection import Codec
+from tests.ps.table_world import Functions
+
+SHARDS = 4
+STORE = StoreSpec("s", 0, False, (0, 1), SHARDS)
+WIDE = TableSpec("", (1 << 20,), "float32")
+
+
+class Tables:
+    """A server's tables with a store that workers 0 and 1 have opened."""
+
+    def __init__(self) -> None:
+        self.mind = TableMind(0, Functions(), SHARDS)
+        self.mind.assigned(0, [[0]] * SHARDS, [[]] * SHARDS, [0])
+        self.mind.begin(restored=False)
+        self.sequence = 0
+        for worker in (0, 1):
+            self.say(worker, Open(STORE, 1, -1))
+        self.term = self.mind._term
+
+    def say(self, worker: int, message: Any, *arrays: Any) -> list[Any]:
+        return list(self.mind.received(worker, message, pack(arrays) if arrays else memoryview(b"")))
+
+    def update(self, worker: int, *sections: Section, arrays: tuple[Any, ...] = ()) -> list[Any]:
+        self.sequence += 1
+        size = sum(-(-each.nbytes // 8) * 8 for each in arrays)
+        return self.say(worker, Update("s", 1, self.term, self.sequence, 0, list(sections), size), *arrays)
+
+    def fetch(self, worker: int, clock: int, count: int) -> list[Any]:
+        keys = np.arange(count, dtype=np.int64)
+        return self.say(worker, Fetch("s", 1, self.term, 1, clock, [Asked(0, "", count)], keys.nbytes), keys)
+
+
+def push(count: int = 1, spec: TableSpec | None = WIDE, **more: Any) -> Section:
+    return Section(0, more.pop("table", ""), count, spec=spec, **more)
+
+
+def test_stores_are_few_and_of_this_jobs_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables()
+    with pytest.raises(MessageRefused, match="of 1000000 shards, where all have 4"):
+        tables.say(0, Open(msgspec.structs.replace(STORE, name="t", shards=1_000_000), 1, -1))
+    monkeypatch.setattr(client_sessions, "STORES", 3)
+    for name in "ab":
+        tables.say(0, Open(msgspec.structs.replace(STORE, name=name), 1, -1))
+    with pytest.raises(MessageRefused, match="more than 3 stores"):
+        tables.say(0, Open(msgspec.structs.replace(STORE, name="c"), 1, -1))
+    assert tables.say(1, Open(STORE, 2, -1))  # those that are there go on
+
+
+def test_tables_of_a_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_sessions, "TABLES", 2)
+    tables = Tables()
+    key, row = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.float32)
+    for name in ("a", "b", "c"):
+        section = push(spec=TableSpec(name, (2,), "float32"), table=name)
+        if name == "c":
+            with pytest.raises(MessageRefused, match="more than 2 tables"):
+                tables.update(0, section, arrays=(key, row))
+        else:
+            tables.update(0, section, arrays=(key, row))
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        (push(-1), "a push of all rows"),
+        (push(-1, what="start"), "a start of all rows"),
+        (push(1, table="other"), "the spec of '' for table 'other'"),
+    ],
+)
+def test_sections_that_contradict_themselves_are_refused(section: Section, why: str) -> None:
+    tables = Tables()
+    with pytest.raises(MessageRefused, match=why):
+        tables.update(1, section)
+    key, row = np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)
+    tables.update(0, push(), arrays=(key, row))  # the store is as it was
+    assert tables.mind.stores["s"].refused is None
+
+
+def test_a_row_takes_no_terabytes() -> None:
+    with pytest.raises(UsageError, match=r"a row of shape \[1048576, 1048576\] has 4398046511104 bytes"):
+        Kind(TableSpec("", (1 << 20, 1 << 20), "float32"), Functions())
+    assert Kind(TableSpec("w", (1 << 20, 1 << 20), "float32"), Functions()).row == 4 * 64 * 1024
+
+
+def test_a_read_of_absent_rows_takes_no_terabytes() -> None:
+    tables = Tables()
+    for worker in (0, 1):
+        tables.update(worker, push(), arrays=(np.zeros(1, dtype=np.int64), np.ones(1 << 20, dtype=np.float32)))
+    for worker in (0, 1):
+        tables.sequence += 1
+        tables.say(worker, Advance("s", 1, tables.term, list(range(SHARDS)), tables.sequence, 1))
+    with pytest.raises(MessageRefused, match="a read of 4194304000 bytes"):
+        tables.fetch(1, 0, 1000)
+
+
+def test_reads_that_wait_for_a_clock_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_answers, "WAITING", 5)
+    tables = Tables()
+    for _ in range(5):
+        tables.fetch(1, 1 << 40, 1)
+    with pytest.raises(MessageRefused, match="more than 5 reads that wait"):
+        tables.fetch(1, 1 << 40, 1)
+    tables.fetch(0, 1 << 40, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "Open", "store": {"name": "s", "staleness": 0, "eager": False, "group": [0], "shards": 1 << 40},
+         "session": 1, "step": 0},
+        {"type": "Open", "store": {"name": "n" * 5000, "staleness": 0, "eager": False, "group": [], "shards": 1},
+         "session": 1, "step": 0},
+        {"type": "Update", "store": "s", "session": 1, "term": 1, "sequence": 1, "clock": 0, "size": 0,
+         "sections": [{"shard": 0, "table": "", "count": -5}]},
+        {"type": "Update", "store": "s", "session": 1, "term": 1, "sequence": 1, "clock": 0, "size": 0,
+         "sections": [{"shard": 0, "table": "w", "count": 1,
+                       "spec": {"name": "w", "shape": [1] * 65, "dtype": "float32"}}]},
+        {"type": "Update", "store": "s", "session": 1, "term": 1, "sequence": 1, "clock": 0, "size": 0,
+         "sections": [{"shard": 0, "table": "w", "count": 1, "digest": b"x" * 1000}]},
+    ],
+)  # fmt: skip
+def test_fields_beyond_their_bounds_are_refused_by_decoding(fields: dict[str, Any]) -> None:
+    with pytest.raises(MessageRefused):
+        Codec(TABLES).decode(msgspec.msgpack.encode(fields))

@@ -1,0 +1,288 @@
+"""Server and client minds wired in memory: every message is delivered in an order that a seed draws.
+
+Connections are queues, in order each, in any order among one another. A payload is read when it is delivered, so bytes
+that were overwritten before they left arrive torn. The coordinator is played by hand: `assign`, `kill`, `move`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import torch
+
+from psctl.ps.dense.client.dense_client_state import ClientMind
+from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.dense.shard_state import Terms
+from psctl.ps.messages import PART
+from psctl.ps.outputs import CaughtUp, HandedOver, Held, Save, Send, ToServer
+from psctl.ps.shards import cut, spaces
+from psctl.types import PLAIN, Layout, ParameterInfo
+
+SIZES = (7, 130, 40)
+GROUPS = [{"lr": 0.05, "betas": [0.9, 0.999], "weight_decay": 0.01}]
+LAYOUT = Layout(
+    tuple(ParameterInfo(f"p{i}", (size,), "float32", 0) for i, size in enumerate(SIZES)), "Adam", (GROUPS[0],)
+)
+SHARDS = cut(LAYOUT, 2, target_bytes=256)
+
+
+class Stuck(AssertionError):
+    """No message is under way and not all is done."""
+
+
+class Worker:
+    """A worker that computes a gradient from the values it sees, its rank and the clock."""
+
+    def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
+        self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
+        terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness, world.compression)
+        self.mind = ClientMind(terms, SHARDS, world.owners(), rank, sorted(world.servers))
+        self.phase = "pull"
+        self.ahead = 0
+
+    def begin(self) -> None:
+        if self.rank == 0 and self.base == 0:
+            values = {"float32": torch.linspace(-1, 1, spaces(LAYOUT)["float32"])}
+            self.world.out(self, self.mind.begin(values))
+
+    def act(self) -> bool:
+        """Do what can be done now; tell whether anything was."""
+        mind, clock = self.mind, self.clock
+        if self.phase == "pull":
+            mind.show()
+            self.world.out(self, mind.pull(clock))
+            self.phase = "done" if clock == self.clocks and self.world.staleness is None else "wait"
+            return True
+        if self.phase == "wait":
+            if mind.missing(clock, exact=clock == self.clocks and self.world.staleness == 0):
+                return False
+            mind.show()
+            self.phase = "done" if clock == self.clocks else "push"
+            return True
+        if self.phase == "push":
+            if mind.unacknowledged(clock - mind.buffers):
+                return False
+            values, to = mind.landing["float32"], mind.sending(clock)["float32"]
+            noise = torch.randn(len(to), generator=torch.Generator().manual_seed(100 * clock + self.rank))
+            to.copy_(values * 0.1 + noise)
+            for shard in range(len(SHARDS)):
+                mind.pushes.encode(clock, shard, [True] * len(mind.held[shard]))
+                self.world.out(self, mind.push(clock, shard, [True] * len(mind.held[shard]), 1.0))
+            save = clock + 1 in self.world.saves
+            self.world.out(self, mind.step(clock, GROUPS, None, save))
+            self.clock, self.phase = clock + 1, "pull"
+            return True
+        return False
+
+
+class World:
+    def __init__(
+        self, seed: int, servers: int, workers: int, clocks: int, *, replicas=0, staleness=0, saves=(),
+        compression=PLAIN,
+    ) -> None:  # fmt: skip
+        self.compression = compression
+        self.random, self.staleness, self.workers_, self.saves = random.Random(seed), staleness, workers, saves
+        self.clocks, self.epoch = clocks, 0
+        self.servers = {rank: self._server(rank) for rank in range(servers)}
+        chain = [[(j + k) % servers for k in range(replicas + 1)] for j in range(len(SHARDS))]
+        self.chains, self.copies = chain, [[] for _ in SHARDS]
+        self.queues: dict[tuple, deque] = {}
+        self.instructions: list = []
+        self.saved: dict[int, dict[str, bytes]] = {}
+        self.fronts: list[int] = []
+        self.workers = {rank: Worker(self, rank, 0, clocks) for rank in range(workers)}
+        for a in sorted(self.servers):
+            for b in sorted(self.servers):
+                if a != b:
+                    self._follow(a, self.servers[a].server_joined(b))
+        self.assign()
+        for rank in sorted(self.workers):
+            self.connect(rank)
+            self.workers[rank].begin()
+
+    def _server(self, rank: int) -> ServerMind:
+        terms = Terms(LAYOUT, self.workers_, "server", 0, self.staleness, self.compression)
+        return ServerMind(terms, SHARDS, rank)
+
+    def owners(self) -> list[int]:
+        return [chain[0] for chain in self.chains]
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def assign(self, *, tell_workers: bool = True) -> None:
+        self.epoch += 1
+        for rank, mind in sorted(self.servers.items()):
+            self._follow(rank, mind.assigned(self.epoch, self.chains, self.copies, list(self.servers)))
+        if tell_workers:
+            self.tell_workers()
+
+    def tell_workers(self) -> None:
+        for worker in self.workers.values():
+            self.out(worker, worker.mind.assigned(self.epoch, self.owners(), sorted(self.servers)))
+
+    def kill(self, server: int) -> None:
+        del self.servers[server]
+        self.queues = {key: queue for key, queue in self.queues.items() if ("s", server) not in key}
+        for worker in self.workers.values():
+            worker.mind.lost(server)
+        for rank, mind in sorted(self.servers.items()):
+            self._follow(rank, mind.server_lost(server))
+        self.chains = [[one for one in chain if one != server] for chain in self.chains]
+        self.copies = [[one for one in some if one != server] for some in self.copies]
+        self.assign()
+
+    def connect(self, rank: int, server: int | None = None) -> None:
+        """Break a worker's connection to one server (None: to all) and make a new one."""
+        for one in self.servers if server is None else [server]:
+            self.queues.pop((("w", rank), ("s", one)), None)
+            self.queues.pop((("s", one), ("w", rank)), None)
+            self.workers[rank].mind.lost(one)
+            self.servers[one].lost(rank)
+            self._follow(one, self.servers[one].joined(rank))
+
+    def reconnect_servers(self, a: int, b: int) -> None:
+        for one, other in ((a, b), (b, a)):
+            self.queues.pop((("s", one), ("s", other)), None)
+        for one, other in ((a, b), (b, a)):
+            self._follow(one, self.servers[one].server_lost(other))
+        for one, other in ((a, b), (b, a)):
+            self._follow(one, self.servers[one].server_joined(other))
+
+    def held(self, rank: int) -> tuple[int, int]:
+        """Kill a worker; return the cut, and the newest version of a shard."""
+        del self.workers[rank]
+        self.queues = {key: queue for key, queue in self.queues.items() if ("w", rank) not in key}
+        clocks: dict[int, int] = {}
+        versions: dict[int, int] = {}
+        for _, mind in sorted(self.servers.items()):
+            mind.lost(rank)
+            for held in mind.gone(rank):
+                assert isinstance(held, Held)
+                clocks |= held.clocks
+                versions |= held.versions
+        assert sorted(clocks) == list(range(len(SHARDS)))
+        return min(clocks.values()), max(versions.values())
+
+    def replace(self, rank: int) -> None:
+        cut_at, newest = self.held(rank)
+        assert newest <= cut_at + 1, "no shard is beyond the cut"
+        for server, mind in sorted(self.servers.items()):
+            self._follow(server, mind.count_until(rank, cut_at))
+        worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)
+        self.out(worker, worker.mind.assigned(self.epoch, self.owners(), sorted(self.servers)))
+        self.connect(rank)
+
+    def caught_up(self, server: int) -> bool:
+        """Whether a server that is being filled has all of its shards, by this assignment."""
+        done = {one.shard for one in self.instructions if isinstance(one, CaughtUp) and one.server == server}
+        return done >= {shard for shard, copies in enumerate(self.copies) if server in copies}
+
+    def add(self, server: int, shards: list[int]) -> None:
+        """Start a server and have it filled."""
+        self.servers[server] = self._server(server)
+        for other in sorted(self.servers):
+            if other != server:
+                self._follow(other, self.servers[other].server_joined(server))
+                self._follow(server, self.servers[server].server_joined(other))
+        for rank in sorted(self.workers):
+            self.connect(rank, server)
+        for shard in shards:
+            self.copies[shard] = [server]
+        self.instructions.clear()
+        self.assign()
+
+    def move(self, server: int) -> None:
+        """Let it lead what it was filled with; workers are told when all is handed over."""
+        moving = [shard for shard, copies in enumerate(self.copies) if server in copies]
+        for shard in moving:
+            self.copies[shard] = []
+            self.chains[shard] = [server, *self.chains[shard][1:]]
+        self.instructions.clear()
+        self.assign(tell_workers=False)
+        self.run(until=lambda: {one.shard for one in self.instructions if isinstance(one, HandedOver)} >= set(moving))
+        self.tell_workers()
+
+    # ---- the network ----------------------------------------------------------------------------------------------
+
+    def out(self, worker: Worker, outs) -> None:
+        for one in outs:
+            self.queues.setdefault((("w", worker.rank), ("s", one.server)), deque()).append((one.message, one.payload))
+
+    def _follow(self, server: int, instructions) -> None:
+        for one in instructions:
+            if isinstance(one, Send):
+                if one.rank in self.workers:
+                    key = (("s", server), ("w", one.rank))
+                    self.queues.setdefault(key, deque()).append((one.message, one.payload))
+            elif isinstance(one, ToServer):
+                if one.server in self.servers:
+                    key = (("s", server), ("s", one.server))
+                    self.queues.setdefault(key, deque()).append((one.message, one.payload))
+            elif isinstance(one, Save):
+                parts = self.saved.setdefault(one.step, {})
+                for part in one.copied:
+                    parts[f"{part.slice.name}[{part.slice.start}]"] = bytes(part.data)
+            else:
+                self.instructions.append(one)
+
+    def _deliver(self, key) -> None:
+        (_, sender), (kind, receiver) = key
+        message, payload = self.queues[key].popleft()
+        if not self.queues[key]:
+            del self.queues[key]
+        size = 0 if payload is None else len(payload)
+        if kind == "w":
+            worker = self.workers[receiver]
+            place = worker.mind.place(sender, message, size) if size else None
+            if place is not None:
+                place[:] = payload
+            self.out(worker, worker.mind.received(sender, message, size))
+            return
+        mind, worker = self.servers[receiver], key[0][0] == "w"
+        place = (mind.place if worker else mind.place_from)(sender, message, size) if size else None
+        if place is not None:
+            place[:] = payload
+        self._follow(receiver, (mind.received if worker else mind.received_from)(sender, message, size))
+
+    def step(self) -> bool:
+        """One message, or one act of a worker; False when there is neither."""
+        chances: list = [*self.queues, *self.workers]
+        self.random.shuffle(chances)
+        for chance in chances:
+            if isinstance(chance, tuple):
+                self._deliver(chance)
+                return True
+            if self.workers[chance].act():
+                return True
+        return False
+
+    def run(self, steps: int | None = None, until=None) -> None:
+        """Go on for some steps, or until something is so, or to the end."""
+        taken = 0
+        while steps is None or taken < steps:
+            if until is not None and until():
+                return
+            if not self.step():
+                if until is None:
+                    break
+                raise Stuck({rank: (one.clock, one.phase) for rank, one in self.workers.items()})
+            taken += 1
+        if steps is None and until is None and any(one.phase != "done" for one in self.workers.values()):
+            raise Stuck({rank: (one.clock, one.phase) for rank, one in self.workers.items()})
+
+    def values(self) -> torch.Tensor:
+        """The values of all shards at their primaries, one after the other."""
+        return torch.cat([self.servers[self.chains[s.index][0]].shards[s.index].state.values for s in SHARDS])
+
+    def copies_agree(self) -> None:
+        """Every member of each chain has the same state, to the bit."""
+        for shard, chain in enumerate(self.chains):
+            states = [self.servers[one].shards[shard].state for one in chain]
+            for other in states[1:]:
+                assert other.version == states[0].version
+                assert [bytes(one) for one in other.snapshot()[1]] == [bytes(one) for one in states[0].snapshot()[1]]
+
+
+assert 4 * max(len(shard.range) for shard in SHARDS) < PART
+assert len(SHARDS) >= 3

@@ -1,0 +1,184 @@
+"""Servers die, move and come back in the midst of training; parameters are the undisturbed run's to the bit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from psctl.errors import PeerLost
+from psctl.job import membership_messages
+from psctl.job.job_messages import Decision, Leave, LoadWanted, Ready, Resume, Welcome
+from psctl.ps.server_optimizers import numbers
+from psctl.ps.shards import cut
+from psctl.server.main import Server
+from psctl.types import Address, Assignment, Member, ServerAt
+from tests.helpers import ps_world
+from tests.sync import test_trajectories
+
+_here = Path(__file__)
+_world = vars(ps_world)
+_trajectories = vars(test_trajectories)
+World, make_layout, flat_values = (_world[name] for name in ("World", "make_layout", "flat_values"))
+MIXED, start_values, make_optimizer, gradients, reference, assert_same = (
+    _trajectories[name] for name in ("MIXED", "start_values", "make_optimizer", "gradients", "reference", "assert_same")
+)
+STEPS = 6
+
+
+class Trial:
+    """Training of two workers on three servers, disturbed at a place of clock 3."""
+
+    def __init__(self, world, optimizer) -> None:
+        self.world, self.groups = world, numbers(optimizer)
+
+    def clock(self, clock: int, disturb=None) -> None:
+        world = self.world
+        shares = []
+        for rank in range(world.workers):
+            values = [
+                torch.zeros(shape) if group is None else world.parameter(rank, index)
+                for index, (shape, _, group) in enumerate(MIXED)
+            ]
+            shares.append(gradients(MIXED, values, clock, rank, world.workers))
+        self.disturb(disturb, "before the pushes")
+        world.push(clock, shares)
+        self.disturb(disturb, "between pushes and steps")
+        world.clients[0].step(clock, self.groups)
+        self.disturb(disturb, "between two steps")
+        world.clients[1].step(clock, self.groups)
+        self.disturb(disturb, "after the steps")
+        for client in world.clients:
+            client.pull(clock + 1)
+        self.disturb(disturb, "after the pulls")
+        for client in world.clients:
+            client.wait(clock + 1)
+
+    def disturb(self, disturb, place: str) -> None:
+        if disturb is not None and disturb[0] == place:
+            disturb[1](self.world)
+
+
+def kill_one(world) -> None:
+    world.kill(0)
+    world.reassign()
+
+
+def break_links(world) -> None:
+    for rank in range(world.workers):
+        world.network.link(Member("worker", rank), Member("server", 1)).kill()
+    if len(world.servers) > 1:
+        world.network.link(Member("server", 2), Member("server", 0)).kill()
+
+
+PLACES = ["before the pushes", "between pushes and steps", "between two steps", "after the steps", "after the pulls"]
+
+
+@pytest.mark.parametrize("disturb", [kill_one, break_links])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_servers_death_or_broken_links_change_nothing_but_time(place, disturb):
+    values = start_values(MIXED)
+    _, optimizer = make_optimizer("AdamW", MIXED, values)
+    layout = make_layout(MIXED, "AdamW", numbers(optimizer))
+    with World(layout, 2, 3, target=600, replicas=1) as world:
+        world.start(flat_values(layout, values))
+        trial = Trial(world, optimizer)
+        for clock in range(STEPS):
+            trial.clock(clock, (place, disturb) if clock == 3 else None)
+            assert_same(world, MIXED, reference("AdamW", 2, STEPS)[clock])
+
+
+def caught_up(world: World) -> set[tuple[int, int]]:
+    found = (each for coordinator in world.coordinators for each in coordinator.of(membership_messages.CaughtUp))
+    return {(each.shard, each.server) for each in found}
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.002)
+
+
+def test_a_shard_moves_to_a_server_that_was_filled_while_training_went_on():
+    values = start_values(MIXED)
+    _, optimizer = make_optimizer("AdamW", MIXED, values)
+    layout = make_layout(MIXED, "AdamW", numbers(optimizer))
+    with World(layout, 2, 3, target=600) as world:
+        world.start(flat_values(layout, values))
+        trial = Trial(world, optimizer)
+        chains = world.assignment.chains
+        goal = [[(chain[0] + 1) % 3] for chain in chains]
+        for clock in range(STEPS + 4):
+            if clock == 2:
+                world.reassign(chains, goal)  # fill the next server of each
+            if clock == 4:
+                until(lambda: caught_up(world) == {(shard, chain[0]) for shard, chain in enumerate(goal)})
+                world.reassign(goal)
+            trial.clock(clock)
+            assert_same(world, MIXED, reference("AdamW", 2, STEPS + 4)[clock])
+        handed = {each.shard for one in world.coordinators for each in one.of(membership_messages.HandedOver)}
+        assert handed == set(range(len(chains)))
+
+
+def test_a_server_that_was_given_up_for_dead_and_comes_back_is_refused():
+    values = start_values(MIXED)
+    _, optimizer = make_optimizer("SGD", MIXED, values)
+    layout = make_layout(MIXED, "SGD", numbers(optimizer))
+    with World(layout, 2, 3, target=600, replicas=1) as world:
+        world.start(flat_values(layout, values))
+        trial = Trial(world, optimizer)
+        trial.clock(0)
+        world.dead.add(0)  # for the coordinator; the process itself lives on
+        world.reassign()
+        world.dead.clear()
+        assert world.servers[1].desk.allow(Member("server", 0)) == "server/0 was given up for dead"
+        assert world.servers[1].desk.allow(Member("server", 0, 1)) is None
+        for clock in range(1, 4):
+            trial.clock(clock)
+            assert_same(world, MIXED, reference("SGD", 2, 4)[clock])
+
+
+def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
+    layout = make_layout(MIXED, "SGD", [{"lr": 0.1}, {"lr": 0.1}])
+    with World(layout, 2, 1, target=600) as world:
+        world.start(flat_values(layout, start_values(MIXED)))
+        world.servers[0].received(None, membership_messages.WorkerGone(1, 0), None)
+        (answer,) = world.coordinators[0].of(membership_messages.HeldOf)
+        assert (answer.rank, answer.incarnation) == (1, 0)
+        assert set(answer.clocks.values()) == {-1}
+        assert world.servers[0].desk.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is dead"
+        assert world.servers[0].desk.allow(Member("worker", 1, 1)) is None
+
+
+def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(monkeypatch):
+    monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
+    values = start_values(MIXED)
+    _, optimizer = make_optimizer("SGD", MIXED, values)
+    layout = make_layout(MIXED, "SGD", numbers(optimizer))
+    with World(layout, 1, 2, target=600, patience=0.5) as world:
+        world.start(flat_values(layout, values))
+        world.kill(1)
+        world.clients[0].pull(1)
+        with pytest.raises(PeerLost, match="server/1 at memory:2 is lost since"):
+            world.clients[0].wait(1)
+
+
+def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_checkpoint() -> None:
+    """That may be pruned by then; what it is to hold comes by copy."""
+    layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
+    shards = cut(layout, 1)
+    told = Assignment(3, [[0] for _ in shards], [[] for _ in shards], [ServerAt(0, 0, Address("127.0.0.1", 1))])
+    coordinator, server, statuses = _world["Coordinator"](), Server(Member("server", 1)), []
+    run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
+    run.start()
+    server.received(None, Welcome(1, 0, 0, 1.0, training=True), None)
+    server.received(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
+    server.received(None, Leave("the job goes on without it"), None)
+    run.join(20)
+    assert statuses == [0]
+    assert coordinator.of(Ready)
+    assert not coordinator.of(LoadWanted)

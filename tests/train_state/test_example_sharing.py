@@ -1,0 +1,90 @@
+"""Who shares what: shares part a clock's examples, and whatever is lost when, each is in one batch that counts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psctl.errors import TimedOut
+from psctl.job.membership_messages import Shared
+from psctl.train_state.example_sharing import Batch, Division, owed, within
+from psctl.types import Range
+
+RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=4).map(
+    lambda found: tuple(Range(100 * at + start, 100 * at + start + size) for at, (start, size) in enumerate(found))
+)
+
+
+def places(ranges) -> list[int]:
+    return [place for one in ranges for place in range(one.start, one.stop)]
+
+
+@given(RANGES, st.sets(st.integers(0, 9), min_size=1))
+def test_shares_part_the_examples_in_rank_order_and_evenly(ranges, ranks) -> None:
+    batch = Batch(0, 0, ranges, tuple(sorted(ranks)))
+    shares = [places(batch.of(rank)) for rank in sorted(ranks)]
+    assert [place for share in shares for place in share] == places(ranges)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert batch.of(10) == ()
+
+
+@given(RANGES, st.integers(0, 20), st.integers(0, 20))
+def test_a_part_of_ranges_laid_end_to_end(ranges, start, more) -> None:
+    assert places(within(ranges, start, start + more)) == places(ranges)[start : start + more]
+
+
+@given(st.data())
+def test_every_example_is_in_one_batch_that_counts(data) -> None:
+    """Clocks 0 .. 11 of six examples each; ranks are lost at any clock and the others are ahead by up to three."""
+    left, gone = list(range(data.draw(st.integers(2, 5)))), dict[int, int]()
+    changes: list[Shared] = []
+    clock = 0
+    while len(left) > 1 and data.draw(st.booleans()):
+        first = data.draw(st.integers(min(11, max(0, clock - 3)), 11))
+        clock = min(12, max(clock, first + data.draw(st.integers(0, 3))))
+        rank = data.draw(st.sampled_from(left))
+        left.remove(rank)
+        gone[rank] = first
+        changes.append(Shared(len(changes), clock, list(left), {rank: first}))
+    batches: list[Batch] = []
+    for at in range(13):
+        known = [each for each in changes if each.clock <= at]
+        new = [each for each in known if batches and each.clock > batches[-1].step]
+        own = (Range(6 * at, 6 * at + 6),) if at < 12 else ()
+        ranks = tuple(known[-1].ranks) if known else tuple(range(len(left) + len(gone)))
+        batches.append(Batch(at, 0, own + owed(new, batches, 0), ranks))
+    counted = [
+        place
+        for batch in batches
+        for rank in batch.ranks
+        if batch.step < gone.get(rank, 99)
+        for place in places(batch.of(rank))
+    ]
+    assert sorted(counted) == list(range(72))
+
+
+def test_what_was_promised_is_waited_for_and_no_more() -> None:
+    division = Division(3, first=5, elastic=True)
+    assert division.begin(5) == []
+    assert division.asked(1) == 6
+    assert division.begin(5) == []  # it is begun
+    found: list[list[Shared]] = []
+    waiting = threading.Thread(target=lambda: found.append(division.begin(6)))
+    waiting.start()
+    shared = Shared(1, 7, [0, 2], {1: 6})
+    division.heard(shared)
+    waiting.join(10)
+    assert found == [[]]  # the change comes with clock 7
+    assert division.members() == (0, 1, 2)
+    assert division.begin(7) == [shared]
+    assert division.members() == (0, 2)
+
+
+def test_a_promise_that_is_not_kept_is_told() -> None:
+    division = Division(2, patience=0.01)
+    division.asked(1)
+    with pytest.raises(TimedOut, match="who has begun what"):
+        division.settle()

@@ -1,0 +1,228 @@
+"""The script's own random numbers: untouched outside of steps, saved, and gone on with; those of steps are psctl's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from psctl.train_state.random_generators import Generators, Saved, States, saved_for, saved_from
+from tests.helpers import job_world
+
+Job = vars(job_world)["Job"]
+
+
+def drawn() -> tuple[float, float, float]:
+    """One number of each generator."""
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        self.seen = self.dropout(torch.ones(8)).tolist()
+        return self.layer(x)
+
+
+class Log:
+    """What a script drew: before its loop, in steps, after steps, between epochs."""
+
+    def __init__(self) -> None:
+        self.split: list[int] = []
+        self.steps: dict[int, tuple] = {}
+        self.after: dict[int, tuple] = {}
+        self.epochs: dict[int, tuple] = {}
+        self.shuffles: dict[int, list[int]] = {}
+
+
+def script(run, log: Log, *, epochs=3, own_loader=False) -> None:
+    seed(5)
+    model, optimizer = run.prepare(net := Net(), torch.optim.SGD(net.parameters(), lr=0.1))
+    log.split = torch.randperm(20).tolist()
+    data = TensorDataset(torch.arange(16.0))
+    loader = DataLoader(data, batch_size=4, shuffle=True) if own_loader else run.loader(data, batch_size=4)
+    for epoch in run.epochs(epochs):
+        log.epochs[epoch] = drawn()
+        taken = []
+        for (which,) in loader:
+            taken += which.tolist()
+            optimizer.zero_grad()
+            model(torch.ones(4)).sum().backward()
+            log.steps[run.step] = (net.seen, *drawn())
+            optimizer.step()
+            log.after[run.step] = drawn()
+        log.shuffles[epoch] = taken
+        log.epochs[epoch] += drawn()
+
+
+@pytest.mark.parametrize("strategy", ["ps", "alone"])
+@pytest.mark.parametrize("at", [4, 6, 8])
+def test_a_resumed_script_draws_what_the_undisturbed_one_would_have(strategy, at) -> None:
+    whole, rest = Log(), Log()
+    first = Job(1, 1, strategy, every=2)
+    first.run(lambda run: script(run, whole))
+    Job(1, 1, strategy, resume=first.saved[at]).run(lambda run: script(run, rest))
+    assert rest.split == whole.split
+    assert rest.steps == {step: found for step, found in whole.steps.items() if step >= at}
+    assert rest.after == {step: found for step, found in whole.after.items() if step > at}
+    assert rest.epochs == {epoch: found for epoch, found in whole.epochs.items() if epoch >= at // 4}
+    assert len({found[1:] for found in whole.steps.values()}) == 12
+
+
+def test_an_own_loader_shuffles_by_the_scripts_generator_and_a_repeated_epoch_as_before() -> None:
+    plain, whole, rest = [], Log(), Log()
+    first = Job(1, 1, every=2)
+    first.run(lambda run: script(run, whole, own_loader=True))
+    seed(5)
+    Net()
+    torch.randperm(20)
+    for _ in range(3):
+        drawn()
+        for (which,) in DataLoader(TensorDataset(torch.arange(16.0)), batch_size=4, shuffle=True):
+            plain += which.tolist()
+            drawn()
+        drawn()
+    assert [place for epoch in range(3) for place in whole.shuffles[epoch]] == plain, "as a script without psctl"
+    Job(1, 1, resume=first.saved[6]).run(lambda run: script(run, rest, own_loader=True))
+    assert rest.split == whole.split
+    assert rest.shuffles == {epoch: whole.shuffles[epoch] for epoch in (1, 2)}
+    assert rest.epochs == {epoch: whole.epochs[epoch] for epoch in (1, 2)}
+
+
+def test_a_step_begins_with_the_forward_of_a_model_in_training_alone() -> None:
+    def act(run):
+        model, optimizer = run.prepare(net := Net(), torch.optim.SGD(net.parameters(), lr=0.1))
+        seed(5)
+        expected = [drawn() for _ in range(3)]
+        seed(5)
+        with torch.no_grad():
+            model(torch.ones(4))
+        seed(5)
+        found = [drawn()]
+        for _ in range(2):
+            model(torch.ones(4)).sum().backward()
+            drawn()
+            optimizer.step()
+            found.append(drawn())
+        assert found == expected
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert not other._forward_pre_hooks
+        optimizer.zero_grad()
+        assert model._forward_pre_hooks
+
+    Job(1, 1, update="worker").run(act)
+
+
+def test_leaving_a_pass_early_gives_the_generators_back() -> None:
+    def act(run):
+        run.prepare(net := Net(), torch.optim.SGD(net.parameters(), lr=0.1))
+        loader = run.loader(TensorDataset(torch.arange(16.0)), batch_size=4)
+        seed(5)
+        expected = drawn()
+        seed(5)
+        for _ in loader:
+            drawn()
+            break
+        assert drawn() == expected
+        seed(5)
+        next(iter(loader))
+        assert drawn() == expected
+        with pytest.raises(TypeError):
+            sum(loader)
+        seed(5)
+        assert drawn() == expected
+
+    Job(1, 1).run(act)
+
+
+def test_states_are_the_same_when_they_come_back_from_tensors() -> None:
+    seed(1)
+    random.gauss(), np.random.standard_normal(), torch.randn(3)  # the second numbers of pairs are kept too
+    states = States.now()
+    expected = drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()
+    seed(2)
+    States.now().changed(states.tensors()).put()
+    assert (drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()) == expected
+    states.put()
+    assert States.now().differing(states) == {}
+    random.random()
+    assert set(States.now().differing(states)) == {"python"}
+
+
+def loop(generators: Generators, steps: int) -> list[tuple]:
+    """What a script draws after each step, with a number drawn before."""
+    found = []
+    for step in range(steps):
+        generators.enter()
+        seed(1000 + step)
+        drawn()
+        generators.leave()
+        found.append(drawn())
+    return found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_rank_that_takes_anothers_place_goes_on_as_rank_0_unless_the_script_seeds_ranks_apart(apart) -> None:
+    seed(1)
+    zero = Generators()
+    loop(zero, 3)
+    left, expected = zero.left(), drawn()
+    seed(2 if apart else 1)
+    own, taking = States.now(), Generators()
+    taking.resume(Saved(*left))
+    assert loop(taking, 1)[0] == (expected if not apart else (own.put(), drawn())[1])
+
+
+def test_a_process_that_goes_on_between_two_epochs_begins_the_next_as_the_undisturbed_one() -> None:
+    seed(1)
+    zero = Generators()
+    zero.epoch_begins(resumed=False, again=True)
+    loop(zero, 3)
+    zero.epoch_ends()
+    left, expected = zero.left(), drawn()
+    seed(1)
+    taking = Generators()
+    taking.resume(Saved(*left))
+    taking.epoch_begins(resumed=True, again=True)
+    assert drawn() == expected
+
+
+def test_a_script_that_draws_nothing_in_its_loop_leaves_nothing() -> None:
+    seed(1)
+    generators = Generators()
+    generators.epoch_begins(resumed=False, again=True)
+    generators.enter()
+    generators.leave()
+    assert generators.left() == ({}, {}, {})
+
+
+def test_a_rank_takes_its_own_states_of_a_checkpoint_and_a_new_one_rank_0s() -> None:
+    found = {}
+    for rank in range(2):
+        seed(rank)
+        generators = Generators()
+        loop(generators, 1)
+        parts = generators.saved(marked=False, origin=rank == 0)
+        found |= {f"random/{rank}/{name}": one for name, one in parts.items()}
+    for rank, origin in ((0, None), (1, None), (2, {"python", "numpy", "torch"})):
+        names = saved_for(rank, ["param/w", *found])
+        saved = saved_from(rank, {name: found[name] for name in names})
+        assert saved is not None
+        assert (saved.origin and set(saved.origin)) == origin
+        assert torch.equal(saved.now["torch"], found[f"random/{rank % 2}/now/torch"])
+    assert saved_from(0, {}) is None

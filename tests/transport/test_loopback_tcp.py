@@ -1,0 +1,195 @@
+"""Who may use a port on loopback: the kernel's table names the user, and a guarded listener hears our sockets alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from psctl.errors import PortTaken
+from psctl.transport import loopback_tcp
+from psctl.transport.loopback_tcp import GUARDED_HOST, HOST, Guarded
+from psctl.types import Address
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
+
+def of_another_user(kind: socket.AddressFamily = socket.AF_INET) -> socket.socket:
+    """Return a socket that another user made."""
+    os.seteuid(NOBODY)
+    try:
+        return socket.socket(kind, socket.SOCK_STREAM)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def front() -> Iterator[socket.socket]:
+    with loopback_tcp.listen(None) as listening:
+        yield listening
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    front, back = loopback_tcp.listen_twice(None)
+    with front:
+        yield back
+    back.close()
+
+
+@pytest.fixture(params=["sock_diag", "/proc/net/tcp"])
+def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the kernel is asked: the second way is for kernels without the first."""
+
+    def refused(*ends: tuple[str, int]) -> int:
+        raise OSError(errno.ENOENT, "No such file or directory")
+
+    if request.param == "/proc/net/tcp":
+        monkeypatch.setattr(loopback_tcp, "_ask", refused)
+    else:
+        monkeypatch.setattr(loopback_tcp, "TABLES", ())
+
+
+def meet(front: socket.socket, caller: socket.socket, host: str = HOST) -> socket.socket:
+    caller.connect((host, front.getsockname()[1]))
+    return front.accept()[0]
+
+
+def hears(guarded: Guarded, caller: socket.socket, milliseconds: float) -> bool:
+    """Tell whether a connection that `caller` asks for is made."""
+    caller.setblocking(False)
+    assert caller.connect_ex((guarded.address.host, guarded.address.port)) == errno.EINPROGRESS
+    looking = select.poll()
+    looking.register(caller, select.POLLOUT)
+    return bool(looking.poll(milliseconds))
+
+
+@pytest.mark.usefixtures("table")
+def test_our_own_process_is_known_as_such(front: socket.socket) -> None:
+    with socket.socket() as caller, meet(front, caller) as accepted:
+        assert loopback_tcp.owner(accepted) == os.geteuid()
+
+
+@pytest.mark.usefixtures("table")
+def test_an_ipv6_socket_that_reaches_an_ipv4_address_is_known_too(front: socket.socket) -> None:
+    with socket.socket(socket.AF_INET6) as caller, meet(front, caller, f"::ffff:{HOST}") as accepted:
+        assert loopback_tcp.owner(accepted) == os.geteuid()
+
+
+@as_root
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("kind", [socket.AF_INET, socket.AF_INET6])
+def test_another_users_process_is_known_by_its_user(front: socket.socket, kind: socket.AddressFamily) -> None:
+    host = HOST if kind == socket.AF_INET else f"::ffff:{HOST}"
+    with of_another_user(kind) as caller, meet(front, caller, host) as accepted:
+        assert loopback_tcp.owner(accepted) == NOBODY
+
+
+def test_a_connection_that_its_process_has_left_is_nobodys_in_the_table_too(front: socket.socket) -> None:
+    caller = socket.socket()
+    with meet(front, caller) as accepted:
+        theirs, ours = accepted.getpeername(), accepted.getsockname()
+        caller.close()
+        assert loopback_tcp._ask(theirs, ours) is None
+        assert loopback_tcp._look_up(theirs, ours) is None
+
+
+def test_a_connection_that_its_process_has_left_is_nobodys(front: socket.socket) -> None:
+    caller = socket.socket()
+    accepted = meet(front, caller)
+    caller.sendall(b"what root would say")
+    caller.close()  # the kernel's table gives it to root from now on
+    with accepted:
+        assert loopback_tcp.owner(accepted) is None
+
+
+def test_where_the_kernel_says_nothing_nobody_is_known(front: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback_tcp, "NETLINK_SOCK_DIAG", 31)
+    monkeypatch.setattr(loopback_tcp, "TABLES", ("/proc/net/absent", "/proc/net/absent6"))
+    with socket.socket() as caller, meet(front, caller) as accepted:
+        assert loopback_tcp.owner(accepted) is None
+
+
+def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: Guarded) -> None:
+    with socket.socket() as stranger:
+        assert not hears(guarded, stranger, 50)
+    ours = guarded.connect()
+    listening = socket.socket(fileno=os.dup(guarded.fileno()))
+    with listening, listening.accept()[0] as accepted:
+        assert accepted.getpeername() == ours.getsockname()
+        ours.sendall(b"word")
+        assert accepted.recv(4) == b"word"
+        with guarded.connect() as other:  # the filter of an accepted one stays as it was
+            ours.sendall(b"more")
+            assert accepted.recv(4) == b"more"
+            guarded.release(other)
+        with socket.socket() as stranger:
+            assert not hears(guarded, stranger, 50)
+    guarded.release(ours)
+
+
+def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back(guarded: Guarded) -> None:
+    ours = guarded.connect()
+    port = ours.getsockname()[1]
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="Address already in use"):
+            stranger.bind((HOST, port))
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.5", port))  # another address of loopback
+        assert not hears(guarded, stranger, 50)
+    with socket.socket(fileno=os.dup(guarded.fileno())) as listening:
+        listening.accept()[0].close()  # it waits for the end, so our port is free at once
+    guarded.release(ours)
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind((HOST, port))
+        assert not hears(guarded, stranger, 50)
+
+
+def test_as_many_connections_as_are_told_apart_are_heard(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback_tcp, "TOGETHER", 7)
+    monkeypatch.setattr(loopback_tcp, "MOST", 20)
+    ours = [guarded.connect() for _ in range(20)]
+    with pytest.raises(OSError, match="20 connections are open already"):
+        guarded.connect()
+    guarded.release(ours.pop())
+    ours.append(guarded.connect())
+    for each in ours:
+        guarded.release(each)
+
+
+def test_the_longest_filter_is_taken_by_the_kernel(guarded: Guarded) -> None:
+    guarded._ports = set(range(1, loopback_tcp.MOST))
+    guarded.release(guarded.connect())
+    ours = guarded.connect()
+    guarded.release(ours)
+
+
+def test_a_kernel_that_ignores_filters_is_found_out_and_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: Callable[[socket.socket, list[int]], None] = lambda listening, ports: None  # noqa: E731
+    monkeypatch.setattr(loopback_tcp, "_attach", ignored)
+    front, back = loopback_tcp.listen_twice(None)
+    with front, socket.socket() as caller:
+        assert "ignores socket filters" in back.problem
+        with pytest.raises(OSError, match="ignores socket filters"):
+            back.connect()
+        assert caller.connect_ex((back.address.host, back.address.port)) == errno.ECONNREFUSED
+
+
+def test_a_port_must_be_free_at_both_addresses() -> None:
+    front, back = loopback_tcp.listen_twice(None)
+    port = front.getsockname()[1]
+    assert (front.getsockname(), back.address) == ((HOST, port), Address(GUARDED_HOST, port))
+    for held in (front, back):
+        with pytest.raises(PortTaken, match=f"no free port on .* in {port}-{port}"):
+            loopback_tcp.listen_twice((port, port))
+        held.close()
+    again, back = loopback_tcp.listen_twice((port, port))
+    again.close()
+    back.close()

@@ -1,0 +1,282 @@
+"""Who may say what: every message and every role against the tables, before any handler is reached."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from psctl.agent import torch_store_tunnel
+from psctl.errors import MessageRefused
+from psctl.job import job_messages, membership_messages, rendezvous_messages, table_server_messages
+from psctl.job.job_permits import COORDINATION
+from psctl.permits import NEW, Permits
+from psctl.ps import messages as of_parameters
+from psctl.ps import table_messages as of_tables
+from psctl.ps.permits import PARAMETERS, TABLES
+from psctl.transport.permit_gate import Gate
+from psctl.transport.protocol.connection import Codec
+from psctl.types import Layout, Member, Role, TensorSlice
+
+ROLES: tuple[Role, ...] = get_args(Role)
+TABLES_OF = {
+    "coordination": (COORDINATION, job_messages.AnyMessage),
+    "parameters": (PARAMETERS, of_parameters.Kinds),
+    "tables": (TABLES, of_tables.TableKinds),
+    "tunnels": (torch_store_tunnel.TUNNELS, torch_store_tunnel.Carried | torch_store_tunnel.NoMore),
+}
+SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
+
+
+class Spy:
+    """A handler that notes what reaches it."""
+
+    def __init__(self) -> None:
+        self.reached: list[Any] = []
+
+    def joined(self, peer: Any) -> None:
+        pass
+
+    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+        self.reached.append(message)
+        return None
+
+    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+        self.reached.append(message)
+
+    def lost(self, peer: Any, error: Any) -> None:
+        pass
+
+
+class Caller:
+    """A connection of one member to a gate."""
+
+    def __init__(self, permits: Permits, receiver: Role, member: Member) -> None:
+        self.member, self.spy = member, Spy()
+        self.gate = Gate(permits, receiver, self.spy)
+        self.gate.joined(self)  # type: ignore[arg-type]
+
+    def say(self, message: Any, payload: int = 0) -> None:
+        view = memoryview(bytes(payload)) if payload else None
+        if view is not None:
+            self.gate.place(self, message, payload)  # type: ignore[arg-type]
+        self.gate.received(self, message, view)  # type: ignore[arg-type]
+
+    def refused(self, message: Any, payload: int = 0) -> str:
+        """Say a message that must not reach the handler; return why not."""
+        self.spy.reached.clear()
+        with pytest.raises(MessageRefused) as error:
+            self.say(message, payload)
+        assert self.spy.reached == []
+        return error.value.message
+
+
+def made(kind: type) -> Any:
+    """Return a message of this kind, each field as small as its type allows."""
+    built = msgspec.inspect.type_info(kind)
+    return msgspec.convert(_value(built), kind, strict=False)
+
+
+def _value(found: Any) -> Any:
+    match found:
+        case msgspec.inspect.StructType(tag_field=tag_field, tag=tag, fields=fields):
+            values = {each.encode_name: _value(each.type) for each in fields if each.required}
+            return {**values, tag_field: tag} if tag_field else values
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return 0
+        case msgspec.inspect.BoolType():
+            return False
+        case msgspec.inspect.StrType():
+            return ""
+        case msgspec.inspect.BytesType():
+            return b""
+        case msgspec.inspect.LiteralType(values=values):
+            return values[0]
+        case msgspec.inspect.UnionType(types=types):
+            empty = any(isinstance(each, msgspec.inspect.NoneType) for each in types)
+            return None if empty else _value(types[0])
+        case msgspec.inspect.DictType():
+            return {}
+    return []
+
+
+def every() -> list[tuple[str, type]]:
+    return [(name, row.message) for name, (permits, _) in TABLES_OF.items() for row in permits.rows]
+
+
+@pytest.mark.parametrize("name", TABLES_OF)
+def test_each_message_of_the_protocol_has_one_row(name: str) -> None:
+    permits, union = TABLES_OF[name]
+    assert len({row.message for row in permits.rows}) == len(permits.rows)
+    assert {row.message for row in permits.rows} == set(get_args(union))
+
+
+def test_each_class_of_message_is_of_some_connection() -> None:
+    within = set(get_args(of_parameters.Beside))  # between workers of a host, over a socket of theirs
+    listed = {row.message for permits, _ in TABLES_OF.values() for row in permits.rows} | within
+    for room in (
+        job_messages,
+        rendezvous_messages,
+        membership_messages,
+        table_server_messages,
+        of_parameters,
+        of_tables,
+    ):
+        for name, found in vars(room).items():
+            base = getattr(room, "Message", None)
+            if isinstance(found, type) and base is not None and issubclass(found, base) and found is not base:
+                assert found in listed, f"{room.__name__}.{name} is in no table"
+
+
+@pytest.mark.parametrize("name", TABLES_OF)
+def test_no_role_says_what_no_row_lets_it_say(name: str) -> None:
+    """Every message by every role to every role: where there is no row, the handler is not reached."""
+    permits, _ = TABLES_OF[name]
+    refusals = 0
+    for row in permits.rows:
+        message = made(row.message)
+        for receiver in ROLES:
+            for sender in ROLES:
+                if (sender, receiver) in row.ways:
+                    continue
+                why = Caller(permits, receiver, Member(sender, 0)).refused(message)
+                assert f"{row.name} is no message that a {sender} may send here" in why
+                assert Caller(permits, receiver, Member(sender, 0)).refused(message, payload=1)
+                refusals += 1
+    assert refusals > 5 * len(permits.rows)
+
+
+@pytest.mark.parametrize("name", TABLES_OF)
+def test_every_row_keeps_its_states_and_sizes(name: str) -> None:
+    permits, _ = TABLES_OF[name]
+    for row in permits.rows:
+        message = made(row.message)
+        for sender, receiver in row.ways:
+            caller = Caller(permits, receiver, Member(sender, 0))
+            allowed = row.when.get(sender, (NEW,))
+            if NEW not in allowed:
+                assert f"{row.name} in state 'new'" in caller.refused(message)
+            for state in ("new", "joined", "prepared", "other"):
+                caller.gate._states[caller] = state  # type: ignore[index]
+                if sender in row.when and state not in allowed:
+                    assert f"in state {state!r}" in caller.refused(message)
+            caller.gate._states[caller] = allowed[0]  # type: ignore[index]
+            assert f"with {row.payload + 1} bytes of payload" in caller.refused(message, row.payload + 1)
+            if row.rank is not None and sender != "coordinator":
+                other = Caller(permits, receiver, Member(sender, row.rank + 1))
+                other.gate._states[other] = allowed[0]  # type: ignore[index]
+                assert f"is for {sender}/{row.rank} to send" in other.refused(message)
+
+
+def worker(rank: int = 1, *, prepared: bool = True) -> Caller:
+    caller = Caller(COORDINATION, "coordinator", Member("worker", rank))
+    caller.say(job_messages.Join(1))
+    if prepared:
+        caller.say(job_messages.Prepare(Layout((), "", ()), ()))
+    return caller
+
+
+def server() -> Caller:
+    caller = Caller(COORDINATION, "coordinator", Member("server", 2))
+    caller.say(job_messages.Join(1))
+    return caller
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (job_messages.SaveBegin(5, [SLICE], tables=True), "SaveBegin: only servers hold tables"),
+        (job_messages.SavePart(5, 0, 0, tables=True), "SavePart: only servers hold tables"),
+        (job_messages.SaveEnd(5, tables=True), "SaveEnd: only servers hold tables"),
+        (job_messages.SaveBegin(5, [SLICE], {"step": 5}), "only worker/0 sends the state"),
+        (job_messages.SaveBegin(-1, [SLICE]), "step -1"),
+        (job_messages.Ready(job_messages.Address("10.0.0.1", 1)), "a worker does not"),
+        (job_messages.StartBegin([SLICE]), "StartBegin is for worker/0"),
+        (job_messages.Join(1), "Join in state 'prepared'"),
+        (job_messages.Prepare(Layout((), "", ()), ()), "Prepare in state 'prepared'"),
+        (rendezvous_messages.Listens(None, bytes(65)), "a secret of 65 bytes"),
+        (
+            job_messages.Report(
+                1, 0, [job_messages.StepReport(1, 0, 1.0, {f"m{at}": 0.0 for at in range(1001)})], 1, 1, 1, 0
+            ),
+            "1001 numbers of one step",
+        ),
+        (
+            table_server_messages.TablesReady(job_messages.Address("10.0.0.1", 1)),
+            "TablesReady is no message that a worker may send",
+        ),
+        (job_messages.StopWanted(False, True, "x"), "StopWanted is no message that a worker may send"),
+        (job_messages.ScaleWanted(1, 300_000, None), "ScaleWanted is no message that a worker may send"),
+        (membership_messages.Misbehaved(Member("worker", 0), "x"), "Misbehaved is no message that a worker may send"),
+    ],
+)
+def test_a_worker_that_breaks_the_table_is_refused_at_the_coordinator(message: Any, why: str) -> None:
+    assert why in worker().refused(message)
+
+
+def test_what_the_same_rows_allow_reaches_the_handler() -> None:
+    for caller, message in (
+        (worker(0), job_messages.SaveBegin(5, [SLICE], {"step": 5})),
+        (worker(1), job_messages.SaveBegin(5, [SLICE])),
+        (server(), job_messages.SaveBegin(5, [SLICE], tables=True)),
+        (server(), job_messages.Ready(job_messages.Address("10.0.0.1", 1))),
+        (worker(1), job_messages.Ready()),
+        (worker(1, prepared=False), table_server_messages.TablesWanted()),
+    ):
+        caller.say(message)
+        assert caller.spy.reached[-1] is message
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (of_parameters.Begin(0, 0), "Begin is for worker/0"),
+        (of_parameters.Aside(0, 4, 0, rank=0), "Aside: the state of worker/0"),
+        (of_parameters.Aside(0, -4, 0, rank=1), "Aside: a size below 0"),
+        (of_parameters.Push(0, 0, 1.0, b"", 0, covers=(0, 2)), "Push: a sum of 2 workers without the sender"),
+        (of_parameters.Forwarded(0, 1, 1, 1), "Forwarded is no message that a worker may send"),
+        (of_parameters.Leads(1, [0]), "Leads is no message that a worker may send"),
+    ],
+)
+def test_a_worker_that_breaks_the_table_is_refused_at_a_server(message: Any, why: str) -> None:
+    assert why in Caller(PARAMETERS, "server", Member("worker", 1)).refused(message)
+
+
+DIMENSIONS = {"name": "w", "dtype": "float32", "shape": [1] * 65, "start": 0, "stop": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        (job_messages.SaveBegin, {"step": 1, "slices": [DIMENSIONS]}, "length <= 64"),
+        (job_messages.SaveBegin, {"step": 1, "slices": [{**DIMENSIONS, "shape": [-1]}]}, ">= 0"),
+        (job_messages.SaveBegin, {"step": 1 << 60, "slices": []}, "<= "),
+        (
+            job_messages.SaveBegin,
+            {"step": 1, "slices": [{**DIMENSIONS, "shape": [], "name": "n" * 5000}]},
+            "length <= 4096",
+        ),
+        (job_messages.Started, {"member": {"role": "worker", "rank": -1}, "pid": 1}, ">= 0"),
+        (job_messages.ScaleWanted, {"ticket": 1, "workers": 1_000_001, "servers": None}, "<= 1000000"),
+        (job_messages.Ready, {"address": {"host": "h", "port": 70000}}, "<= 65535"),
+        (membership_messages.HandedOver, {"epoch": 1, "shard": -1}, ">= 0"),
+    ],
+)
+def test_bounds_of_fields_are_refused_by_decoding(kind: type, fields: dict[str, Any], why: str) -> None:
+    data = msgspec.msgpack.encode({"type": kind.__name__, **fields})
+    with pytest.raises(MessageRefused, match=re.escape(why)):
+        Codec(COORDINATION).decode(data)
+
+
+def test_a_message_longer_than_its_kind_may_be_is_refused_by_its_first_bytes() -> None:
+    codec = Codec(COORDINATION)
+    data = msgspec.msgpack.encode({"type": "Propose", "ticket": 1, "more": bytes(100_000)})
+    with pytest.raises(MessageRefused, match="a Propose of 100032 bytes, more than 65536"):
+        codec.decode(data)
+    with pytest.raises(MessageRefused, match="a Propose of 9000000 bytes"):
+        codec.admit(data[:64], 9_000_000)
+    codec.admit(msgspec.msgpack.encode({"type": "Prepare"}), 9_000_000)
+    with pytest.raises(MessageRefused, match="of no name"):
+        codec.admit(b"\xc1" * 10, 100_000)

@@ -1,0 +1,126 @@
+"""Who reads: the reader thread, and in its place whoever waits for what comes; whatever ends a connection is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from psctl.errors import ConnectionFailed
+from psctl.transport.read_lease import Turn
+
+
+def within(seconds: float, condition: Any) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)
+
+
+class Resting:
+    """A reader thread that rests once."""
+
+    def __init__(self) -> None:
+        self.turn, self.back = Turn(), threading.Event()
+        self._rest = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.turn.begin()
+        self._rest.wait()
+        self.turn.rest()
+        self.back.set()
+
+    def rest(self) -> None:
+        self._rest.set()
+
+
+def test_the_turn_is_free_only_while_the_reader_rests_and_it_reads_again_when_nobody_comes() -> None:
+    reader = Resting()
+    assert not reader.turn.take()
+    reader.rest()
+    within(5, lambda: reader.turn.take() or reader.back.is_set())
+    reader.turn.give()
+    assert reader.back.wait(5)
+    assert not reader.turn.take()
+
+
+def test_who_keeps_coming_has_the_turn_and_a_recall_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+    reader = Resting()
+    reader.turn.offered = True
+    reader.rest()
+    within(5, reader.turn.take)
+    for _ in range(3):
+        reader.turn.give()
+        assert reader.turn.take()
+    reader.turn.recall()
+    assert not reader.back.wait(0.05)  # one thread reads, until it gives the turn back
+    reader.turn.give()
+    assert reader.back.wait(5)
+
+
+def rested(pair: Any, note: Any) -> tuple[Any, Any]:
+    """Return both ends; the worker's reader rests, and its turn is taken."""
+    mine, theirs = pair.join()
+    pair.worker.on_received = lambda peer, message: peer.offer_turn()
+    theirs.send(note("short"))
+    pair.worker.next("received")
+    within(5, mine.turn.take)
+    return mine, theirs
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_has_the_turn_is_told_on_its_own_thread_until_it_has_what_it_waits_for(pair: Any, note: Any) -> None:
+    mine, theirs = rested(pair, note)
+    threads: list[int] = []
+    pair.worker.on_received = lambda peer, message: threads.append(threading.get_ident())
+    for number in range(3):
+        theirs.send(note(f"{number}"), bytes(100_000))
+    mine.read_here(lambda: len(threads) == 3, 10)
+    assert threads == [threading.get_ident()] * 3
+    assert mine.turn.take()
+    mine.read_here(lambda: False, 0.01)  # nothing comes: it does not wait for ever
+    assert mine.turn.take()
+    mine.turn.give()
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("how", ["closed there", "closed here", "a handler's fault", "interrupted"])
+def test_what_ends_a_connection_is_told_once_by_the_reader_whoever_reads(pair: Any, note: Any, how: str) -> None:
+    mine, theirs = rested(pair, note)
+    fault: type[BaseException] = KeyboardInterrupt if how == "interrupted" else RuntimeError
+
+    def fail(peer: Any, message: Any) -> None:
+        raise fault("a bug")
+
+    pair.worker.on_received = fail
+    if how == "closed there":
+        theirs.close("the job is done")
+    elif how == "closed here":
+        threading.Timer(0.02, mine.close, ["enough"]).start()
+    else:
+        theirs.send(note("bad"))
+    if how == "interrupted":
+        with pytest.raises(KeyboardInterrupt):
+            mine.read_here(lambda: False, 10)
+    else:
+        mine.read_here(lambda: False, 10)
+    if how in ("a handler's fault", "interrupted"):
+        pair.worker.next("received")
+    _, error = pair.worker.next("lost")
+    said = {"closed there": "left: the job is done", "closed here": "closed here: enough",
+            "a handler's fault": "RuntimeError: a bug", "interrupted": "KeyboardInterrupt"}[how]  # fmt: skip
+    assert isinstance(error, ConnectionFailed)
+    assert said in error.message
+    assert mine.join(10)
+    assert pair.worker.told.empty()
+    assert not mine.turn.take()

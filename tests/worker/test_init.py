@@ -1,0 +1,134 @@
+"""A worker and a server as an agent's children: they join over TCP, find that they share a host, and train there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psctl.agent.shm_broker import OFF, ChildrensSegments
+from psctl.job.job_messages import Decision, Finished, Go, Join, Leave, Prepare, Ready, Saved, SaveEnd, Welcome
+from psctl.job.job_permits import COORDINATION
+from psctl.process.process_orders import ProcessOrders
+from psctl.ps.shards import cut
+from psctl.server import main
+from psctl.transport.peer import Acceptor
+from psctl.transport.shared_memory import Segments, inherited
+from psctl.types import Member, first_assignment
+from psctl.worker import init
+from tests.helpers.job_world import credentials
+
+WORKER, SERVER = Member("worker", 0), Member("server", 0)
+STEPS = 3
+
+
+class Coordinator:
+    """Decides for one server; its connections' handler."""
+
+    def __init__(self, update: str) -> None:
+        self.update, self.peers, self.address = update, dict[Member, Any](), None
+        self.listens, self.over = threading.Event(), threading.Event()
+
+    def joined(self, peer: Any) -> None:
+        self.peers[peer.member] = peer
+
+    def place(self, peer: Any, message: Any, size: int) -> None:
+        return None
+
+    def lost(self, peer: Any, error: Exception) -> None:
+        return
+
+    def received(self, peer: Any, message: Any, payload: Any) -> None:
+        match message:
+            case Join():
+                peer.send(Welcome(1, 0, 0, 1.0))
+            case Ready() if peer.member == SERVER:
+                self.address = message.address
+                self.listens.set()
+            case Prepare():
+                assert self.address is not None
+                shards = cut(message.layout, 1, 20_000)
+                first = first_assignment([0] * len(shards), [self.address])
+                for each in (SERVER, WORKER):
+                    self.peers[each].send(Decision("ps", self.update, message.layout, shards, first))
+            case Ready():
+                peer.send(Go())
+            case SaveEnd() if peer.member == WORKER:
+                peer.send(Saved(message.step))
+            case Finished():
+                self.over.set()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that trains under `update`: the values at the end, and the bytes that were moved."""
+    made: list[Any] = []
+    held: list[Segments] = []  # for as long as a process lives; here for as long as the test does
+
+    def inherit(me: Member, descriptor: int | None) -> Segments:
+        held.append(inherited(me, descriptor))
+        return held[-1]
+
+    for module in (init, main):
+        monkeypatch.setattr(module, "inherited", inherit)
+
+    def orders(member: Member, at: Any, segments: ChildrensSegments) -> ProcessOrders:
+        mine = credentials(member)
+        with segments.opened(member) as descriptor:
+            own = os.dup(descriptor)
+        return ProcessOrders(
+            job=mine.job, member=member, world=1, host="here", local_rank=0, coordinator=at, bind="127.0.0.1",
+            ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key, congestion="auto",
+            knock=mine.knock, error_file="", segments=own,
+        )  # fmt: skip
+
+    def train(update: str) -> tuple[list[torch.Tensor], int]:
+        segments, coordinator = ChildrensSegments(), Coordinator(update)
+        acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
+        serving = threading.Thread(target=main.serve, args=(orders(SERVER, acceptor.address, segments),))
+        serving.start()
+        made.append((segments, coordinator, acceptor, serving))
+        assert coordinator.listens.wait(20)
+        torch.manual_seed(0)
+        run = init.join(orders(WORKER, acceptor.address, segments), tmp_path)
+        net = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
+        model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        moved = -run._way.bytes_moved
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.ones(4, 100)).square().mean().backward()
+            optimizer.step()
+        run.wait()
+        moved += run._way.bytes_moved
+        run.finish()
+        return [one.detach().clone() for one in net.parameters()], moved
+
+    yield train
+    for segments, coordinator, acceptor, serving in made:
+        coordinator.peers[SERVER].send(Leave("the test is over"))
+        serving.join(20)
+        acceptor.close()
+        for peer in coordinator.peers.values():
+            peer.close("the test is over")
+            peer.join(5)
+        for each in held:
+            each.close()
+        segments.ended(WORKER)
+        segments.ended(SERVER)
+        assert coordinator.over.is_set() and not serving.is_alive()
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+def test_children_of_one_agent_train_in_shared_memory(job, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, few = job(update)
+    size = sum(one.numel() * one.element_size() for one in near)
+    assert few < 0.5 * size, "gradients and values were not sent"
+    monkeypatch.setenv(OFF, "off")
+    far, many = job(update)
+    assert many > 2 * STEPS * size
+    assert all(torch.equal(one, other) for one, other in zip(near, far, strict=True))
