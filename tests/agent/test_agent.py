@@ -392,10 +392,10 @@ def test_a_flood_of_lines_is_cut_down_for_followers_and_kept_whole_in_the_file(c
 
 
 def test_a_script_that_cannot_be_started_is_told_so(cluster: Callable[..., Cluster]) -> None:
-    job = cluster("print()", workers=(1,), argv=["pending_values.py"])
+    job = cluster("print()", workers=(1,), argv=["missing.py"])
     last = job.finished()
     assert last.failure is not None
-    assert "pending_values.py" in last.failure["exception"]
+    assert "missing.py" in last.failure["exception"]
 
 
 def test_a_full_port_range_ends_the_job_with_its_own_code(cluster: Callable[..., Cluster]) -> None:

@@ -125,8 +125,8 @@ def test_a_name_in_sys_modules_does_not_hide_where_it_came_from(folder: Path, mo
 
 
 def test_a_store_without_a_job_takes_functions_beside_the_script_and_kills_nobody(tmp_path: Path) -> None:
-    (tmp_path / "unix_channel.py").write_text("def twice(keys, rows):\n    return rows * 2\n")
-    (tmp_path / "rank_program.py").write_text(
+    (tmp_path / "beside.py").write_text("def twice(keys, rows):\n    return rows * 2\n")
+    (tmp_path / "script.py").write_text(
         "import os, subprocess, torch, psctl\n"
         "os.chdir('/')\n"
         "store = psctl.init().store()\n"
@@ -143,7 +143,7 @@ def test_a_store_without_a_job_takes_functions_beside_the_script_and_kills_nobod
     )
     root = str(Path(__file__).parents[2])
     made = subprocess.run(
-        [sys.executable, tmp_path / "rank_program.py"], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "PYTHONPATH": root},
     )  # fmt: skip
     lines = made.stdout.splitlines()
