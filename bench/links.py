@@ -19,15 +19,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole")]
-
-from hosts import PATH, Hosts  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from psctl.launch.clusters import choose  # noqa: E402
 from psctl.launch.home import Home  # noqa: E402
 from psctl.launch.hosts.converge import look_at_all  # noqa: E402
 from psctl.launch.measure.link_measurement import link_measurement  # noqa: E402
 from psctl.remote.fleet import Fleet  # noqa: E402
+from tests.helpers.hosts import PATH, Hosts  # noqa: E402
 
 
 def iperf(hosts: Hosts, congestion: str, seconds: int = 3) -> float:

@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "whole"), str(ROOT)]
+sys.path[:0] = [str(ROOT)]
 
-from hosts import Hosts  # noqa: E402
-from running import Psctl  # noqa: E402
+from tests.helpers.hosts import Hosts  # noqa: E402
+from tests.helpers.running import Psctl  # noqa: E402
 
 JOB = ROOT / "bench" / "rendezvous_job" / "job.yaml"
 LIMIT = 300.0

@@ -64,8 +64,8 @@ def on_this_machine() -> Iterator[tuple[list[str], dict[str, str], int]]:
 @contextlib.contextmanager
 def on_hosts(count: int) -> Iterator[tuple[list[str], dict[str, str], int]]:
     """Test hosts, made ready."""
-    sys.path.insert(0, str(ROOT / "tests" / "whole"))
-    from hosts import Hosts  # only where it is wanted: it needs root
+    sys.path.insert(0, str(ROOT))
+    from tests.helpers.hosts import Hosts  # only where it is wanted: it needs root
 
     with Hosts(count) as hosts, tempfile.TemporaryDirectory() as folder:
         home = hosts.make_home(Path(folder) / "home")

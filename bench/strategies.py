@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from hosts import Hosts  # noqa: E402
 from links import iperf  # noqa: E402
 
 from psctl.units import format_bytes, parse_size  # noqa: E402
+from tests.helpers.hosts import Hosts  # noqa: E402
 
 DEALT = """
 import os, time

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "whole"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from hosts import Hosts  # noqa: E402
 from links import iperf  # noqa: E402
+
+from tests.helpers.hosts import Hosts  # noqa: E402
 
 SIZE = 4 * 24 * (1020 * 1020 + 1020)
 """Bytes of gradients."""

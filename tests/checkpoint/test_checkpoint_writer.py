@@ -92,13 +92,14 @@ def count_operations(save, disks, root: Path) -> int:
 
 
 KILLER = """
-import os, runpy, sys
+import os, sys
 from pathlib import Path
-tools, root = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
-for number in range(1, int(sys.argv[3]) + 1):
-    tools["write"](root / str(number), step=400)
+from tests.checkpoint.conftest import dies_at, write
+root = Path(sys.argv[1])
+for number in range(1, int(sys.argv[2]) + 1):
+    write(root / str(number), step=400)
     if (child := os.fork()) == 0:
-        tools["write"](root / str(number), step=500, disk=tools["dies_at"](number))
+        write(root / str(number), step=500, disk=dies_at(number))
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9
 """
@@ -107,8 +108,8 @@ for number in range(1, int(sys.argv[3]) + 1):
 def test_killed_before_any_operation_it_leaves_the_old_state_or_a_whole_new_one(save, disks, tmp_path):
     total = count_operations(save, disks, tmp_path / "count")
     assert total > 40
-    tools = str(Path(__file__).with_name("conftest.py"))
-    subprocess.run([sys.executable, "-c", KILLER, tools, str(tmp_path), str(total)], check=True)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(total)], check=True, cwd=root)
     seen = []
     for number in range(1, total + 1):
         root = tmp_path / str(number)

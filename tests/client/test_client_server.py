@@ -20,12 +20,7 @@ from psctl.ps.snapshot import Copied
 from psctl.server.checkpoint_stream import stream_save
 from psctl.server.main import Server
 from psctl.types import Address, Member, TensorSlice, first_assignment
-from tests.helpers import ps_world
-
-_world = vars(ps_world)
-World, make_layout, flat_values, credentials = (
-    _world[name] for name in ("World", "make_layout", "flat_values", "credentials")
-)
+from tests.helpers.ps_world import World, credentials, flat_values, make_layout
 
 PARAMETERS = [((70,), "float32", 0), ((30,), "float32", 0)]
 VALUES = [torch.ones(70), torch.ones(30)]

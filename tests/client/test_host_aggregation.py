@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from psctl.types import Member
-from tests.helpers import ps_world
-
-_world = vars(ps_world)
-World, make_layout, flat_values = (_world[name] for name in ("World", "make_layout", "flat_values"))
+from tests.helpers.ps_world import DTYPES, World, flat_values, make_layout
 
 SHAPES = [((70, 90), "float32", 0), ((33,), "float64", 0), ((2000,), "float32", 0)]
 GROUPS = [{"lr": 0.1, "momentum": 0.5}]
 LAYOUT = make_layout(SHAPES, "SGD", GROUPS)
 SUMS = make_layout(SHAPES, "", GROUPS)
-ONES = [torch.ones(shape, dtype=_world["DTYPES"][dtype]) for shape, dtype, _ in SHAPES]
+ONES = [torch.ones(shape, dtype=DTYPES[dtype]) for shape, dtype, _ in SHAPES]
 SIZE = sum(one.numel() * one.element_size() for one in ONES)
 HOSTS = ((0, 1), (2, 3))
 WEIGHTS = [0.7, 1.3, 1.0, 1.0]
@@ -30,7 +27,7 @@ def worker_near(member: Member) -> bool:
 
 def draw(clock: int, rank: int, *, full: bool) -> dict[int, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * clock + rank)
-    dtypes = _world["DTYPES"]
+    dtypes = DTYPES
     return {
         index: torch.randn(shape, generator=generator, dtype=dtypes[dtype])
         for index, (shape, dtype, _) in enumerate(SHAPES)

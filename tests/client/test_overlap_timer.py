@@ -12,9 +12,7 @@ from torch import nn
 from psctl.client.overlap_timer import UnderWay
 from psctl.clock import ManualClock
 from psctl.sync.gradient_trace import Trace, from_environment
-from tests.helpers import job_world
-
-Job = vars(job_world)["Job"]
+from tests.helpers.job_world import Job
 
 
 def script(run):

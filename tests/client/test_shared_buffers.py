@@ -9,26 +9,22 @@ from psctl.client.shared_buffers import FIRST, PAGE
 from psctl.errors import ProtocolError
 from psctl.ps.messages import IsNear, Near, Place, Push
 from psctl.types import Member
-from tests.helpers import job_world, ps_world
+from tests.helpers.job_world import Job
+from tests.helpers.ps_world import DTYPES, LARGEST, Host, World, flat_values, make_layout
 
-_world = vars(ps_world)
-World, Host, make_layout, flat_values, LARGEST = (
-    _world[name] for name in ("World", "Host", "make_layout", "flat_values", "LARGEST")
-)
-
-_job = vars(job_world)["Job"]
+_job = Job
 
 SHAPES = [((70, 90), "float32", 0), ((33,), "float64", 0), ((2000,), "float32", 0)]
 GROUPS = [{"lr": 0.1, "momentum": 0.5}]
 LAYOUT = make_layout(SHAPES, "SGD", GROUPS)
 SUMS = make_layout(SHAPES, "", GROUPS)
-ONES = [torch.ones(shape, dtype=_world["DTYPES"][dtype]) for shape, dtype, _ in SHAPES]
+ONES = [torch.ones(shape, dtype=DTYPES[dtype]) for shape, dtype, _ in SHAPES]
 STEPS = 4
 
 
 def draw(clock: int, rank: int) -> dict[int, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * clock + rank)
-    dtypes = _world["DTYPES"]
+    dtypes = DTYPES
     return {
         index: torch.randn(shape, generator=generator, dtype=dtypes[dtype])
         for index, (shape, dtype, _) in enumerate(SHAPES)

@@ -12,9 +12,8 @@ from psctl.kv.store_connections import OWED
 from psctl.ps.table_messages import Back, Fetched
 from psctl.transport.shared_memory import Segments
 from psctl.types import Member
-
-from .ps_world import Host
-from .test_store import Net
+from tests.helpers.ps_world import Host
+from tests.kv.test_store import Net
 
 SIZE = 2 * SMALLEST
 

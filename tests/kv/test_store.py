@@ -22,11 +22,7 @@ from psctl.ps.permits import TABLES
 from psctl.server.table_connections import TableDesk
 from psctl.transport.memory_stream import MemoryNetwork
 from psctl.types import Assignment, Member, ServerAt
-from tests.helpers import ps_world
-
-_world = vars(ps_world)
-credentials = _world["credentials"]
-
+from tests.helpers.ps_world import credentials
 
 SHARDS = 8
 

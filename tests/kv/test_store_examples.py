@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from running import Psctl
 
 import psctl
+from tests.helpers.running import Psctl
 
 FOLDER = Path(__file__).parent.parent.parent / "templates" / "store"
 

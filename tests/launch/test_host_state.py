@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import until
 
 from psctl import errors
 from psctl.agent import supervisor
@@ -22,6 +21,7 @@ from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restore
 from psctl.launch import ask
 from psctl.launch.archive import pack_folder
 from psctl.remote.local import LocalShell
+from tests.helpers.running import until
 
 
 @pytest.fixture

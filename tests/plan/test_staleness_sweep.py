@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-sweep = runpy.run_path(str(Path(__file__).resolve().parents[2] / "bench" / "staleness.py"))["sweep"]
+from bench.staleness import sweep
 
 
 def test_stragglers_that_change_are_hidden_until_late_gradients_cost_more() -> None:

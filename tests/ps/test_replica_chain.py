@@ -10,8 +10,7 @@ import msgspec
 from psctl.ps.messages import CopyBegin, CopyPart
 from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
 from psctl.ps.replication.replica_chain import Chain
-
-from .log import Log
+from tests.ps.log import Log
 
 
 class Servers:

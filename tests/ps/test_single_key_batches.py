@@ -11,8 +11,7 @@ from psctl.ps.tables.client.single_key_batches import ROOM, Pushes
 from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import rounds
 from psctl.ps.tables.table_kinds import Kind
-
-from .table_world import Functions, World, spec
+from tests.ps.table_world import Functions, World, spec
 
 
 def said(world: World, kind: type) -> list:

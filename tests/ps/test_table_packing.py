@@ -9,8 +9,7 @@ from psctl.ps.tables.client.key_routes import Routes
 from psctl.ps.tables.reductions import Lanes, words_of
 from psctl.ps.tables.row_index import Rows
 from psctl.ps.tables.table_packing import Reader, Writer, lanes_size, pack
-
-from .table_world import World, spec
+from tests.ps.table_world import World, spec
 
 
 def test_what_a_writer_has_put_in_a_row_is_not_copied_again() -> None:

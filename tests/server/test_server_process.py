@@ -24,10 +24,7 @@ from psctl.ps.shards import cut
 from psctl.transport.peer import Acceptor, dial
 from psctl.transport.protocol.preauth import ANSWER
 from psctl.types import Address, Member, first_assignment
-from tests.helpers import ps_world
-
-_world = vars(ps_world)
-credentials, make_layout, flat_values = (_world[name] for name in ("credentials", "make_layout", "flat_values"))
+from tests.helpers.ps_world import credentials, flat_values, make_layout
 
 
 class Coordinator:

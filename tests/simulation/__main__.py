@@ -17,9 +17,9 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from .mutants import MUTANTS, hunt
-from .play import Outcome
-from .plays import PLAYS, play_some
+from tests.simulation.mutants import MUTANTS, hunt
+from tests.simulation.play import Outcome
+from tests.simulation.plays import PLAYS, play_some
 
 CHUNK = 50
 

@@ -18,9 +18,8 @@ from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.messages import Beside, Place
 from psctl.ps.pieces import bytes_view
 from psctl.types import Member
-
-from .kernel import Process
-from .network import End, Network
+from tests.simulation.kernel import Process
+from tests.simulation.network import End, Network
 
 PAUSE = 0.05
 """Seconds between two attempts to reach a worker."""

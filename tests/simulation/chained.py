@@ -20,10 +20,9 @@ from psctl.ps.outputs import CaughtUp, HandedOver, ToServer
 from psctl.ps.replication.replica_chain import Chain
 from psctl.types import Address, Member
 from tests.ps.log import Log
-
-from .kernel import Broken, Process, World
-from .network import End, Network
-from .play import Outcome, judged
+from tests.simulation.kernel import Broken, Process, World
+from tests.simulation.network import End, Network
+from tests.simulation.play import Outcome, judged
 
 HORIZON = 300.0
 """Simulated seconds in which every run must be over."""

@@ -17,10 +17,9 @@ from psctl.job import events, job_messages, membership_messages
 from psctl.job.job_messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
 from psctl.ps.shards import cut, sizes
 from psctl.types import Address, Member, TensorSlice
-
-from .kernel import Broken, Process, World
-from .network import End, Network
-from .scenario import Scenario, order
+from tests.simulation.kernel import Broken, Process, World
+from tests.simulation.network import End, Network
+from tests.simulation.scenario import Scenario, order
 
 TICK = 0.1
 

@@ -17,10 +17,9 @@ from psctl.job.job_messages import AnyMessage, Decision, Resume, Welcome
 from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
 from psctl.ps.shards import cut, sizes
 from psctl.types import Address, Assignment, Member, ServerAt, Shard
-
-from .kernel import Broken, Process
-from .network import End, Network
-from .scenario import Scenario
+from tests.simulation.kernel import Broken, Process
+from tests.simulation.network import End, Network
+from tests.simulation.scenario import Scenario
 
 
 class Director:

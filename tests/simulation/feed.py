@@ -12,9 +12,8 @@ import msgspec
 
 from psctl.job.examples import clocks_in_epoch, positions
 from psctl.train_state.example_sharing import Batch, Division, members_of, owed
-
-from .kernel import Until
-from .model import Spec
+from tests.simulation.kernel import Until
+from tests.simulation.model import Spec
 
 
 class Place(msgspec.Struct, frozen=True):

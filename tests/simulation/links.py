@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed
 from psctl.types import Member, ServerAt
-
-from .kernel import Process
-from .network import End, Network
+from tests.simulation.kernel import Process
+from tests.simulation.network import End, Network
 
 PAUSE = 0.05
 """Seconds between two attempts to reach a server."""

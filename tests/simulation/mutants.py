@@ -31,9 +31,8 @@ from psctl.ps.tables.server.client_sessions import Opened
 from psctl.ps.tables.server.replicated_tables import TablesMachine
 from psctl.ps.tables.server.table_server import TableMind
 from psctl.ps.tables.table_state import Entry, Part, TableShard
-
-from .play import Outcome
-from .plays import PLAYS
+from tests.simulation.play import Outcome
+from tests.simulation.plays import PLAYS
 
 Patch = tuple[type, str, Callable[[Any], Any]]
 """A class, the name of its method, and what makes the method's mutant out of the method."""

@@ -19,8 +19,7 @@ import torch
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.types import Address, Member
-
-from .kernel import Broken, Process, World
+from tests.simulation.kernel import Broken, Process, World
 
 SILENCE = 5.0
 """Seconds until an end learns of a link or host that says nothing any more (keepalive, TCP_USER_TIMEOUT)."""

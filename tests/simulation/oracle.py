@@ -42,10 +42,9 @@ from psctl.ps.dense.shard_state import ShardState
 from psctl.ps.messages import Push, PushPart
 from psctl.ps.pieces import bytes_view
 from psctl.types import Member, Shard
-
-from .kernel import Broken
-from .model import Script, Truth, by_host, clock_of, taken, undisturbed
-from .scenario import Scenario
+from tests.simulation.kernel import Broken
+from tests.simulation.model import Script, Truth, by_host, clock_of, taken, undisturbed
+from tests.simulation.scenario import Scenario
 
 Drawn = tuple[int, tuple[int, ...]]
 """Epoch, and positions in its order."""

@@ -16,16 +16,15 @@ from psctl.ps.dense.server import shard_answers
 from psctl.ps.messages import Push, PushPart
 from psctl.ps.replication import chain_entries
 from psctl.types import Member
-
-from .coordinator import Agent, Coordinator
-from .director import Director
-from .kernel import KILLED, Broken, Process, World
-from .model import Script
-from .network import Network
-from .oracle import Oracle
-from .scenario import Crash, Cut, Join, Leave, Move, Pause, Power, Scenario, Snap, draw
-from .server import Server
-from .worker import Worker
+from tests.simulation.coordinator import Agent, Coordinator
+from tests.simulation.director import Director
+from tests.simulation.kernel import KILLED, Broken, Process, World
+from tests.simulation.model import Script
+from tests.simulation.network import Network
+from tests.simulation.oracle import Oracle
+from tests.simulation.scenario import Crash, Cut, Join, Leave, Move, Pause, Power, Scenario, Snap, draw
+from tests.simulation.server import Server
+from tests.simulation.worker import Worker
 
 HORIZON = 600.0
 """Simulated seconds in which every run must be over."""

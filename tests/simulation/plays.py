@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from .chained import play_chain
-from .play import Outcome, play
-from .tables import play_tables
+from tests.simulation.chained import play_chain
+from tests.simulation.play import Outcome, play
+from tests.simulation.tables import play_tables
 
 PLAYS = {"store": play, "chain": play_chain, "tables": play_tables}
 

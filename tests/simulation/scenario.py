@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from psctl.job.examples import clocks_in_epoch
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.types import Member
-
-from .model import Spec
+from tests.simulation.model import Spec
 
 
 @dataclass(frozen=True)

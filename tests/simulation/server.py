@@ -18,10 +18,9 @@ from psctl.ps.messages import Kinds
 from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
 from psctl.ps.snapshot import Loading, by_parameter, wanted_slices
 from psctl.types import Address, Assignment, Member, ServerAt
-
-from .kernel import Broken, Process, Task, Until
-from .links import Links
-from .network import End, Network
+from tests.simulation.kernel import Broken, Process, Task, Until
+from tests.simulation.links import Links
+from tests.simulation.network import End, Network
 
 
 class Server:

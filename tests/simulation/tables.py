@@ -25,8 +25,7 @@ from psctl.ps.tables.client.calls_in_flight import result
 from psctl.ps.tables.server import client_sessions
 from psctl.types import Address, ServerAt
 from tests.ps.table_world import World, spec
-
-from .play import Outcome
+from tests.simulation.play import Outcome
 
 SHARDS = 4
 KEYS = 12

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from .mutants import MUTANTS, Mutant, hunt
-from .play import play
-from .plays import PLAYS
+from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.play import play
+from tests.simulation.plays import PLAYS
 
 SEEDS = {"store": 160, "chain": 300, "tables": 40}
 """What fits into a few seconds each."""

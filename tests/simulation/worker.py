@@ -27,15 +27,14 @@ from psctl.ps.messages import Beside, HandIn
 from psctl.ps.pieces import pieces
 from psctl.train_state.example_sharing import Division
 from psctl.types import Address, Assignment, Member, ServerAt
-
-from .beside import Lines, Memory
-from .feed import Feed, Place
-from .kernel import Broken, Process, Sleep, Task, Until
-from .links import Links
-from .model import Script, scale_at, taken, weight
-from .network import End, Network
-from .oracle import Oracle
-from .scenario import Scenario
+from tests.simulation.beside import Lines, Memory
+from tests.simulation.feed import Feed, Place
+from tests.simulation.kernel import Broken, Process, Sleep, Task, Until
+from tests.simulation.links import Links
+from tests.simulation.model import Script, scale_at, taken, weight
+from tests.simulation.network import End, Network
+from tests.simulation.oracle import Oracle
+from tests.simulation.scenario import Scenario
 
 _encode = msgspec.msgpack.Encoder().encode
 _place = msgspec.msgpack.Decoder(Place).decode

@@ -16,16 +16,10 @@ from psctl.ps.server_optimizers import numbers
 from psctl.ps.shards import cut
 from psctl.server.main import Server
 from psctl.types import Address, Assignment, Member, ServerAt
-from tests.helpers import ps_world
-from tests.sync import test_trajectories
+from tests.helpers.ps_world import Coordinator, World, flat_values, make_layout
+from tests.sync.test_trajectories import MIXED, assert_same, gradients, make_optimizer, reference, start_values
 
 _here = Path(__file__)
-_world = vars(ps_world)
-_trajectories = vars(test_trajectories)
-World, make_layout, flat_values = (_world[name] for name in ("World", "make_layout", "flat_values"))
-MIXED, start_values, make_optimizer, gradients, reference, assert_same = (
-    _trajectories[name] for name in ("MIXED", "start_values", "make_optimizer", "gradients", "reference", "assert_same")
-)
 STEPS = 6
 
 
@@ -172,7 +166,7 @@ def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_ch
     layout = make_layout([((8,), "float32", 0)], "SGD", [{"lr": 0.1}])
     shards = cut(layout, 1)
     told = Assignment(3, [[0] for _ in shards], [[] for _ in shards], [ServerAt(0, 0, Address("127.0.0.1", 1))])
-    coordinator, server, statuses = _world["Coordinator"](), Server(Member("server", 1)), []
+    coordinator, server, statuses = Coordinator(), Server(Member("server", 1)), []
     run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
     run.start()
     server.received(None, Welcome(1, 0, 0, 1.0, training=True), None)

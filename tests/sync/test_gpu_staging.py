@@ -22,12 +22,10 @@ from psctl.sync.gpu_staging import DeviceFlat, Staged, Staging, staged
 from psctl.sync.ps_sync import Served
 from psctl.sync.synchronizer import Share
 from psctl.types import Layout
-from tests.helpers import device, ps_world
+from tests.helpers.device import Device, GivenBack, Never, Stream
+from tests.helpers.ps_world import World
 
 here = Path(__file__).parent
-simulated = vars(device)
-Device, GivenBack, Never = simulated["Device"], simulated["GivenBack"], simulated["Never"]
-World = vars(ps_world)["World"]
 
 RATE = 0.125
 
@@ -275,7 +273,7 @@ def test_what_servers_of_this_host_read_is_what_the_device_copied(update) -> Non
 def not_computed(copies, staging, flat) -> None:
     """Gradients are copied without waiting for the stream that computes them."""
 
-    class Alone(simulated["Stream"]):
+    class Alone(Stream):
         def wait_stream(self, other) -> None:
             return
 
@@ -295,7 +293,7 @@ def not_pushed(copies, staging, flat) -> None:
 
 def not_in_order(copies, staging, flat) -> None:
     """Values are written on a stream of their own."""
-    up, other = copies.up, simulated["Stream"](copies.device)
+    up, other = copies.up, Stream(copies.device)
 
     def beside(spans):
         with copies.device.cuda.stream(other):

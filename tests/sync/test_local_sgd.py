@@ -20,10 +20,8 @@ from psctl.sync.synchronizer import Share
 from psctl.train_state.training_parts import Parts
 from psctl.worker.run import Run
 from psctl.worker.standalone import Lone
-from tests.helpers import job_world
+from tests.helpers.job_world import Job
 
-_world = vars(job_world)
-Job = _world["Job"]
 ROWS, BATCH = 64, 8  # 8 steps an epoch, 4 examples a rank
 
 

@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 from psctl.clock import SystemClock
-from tests.helpers import job_world
-
-_world = vars(job_world)
-Job, Killed = _world["Job"], _world["Killed"]
+from tests.helpers.job_world import Job, Killed
 
 
 class Average:

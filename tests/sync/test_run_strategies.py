@@ -14,9 +14,7 @@ from psctl.clock import ManualClock, SystemClock
 from psctl.ps.server_optimizers import FIT
 from psctl.worker.run import Run
 from psctl.worker.standalone import Lines, Lone
-from tests.helpers import job_world
-
-Job = vars(job_world)["Job"]
+from tests.helpers.job_world import Job
 
 
 def data(count=60) -> TensorDataset:

@@ -12,12 +12,10 @@ from torch import nn
 
 from psctl.clock import SystemClock
 from psctl.ps.server_optimizers import FIT, numbers
-from tests.helpers import job_world, ps_world
+from tests.helpers.job_world import Job
+from tests.helpers.ps_world import World, flat_values, make_layout, view_of
 
 _here = Path(__file__)
-_world = vars(ps_world)
-World, make_layout, flat_values = (_world[name] for name in ("World", "make_layout", "flat_values"))
-Job = vars(job_world)["Job"]
 
 SHAPES = [((7, 13), "float32", 0), ((301,), "float32", 0), ((5,), "float64", 0)]
 
@@ -57,7 +55,7 @@ class Runner:
         client, clock = self.client, self.clock
         buffers = client.sending(clock)
         for index, gradient in gradient_of(values, clock, self.rank).items():
-            _world["view_of"](self.world.layout, buffers, index).copy_(gradient)
+            view_of(self.world.layout, buffers, index).copy_(gradient)
         for shard, held in enumerate(client._mind.held):
             client.push(clock, shard, [True] * len(held))
         client.step(clock, groups)

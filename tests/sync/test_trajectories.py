@@ -16,10 +16,7 @@ from torch import nn
 
 from psctl.errors import JobFailed
 from psctl.ps.server_optimizers import FIT, numbers
-from tests.helpers import ps_world
-
-_world = vars(ps_world)
-World, make_layout, flat_values, view_of = (_world[name] for name in ("World", "make_layout", "flat_values", "view_of"))
+from tests.helpers.ps_world import World, flat_values, make_layout
 
 GROUPS = {  # two groups, so that numbers are seen to go where they belong
     "SGD": [{"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, {"lr": 0.02, "momentum": 0.5}],

@@ -13,9 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psctl.train_state.random_generators import Generators, Saved, States, saved_for, saved_from
-from tests.helpers import job_world
-
-Job = vars(job_world)["Job"]
+from tests.helpers.job_world import Job
 
 
 def drawn() -> tuple[float, float, float]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hosts as library
 import pytest
-from running import Psctl
+
+from tests.helpers import hosts as library
+from tests.helpers.running import Psctl
 
 
 @pytest.fixture

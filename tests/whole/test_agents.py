@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Psctl, assert_clean, until
+
+from tests.helpers.running import ROOT, Psctl, assert_clean, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import Psctl, until
+
+from tests.helpers.running import Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

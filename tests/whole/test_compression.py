@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from running import ROOT, Ended, Psctl, set_args
+
+from tests.helpers.running import ROOT, Ended, Psctl, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(400)]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Psctl
+
+from tests.helpers.running import ROOT, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(300)]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Psctl, processes
+
+from tests.helpers.running import ROOT, Psctl, processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import Hosts, missing
-from running import STEADY, Ended, Psctl, next_event, set_args, until
+
+from tests.helpers.hosts import Hosts, missing
+from tests.helpers.running import STEADY, Ended, Psctl, next_event, set_args, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import PATH
-from running import Psctl, assert_clean
+
+from tests.helpers.hosts import PATH
+from tests.helpers.running import Psctl, assert_clean
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import until
 
 from psctl.errors import DiskFull, HostUnreachable
 from psctl.remote.local import LocalShell
 from psctl.remote.ssh import SshShell
 from psctl.remote.target import resolve
+from tests.helpers import hosts as library
+from tests.helpers.running import until
 
 pytestmark = pytest.mark.whole
 SOAK = pytest.mark.soak
@@ -111,7 +112,7 @@ def test_nothing_of_them_remains_however_the_test_ends(make_hosts: Callable[...,
         "    sys.stdin.read()\n"
     )
     run = subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).with_name("hosts.py"))],
+        [sys.executable, "-c", code, library.__file__],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert run.stdout is not None

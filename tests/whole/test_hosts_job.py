@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import STEADY, assert_clean, next_event, set_args
+
+from tests.helpers.running import STEADY, assert_clean, next_event, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import STEADY, Psctl, assert_clean, set_args
+
+from tests.helpers.running import STEADY, Psctl, assert_clean, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

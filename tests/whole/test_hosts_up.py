@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Psctl, assert_clean
+
+from tests.helpers.running import Psctl, assert_clean
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

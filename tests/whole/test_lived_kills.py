@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lived import LONG, Lived, undisturbed
+
+from tests.helpers.lived import LONG, Lived, undisturbed
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(1500)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec import structs
-from running import ROOT, Psctl
 
 from psctl.checkpoint import manifest as manifests
+from tests.helpers.running import ROOT, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

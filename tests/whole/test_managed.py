@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Psctl, until
+
+from tests.helpers.running import Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import PATH
-from running import Ended, Psctl, until
 
 from psctl.launch.clusters import choose
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import look_at_all
 from psctl.launch.measure import link_measurement, reach
 from psctl.remote.fleet import Fleet
+from tests.helpers.hosts import PATH
+from tests.helpers.running import Ended, Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import STEADY, Ended, Psctl, until
+
+from tests.helpers.running import STEADY, Ended, Psctl, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

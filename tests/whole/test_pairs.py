@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lived import LONG, Lived, words
-from running import STEADY, Psctl
+
+from tests.helpers.lived import LONG, Lived, words
+from tests.helpers.running import STEADY, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import STEADY, Psctl, set_args
+
+from tests.helpers.running import STEADY, Psctl, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Psctl, assert_clean, next_event
 
 from psctl.transport.protocol import preauth
+from tests.helpers.running import ROOT, Psctl, assert_clean, next_event
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from running import ROOT, STEADY, Psctl, processes, set_args
+
+from tests.helpers.running import ROOT, STEADY, Psctl, processes, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak, pytest.mark.timeout(300)]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numbers_of import Exact, assert_near
-from running import processes
+
+from tests.helpers.numbers_of import Exact, assert_near
+from tests.helpers.running import processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

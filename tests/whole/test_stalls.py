@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import STEADY, Psctl, set_args
+
+from tests.helpers.running import STEADY, Psctl, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

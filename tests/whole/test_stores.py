@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT, Psctl
 from test_failover import processes
+
+from tests.helpers.running import ROOT, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from numbers_of import EXACT, Exact, assert_near
-from running import ROOT, Ended, Psctl
+
+from tests.helpers.numbers_of import EXACT, Exact, assert_near
+from tests.helpers.running import ROOT, Ended, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

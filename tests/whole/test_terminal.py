@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
-from running import ROOT, Psctl, next_event, set_args
+
+from tests.helpers.running import ROOT, Psctl, next_event, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from numbers_of import Exact, assert_near
+
+from tests.helpers.numbers_of import Exact, assert_near
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

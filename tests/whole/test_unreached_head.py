@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import STEADY, Psctl, set_args, until
+
+from tests.helpers.running import STEADY, Psctl, set_args, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from running import Psctl
+
+from tests.helpers.running import Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(180)]
 

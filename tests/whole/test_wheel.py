@@ -9,7 +9,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from running import ROOT, Psctl
+
+from tests.helpers.running import ROOT, Psctl
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(300)]
 

@@ -17,9 +17,7 @@ from psctl.sync.parameter_waits import plan
 from psctl.worker import init
 from psctl.worker.run import Run
 from psctl.worker.standalone import Lone
-from tests.helpers import job_world
-
-Job = vars(job_world)["Job"]
+from tests.helpers.job_world import Job
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 Y = torch.tensor([0, 1, 1, 0])

@@ -11,9 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from psctl.errors import CheckpointIncomplete, UsageError
-from tests.helpers import job_world
-
-Job = vars(job_world)["Job"]
+from tests.helpers.job_world import Job
 
 
 def data(count=48) -> TensorDataset:

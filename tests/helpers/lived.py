@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from running import STEADY, Psctl, set_args, until
+from tests.helpers.running import STEADY, Psctl, set_args, until
 
 KINDS = {
     "agent": "psctl.agent.main",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from running import ROOT, Ended, Psctl, set_args
+from tests.helpers.running import ROOT, Ended, Psctl, set_args
 
 EXACT = ROOT / "tests" / "whole" / "exact"
 
