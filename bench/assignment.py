@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 
 from psctl.coordinator.state.hashing import Ring, assign_hashed
-from psctl.job.assignment import Chains, assign, copies
+from psctl.job.assignment import Chains, assign, missing_copies
 
 SERVERS = (2, 3, 5, 10, 20, 50, 100)
 SHARDS_A_SERVER = 16
@@ -31,7 +31,7 @@ def fullest(sizes: list[int], chains: Chains, servers: dict[int, int]) -> float:
 
 
 def moved(sizes: list[int], before: Chains, after: Chains) -> float:
-    new = copies(before, after)
+    new = missing_copies(before, after)
     return sum(size * len(each) for size, each in zip(sizes, new, strict=True)) / sum(sizes)
 
 

@@ -18,16 +18,19 @@ from collections.abc import Iterator
 
 from psctl.coordinator.state.instructions import (
     Connected,
-    Happening,
-    Heard,
+    Input,
     Instruction,
+    MessageReceived,
     PlanMade,
+    SendMessage,
     ShardsMade,
-    Tell,
     Tick,
 )
-from psctl.coordinator.state.job_state_machine import Mind
-from psctl.job import events, job_messages, membership_messages
+from psctl.coordinator.state.job_state_machine import JobStateMachine
+from psctl.job import events
+from psctl.job.membership_messages import LostWorkerClocks, Reassign, ShardCaughtUp, ShardHandedOver
+from psctl.job.process_messages import ProcessExited, ProcessFailure, ProcessStarted, Register
+from psctl.job.training_messages import Decision, Heartbeat, Join, MemberReady, Prepare, StepReport, WorkerReport
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.types import Address, Assignment, Layout, Member, ParameterInfo, Range, Shard
 
@@ -55,7 +58,7 @@ class Play:
         self.count = max(2, workers // 10)
         self.order = order(workers - workers % self.hosts, self.hosts)
         self.now = 0.0
-        self.mind = Mind(self.order, 5.0, None, 0.0, 0.0)
+        self.mind = JobStateMachine(self.order, 5.0, None, 0.0, 0.0)
         self.workers = [Member("worker", rank) for rank in range(sum(host.workers for host in self.order.hosts))]
         self.servers = [Member("server", rank) for rank in range(self.count)]
         self.mind.start(0.0)
@@ -63,7 +66,7 @@ class Play:
         self.assignment: Assignment | None = None
         self.step = 0
 
-    def __call__(self, happenings: Iterator[Happening]) -> list[Instruction]:
+    def __call__(self, happenings: Iterator[Input]) -> list[Instruction]:
         """Handle all; the time that it takes to make them up is not counted."""
         every, out = list(happenings), []
         began = time.perf_counter()
@@ -73,9 +76,7 @@ class Play:
         self.handled += len(every)
         self.said += len(out)
         for said in out:
-            if isinstance(said, Tell) and isinstance(
-                said.message, job_messages.Decision | membership_messages.Reassign
-            ):
+            if isinstance(said, SendMessage) and isinstance(said.message, Decision | Reassign):
                 self.assignment = said.message.assignment
         return out
 
@@ -92,25 +93,25 @@ class Play:
 
     def start(self) -> None:
         """From the first agent's word to the first step."""
-        self(Heard(Member("agent", n), job_messages.Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
-        self(Heard(self.agent(each), job_messages.Started(each, 100)) for each in self.workers)
-        for message in (job_messages.Join(1), job_messages.Prepare(LAYOUT, ())):
-            self(happening for each in self.workers for happening in (Connected(each), Heard(each, message)))
+        self(MessageReceived(Member("agent", n), Register(f"h{n}", 1, 16, 1 << 30, 0)) for n in range(self.hosts))
+        self(MessageReceived(self.agent(each), ProcessStarted(each, 100)) for each in self.workers)
+        for message in (Join(1), Prepare(LAYOUT, ())):
+            self(happening for each in self.workers for happening in (Connected(each), MessageReceived(each, message)))
         plan = events.Planned(time=0, size=1, world=1, chosen="ps", reason="", decided=True, candidates=[])
         self(iter([PlanMade("ps", "server", [n % self.hosts for n in range(self.count)], plan)]))
         for server in self.servers:
             self.listens(server)
         shards = [Shard(n, "float32", Range(n, n + 1)) for n in range(SHARDS_A_SERVER * self.count)]
         self(iter([ShardsMade(shards, [4 << 20] * len(shards))]))
-        self(Heard(each, job_messages.Ready()) for each in self.workers)
+        self(MessageReceived(each, MemberReady()) for each in self.workers)
         assert self.mind.state == "running"
 
     def listens(self, server: Member) -> None:
         """A server came up."""
         self(
             iter([
-                Heard(self.agent(server), job_messages.Started(server, 200)), Connected(server),
-                Heard(server, job_messages.Join(1)), Heard(server, job_messages.Ready(Address("10.0.0.1", 4000 +
+                MessageReceived(self.agent(server), ProcessStarted(server, 200)), Connected(server),
+                MessageReceived(server, Join(1)), MessageReceived(server, MemberReady(Address("10.0.0.1", 4000 +
                 server.rank))),
             ])
         )  # fmt: skip
@@ -118,11 +119,11 @@ class Play:
     def train(self) -> None:
         """One step of all, and a second of ticks."""
         self.step += 1
-        number = job_messages.StepReport(self.step, 0, 64.0, {"loss": 0.5})
-        report = job_messages.Report(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
-        self(Heard(each, report) for each in self.workers)
-        self(Heard(each, job_messages.Beat(self.step, "sync: waiting for server/0")) for each in self.workers)
-        self(Heard(each, job_messages.Beat(self.step, "serving")) for each in self.servers)
+        number = StepReport(self.step, 0, 64.0, {"loss": 0.5})
+        report = WorkerReport(self.step, 0, [number], 64.0, 0.1, 0.05, 1 << 20)
+        self(MessageReceived(each, report) for each in self.workers)
+        self(MessageReceived(each, Heartbeat(self.step, "sync: waiting for server/0")) for each in self.workers)
+        self(MessageReceived(each, Heartbeat(self.step, "serving")) for each in self.servers)
         for _ in range(10):
             self.now += 0.1
             self(iter([Tick()]))
@@ -137,7 +138,7 @@ class Play:
             now = self.newest
             heads = {each.rank: each for each in self.servers}
             self(
-                Heard(heads[now.chains[shard][0]], membership_messages.CaughtUp(now.epoch, shard, server))
+                MessageReceived(heads[now.chains[shard][0]], ShardCaughtUp(now.epoch, shard, server))
                 for shard, found in enumerate(now.copies)
                 for server in found
             )
@@ -145,7 +146,7 @@ class Play:
             self(iter([Tick()]))
             before, after = now.owners, self.newest.owners
             self(
-                Heard(heads[before[shard]], membership_messages.HandedOver(self.newest.epoch, shard))
+                MessageReceived(heads[before[shard]], ShardHandedOver(self.newest.epoch, shard))
                 for shard in range(len(before))
                 if after[shard] != before[shard]
             )
@@ -156,18 +157,18 @@ class Play:
         self(iter([self.died(dead)]))
         owners = self.newest.owners
         self(
-            Heard(server, membership_messages.HeldOf(dead.rank, dead.incarnation, held, held))
+            MessageReceived(server, LostWorkerClocks(dead.rank, dead.incarnation, held, held))
             for server in self.servers
             if (held := {shard: self.step - 1 for shard, owner in enumerate(owners) if owner == server.rank})
         )
         self.workers[1] = new = Member("worker", 1, dead.incarnation + 1)
-        ready = [job_messages.Join(1), job_messages.Prepare(LAYOUT, ()), job_messages.Ready()]
-        self(iter([Connected(new), *(Heard(new, message) for message in ready)]))
+        ready = [Join(1), Prepare(LAYOUT, ()), MemberReady()]
+        self(iter([Connected(new), *(MessageReceived(new, message) for message in ready)]))
 
-    def died(self, member: Member) -> Happening:
+    def died(self, member: Member) -> Input:
         """Return the news of a death by kill -9."""
-        failure = job_messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
-        return Heard(self.agent(member), job_messages.Exited(member, -9, failure))
+        failure = ProcessFailure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
+        return MessageReceived(self.agent(member), ProcessExited(member, -9, failure))
 
     def rate(self) -> tuple[int, float]:
         """Return events and seconds since the last call."""

@@ -16,7 +16,7 @@ import msgspec
 
 from psctl.types import Member, Role
 
-Way = tuple[Role, Role]
+Direction = tuple[Role, Role]
 """(sender, receiver)"""
 
 NEW = "new"
@@ -36,7 +36,7 @@ class Permit(msgspec.Struct, frozen=True):
     """Who may send a message, when, and how large it may be."""
 
     message: type
-    ways: tuple[Way, ...]
+    ways: tuple[Direction, ...]
     when: Mapping[Role, tuple[str, ...]] = {}
     """By role of the sender: its states in which it may; a role that is not in it may always."""
     then: str = ""
@@ -84,7 +84,7 @@ class Permits:
         return found
 
 
-def against(row: Permit | None, sender: Member, message: Any, state: str, payload: int) -> str:
+def why_refused(row: Permit | None, sender: Member, message: Any, state: str, payload: int) -> str:
     """Return why a message is refused, or "".
 
     Args:

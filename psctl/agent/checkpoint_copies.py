@@ -7,7 +7,7 @@ from pathlib import Path
 
 from psctl.checkpoint import files
 from psctl.errors import PsctlError
-from psctl.job.job_messages import CopyBegin, CopyDone, CopyEnd, CopyPart
+from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.orders import JobOrder
 
 
@@ -24,24 +24,28 @@ class Copies:
         files.sweep(root)
         self._receivers: dict[int, files.Receiver] = {}
 
-    def take(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> Iterator[CopyDone]:
+    def take(
+        self, message: CheckpointCopyBegin | CheckpointCopyPart | CheckpointCopyEnd, payload: memoryview | None
+    ) -> Iterator[CheckpointCopyDone]:
         """Take in one message of a copy; yield the answer when it came to its end, good or bad."""
         try:
             if self._act(message, payload):
-                yield CopyDone(message.step)
+                yield CheckpointCopyDone(message.step)
         except PsctlError as error:
             receiver = self._receivers.pop(message.step, None)
             if receiver is not None:
                 receiver.discard()
-            yield CopyDone(message.step, error.message)
+            yield CheckpointCopyDone(message.step, error.message)
 
-    def _act(self, message: CopyBegin | CopyPart | CopyEnd, payload: memoryview | None) -> bool:
+    def _act(
+        self, message: CheckpointCopyBegin | CheckpointCopyPart | CheckpointCopyEnd, payload: memoryview | None
+    ) -> bool:
         step = message.step
-        if isinstance(message, CopyBegin):
+        if isinstance(message, CheckpointCopyBegin):
             self.discard()  # of a connection that broke
             folder = self._root / self._order.name / files.folder_name(step)
             self._receivers[step] = files.Receiver(folder, message.files)
-        elif step in self._receivers and isinstance(message, CopyPart):
+        elif step in self._receivers and isinstance(message, CheckpointCopyPart):
             self._receivers[step].part(message.file, message.offset, payload if payload is not None else b"")
         elif step in self._receivers:
             self._receivers.pop(step).finish()

@@ -16,8 +16,10 @@ import msgspec
 
 from psctl.agent.checkpoint_copies import Copies
 from psctl.errors import ConnectionFailed, PsctlError
-from psctl.job.job_messages import AnyMessage, CopyBegin, CopyEnd, CopyPart, Register
+from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import Register
 from psctl.process.certificate_renewal import Renewing
 from psctl.transport.peer import Credentials, Peer, dial
 from psctl.types import Address, Member
@@ -44,7 +46,7 @@ class LinkGone(msgspec.Struct, frozen=True):
 class Heard(msgspec.Struct, frozen=True):
     """The coordinator says something."""
 
-    message: AnyMessage
+    message: JobMessage
     payload: bytes = b""
 
 
@@ -74,7 +76,7 @@ class Link:
         """Connect, and stay connected, from now on."""
         threading.Thread(target=self._run, args=(address,), name="psctl link", daemon=True).start()
 
-    def send(self, message: AnyMessage) -> bool:
+    def send(self, message: JobMessage) -> bool:
         """Send to the coordinator; False when there is no connection now."""
         with self._lock:  # the coordinator may order something before `_run` has said whom it reached
             peer = self._peer
@@ -133,7 +135,7 @@ class Link:
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Hand on what the coordinator says."""
         match message:
-            case CopyBegin() | CopyPart() | CopyEnd():
+            case CheckpointCopyBegin() | CheckpointCopyPart() | CheckpointCopyEnd():
                 for answer in self._copies.take(message, payload):
                     peer.send(answer, urgent=True)
             case _:

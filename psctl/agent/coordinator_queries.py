@@ -12,7 +12,7 @@ import msgspec
 
 from psctl.agent.control_socket import Refused
 from psctl.agent.coordinator_link import Heard
-from psctl.job.job_messages import ScaleAnswer, ScaleWanted
+from psctl.job.process_messages import ScaleAnswer, ScaleWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
 PATIENCE = 15.0

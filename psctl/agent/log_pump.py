@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psctl.agent.log_files import RankLogs, StreamLog
-from psctl.job.job_messages import Lines
+from psctl.job.process_messages import OutputLines
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 
@@ -65,7 +65,7 @@ class Pump:
     """
 
     def __init__(
-        self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[Lines], None],
+        self, folder: Path, limit: int, secrets: Secrets, deliver: Callable[[OutputLines], None],
         trouble: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._folder, self._limit = folder, limit
@@ -177,7 +177,7 @@ class Pump:
 
     def _pass_on(self, stream: _Stream) -> None:
         if stream.lines or stream.dropped or stream.unwritten:
-            message = Lines(stream.member, stream.name, stream.lines, stream.dropped, stream.unwritten)
+            message = OutputLines(stream.member, stream.name, stream.lines, stream.dropped, stream.unwritten)
             stream.lines, stream.dropped, stream.unwritten = [], 0, 0
             self._deliver(message)
 

@@ -37,9 +37,22 @@ from psctl.agent.stack_requests import ChildrensStacks
 from psctl.agent.status_answers import Asked, Standing, answer
 from psctl.agent.torch_store_port import MasterPort
 from psctl.errors import PsctlError
-from psctl.job import job_messages
-from psctl.job.job_messages import Exited, Failure, Lines, Register, Started, StartProcess, StopWanted
-from psctl.job.membership_messages import HoldSlots
+from psctl.job.process_messages import (
+    EndProcesses,
+    HoldSlots,
+    JobFinished,
+    OutputLines,
+    ProcessExited,
+    ProcessFailure,
+    ProcessStarted,
+    Register,
+    RenewStore,
+    ScaleAnswer,
+    StacksWanted,
+    StartProcess,
+    StopProcesses,
+    StopWanted,
+)
 from psctl.job.table_server_messages import ReadBy, ReadRows
 from psctl.orders import AgentOrders
 from psctl.process import lifeline, sealed_memory, stderr_log
@@ -85,14 +98,14 @@ class Agent:
         self._segments, self._busy = ChildrensSegments(), Busy()
         self._stacks = ChildrensStacks(orders.code_dir, self._secrets)
         self._kill_each: dict[Child, float] = {}  # when those end that were told to
-        self._untold: list[Exited] = []  # ends that there was no connection for
+        self._untold: list[ProcessExited] = []  # ends that there was no connection for
         self._pump = Pump(self.files.logs, orders.job.log_limit, self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
         self._wanted: StopWanted | None = None  # a stop that nobody could be told yet
         self._stopping = ""
         self._kill_at: float | None = None
         self._leave_at: float | None = None
-        self._failure: tuple[Failure, int] | None = None  # what to write if the coordinator could not
+        self._failure: tuple[ProcessFailure, int] | None = None  # what to write if the coordinator could not
         self._abandoned = False  # the coordinator is gone
         self._left = False
         credentials = spawn.credentials_of(orders)
@@ -160,7 +173,7 @@ class Agent:
                     self._tell(message)
                 if self._wanted is not None:
                     self._link.send(self._wanted)
-            case Heard(message=job_messages.ScaleAnswer() | ReadBy() | ReadRows()):
+            case Heard(message=ScaleAnswer() | ReadBy() | ReadRows()):
                 self._questions.heard(event)
             case Heard(message=message):
                 self._heard(message)
@@ -206,10 +219,10 @@ class Agent:
         except (PsctlError, OSError) as error:
             self._segments.ended(member)
             self._stacks.ended(member)
-            self._tell(Exited(member, 127, spawn.not_started(self.orders, member, error)))
+            self._tell(ProcessExited(member, 127, spawn.not_started(self.orders, member, error)))
             return
         self._members[child] = member
-        self._link.send(Started(member, child.pid))
+        self._link.send(ProcessStarted(member, child.pid))
 
     def _spawn(self, start: StartProcess, descriptors: list[int]) -> Child:
         given = {**start.environment, **self._master_port.environment(start)}
@@ -243,12 +256,12 @@ class Agent:
         failure = None
         if status:
             failure = spawn.account(self.files, member, self.host.name, child, tail, self._secrets)
-        self._tell(Exited(member, status, failure))
+        self._tell(ProcessExited(member, status, failure))
         self._processes.end_family(child)  # before another one can be started here, for we do one thing at a time
         self._pump.close(member)
         self._leave_if_alone()
 
-    def _tell(self, message: Exited) -> None:
+    def _tell(self, message: ProcessExited) -> None:
         if not self._link.send(message):
             self._untold.append(message)
 
@@ -273,23 +286,25 @@ class Agent:
 
     def _heard(self, message: Any) -> None:
         match message:
-            case job_messages.StartProcess() if not self._stopping:
+            case StartProcess() if not self._stopping:
                 self._start(message)
-            case job_messages.StartProcess():
-                failure = Failure(str(message.member), self.host.name, -15, time.time(), 0, "not started", [], [])
-                self._tell(Exited(message.member, -int(signal.SIGTERM), failure))
-            case job_messages.EndProcesses(members=members, grace=grace):
+            case StartProcess():
+                failure = ProcessFailure(
+                    str(message.member), self.host.name, -15, time.time(), 0, "not started", [], []
+                )
+                self._tell(ProcessExited(message.member, -int(signal.SIGTERM), failure))
+            case EndProcesses(members=members, grace=grace):
                 self._end_some(members, grace)
             case HoldSlots(workers=workers):
                 self.files.hold_slots(min(workers, spawn.slots_of(self.orders)))
-            case job_messages.StacksWanted(members=wanted):
+            case StacksWanted(members=wanted):
                 asked = [(child, member) for child, member in self._members.items() if member in wanted]
                 self._stacks.ask(asked, self._link.send)
-            case job_messages.RenewStore():
+            case RenewStore():
                 self._head.renew_store()
-            case job_messages.StopProcesses(grace=grace, reason=reason):
+            case StopProcesses(grace=grace, reason=reason):
                 self._stop_processes(grace, reason)
-            case job_messages.Finish(status=status):
+            case JobFinished(status=status):
                 self._say(f"the job is over: {status}")
                 self._link.finish()
                 self._processes.end_all(but=self._head.coordinator)
@@ -333,7 +348,7 @@ class Agent:
 
     def _blame(self, text: str, exit_code: int) -> None:
         if self._failure is None:
-            failure = Failure(str(COORDINATOR), self.host.name, 1, time.time(), 0, text, [], [])
+            failure = ProcessFailure(str(COORDINATOR), self.host.name, 1, time.time(), 0, text, [], [])
             self._failure = failure, exit_code
 
     def _end_by_error(self, error: PsctlError | OSError) -> None:
@@ -364,7 +379,7 @@ class Agent:
         standing = Standing(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
         return answer(request, standing, self._queue.put, self._questions)
 
-    def _pass_on(self, lines: Lines) -> None:
+    def _pass_on(self, lines: OutputLines) -> None:
         self._link.send(lines)
 
     def _sample(self) -> None:

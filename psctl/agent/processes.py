@@ -17,7 +17,7 @@ import psutil
 
 from psctl.agent import supervisor
 from psctl.agent.memory_kills import MemoryKills
-from psctl.job.job_messages import Sample
+from psctl.job.process_messages import HostSample
 from psctl.process import lifeline
 
 
@@ -104,10 +104,10 @@ class Processes:
         self._children[child.pid] = child
         return child
 
-    def sample(self, host: str) -> Sample:
+    def sample(self, host: str) -> HostSample:
         """Return how busy the host is; call it every few seconds."""
         self._memory_kills.look()
-        return Sample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
+        return HostSample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
     @property
     def running(self) -> list[Child]:

@@ -18,7 +18,7 @@ from psctl.agent.processes import Child
 from psctl.agent.supervisor import PRIVATE, SLOTS
 from psctl.errors import MessageRefused, PsctlError
 from psctl.job.environment import NAMES, SPINS
-from psctl.job.job_messages import Failure, StartProcess
+from psctl.job.process_messages import ProcessFailure, StartProcess
 from psctl.orders import AgentOrders
 from psctl.process import bootstrap, lifeline
 from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
@@ -180,7 +180,7 @@ def coordinator_orders(orders: AgentOrders, store: Address | None, report: int, 
     return msgspec.json.encode(told)
 
 
-def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError) -> Failure:
+def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError) -> ProcessFailure:
     """Return why a process could not be started."""
     host = orders.job.hosts[orders.host].name
     code, status, hint = "", 1, ""
@@ -189,10 +189,10 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
     else:
         why = f"{error.strerror or error} ({error.filename or orders.python})"
     text = f"{member} could not be started: {why}"
-    return Failure(str(member), host, 127, time.time(), 0, text, [], [], code, status, hint)
+    return ProcessFailure(str(member), host, 127, time.time(), 0, text, [], [], code, status, hint)
 
 
-def account(files: Files, member: Member, host: str, child: Child, tail: list[str], secrets: Secrets) -> Failure:
+def account(files: Files, member: Member, host: str, child: Child, tail: list[str], secrets: Secrets) -> ProcessFailure:
     """Return how a process failed: from the account it wrote itself, else from its status and last lines."""
     status = child.status or 0
     said: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def account(files: Files, member: Member, host: str, child: Child, tail: list[st
         exception, hint = f"OutOfMemory: the kernel killed it, for memory ran out: {child.memory}", MEMORY_CURE
     elif child.memory and not hint:
         hint = f"the kernel has just killed a process on {host} for lack of memory ({child.memory}): {MEMORY_CURE}"
-    return Failure(
+    return ProcessFailure(
         member=str(member), host=host, status=status, time=said.get("time") or time.time(),
         step=said.get("step") or 0, exception=secrets.strike_text(exception),
         frames=[secrets.strike_text(frame) for frame in said.get("frames", [])], tail=tail,

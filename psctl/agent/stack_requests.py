@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from psctl.agent.processes import Child
-from psctl.job.job_messages import Stacks
+from psctl.job.process_messages import Stacks
 from psctl.process import stack_dump
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member

@@ -11,7 +11,7 @@ import msgspec
 from psctl.agent import supervisor
 from psctl.agent.control_socket import Refused, Request
 from psctl.agent.coordinator_queries import Questions
-from psctl.job.job_messages import StopWanted
+from psctl.job.process_messages import StopWanted
 from psctl.types import Address, Count, Member, Name
 
 

@@ -23,7 +23,7 @@ import psutil
 from psctl.agent.control_client import SOCKET
 from psctl.checkpoint import files
 from psctl.job import events, failures
-from psctl.job.job_messages import Failure
+from psctl.job.process_messages import ProcessFailure
 from psctl.orders import AgentOrders
 from psctl.process import lifeline
 
@@ -143,7 +143,7 @@ def last_lines(path: Path, size: int = 1 << 20) -> list[bytes]:
         return [line for line in file.read().split(b"\n")[:-1] if line]
 
 
-def write_finished(job_dir: Path, job: str, failure: Failure, exit_code: int = 1) -> bool:
+def write_finished(job_dir: Path, job: str, failure: ProcessFailure, exit_code: int = 1) -> bool:
     """Give the event log its last event if it has none: the job's coordinator can not do so any more.
 
     Call it only when the coordinator is gone. Returns whether it was written.
@@ -158,8 +158,8 @@ def write_finished(job_dir: Path, job: str, failure: Failure, exit_code: int = 1
         return False
     _cut_torn_line(path)
     saved = [event.step for event in found if isinstance(event, events.CheckpointWritten)]
-    steps = max([event.step for event in found if isinstance(event, events.Progress | events.State)], default=0)
-    ranks = {f"{e.role}/{e.rank}": e.state for e in found if isinstance(e, events.State) and e.role != "job"}
+    steps = max([event.step for event in found if isinstance(event, events.Progress | events.StateChanged)], default=0)
+    ranks = {f"{e.role}/{e.rank}": e.state for e in found if isinstance(e, events.StateChanged) and e.role != "job"}
     stopped = [name for name, state in ranks.items() if state in ("starting", "running", "waiting")]
     checkpoint = f"{job}@{saved[-1]}" if saved else None
     began = next((event.time for event in found), failure.time)
@@ -168,7 +168,7 @@ def write_finished(job_dir: Path, job: str, failure: Failure, exit_code: int = 1
         metrics=next((e.metrics for e in reversed(found) if isinstance(e, events.Progress)), {}),
         failure=failures.document(failure, job, stopped, checkpoint),
     )  # fmt: skip
-    state = events.State(time=failure.time, role="job", rank=0, host=failure.host, state="failed")
+    state = events.StateChanged(time=failure.time, role="job", rank=0, host=failure.host, state="failed")
     try:
         with path.open("ab", buffering=0) as file:  # if the disk is full, into the room that the coordinator reserved
             file.write(events.to_line(state) + events.to_line(last))
@@ -200,7 +200,7 @@ def end_job(orders: AgentOrders, status: int) -> None:
     if orders.host == 0:
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         text = f"psctl's agent on the head died: {why}"
-        failure = Failure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
+        failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
         write_finished(job_dir, orders.job.name, failure)
     files.sweep(Path(orders.workdir) / "checkpoints")  # who wrote them may have been killed
     clean(job_dir)

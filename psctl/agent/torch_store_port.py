@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from psctl.agent.torch_store_tunnel import TUNNELS, Tunnel, TunnelsEnd, join
 from psctl.errors import ConnectionFailed, PsctlError
-from psctl.job.job_messages import StartProcess
+from psctl.job.process_messages import StartProcess
 from psctl.orders import JobOrder
 from psctl.process.rejected_connections import TurnedAway
 from psctl.transport import loopback_tcp

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ConnectionFailed
-from psctl.permits import Permit, Permits, Way
+from psctl.permits import Direction, Permit, Permits
 from psctl.transport.loopback_tcp import Guarded
 from psctl.transport.peer import Peer
 
@@ -33,7 +33,7 @@ class NoMore(msgspec.Struct, frozen=True, tag=True):
     """The sender's end sends no more; it may still receive."""
 
 
-BETWEEN: Way = ("agent", "agent")
+BETWEEN: Direction = ("agent", "agent")
 TUNNELS = Permits([Permit(Carried, (BETWEEN,), payload=ROOM), Permit(NoMore, (BETWEEN,))])
 """Every message of a tunnel, once."""
 

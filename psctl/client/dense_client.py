@@ -47,9 +47,8 @@ from psctl.client.server_waits import Waiting
 from psctl.client.shared_buffers import Sharing, alone
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
-from psctl.job.job_messages import Decision
-from psctl.job.membership_messages import Reassign, ServerUnreachable, Shared
-from psctl.job.rendezvous_messages import WorkersAt
+from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
+from psctl.job.training_messages import Decision, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientMind
 from psctl.ps.dense.client.pending_values import Missing
 from psctl.ps.dense.client.push_path import Out, Say
@@ -304,7 +303,7 @@ class ParameterClient:
 
     # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
 
-    def told(self, message: Reassign | Shared | WorkersAt) -> None:
+    def told(self, message: Reassign | ExamplesShared | WorkersAt) -> None:
         """Take in who of this host listens, or a new assignment; an older one than the newest says nothing."""
         if isinstance(message, WorkersAt) and self._host is not None:
             self._host.told(message)

@@ -16,7 +16,7 @@ from typing import Any
 from psctl.client.host_connections import HostLines
 from psctl.client.shared_buffers import Sharing
 from psctl.errors import ProtocolError
-from psctl.job.rendezvous_messages import Listens, WorkersAt
+from psctl.job.training_messages import WorkerListens, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientMind
 from psctl.ps.dense.client.host_collection import Gather, Tell
 from psctl.ps.dense.client.push_path import Say
@@ -58,7 +58,7 @@ class HostPushes:
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
         self._lines = HostLines(self._me, self._folder, self)
-        tell(Listens(None, self._lines.secret))
+        tell(WorkerListens(None, self._lines.secret))
 
     def told(self, message: WorkersAt) -> None:
         """Take in who of this host listens."""

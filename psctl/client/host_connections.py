@@ -1,7 +1,7 @@
 """Lines between the workers of one host that push together: they come up in their own time, and again after a death.
 
 Each listens in the folder that this user alone can enter, and tells the coordinator the secret that others show there
-(job/rendezvous_messages.py). On the coordinator's word of who else of the host does, the one with the higher rank
+(job/training_messages.py). On the coordinator's word of who else of the host does, the one with the higher rank
 dials. Nobody
 waits for a line: what needs one that is not up goes without. One thread accepts, one reads all lines; dialling has a
 thread of its own until it is done.
@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
-from psctl.job.rendezvous_messages import WorkerAt
+from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import Beside
 from psctl.transport import unix_channel
 from psctl.transport.unix_channel import BYE, PIECE, Line

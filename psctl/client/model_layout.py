@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from psctl.errors import NotInThisVersion, UsageError
-from psctl.job.job_messages import Decision
+from psctl.job.training_messages import Decision
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.server_optimizers import fit_name, numbers, scalars, untouched
 from psctl.types import Layout, Number, ParameterInfo

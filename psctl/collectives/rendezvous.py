@@ -18,7 +18,7 @@ from psctl.collectives.data_plane import Plane
 from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
 from psctl.collectives.shm_vectors import Shared
 from psctl.errors import ConnectionFailed, PeerLost
-from psctl.job.rendezvous_messages import WorkerAt
+from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
 from psctl.process.rejected_connections import TurnedAway
 from psctl.schedule.transfer import Schedule

@@ -17,9 +17,21 @@ from pathlib import Path
 import msgspec
 
 from psctl.checkpoint import files, target
-from psctl.coordinator.state.instructions import Commit, CopySent, Restorable, Written
+from psctl.coordinator.state.instructions import (
+    CheckpointCommitted,
+    CheckpointCopySent,
+    CommitCheckpoint,
+    RestorableFound,
+)
 from psctl.errors import CheckpointIncomplete, PsctlError
-from psctl.job.job_messages import CopyBegin, CopyEnd, CopyPart, Resume, SaveBegin, SavePart
+from psctl.job.checkpoint_messages import (
+    CheckpointCopyBegin,
+    CheckpointCopyEnd,
+    CheckpointCopyPart,
+    SaveBegin,
+    SavePart,
+)
+from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
 from psctl.transport.peer import Peer
 
@@ -40,7 +52,7 @@ class _Open(msgspec.Struct):
     names: set[str] = msgspec.field(default_factory=set)  # of the tensors that some part holds
 
 
-class Saver:
+class CheckpointSaver:
     """All checkpoints that a job makes.
 
     Args:
@@ -54,7 +66,7 @@ class Saver:
         self,
         root: Path,
         order: JobOrder,
-        answer: Callable[[Written | CopySent | Restorable], None],
+        answer: Callable[[CheckpointCommitted | CheckpointCopySent | RestorableFound], None],
         sign: Callable[[bytes], bytes],
     ) -> None:
         self._root, self._order, self._answer, self._sign = root, order, answer, sign
@@ -94,7 +106,7 @@ class Saver:
                 act(save)
         except PsctlError as error:
             if self.discard(step):
-                self._answer(Written(step, problem=error.message))
+                self._answer(CheckpointCommitted(step, problem=error.message))
 
     def _of(self, step: int, new: bool) -> _Open | None:
         with self._lock:
@@ -102,14 +114,14 @@ class Saver:
                 return None
             if new and step not in self._open and len(self._open) >= MOST:
                 self._closed.add(step)
-                self._answer(Written(step, problem=f"{MOST} checkpoints are being written already"))
+                self._answer(CheckpointCommitted(step, problem=f"{MOST} checkpoints are being written already"))
             elif new and step not in self._open:
                 folder = self._root / self._order.name / files.folder_name(step)
                 try:
                     self._open[step] = _Open(files.Writer(folder, self._order.name, step), time.monotonic())
                 except PsctlError as error:
                     self._closed.add(step)
-                    self._answer(Written(step, problem=error.message))
+                    self._answer(CheckpointCommitted(step, problem=error.message))
             return self._open.get(step)
 
     # ---- as the mind decides ---------------------------------------------------------------------------------------
@@ -124,7 +136,7 @@ class Saver:
         save.writer.discard()
         return True
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: CommitCheckpoint) -> None:
         """Make a checkpoint whole, of what was sent until now; Written follows."""
         with self._lock:
             save = self._open.pop(commit.step, None)
@@ -152,31 +164,31 @@ class Saver:
 
         self._work.put(find)
 
-    def _restorable(self) -> tuple[Restorable, Path | None]:
+    def _restorable(self) -> tuple[RestorableFound, Path | None]:
         order = self._order
         newest = files.newest_verified(self._root, order.name)
         folder, name = newest.folder, None
         if folder is None and order.resume:
             folder, name = Path(order.resume), order.resume_id
         try:
-            return Restorable(resumed(name, folder), list(newest.skipped)), folder
+            return RestorableFound(resumed(name, folder), list(newest.skipped)), folder
         except PsctlError as error:
-            return Restorable(None, list(newest.skipped), error.message), None
+            return RestorableFound(None, list(newest.skipped), error.message), None
 
     def _run(self) -> None:
         while True:
             self._work.get()()
 
-    def _commit(self, commit: Commit, save: _Open | None) -> Written:
+    def _commit(self, commit: CommitCheckpoint, save: _Open | None) -> CheckpointCommitted:
         if save is None:
-            return Written(commit.step, problem="it was given up")
+            return CheckpointCommitted(commit.step, problem="it was given up")
         try:
             return self._written(commit, save)
         except PsctlError as error:
             save.writer.discard()
-            return Written(commit.step, problem=error.message)
+            return CheckpointCommitted(commit.step, problem=error.message)
 
-    def _written(self, commit: Commit, save: _Open) -> Written:
+    def _written(self, commit: CommitCheckpoint, save: _Open) -> CheckpointCommitted:
         order = self._order
         missing = [name for name in commit.parameters if f"param/{name}" not in save.names]
         if missing:
@@ -198,23 +210,23 @@ class Saver:
                 target.remove(keep.to, order.name, [found.step for found in removed])
             except PsctlError as error:  # what was just saved is whole all the same
                 print(f"psctl: {error.message}", file=sys.stderr, flush=True)
-        return Written(commit.step, path, manifest.bytes, time.monotonic() - save.since)
+        return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
 
-    def _copy(self, step: int, peer: Peer | None) -> CopySent:
+    def _copy(self, step: int, peer: Peer | None) -> CheckpointCopySent:
         if peer is None:
-            return CopySent(step, "its host is not connected")
+            return CheckpointCopySent(step, "its host is not connected")
         folder = self._root / self._order.name / files.folder_name(step)
         try:
             names = files.outgoing(folder, files.open_checkpoint(folder))
-            peer.send(CopyBegin(step, names))
+            peer.send(CheckpointCopyBegin(step, names))
             for name, offset, data in files.parts(folder, names):
-                peer.send(CopyPart(step, name, offset), data)
+                peer.send(CheckpointCopyPart(step, name, offset), data)
                 if peer.pending() > QUEUED:
                     peer.flush(PATIENCE)
-            peer.send(CopyEnd(step))
+            peer.send(CheckpointCopyEnd(step))
         except PsctlError as error:
-            return CopySent(step, error.message)
-        return CopySent(step)
+            return CheckpointCopySent(step, error.message)
+        return CheckpointCopySent(step)
 
 
 def resumed(name: str | None, folder: Path | None) -> Resume | None:

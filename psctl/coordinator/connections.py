@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from psctl.checkpoint import files
-from psctl.coordinator.checkpoint_saver import Saver
-from psctl.coordinator.state.instructions import Broke, Connected, ConnectionLost, Happening, Heard
+from psctl.coordinator.checkpoint_saver import CheckpointSaver
+from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, ProtocolBroken
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
-from psctl.job import job_messages
-from psctl.job.job_messages import AnyMessage, LoadEnd, LoadPart, LoadWanted
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
+from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.job.training_messages import StartBegin, StartEnd, StartPart
 from psctl.transport.peer import Peer
 from psctl.types import Member
 
@@ -38,7 +39,7 @@ PATIENCE = 60.0
 """Seconds in which the network must take them."""
 
 
-class Desk:
+class CoordinatorConnections:
     """All peers of the coordinator, as net's handler.
 
     Args:
@@ -49,8 +50,8 @@ class Desk:
     """
 
     def __init__(
-        self, put: Callable[[Happening], None], saver: Saver, resume: Path | None,
-        refuses: Callable[[Member, AnyMessage], str] = lambda member, message: "",
+        self, put: Callable[[Input], None], saver: CheckpointSaver, resume: Path | None,
+        refuses: Callable[[Member, JobMessage], str] = lambda member, message: "",
     ) -> None:  # fmt: skip
         self._put, self._saver, self._resume, self._refuses = put, saver, resume, refuses
         self._lock = threading.Lock()
@@ -62,7 +63,7 @@ class Desk:
         """Read from this checkpoint from now on; None: there is none, all begin with their start values."""
         self._resume = folder
 
-    def tell(self, member: Member, message: AnyMessage) -> None:
+    def tell(self, member: Member, message: JobMessage) -> None:
         """Send a message to a member, before any bulk; it is dropped when the member is not connected."""
         peer = self.peer(member)
         if peer is not None:
@@ -109,19 +110,19 @@ class Desk:
     def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
         """Bytes go their way, the rest goes to the mind."""
         match message:
-            case job_messages.SavePart():
+            case SavePart():
                 self._begun(peer, message)
                 self._saver.part(_sender(peer, message), message, payload)
-            case job_messages.SaveBegin():
+            case SaveBegin():
                 self._begin(peer, message)
                 self._saver.begin(_sender(peer, message), message)
-                self._put(Heard(peer.member, job_messages.SaveBegin(message.step, [], tables=message.tables)))
-            case job_messages.SaveEnd():
+                self._put(MessageReceived(peer.member, SaveBegin(message.step, [], tables=message.tables)))
+            case SaveEnd():
                 self._begun(peer, message)
                 self._parts[peer].discard((message.step, message.tables))
                 self._saver.end(_sender(peer, message), message.step)
-                self._put(Heard(peer.member, message))
-            case job_messages.StartBegin() | job_messages.StartPart() | job_messages.StartEnd():
+                self._put(MessageReceived(peer.member, message))
+            case StartBegin() | StartPart() | StartEnd():
                 self._hand_on(peer, message, payload)
             case LoadWanted():
                 self._want(peer, message)
@@ -130,7 +131,7 @@ class Desk:
             case ReadRows():
                 self._answer_reader(peer, message, payload)
             case _:
-                self._put(Heard(peer.member, message))
+                self._put(MessageReceived(peer.member, message))
 
     def lost(self, peer: Peer, error: ConnectionFailed) -> None:
         """A connection ended; an older one of a member that came again does not count."""
@@ -140,13 +141,13 @@ class Desk:
                 del self._peers[peer.member]
             self._parts.pop(peer, None)
         if isinstance(error, MessageRefused):
-            self._put(Broke(peer.member, error.message))
+            self._put(ProtocolBroken(peer.member, error.message))
         elif current:
             self._put(ConnectionLost(peer.member, error.message))
 
     # ---- bulk ------------------------------------------------------------------------------------------------------
 
-    def _hand_on(self, peer: Peer, message: AnyMessage, payload: memoryview | None) -> None:
+    def _hand_on(self, peer: Peer, message: JobMessage, payload: memoryview | None) -> None:
         """Start values of worker 0 go to every other worker."""
         data = bytes(payload) if payload is not None else None
         with self._lock:
@@ -169,7 +170,7 @@ class Desk:
         if reader is not None and reader.pending() <= QUEUED:
             reader.send(rows, bytes(payload) if payload is not None else None)
 
-    def _begin(self, peer: Peer, message: job_messages.SaveBegin) -> None:
+    def _begin(self, peer: Peer, message: SaveBegin) -> None:
         """Note that a member begins a part of a checkpoint, if it may."""
         why = self._refuses(peer.member, message)
         parts = self._parts.setdefault(peer, set())
@@ -179,7 +180,7 @@ class Desk:
             raise MessageRefused(f"it broke the protocol: SaveBegin: {why}", where=str(peer.member))
         parts.add((message.step, message.tables))
 
-    def _begun(self, peer: Peer, message: job_messages.SavePart | job_messages.SaveEnd) -> None:
+    def _begun(self, peer: Peer, message: SavePart | SaveEnd) -> None:
         """Refuse what belongs to no part that this member has begun."""
         if (message.step, message.tables) not in self._parts.get(peer, ()):
             why = f"{type(message).__name__} of step {message.step}, whose part it has not begun"
@@ -226,7 +227,7 @@ class Desk:
             peer.send(LoadEnd(wanted.ticket, error.message))
 
 
-def _sender(peer: Peer, message: job_messages.SaveBegin | job_messages.SavePart | job_messages.SaveEnd) -> str:
+def _sender(peer: Peer, message: SaveBegin | SavePart | SaveEnd) -> str:
     """Return whose part of a checkpoint this is, as its file is called."""
     return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
 

@@ -20,33 +20,33 @@ from pathlib import Path
 
 import msgspec
 
-from psctl.coordinator.checkpoint_saver import Saver, resumed
-from psctl.coordinator.connections import Desk
+from psctl.coordinator.checkpoint_saver import CheckpointSaver, resumed
+from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.event_log import EventLog
 from psctl.coordinator.state.instructions import (
-    Append,
-    Close,
-    Commit,
-    Copy,
-    Discard,
-    Dismiss,
+    AppendEvent,
+    CloseConnection,
+    CloseCoordinator,
+    CommitCheckpoint,
+    DiscardCheckpoint,
     FindRestorable,
-    Happening,
-    Heard,
+    Input,
     Instruction,
     MakePlan,
     MakeShards,
+    MessageReceived,
     PlanMade,
+    SendCheckpointCopy,
+    SendMessage,
     ShardsMade,
-    Start,
-    Tell,
+    StartMember,
     Tick,
 )
-from psctl.coordinator.state.job_state_machine import Mind
+from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import PsctlError
 from psctl.job import events
-from psctl.job.job_messages import Finish, NewCertificate, StartProcess, StopWanted
 from psctl.job.job_permits import COORDINATION
+from psctl.job.process_messages import JobFinished, NewCertificate, StartProcess, StopWanted
 from psctl.plan.choose import choose
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
@@ -63,7 +63,7 @@ TICK = 0.1
 ME = Member("coordinator", 0)
 
 
-class Coordinator:
+class CoordinatorProcess:
     """One job's coordinator.
 
     Args:
@@ -77,14 +77,16 @@ class Coordinator:
         self._orders = orders
         order = orders.order
         self._authority = Pair(orders.authority, orders.authority_key)
-        self._queue: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Input] = queue.SimpleQueue()
         self._log = EventLog(Path(orders.job_dir) / events.FILE, order.log_limit)
         root = Path(orders.workdir) / "checkpoints"
-        self._saver = Saver(root, order, self._queue.put, functools.partial(sign, self._authority))
+        self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
         now = time.monotonic()
-        self._mind = Mind(order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid())
-        self._desk = Desk(self._queue.put, self._saver, resume, self._mind.refuses)
+        self._mind = JobStateMachine(
+            order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
+        )
+        self._desk = CoordinatorConnections(self._queue.put, self._saver, resume, self._mind.refuses)
         pair = self._issue(ME)
         self._credentials = Credentials(
             order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock
@@ -99,13 +101,15 @@ class Coordinator:
 
     def run(self) -> None:
         """Coordinate until the job is over."""
-        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(Heard(ME, StopWanted(False, False, "SIGTERM"))))
+        signal.signal(
+            signal.SIGTERM, lambda *_: self._queue.put(MessageReceived(ME, StopWanted(False, False, "SIGTERM")))
+        )
         self._carry_out(self._mind.start(time.monotonic()))
         with os.fdopen(self._orders.report, "wb") as report:
             report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
         tick_at = time.monotonic() + TICK
         while self._open:
-            happening: Happening = Tick()
+            happening: Input = Tick()
             with contextlib.suppress(queue.Empty):
                 happening = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
             self._carry_out(self._mind.handle(happening, time.monotonic()))
@@ -140,33 +144,33 @@ class Coordinator:
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
-            case Append(event=event):
+            case AppendEvent(event=event):
                 self._log.append(event)
-            case Tell(member=member, message=message):
+            case SendMessage(member=member, message=message):
                 self._desk.tell(member, message)
-            case Dismiss(member=member, reason=reason):
+            case CloseConnection(member=member, reason=reason):
                 self._desk.dismiss(member, reason)
-            case Start():
+            case StartMember():
                 self._start(instruction)
             case MakePlan():  # seconds for many ranks: heartbeats go on beside it
                 threading.Thread(target=self._think, args=(instruction,), name="plan", daemon=True).start()
             case MakeShards(layout=layout, servers=servers, near=near):
                 shards = cut(layout, servers, near=near)
                 self._queue.put(ShardsMade(shards, sizes(shards)))
-            case Commit():
+            case CommitCheckpoint():
                 self._saver.commit(instruction)
-            case Discard(step=step):
+            case DiscardCheckpoint(step=step):
                 self._saver.discard(step)
             case FindRestorable():
                 self._saver.find_restorable(self._desk.go_on_from)
-            case Copy(step=step, agent=agent):
+            case SendCheckpointCopy(step=step, agent=agent):
                 self._saver.copy(step, self._desk.peer(agent))
-            case Close(status=status):
+            case CloseCoordinator(status=status):
                 for host in range(len(self._orders.order.hosts)):
-                    self._desk.tell(Member("agent", host), Finish(status))
+                    self._desk.tell(Member("agent", host), JobFinished(status))
                 self._open = False
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: StartMember) -> None:
         pair = self._issue(start.member)
         self._renewals.issued(start.member, time.time())
         order = StartProcess(
@@ -203,7 +207,7 @@ def main() -> int:
     lifeline.hide_memory()
     told = sealed_memory.read()
     assert told is not None, "an agent starts the coordinator"
-    Coordinator(msgspec.json.decode(told, type=CoordinatorOrders)).run()
+    CoordinatorProcess(msgspec.json.decode(told, type=CoordinatorOrders)).run()
     return 0
 
 

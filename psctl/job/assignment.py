@@ -64,7 +64,7 @@ def without(chains: Sequence[Sequence[int]], gone: Iterable[int]) -> Chains:
     return [[server for server in chain if server not in lost] for chain in chains]
 
 
-def copies(now: Sequence[Sequence[int]], goal: Sequence[Sequence[int]]) -> Chains:
+def missing_copies(now: Sequence[Sequence[int]], goal: Sequence[Sequence[int]]) -> Chains:
     """Return, by shard, the servers that must be filled before the chains of `goal` can stand."""
     return [[server for server in new if server not in old] for old, new in zip(now, goal, strict=True)]
 

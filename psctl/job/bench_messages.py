@@ -15,7 +15,7 @@ MARK = "psctl-bench "
 Operation = Literal["allreduce", "pushpull"]
 
 
-class Effort(msgspec.Struct, frozen=True):
+class BenchEffort(msgspec.Struct, frozen=True):
     """How often a strategy is measured: `least` times unless that takes more than `slow` seconds, then on for
     `seconds`, at most `most` times. What is short is repeated within one measurement until it lasts `lasting` s."""
 
@@ -33,29 +33,29 @@ class Effort(msgspec.Struct, frozen=True):
         return len(times) >= self.most or spent >= self.seconds
 
 
-class Round(msgspec.Struct, frozen=True):
+class BenchRound(msgspec.Struct, frozen=True):
     """One size: bytes of the vector, and each strategy with its options as plain data."""
 
     bytes: int
     strategies: dict[str, dict[str, Any]]
 
 
-class Question(msgspec.Struct, frozen=True):
+class BenchQuestion(msgspec.Struct, frozen=True):
     """What the workers of one job measure."""
 
     operation: Operation
-    rounds: list[Round]
-    effort: Effort = Effort()
+    rounds: list[BenchRound]
+    effort: BenchEffort = BenchEffort()
 
 
-class Doing(msgspec.Struct, frozen=True, tag="doing"):
+class BenchProgress(msgspec.Struct, frozen=True, tag="doing"):
     """These strategies are measured now."""
 
     bytes: int
     strategies: list[str]
 
 
-class Row(msgspec.Struct, frozen=True, tag="row"):
+class BenchRow(msgspec.Struct, frozen=True, tag="row"):
     """What one strategy took at one size: seconds of the slowest rank, one for each measurement, in order."""
 
     operation: Operation
@@ -66,19 +66,19 @@ class Row(msgspec.Struct, frozen=True, tag="row"):
     correct: bool
 
 
-Answer = Doing | Row
+BenchAnswer = BenchProgress | BenchRow
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-_asked: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
+_decoder: msgspec.json.Decoder[BenchAnswer] = msgspec.json.Decoder(BenchAnswer)
+_asked: msgspec.json.Decoder[BenchQuestion] = msgspec.json.Decoder(BenchQuestion)
 
 
-def to_line(answer: Answer) -> str:
+def to_line(answer: BenchAnswer) -> str:
     """Return an answer as the line that rank 0 prints."""
     return MARK + _encoder.encode(answer).decode()
 
 
-def from_line(line: str) -> Answer | None:
+def from_line(line: str) -> BenchAnswer | None:
     """Return the answer that a line holds; None of any other line.
 
     Raises:
@@ -87,6 +87,6 @@ def from_line(line: str) -> Answer | None:
     return _decoder.decode(line[len(MARK) :]) if line.startswith(MARK) else None
 
 
-def question_of(data: bytes) -> Question:
+def question_of(data: bytes) -> BenchQuestion:
     """Read the question's file; raises msgspec.DecodeError."""
     return _asked.decode(data)

@@ -20,12 +20,12 @@ NAMES = frozenset({
 """All variables that psctl sets by itself; what else the coordinator gives a process must be the job file's."""
 
 
-def places(order: JobOrder) -> list[tuple[int, int]]:
+def worker_places(order: JobOrder) -> list[tuple[int, int]]:
     """Return (host index, local rank) of every worker, by rank: ranks are given out in roster order."""
     return [(index, local) for index, host in enumerate(order.hosts) for local in range(host.workers)]
 
 
-class Seats:
+class WorkerSeats:
     """Where all workers of a job sit.
 
     Args:
@@ -38,7 +38,7 @@ class Seats:
         self.groups = {host: group for group, host in enumerate(sorted(self.on))}
 
 
-def worker_environment(order: JobOrder, seats: Seats, rank: int, restarts: int = 0) -> dict[str, str]:
+def worker_environment(order: JobOrder, seats: WorkerSeats, rank: int, restarts: int = 0) -> dict[str, str]:
     """Return what psctl sets for a worker; the job's own variables win over the tunable ones.
 
     Its agent adds MASTER_ADDR and MASTER_PORT, which are its host's own.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.job.job_messages import Failure
+from psctl.job.process_messages import ProcessFailure
 
 FILE = "events.jsonl"
 """The log's name in the job's folder on the head."""
@@ -39,7 +39,7 @@ class Started(Event, frozen=True, tag="started"):
     roles: list[RoleOf]
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class PlanCandidate(msgspec.Struct, frozen=True):
     """One strategy in a plan; `seconds` None when it is not feasible."""
 
     strategy: str
@@ -60,7 +60,7 @@ class Planned(Event, frozen=True, tag="plan"):
     chosen: str
     reason: str
     decided: bool
-    candidates: list[Candidate]
+    candidates: list[PlanCandidate]
     sums: str = ""
     """In which order gradients are summed: floating-point sums depend on it."""
 
@@ -140,7 +140,7 @@ class Finished(Event, frozen=True, tag="finished"):
     failure: dict[str, Any] | None = None
 
 
-class State(Event, frozen=True, tag="state"):
+class StateChanged(Event, frozen=True, tag="state"):
     """A process (role and rank) or the job itself (role "job", rank 0) changed its state. psctl's own."""
 
     role: str
@@ -161,7 +161,7 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | Progress | CheckpointWritten | WorkerLost | WorkerJoined | ServerLost | Restored | Log
-    | Finished | State | Notice
+    | Finished | StateChanged | Notice
 )  # fmt: skip
 
 PROMISED = (
@@ -182,7 +182,7 @@ def from_line(line: bytes | str) -> AnyEvent:
     return _decoder.decode(line)
 
 
-def finished_by_failure(now: float, exit_code: int, failure: Failure | None, text: str) -> Finished:
+def finished_by_failure(now: float, exit_code: int, failure: ProcessFailure | None, text: str) -> Finished:
     """Return the last event of a job that ended without its coordinator (it died, or its host did)."""
     body: dict[str, Any] = msgspec.to_builtins(failure) if failure else {"exception": text}
     return Finished(time=now, status="failed", exit=exit_code, steps=0, seconds=0.0, metrics={}, failure=body)

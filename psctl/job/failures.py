@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.job.job_messages import Failure
+from psctl.job.process_messages import ProcessFailure
 
 SETTLE = 0.3
 """Seconds from the first report to the verdict: agents report within a fraction of it."""
@@ -38,12 +38,12 @@ _ENGINE = (
 """What torch.distributed says when another rank is gone."""
 
 
-def is_loss(failure: Failure) -> bool:
+def is_loss(failure: ProcessFailure) -> bool:
     """Is this failure the loss of somebody else, as far as one can tell?"""
     return failure.code in _LOSSES or any(words in failure.exception.lower() for words in _ENGINE)
 
 
-def is_death(failure: Failure) -> bool:
+def is_death(failure: ProcessFailure) -> bool:
     """Was a process or its host lost: killed, crashed, vanished, out of reach? Else its own code ended it.
 
     What its own code did (an exception, an exit status) it would do again; a job does not survive it. A server runs no
@@ -55,7 +55,7 @@ def is_death(failure: Failure) -> bool:
     return failure.status < 0 or failure.exception.startswith(HOST_LOST) or server or is_loss(failure)
 
 
-def may_follow(failure: Failure, before: list[Failure]) -> bool:
+def may_follow(failure: ProcessFailure, before: list[ProcessFailure]) -> bool:
     """May this failure, which is no death, follow from these? After a kill or a host's loss anything may break; what
     was a mistake all the same will come again. An abort does not count: engines abort when another rank has failed."""
     killed = any(
@@ -64,7 +64,7 @@ def may_follow(failure: Failure, before: list[Failure]) -> bool:
     return killed and not failure.code
 
 
-def same(one: Failure | None, other: Failure) -> bool:
+def same(one: ProcessFailure | None, other: ProcessFailure) -> bool:
     """Is this the failure that the job was started again after, at the same step? Signals come from outside."""
     return (
         one is not None
@@ -73,22 +73,22 @@ def same(one: Failure | None, other: Failure) -> bool:
     )
 
 
-def settled(failures: list[Failure], since: float, now: float) -> bool:
+def settled(failures: list[ProcessFailure], since: float, now: float) -> bool:
     """Is it time for the verdict?"""
     return now - since >= (SETTLE_LOSS if all(is_loss(each) for each in failures) else SETTLE)
 
 
-def first(failures: list[Failure]) -> Failure:
+def first(failures: list[ProcessFailure]) -> ProcessFailure:
     """Return the failure that the job failed of: the first report that is no mere loss, else the first report."""
     return next((each for each in failures if not is_loss(each)), failures[0])
 
 
-def exit_code(failure: Failure) -> int:
+def exit_code(failure: ProcessFailure) -> int:
     """Return the exit code that this failure gives the job."""
     return failure.exit if failure.code and failure.exit else 1
 
 
-def resume_command(failure: Failure, checkpoint: str | None) -> str | None:
+def resume_command(failure: ProcessFailure, checkpoint: str | None) -> str | None:
     """Return the command that goes on after a failure; None without a checkpoint.
 
     A restore replays the code that the checkpoint was made with. That is right after a lost process or host; the user's
@@ -101,7 +101,7 @@ def resume_command(failure: Failure, checkpoint: str | None) -> str | None:
 
 
 def document(
-    failure: Failure, job: str, stopped: list[str], checkpoint: str | None, others: Iterable[Failure] = ()
+    failure: ProcessFailure, job: str, stopped: list[str], checkpoint: str | None, others: Iterable[ProcessFailure] = ()
 ) -> dict[str, Any]:
     """Return what `finished.failure` holds: who, where, when, why, what else ended, and what to do next.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from psctl.job.job_messages import Prepare
+from psctl.job.training_messages import Prepare
 from psctl.types import Layout, ParameterInfo
 
 

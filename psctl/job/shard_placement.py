@@ -25,18 +25,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from psctl.job.assignment import assign, copies, without
+from psctl.job.assignment import assign, missing_copies, without
 from psctl.types import Assignment, ServerAt
 
 
-class Place(msgspec.Struct, frozen=True):
+class ServerPlace(msgspec.Struct, frozen=True):
     """A server that listens, and the number of its host."""
 
     at: ServerAt
     host: int
 
 
-class Holdings:
+class ShardPlacement:
     """The shards of a job and their servers.
 
     Args:
@@ -46,7 +46,7 @@ class Holdings:
         epoch: of the first assignment.
     """
 
-    def __init__(self, sizes: Sequence[int], replicas: int, servers: Iterable[Place], epoch: int = 0) -> None:
+    def __init__(self, sizes: Sequence[int], replicas: int, servers: Iterable[ServerPlace], epoch: int = 0) -> None:
         self.sizes, self.replicas, self.epoch = list(sizes), replicas, epoch
         self.places = {place.at.rank: place for place in servers}
         self.chains = assign(self.sizes, self._hosts(), replicas)
@@ -105,7 +105,7 @@ class Holdings:
             self._plan()
         return True
 
-    def joined(self, place: Place) -> None:
+    def joined(self, place: ServerPlace) -> None:
         """A server listens that has nothing yet."""
         self.places[place.at.rank] = place
         self._plan()
@@ -187,7 +187,7 @@ class Holdings:
         """Begin the copies that the goal needs; those under way go on."""
         self.epoch += 1
         self._moving = self.chains != self._goal
-        self.copies = copies(self.chains, self._goal)
+        self.copies = missing_copies(self.chains, self._goal)
         wanted = {(shard, server) for shard, found in enumerate(self.copies) for server in found}
         self._since = {key: self._since.get(key, self.epoch) for key in sorted(wanted)}
         self._caught &= wanted

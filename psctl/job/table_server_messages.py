@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.job.shard_placement import Holdings
+from psctl.job.message import JobMessage
+from psctl.job.shard_placement import ShardPlacement
 from psctl.types import Address, Assignment, Member, ServerAt, TensorSlice
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all kinds; the class's name is its tag on the wire."""
-
-
-class TablesWanted(Message, frozen=True):
+class TablesWanted(JobMessage, frozen=True):
     """A worker to the coordinator: I want to open a store. Answered by TablesAt."""
 
 
-class ServeTables(Message, frozen=True):
+class ServeTables(JobMessage, frozen=True):
     """The coordinator to a server: hold tables. Answered by TablesReady."""
 
 
-class TablesReady(Message, frozen=True):
+class TablesReady(JobMessage, frozen=True):
     """A server to the coordinator: my tables listen here."""
 
     address: Address
 
 
-class TablesAssigned(Message, frozen=True):
+class TablesAssigned(JobMessage, frozen=True):
     """The coordinator to servers: who has which shard of all stores from now on.
 
     `begins`: those that lead begin the shards; with `saved`, the tensors of a checkpoint, where there are some.
@@ -40,10 +37,10 @@ class TablesAssigned(Message, frozen=True):
 
     assignment: Assignment
     begins: bool = False
-    saved: list[TensorSlice] = []
+    saved: list[TensorSlice] = msgspec.field(default_factory=list)
 
 
-class TablesAt(Message, frozen=True):
+class TablesAt(JobMessage, frozen=True):
     """The coordinator to a worker: these servers hold tables, of so many shards. Or why none does.
 
     Told again when it changes; of two, that with the larger epoch holds.
@@ -56,7 +53,7 @@ class TablesAt(Message, frozen=True):
     hint: str = ""
 
 
-class TablesCaughtUp(Message, frozen=True):
+class TablesCaughtUp(JobMessage, frozen=True):
     """A server to the coordinator: as membership.CaughtUp, of a shard of tables."""
 
     epoch: int
@@ -64,20 +61,20 @@ class TablesCaughtUp(Message, frozen=True):
     server: int
 
 
-class TablesHandedOver(Message, frozen=True):
+class TablesHandedOver(JobMessage, frozen=True):
     """A server to the coordinator: as membership.HandedOver, of a shard of tables."""
 
     epoch: int
     shard: int
 
 
-class TablesSave(Message, frozen=True):
+class TablesSave(JobMessage, frozen=True):
     """The coordinator to servers: send your part of the checkpoint of `step`, when all workers have marked it."""
 
     step: int
 
 
-class ReadWanted(Message, frozen=True):
+class ReadWanted(JobMessage, frozen=True):
     """An agent to the coordinator, for a reader outside the job: these keys of a store; none: what there is.
 
     Handed on to all servers, with the host of that agent; answered by ReadBy, then by each of them.
@@ -90,7 +87,7 @@ class ReadWanted(Message, frozen=True):
     host: int = 0
 
 
-class ReadBy(Message, frozen=True):
+class ReadBy(JobMessage, frozen=True):
     """The coordinator to an agent: so many servers were asked."""
 
     ticket: int
@@ -115,7 +112,7 @@ class ReadRow(msgspec.Struct, frozen=True):
     sent: str
 
 
-class ReadRows(Message, frozen=True):
+class ReadRows(JobMessage, frozen=True):
     """A server's answer to ReadWanted, of the shards that it leads by assignment `epoch`. Payload: the rows.
 
     `problem`: busy; large: more than one answer holds.
@@ -132,13 +129,7 @@ class ReadRows(Message, frozen=True):
     problem: str = ""
 
 
-Kinds = (
-    TablesWanted | ServeTables | TablesReady | TablesAssigned | TablesAt
-    | TablesCaughtUp | TablesHandedOver | TablesSave | ReadWanted | ReadBy | ReadRows
-)  # fmt: skip
-
-
-class Tables(msgspec.Struct):
+class TableServers(msgspec.Struct):
     """What the coordinator knows of them."""
 
     since: float = 0.0
@@ -152,6 +143,6 @@ class Tables(msgspec.Struct):
     told: set[Member] = msgspec.field(default_factory=set)
     """Servers that were told to hold tables."""
     addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
-    holdings: Holdings | None = None
+    holdings: ShardPlacement | None = None
     """Which server has which shard, once all of the first listen."""
     handing_since: float = 0.0

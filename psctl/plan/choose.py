@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from psctl.errors import UsageError
-from psctl.job.events import Candidate, Planned
+from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     servers: list[int]
     reason: str
     decided: bool
-    candidates: list[Candidate]
+    candidates: list[PlanCandidate]
     options: dict[str, Any] = {}
 
     @property
@@ -319,27 +319,27 @@ class Planner:
     def _buckets(self, size: int) -> tuple[int, ...]:
         return buckets(size) if self._asked.bucketed else (size,)
 
-    def _candidate(self, name: str, found: Predicted | None, size: int, served: _Served) -> Candidate:
+    def _candidate(self, name: str, found: Predicted | None, size: int, served: _Served) -> PlanCandidate:
         why_not = self._why_not(name, served.servers)
         if why_not is not None:
-            return Candidate(name, {}, None, None, None, None, False, why_not)
+            return PlanCandidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
             names = [self._hosts[at].name for at in served.servers]
             params: dict[str, Any] = {"servers": len(names), "hosts": names, "update": served.update} | self._said
             where = bottleneck(served.timing)
-            return Candidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
+            return PlanCandidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._asked.bucketed else {}
         params = plain(found.options) | buckets | self._said
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
-        return Candidate(name, params, total, found.steps, sent, where, True, None)
+        return PlanCandidate(name, params, total, found.steps, sent, where, True, None)
 
     @property
     def _said(self) -> dict[str, str]:
         """What compression adds to a candidate's parameters."""
         return {} if self._asked.compression.off else {"compression": str(self._asked.compression)}
 
-    def _pick(self, rows: Sequence[Candidate]) -> str:
+    def _pick(self, rows: Sequence[PlanCandidate]) -> str:
         """Return the name that is chosen; `rows` are the fastest first."""
         by_name = {row.strategy: row for row in rows}
         wanted = self._asked.strategy
@@ -357,7 +357,7 @@ class Planner:
             return "native"
         return self._simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
 
-    def _reason(self, chosen: str, rows: Sequence[Candidate], servers: Sequence[int]) -> str:
+    def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
         if self._ground.world == 1 and chosen == "native":
             return f"strategy: {chosen} was asked for" if self._asked.strategy == chosen else ALONE
         hosts = [*self._ground.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]

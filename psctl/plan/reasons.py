@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from psctl.job.events import Candidate
+from psctl.job.events import PlanCandidate
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.units import format_seconds
 
@@ -40,7 +40,7 @@ def bottleneck(timing: Timing) -> str:
     return f"{timing.bottleneck}{more}" if timing.bottleneck else "nothing"
 
 
-def reason(chosen: str, rows: Sequence[Candidate]) -> str:
+def reason(chosen: str, rows: Sequence[PlanCandidate]) -> str:
     """Return why `chosen` was taken among the candidates.
 
     Args:
@@ -104,6 +104,6 @@ def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
     return f"{beside}, within a host in shared memory" if len(set(hosts)) < len(hosts) else beside
 
 
-def _no_servers(by_name: Mapping[str, Candidate]) -> str:
+def _no_servers(by_name: Mapping[str, PlanCandidate]) -> str:
     ps = by_name["ps"]
     return "" if ps.feasible else f" (ps is out: {ps.why_not})"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job.job_messages import NewCertificate
+from psctl.job.process_messages import NewCertificate
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer import Handler, Peer
 from psctl.transport.protocol.authority import LIFE

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from psctl.permits import LAYOUTS, LISTS, Permit, Permits, Way
+from psctl.permits import LAYOUTS, LISTS, Direction, Permit, Permits
 from psctl.ps import messages as say
 from psctl.ps import table_messages as of_tables
 from psctl.ps.messages import LARGE, PART
 from psctl.types import Member
 
-ASK: Way = ("worker", "server")
-TELL: Way = ("server", "worker")
-BETWEEN: Way = ("server", "server")
+ASK: Direction = ("worker", "server")
+TELL: Direction = ("server", "worker")
+BETWEEN: Direction = ("server", "server")
 
 
 def _aside(sender: Member, message: say.Aside) -> str:

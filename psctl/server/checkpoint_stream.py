@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from psctl.job.job_messages import SaveBegin, SaveEnd, SavePart
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
 from psctl.ps.messages import PART
 from psctl.ps.outputs import Save
 

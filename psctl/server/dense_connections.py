@@ -24,7 +24,7 @@ from typing import Any
 from psctl.client.server_links import Links
 from psctl.client.shared_buffers import Sharing, alone
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
-from psctl.job.membership_messages import Misbehaved
+from psctl.job.membership_messages import ProtocolViolation
 from psctl.ps.dense.server.dense_server import LEDGER, ServerMind
 from psctl.ps.messages import Near, Step
 from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
@@ -37,7 +37,7 @@ HELD_BACK = 600.0
 PLACE_TAKEN = 5.0
 """Seconds that a member's new connection waits for its former one to be over."""
 
-Report = CaughtUp | HandedOver | Held | Misbehaved
+Report = CaughtUp | HandedOver | Held | ProtocolViolation
 """What there is to say to the coordinator."""
 
 Who = tuple[str, int]
@@ -219,7 +219,7 @@ class Desk:
         """Forget who is gone. Whether the job goes on is the coordinator's to say."""
         who = _who(peer.member)
         if isinstance(error, MessageRefused):
-            self._report(Misbehaved(peer.member, error.message[:1000]))
+            self._report(ProtocolViolation(peer.member, error.message[:1000]))
         with self._lock:
             current = self._peers.get(who) is peer
             if current:

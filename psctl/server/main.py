@@ -24,20 +24,20 @@ from psctl.client.server_links import Links, named
 from psctl.client.shared_buffers import Sharing
 from psctl.client.shared_rows import TableMemory
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
-from psctl.job import membership_messages
-from psctl.job.job_messages import (
-    Beat,
-    Decision,
-    Join,
-    Leave,
-    LoadEnd,
-    LoadPart,
-    LoadWanted,
-    Ready,
-    Welcome,
-)
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.job_permits import COORDINATION
-from psctl.job.membership_messages import CountUntil, HeldOf, Members, Reassign, ServerUnreachable, WorkerGone
+from psctl.job.membership_messages import (
+    CountUntil,
+    LostWorkerClocks,
+    Members,
+    ProtocolViolation,
+    Reassign,
+    ServerUnreachable,
+    ShardCaughtUp,
+    ShardHandedOver,
+    WorkerGone,
+)
+from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.process import lifeline
 from psctl.process.certificate_renewal import Renewing
 from psctl.process.process_orders import ProcessOrders, read_orders
@@ -121,7 +121,7 @@ class Server:
         welcome = self._wait_for(lambda: self._welcome)
         if joins := welcome is not None and welcome.training:
             warm_up()  # who says that it listens is filled at once, and training waits for who is slow to be filled
-        coordinator.send(Ready(address))
+        coordinator.send(MemberReady(address))
         if not joins:
             warm_up()  # while the workers' scripts load, and not when they wait for start values
         threading.Thread(target=self._stream_saves, name="saves", daemon=True).start()
@@ -186,7 +186,7 @@ class Server:
                     return value
                 self._changed.wait(BEAT)
                 if self._coordinator is not None and self._ending is None:
-                    self._coordinator.send(Beat(self._step(), self._doing()), urgent=True)
+                    self._coordinator.send(Heartbeat(self._step(), self._doing()), urgent=True)
         return None
 
     def _step(self) -> int:
@@ -230,16 +230,16 @@ class Server:
         """Tell the coordinator what the desk has to say to it."""
         assert self._coordinator is not None, "there was a decision"
         match what:
-            case membership_messages.Misbehaved():
+            case ProtocolViolation():
                 print(f"psctl: {self.me} refused {what.member}: {what.reason}", file=sys.stderr, flush=True)
                 self._coordinator.send(what)
             case CaughtUp():
-                self._coordinator.send(membership_messages.CaughtUp(what.epoch, what.shard, what.server))
+                self._coordinator.send(ShardCaughtUp(what.epoch, what.shard, what.server))
             case HandedOver():
-                self._coordinator.send(membership_messages.HandedOver(what.epoch, what.shard))
+                self._coordinator.send(ShardHandedOver(what.epoch, what.shard))
             case Held():
                 incarnation = self._gone[what.rank]
-                said = HeldOf(what.rank, incarnation, what.clocks, what.versions, what.aside, what.apart)
+                said = LostWorkerClocks(what.rank, incarnation, what.clocks, what.versions, what.aside, what.apart)
                 self._coordinator.send(said)
 
     def _fellow(self, at: ServerAt) -> Fellow:

@@ -22,7 +22,7 @@ from psctl.client.malloc_settings import keep_freed_memory
 from psctl.client.server_links import Links, named
 from psctl.client.shared_rows import TableMemory
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
-from psctl.job.membership_messages import Misbehaved
+from psctl.job.membership_messages import ProtocolViolation
 from psctl.job.table_server_messages import TablesAssigned
 from psctl.process.user_functions import JobFunctions
 from psctl.ps.messages import Near
@@ -41,7 +41,7 @@ HELD_BACK = 600.0
 PLACE_TAKEN = 5.0
 """Seconds that a member's new connection waits for its former one to be over."""
 
-Report = CaughtUp | HandedOver | Save | Load | Send | Misbehaved
+Report = CaughtUp | HandedOver | Save | Load | Send | ProtocolViolation
 """What is not for a worker or a server; of Send what is for readers."""
 
 
@@ -217,7 +217,7 @@ class TableDesk:
             self._memory.sharing.parted(peer.member)
         with self._lock:
             if isinstance(error, MessageRefused):
-                self._report(Misbehaved(peer.member, error.message[:1000]))
+                self._report(ProtocolViolation(peer.member, error.message[:1000]))
             self._parts.pop(peer, None)
             if not self._speaks(peer):
                 return

@@ -9,8 +9,8 @@ import torch
 
 from psctl.client.shared_rows import TableMemory
 from psctl.errors import ConnectionFailed
-from psctl.job.job_messages import LoadEnd, LoadPart, LoadWanted
-from psctl.job.membership_messages import CountUntil, Members, Misbehaved, ServerUnreachable, WorkerGone
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
+from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone
 from psctl.job.table_server_messages import (
     ReadRow,
     ReadRows,
@@ -117,7 +117,7 @@ class TablePart:
 
     def _report(self, what: Report) -> None:
         match what:
-            case Misbehaved():
+            case ProtocolViolation():
                 self._tell(what)
             case CaughtUp():
                 self._tell(TablesCaughtUp(what.epoch, what.shard, what.server))

@@ -12,7 +12,7 @@ from psctl.clock import Clock
 from psctl.collectives.allreduce_backends import EngineSum, PlayedSum, Summing, played_on_host, spread
 from psctl.collectives.data_plane import Plane
 from psctl.errors import UsageError
-from psctl.job.job_messages import Decision, Resume, Welcome
+from psctl.job.training_messages import Decision, Resume, Welcome
 from psctl.ps.pieces import torch_dtype
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.transfer import Schedule

@@ -2,9 +2,9 @@
 agreement and why it is sure.
 
 coordinator                    every worker
-MembersAsked(ticket) ------>   answers at once, from its network thread, and begins no clock from there on
-                     <------   Drawn(ticket, p)           p: the first clock that it has not begun
-Shared(clock m, ...) ------>   m >= every p: from clock m on the shares are other ones
+NextClockWanted(ticket) --->   answers at once, from its network thread, and begins no clock from there on
+                     <------   NextClock(ticket, p)       p: the first clock that it has not begun
+ExamplesShared(clock m) --->   m >= every p: from clock m on the shares are other ones
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from psctl.errors import TimedOut
 from psctl.job.examples import share
-from psctl.job.membership_messages import Shared
+from psctl.job.membership_messages import ExamplesShared
 from psctl.types import Range
 
 KEPT = 8
@@ -31,7 +31,7 @@ class Division:
         first: the first clock of this worker.
         elastic: whether members may change at all.
         staleness: clocks that workers may be apart.
-        patience: seconds to wait for a Shared that was promised.
+        patience: seconds to wait for an ExamplesShared that was promised.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class Division:
         self._everyone = tuple(range(world))
         self._next = first  # the first clock that was not begun
         self._open: dict[int, int] = {}  # ticket -> clock answered
-        self._heard: list[Shared] = []
+        self._heard: list[ExamplesShared] = []
         self._patience = patience
 
     def asked(self, ticket: int) -> int:
-        """Return the first clock that was not begun: the answer to MembersAsked(ticket)."""
+        """Return the first clock that was not begun: the answer to NextClockWanted(ticket)."""
         with self._changed:
             self._open[ticket] = self._next
             return self._next
 
-    def heard(self, shared: Shared) -> None:
+    def heard(self, shared: ExamplesShared) -> None:
         """Take in a change of members."""
         with self._changed:
             self._heard.append(shared)
             self._open = {ticket: clock for ticket, clock in self._open.items() if ticket > shared.ticket}
             self._changed.notify_all()
 
-    def begin(self, clock: int) -> list[Shared]:
+    def begin(self, clock: int) -> list[ExamplesShared]:
         """Begin a clock, or go on with it; returns all changes at or before it, in order. Waits for one that may be.
 
         Raises:
@@ -95,7 +95,7 @@ class Division:
             )
 
 
-def members_of(changes: Sequence[Shared], everyone: Sequence[int]) -> tuple[int, ...]:
+def members_of(changes: Sequence[ExamplesShared], everyone: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks after these changes."""
     return tuple(changes[-1].ranks) if changes else tuple(everyone)
 
@@ -132,7 +132,7 @@ def within(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def owed(changes: Sequence[Shared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
+def owed(changes: Sequence[ExamplesShared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
     """Return what these changes give back of the batches of an epoch: what lost ranks took and what does not count."""
     return tuple(
         part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from psctl.errors import ConnectionFailed, MessageRefused
-from psctl.permits import NEW, Permit, Permits, against
+from psctl.permits import NEW, Permit, Permits, why_refused
 from psctl.types import Role
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Gate:
     def _check(self, peer: Peer, message: Any, size: int) -> Permit:
         member = peer.member
         row = self._rows.get(member.role, {}).get(type(message))
-        why = against(row, member, message, self._states[peer], size)
+        why = why_refused(row, member, message, self._states[peer], size)
         if why or row is None:
             raise MessageRefused(f"it broke the protocol: {why}", where=str(member))
         return row

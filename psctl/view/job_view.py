@@ -203,7 +203,7 @@ def _finished(state: LiveState, event: kinds.Finished) -> None:
         rank.rate = 0.0
 
 
-def _state(state: LiveState, event: kinds.State) -> None:
+def _state(state: LiveState, event: kinds.StateChanged) -> None:
     if event.role == "job":
         state.state = event.state
         return
@@ -237,6 +237,6 @@ _APPLY: Mapping[type, Callable[[LiveState, Any], None]] = {
     kinds.Restored: _restored,
     kinds.Log: _log,
     kinds.Finished: _finished,
-    kinds.State: _state,
+    kinds.StateChanged: _state,
     kinds.Notice: _notice,
 }

@@ -61,7 +61,7 @@ class PlainLog:
                 self._kept = event
                 if event.time >= self._printed + self._interval:
                     self._flush()
-            case kinds.State():
+            case kinds.StateChanged():
                 self._state(event)
             case kinds.Finished():
                 self._flush()
@@ -82,7 +82,7 @@ class PlainLog:
             self._say(self._kept.time, describe(self._kept))
             self._kept = None
 
-    def _state(self, event: kinds.State) -> None:
+    def _state(self, event: kinds.StateChanged) -> None:
         if event.role == "job":
             if event.state != self._job_state:
                 self._say(event.time, f"state {event.state}")
@@ -126,7 +126,7 @@ def describe(event: kinds.AnyEvent) -> str:
             text = f"restored checkpoint={event.checkpoint or 'none'} step={event.step}{lost}"
         case kinds.Notice():
             text = f"notice {event.text}"
-        case kinds.State():
+        case kinds.StateChanged():
             text = f"state {event.role}/{event.rank} {event.host} {event.state}"
         case kinds.Log():
             text = f"log {event.rank} {event.text}"

@@ -21,7 +21,16 @@ from torch import nn
 
 from psctl.collectives.allreduce_backends import EngineSum, PlayedSum, Summing, played_on_host
 from psctl.collectives.data_plane import Plane
-from psctl.job.bench_messages import FILE, Doing, Effort, Question, Round, Row, question_of, to_line
+from psctl.job.bench_messages import (
+    FILE,
+    BenchEffort,
+    BenchProgress,
+    BenchQuestion,
+    BenchRound,
+    BenchRow,
+    question_of,
+    to_line,
+)
 from psctl.schedule.algorithms.catalog import Options, build
 from psctl.sync.bucket_allreduce import Group, initialised, local_device
 from psctl.sync.device_copies import CudaCopies
@@ -174,7 +183,7 @@ class Bench:
         source: this rank's whole numbers, on the device.
     """
 
-    def __init__(self, ranks: Ranks, effort: Effort, source: torch.Tensor) -> None:
+    def __init__(self, ranks: Ranks, effort: BenchEffort, source: torch.Tensor) -> None:
         self._ranks, self._effort, self._source = ranks, effort, source
 
     def measure(self, contestants: Sequence[Contestant]) -> list[tuple[Contestant, list[float], bool]]:
@@ -250,7 +259,7 @@ def _plane(world: int) -> Plane | None:
     return psctl.init()._seat.plane(build("one-shot", world))
 
 
-def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device) -> None:
+def _round(question: BenchQuestion, asked: BenchRound, ranks: Ranks, device: torch.device) -> None:
     length = max(1, asked.bytes // 4)
     source = bench_patterns.spread(bench_patterns.whole(ranks.rank), length).to(device)
     bench = Bench(ranks, question.effort, source)
@@ -258,10 +267,10 @@ def _round(question: Question, asked: Round, ranks: Ranks, device: torch.device)
     each = max(1, TOGETHER // (8 * 4 * length))
     for start in range(0, len(names), each):
         group = names[start : start + each]
-        _say(ranks, Doing(asked.bytes, group))
+        _say(ranks, BenchProgress(asked.bytes, group))
         contestants = [_contestant(name, asked.strategies[name], ranks, source) for name in group]
         for one, times, correct in bench.measure(contestants):
-            _say(ranks, Row(question.operation, one.name, asked.bytes, ranks.world, times, correct))
+            _say(ranks, BenchRow(question.operation, one.name, asked.bytes, ranks.world, times, correct))
         for one in contestants:
             one.close()
 
@@ -293,7 +302,7 @@ def _contestant(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Te
     return collective(name, options, ranks, like)
 
 
-def _say(ranks: Ranks, answer: Doing | Row) -> None:
+def _say(ranks: Ranks, answer: BenchProgress | BenchRow) -> None:
     if ranks.rank == 0:
         print(to_line(answer), flush=True)
 

@@ -18,10 +18,36 @@ import torch
 from psctl.collectives.data_plane import Plane
 from psctl.collectives.rendezvous import Ask
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
-from psctl.job import job_messages as say
-from psctl.job.membership_messages import Drawn, MembersAsked, Reassign, Shared, StepUnfit
-from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.checkpoint_messages import (
+    CheckpointSaved,
+    CutAt,
+    CutPosition,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    ProposeCut,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+)
+from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWanted, Reassign, StepUnfit
 from psctl.job.table_server_messages import TablesAt, TablesWanted
+from psctl.job.training_messages import (
+    Decision,
+    Go,
+    Join,
+    Leave,
+    MemberReady,
+    Prepare,
+    ScriptFinished,
+    StartBegin,
+    StartEnd,
+    StartPart,
+    Welcome,
+    WorkerAt,
+    WorkerListens,
+    WorkersAt,
+)
 from psctl.process import bootstrap
 from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.schedule.transfer import Schedule
@@ -36,7 +62,7 @@ T = TypeVar("T")
 
 Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
 
-Membership = Reassign | Shared | WorkersAt
+Membership = Reassign | ExamplesShared | WorkersAt
 """What is said while a job trains of who takes part, who has which shard, and who listens for others of its host."""
 
 _steps: list[Callable[[], int | None]] = []
@@ -90,11 +116,11 @@ class Session:
         self._changed = threading.Condition()
         self._peer: Peer | None = None
         self._closing = False
-        self._welcome: say.Welcome | None = None
-        self._decision: say.Decision | None = None
+        self._welcome: Welcome | None = None
+        self._decision: Decision | None = None
         self._go = False
         self._cuts: Cuts | None = None
-        self._early: list[say.Propose] = []
+        self._early: list[ProposeCut] = []
         self._saved: dict[int, str] = {}
         self._lost: ConnectionFailed | None = None
         self._loading: list[torch.Tensor] = []
@@ -120,8 +146,8 @@ class Session:
 
     def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
         """Say where a part of a tensor goes: straight into the tensor."""
-        if isinstance(message, say.LoadPart | say.StartPart):
-            where = self._loading if isinstance(message, say.LoadPart) else self._starting
+        if isinstance(message, LoadPart | StartPart):
+            where = self._loading if isinstance(message, LoadPart) else self._starting
             if message.index < len(where):
                 view = bytes_view(where[message.index])
                 if 0 <= message.offset <= message.offset + size <= len(view):
@@ -135,7 +161,7 @@ class Session:
                 if isinstance(message, WorkersAt):
                     self._workers = message
                     self._changed.notify_all()
-                if isinstance(message, Shared) and self.division is not None:
+                if isinstance(message, ExamplesShared) and self.division is not None:
                     self.division.heard(message)
                 listener = self._listener
                 if listener is None:
@@ -145,33 +171,33 @@ class Session:
             return
         with self._changed:
             match message:
-                case say.Welcome():
+                case Welcome():
                     self._welcome = message
-                case say.Decision():
+                case Decision():
                     self._decision, self.division = message, self._divided(message)
-                case MembersAsked() if self.division is not None:
-                    self.send(Drawn(message.ticket, self.division.asked(message.ticket)), urgent=True)
-                case say.Go():
+                case NextClockWanted() if self.division is not None:
+                    self.send(NextClock(message.ticket, self.division.asked(message.ticket)), urgent=True)
+                case Go():
                     self._go = True
-                case say.Propose():
+                case ProposeCut():
                     self._answer(message)
-                case say.CutAt():
+                case CutAt():
                     assert self._cuts is not None, "a cut before any step"
                     self._cuts.heard(message.ticket, message.step, Verdict(message.save, message.stop))
-                case say.Saved():
+                case CheckpointSaved():
                     self._saved[message.step] = message.problem
-                case say.LoadEnd():
+                case LoadEnd():
                     self._loaded[message.ticket] = message.problem
-                case say.StartBegin():
+                case StartBegin():
                     self._start_slices = message.slices
                     self._starting = [empty(each) for each in message.slices]
-                case say.StartEnd():
+                case StartEnd():
                     self._started = True
                 case TablesAt():
                     self._tables = message
                     if self._tables_moved is not None:
                         self._tables_moved(message)
-                case say.Leave():
+                case Leave():
                     self._closing = True
                     self._leave(JobFailed(message.reason))
                 case _:
@@ -187,16 +213,16 @@ class Session:
                 return
         self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
 
-    def _divided(self, decision: say.Decision) -> Division:
+    def _divided(self, decision: Decision) -> Division:
         assert self._welcome is not None, "it comes before any decision"
         first = decision.resume.step if decision.resume is not None else 0
         return Division(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
 
-    def _answer(self, propose: say.Propose) -> None:
+    def _answer(self, propose: ProposeCut) -> None:
         if self._cuts is None:
             self._early.append(propose)
             return
-        self.send(say.Position(propose.ticket, self._cuts.position(propose.ticket)), urgent=True)
+        self.send(CutPosition(propose.ticket, self._cuts.position(propose.ticket)), urgent=True)
 
     # ---- the worker: main thread ----
 
@@ -209,16 +235,14 @@ class Session:
                 if not self._closing:
                     raise
 
-    def join(self) -> say.Welcome:
+    def join(self) -> Welcome:
         """Take part in the job; returns what the coordinator says of it."""
-        self.send(say.Join(os.getpid()))
+        self.send(Join(os.getpid()))
         return self._wait(lambda: self._welcome)
 
-    def prepare(
-        self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False
-    ) -> say.Decision:
+    def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
-        self.send(say.Prepare(layout, buffers, outer, on_gpus))
+        self.send(Prepare(layout, buffers, outer, on_gpus))
         return self._wait(lambda: self._decision)
 
     def tables(self) -> TablesAt:
@@ -256,7 +280,7 @@ class Session:
 
     def _meet(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
         """Say where others of this worker's schedule reach it; returns where all are, once they have said so."""
-        self.send(Listens(address, secret))
+        self.send(WorkerListens(address, secret))
         return self._wait(lambda: self._workers).workers
 
     def begin(self, step: int) -> None:
@@ -266,7 +290,7 @@ class Session:
             early, self._early = self._early, []
             for propose in early:
                 self._answer(propose)
-        self.send(say.Ready())
+        self.send(MemberReady())
         self._wait(lambda: self._go or None)
 
     def listen(self, listener: Callable[[Membership], None]) -> None:
@@ -301,7 +325,7 @@ class Session:
             ticket = self._ticket
             self._loading = [empty(each) for each in slices]
         if slices:
-            self.send(say.LoadWanted(ticket, list(slices)))
+            self.send(LoadWanted(ticket, list(slices)))
             problem = self._wait(lambda: self._loaded.get(ticket))
             if problem:
                 raise JobFailed(f"the checkpoint could not be read: {problem}", "psctl checkpoint verify tells more")
@@ -311,11 +335,11 @@ class Session:
     def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Send start values to all other workers (rank 0)."""
         copies = {name: flat_copy(tensor) for name, tensor in tensors.items()}
-        self.send(say.StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
+        self.send(StartBegin([whole_slice(name, tensor) for name, tensor in tensors.items()]))
         for index, flat in enumerate(copies.values()):
             for offset, part in parts(flat):
-                self.send(say.StartPart(index, offset), part)
-        self.send(say.StartEnd())
+                self.send(StartPart(index, offset), part)
+        self.send(StartEnd())
 
     def take_start(self) -> dict[str, torch.Tensor]:
         """Return rank 0's start values by name (other ranks)."""
@@ -331,11 +355,11 @@ class Session:
             state: what is not a tensor, as JSON values; None: another rank sends it.
             tensors: by name; on the CPU.
         """
-        self.send(say.SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
+        self.send(SaveBegin(step, [whole_slice(name, tensor) for name, tensor in tensors.items()], state))
         for index, tensor in enumerate(tensors.values()):
             for offset, part in parts(tensor.reshape(-1)):
-                self.send(say.SavePart(step, index, offset), part)
-        self.send(say.SaveEnd(step))
+                self.send(SavePart(step, index, offset), part)
+        self.send(SaveEnd(step))
 
     def saved(self, step: int, timeout: float) -> str | None:
         """Wait until the checkpoint of `step` is whole; returns its problem ("" when none), None after `timeout` s."""
@@ -351,7 +375,7 @@ class Session:
 
     def finished(self, step: int) -> None:
         """Tell the coordinator that the script has reached its end."""
-        self.send(say.Finished(step))
+        self.send(ScriptFinished(step))
 
     def close(self, reason: str) -> None:
         """Hang up; what was sent before still arrives."""

@@ -18,8 +18,8 @@ from psctl.clock import SystemClock
 from psctl.collectives.data_plane import Plane
 from psctl.collectives.rendezvous import Ask, Meeting
 from psctl.errors import UsageError
-from psctl.job.job_messages import Decision
 from psctl.job.job_permits import COORDINATION
+from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import Dialled, Links, Within
 from psctl.process.certificate_renewal import Renewing
 from psctl.process.process_orders import ProcessOrders, read_orders

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from psctl.errors import UsageError
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.job.membership_messages import Shared
+from psctl.job.membership_messages import ExamplesShared
 from psctl.train_state.example_sharing import Batch, owed
 from psctl.train_state.step_seed import mix, reseed
 from psctl.types import Range
@@ -26,7 +26,7 @@ class Consumer(Protocol):
     def wanted(self, loader: Loader) -> None:
         """The loop asks for the next batch: what was done before is complete."""
 
-    def begin_clock(self) -> tuple[int, list[Shared], tuple[int, ...]]:
+    def begin_clock(self) -> tuple[int, list[ExamplesShared], tuple[int, ...]]:
         """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
 
     def batches(self, loader: Loader) -> list[Batch]:

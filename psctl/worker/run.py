@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from psctl.client.model_layout import check_given, describe
 from psctl.clock import Clock
 from psctl.errors import UsageError
-from psctl.job.job_messages import Beat, Decision, Resume
+from psctl.job.training_messages import Decision, Heartbeat, Resume
 from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
 from psctl.kv.store_connections import Links, Within
@@ -385,7 +385,7 @@ class Run:
 
     def _beat(self) -> None:
         doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
-        self._seat.send(Beat(self.step, doing), urgent=True)
+        self._seat.send(Heartbeat(self.step, doing), urgent=True)
 
     def _mark(self, step: int) -> None:
         """The checkpoint of a step is taken: what this rank reported of that step goes ahead of it."""

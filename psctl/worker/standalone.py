@@ -11,7 +11,7 @@ import torch
 
 from psctl.clock import Clock, SystemClock
 from psctl.collectives.data_plane import Plane
-from psctl.job.job_messages import Decision, Welcome
+from psctl.job.training_messages import Decision, Welcome
 from psctl.schedule.transfer import Schedule
 from psctl.train_state.common_step import Verdict
 from psctl.train_state.example_sharing import Division

@@ -10,7 +10,7 @@ import torch
 
 from psctl.clock import Clock
 from psctl.errors import UsageError
-from psctl.job.job_messages import Report, StepReport
+from psctl.job.training_messages import StepReport, WorkerReport
 from psctl.sync.synchronizer import Way
 from psctl.worker.training_progress import Course
 
@@ -70,7 +70,7 @@ class Since:
         way = self._way
         return self._clock.now(), examples, way.sync_seconds, way.under_way_seconds, way.bytes_moved
 
-    def tell(self, send: Callable[[Report], None], course: Course, reports: Reports) -> None:
+    def tell(self, send: Callable[[WorkerReport], None], course: Course, reports: Reports) -> None:
         """Send the report of this interval and begin the next, in one act, so that no report overtakes another.
 
         Args:
@@ -86,7 +86,7 @@ class Since:
                 now - then for now, then in zip(self._told, before, strict=True)
             )  # fmt: skip
             send(
-                Report(
+                WorkerReport(
                     course.step, course.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
                     self._way.staleness, max(0.0, under_way - waited), rested,
                 )

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from psctl.job.job_messages import Resume, Welcome
-from psctl.job.membership_messages import Shared
+from psctl.job.membership_messages import ExamplesShared
+from psctl.job.training_messages import Resume, Welcome
 from psctl.sync.build_synchronizer import Seat
 from psctl.sync.synchronizer import Share, Way
 from psctl.train_state.common_step import Verdict
@@ -213,7 +213,7 @@ class Course:
         division = self._seat.division
         return division.members() if division is not None else tuple(range(self.world))
 
-    def begin_clock(self) -> tuple[int, list[Shared], tuple[int, ...]]:
+    def begin_clock(self) -> tuple[int, list[ExamplesShared], tuple[int, ...]]:
         """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
         division = self._seat.division
         changes = division.begin(self.step) if division is not None else []

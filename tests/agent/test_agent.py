@@ -140,7 +140,9 @@ class Cluster:
     def pid(self, role: str, rank: int = 0) -> int:
         def running() -> list[int]:
             return [
-                event.pid for event in self.of(events.State) if (event.role, event.rank) == (role, rank) and event.pid
+                event.pid
+                for event in self.of(events.StateChanged)
+                if (event.role, event.rank) == (role, rank) and event.pid
             ]
 
         found: int = until(running, f"{role}/{rank} to run")[0]
@@ -246,7 +248,7 @@ def test_a_script_that_raises_is_named_with_its_own_frames_and_the_others_are_st
     assert failure["log"] == f"psctl logs {job.name} -r worker:1"
     lost = job.of(events.WorkerLost)
     assert [(event.rank, event.reason) for event in lost] == [(1, "ValueError: NaN loss 7")]
-    states = {event.rank: event.state for event in job.of(events.State) if event.role == "worker"}
+    states = {event.rank: event.state for event in job.of(events.StateChanged) if event.role == "worker"}
     assert states == {0: "stopped", 1: "failed"}
 
 

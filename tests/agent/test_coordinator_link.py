@@ -8,7 +8,7 @@ from typing import Any
 
 from psctl.agent.coordinator_link import Link, LinkUp
 from psctl.errors import PeerLost
-from psctl.job.job_messages import Register, Started
+from psctl.job.process_messages import ProcessStarted, Register
 from psctl.types import Address, Member
 
 
@@ -35,7 +35,7 @@ class Prompt:
 
     def _obey(self) -> None:
         assert self.link is not None
-        assert self.link.send(Started(Member("worker", 1), 42))
+        assert self.link.send(ProcessStarted(Member("worker", 1), 42))
 
 
 def test_what_the_first_order_makes_us_say_is_said_behind_the_register(monkeypatch):
@@ -46,6 +46,6 @@ def test_what_the_first_order_makes_us_say_is_said_behind_the_register(monkeypat
     link.start(Address("127.0.0.1", 1))
     assert isinstance(happened.get(timeout=10), LinkUp)
     peer.obeyed.join(10)
-    assert peer.said == [register, Started(Member("worker", 1), 42)]
+    assert peer.said == [register, ProcessStarted(Member("worker", 1), 42)]
     link.close(1.0)
     link.lost(peer, PeerLost("over"))

@@ -12,7 +12,7 @@ from psctl.agent.control_socket import Refused, Request
 from psctl.agent.coordinator_link import Heard
 from psctl.agent.coordinator_queries import Questions
 from psctl.agent.status_answers import Standing, answer
-from psctl.job.job_messages import ScaleAnswer
+from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
 

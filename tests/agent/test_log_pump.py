@@ -11,7 +11,7 @@ import pytest
 
 from psctl.agent.log_files import ROOM
 from psctl.agent.log_pump import LONGEST, RATE, Pump
-from psctl.job.job_messages import Lines
+from psctl.job.process_messages import OutputLines
 from psctl.launch.remote_programs import host_state
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
@@ -24,7 +24,7 @@ class Desk:
     """A pump with what it said."""
 
     def __init__(self, folder: Path, *secrets: str, limit: int = 10**9) -> None:
-        self.said: queue.SimpleQueue[Lines] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[OutputLines] = queue.SimpleQueue()
         self.troubles: list[str] = []
         self.pump = Pump(folder, limit, Secrets(secrets), self.said.put, self.troubles.append)
         self.path = folder / "worker-1.stderr.log"

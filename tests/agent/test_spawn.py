@@ -16,8 +16,9 @@ from psctl.agent.checkpoint_copies import Copies
 from psctl.agent.control_client import call
 from psctl.agent.control_socket import Ear
 from psctl.agent.spawn import argv_of, refused
-from psctl.job.environment import NAMES, Seats, places, server_environment, worker_environment
-from psctl.job.job_messages import CopyBegin, StartProcess
+from psctl.job.checkpoint_messages import CheckpointCopyBegin
+from psctl.job.environment import NAMES, WorkerSeats, server_environment, worker_environment, worker_places
+from psctl.job.process_messages import StartProcess
 from psctl.orders import AgentOrders, HostOrder
 from psctl.types import Address, Member
 from tests.coordinator.play import ORDER
@@ -28,7 +29,7 @@ ORDERS = AgentOrders(
     job=JOB, host=0, python="/usr/bin/python3", paths=[], workdir="/w", job_dir="/w/jobs/j", code_dir="/w/code",
     authority="ours", certificate="", key="", knock="", coordinator=None, authority_key="", secrets={}, grace=1.0,
 )  # fmt: skip
-SEATS = Seats(places(JOB))
+SEATS = WorkerSeats(worker_places(JOB))
 USUAL = worker_environment(JOB, SEATS, 1, Address("10.0.0.1", 29500))
 
 
@@ -70,14 +71,14 @@ def test_what_runs_stands_in_the_agents_own_orders() -> None:
 def test_a_copy_that_begins_ends_the_one_before(tmp_path: Path) -> None:
     copies = Copies(tmp_path, JOB)
     for step in range(50):
-        assert list(copies.take(CopyBegin(step, {"manifest.json": 1}), None)) == []
+        assert list(copies.take(CheckpointCopyBegin(step, {"manifest.json": 1}), None)) == []
     assert len(list((tmp_path / JOB.name).iterdir())) == 1
     copies.discard()
 
 
 @pytest.mark.parametrize("name", ["../../.ssh/authorized_keys", "/etc/cron.d/x", "a/b", "..", ""])
 def test_a_copy_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
-    (done,) = Copies(tmp_path / "root", JOB).take(CopyBegin(5, {name: 1}), None)
+    (done,) = Copies(tmp_path / "root", JOB).take(CheckpointCopyBegin(5, {name: 1}), None)
     assert "cannot hold a file" in done.problem
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

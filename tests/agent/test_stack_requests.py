@@ -14,7 +14,7 @@ import pytest
 
 from psctl.agent.processes import Child
 from psctl.agent.stack_requests import ChildrensStacks
-from psctl.job.job_messages import Stacks
+from psctl.job.process_messages import Stacks
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 

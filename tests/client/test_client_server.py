@@ -11,8 +11,9 @@ import torch
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost, PsctlError, TimedOut
-from psctl.job.job_messages import Beat, Join, Leave, LoadEnd, Ready
-from psctl.job.membership_messages import Misbehaved
+from psctl.job.checkpoint_messages import LoadEnd
+from psctl.job.membership_messages import ProtocolViolation
+from psctl.job.training_messages import Heartbeat, Join, Leave, MemberReady
 from psctl.ps import permits
 from psctl.ps.messages import Aside, Begin, Forwarded, Leads, Push
 from psctl.ps.outputs import Save
@@ -239,7 +240,7 @@ def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
     with World(LAYOUT, 1, 1, decided=False) as world:
         starting = threading.Thread(target=world.start, args=(flat_values(LAYOUT, VALUES),))
         starting.start()
-        until(lambda: world.coordinators[0].of(Ready))
+        until(lambda: world.coordinators[0].of(MemberReady))
         assert starting.is_alive()
         world.decide()
         starting.join(10)
@@ -249,9 +250,9 @@ def test_an_early_worker_is_held_back_until_the_server_knows_its_shards():
 def test_a_server_joins_says_where_it_listens_and_beats():
     with World(LAYOUT, 1, 1) as world:
         sent = world.coordinators[0]
-        until(lambda: sent.of(Beat) and sent.of(Ready))
-        assert [type(message) for message in sent.sent if not isinstance(message, Beat)][:2] == [Join, Ready]
-        assert sent.of(Ready)[0].address == world.decision.assignment.servers[0].address
+        until(lambda: sent.of(Heartbeat) and sent.of(MemberReady))
+        assert [type(message) for message in sent.sent if not isinstance(message, Heartbeat)][:2] == [Join, MemberReady]
+        assert sent.of(MemberReady)[0].address == world.decision.assignment.servers[0].address
 
 
 def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost():
@@ -409,8 +410,8 @@ def test_a_worker_that_says_what_it_may_not_is_refused_and_the_others_train(mess
         peer.send(message, payload)
         assert forger.gone.wait(10)
         assert why in forger.why
-        until(lambda: world.coordinators[0].of(Misbehaved))
-        (said,) = world.coordinators[0].of(Misbehaved)
+        until(lambda: world.coordinators[0].of(ProtocolViolation))
+        (said,) = world.coordinators[0].of(ProtocolViolation)
         assert said.member == Member("worker", 1)
         assert why in said.reason
         for client in world.clients:

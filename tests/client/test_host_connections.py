@@ -8,7 +8,7 @@ import time
 import pytest
 
 from psctl.client.host_connections import HostLines
-from psctl.job.rendezvous_messages import WorkerAt
+from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import Alone, HandIn, Place
 from psctl.transport import unix_channel
 from psctl.types import Member

@@ -14,7 +14,7 @@ from psctl.collectives.data_plane import Plane
 from psctl.collectives.player import Player
 from psctl.collectives.rendezvous import Meeting, partners
 from psctl.errors import PsctlError
-from psctl.job.rendezvous_messages import WorkerAt
+from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
 from psctl.schedule.algorithms import catalog
 from psctl.transport.shared_memory import Segments

@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from psctl.coordinator.state.instructions import (
-    Append,
-    Close,
-    Commit,
+    AppendEvent,
+    CloseCoordinator,
+    CommitCheckpoint,
     Connected,
     ConnectionLost,
-    Happening,
-    Heard,
+    Input,
     Instruction,
+    MessageReceived,
     PlanMade,
+    SendMessage,
     ShardsMade,
-    Tell,
     Tick,
 )
-from psctl.coordinator.state.job_state_machine import Mind
-from psctl.job import events, job_messages
-from psctl.job.job_messages import Failure
+from psctl.coordinator.state.job_state_machine import JobStateMachine
+from psctl.job import events
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import ProcessExited, ProcessFailure, ProcessStarted, Register
+from psctl.job.training_messages import Join, MemberReady, Prepare, StepReport, WorkerReport
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.types import Address, Layout, Member, ParameterInfo
 
@@ -46,16 +49,16 @@ class Play:
 
     def __init__(self, order: JobOrder = ORDER) -> None:
         self.now = 0.0
-        self.mind = Mind(order, 5.0, None, 0.0, 1000.0)
+        self.mind = JobStateMachine(order, 5.0, None, 0.0, 1000.0)
         self.said: list[Instruction] = self.mind.start(0.0)
 
-    def __call__(self, *happenings: Happening) -> list[Instruction]:
+    def __call__(self, *happenings: Input) -> list[Instruction]:
         new = [each for happening in happenings for each in self.mind.handle(happening, self.now)]
         self.said += new
         return new
 
-    def hear(self, member: Member, message: job_messages.AnyMessage) -> list[Instruction]:
-        return self(Heard(member, message))
+    def hear(self, member: Member, message: JobMessage) -> list[Instruction]:
+        return self(MessageReceived(member, message))
 
     def wait(self, seconds: float) -> list[Instruction]:
         """Let time pass in ticks of a tenth of a second (of a second, where it is long)."""
@@ -67,34 +70,34 @@ class Play:
         return new
 
     def registered(self) -> Play:
-        self.hear(A0, job_messages.Register("h0", 1, 4, 1, 0))
-        self.hear(A1, job_messages.Register("h1", 1, 4, 1, 0))
+        self.hear(A0, Register("h0", 1, 4, 1, 0))
+        self.hear(A1, Register("h1", 1, 4, 1, 0))
         return self
 
     def running(self) -> Play:
         self.registered()
-        self.hear(A0, job_messages.Started(W0, 100))
-        self.hear(A1, job_messages.Started(W1, 101))
+        self.hear(A0, ProcessStarted(W0, 100))
+        self.hear(A1, ProcessStarted(W1, 101))
         return self
 
     def prepared(self) -> Play:
         self.running()
         for worker in (W0, W1):
             self(Connected(worker))
-            self.hear(worker, job_messages.Join(1))
-            self.hear(worker, job_messages.Prepare(LAYOUT, ()))
+            self.hear(worker, Join(1))
+            self.hear(worker, Prepare(LAYOUT, ()))
         return self
 
     def training(self) -> Play:
         self.prepared()
         self(PlanMade("ps", "server", [0], PLAN))
-        self.hear(A0, job_messages.Started(S0, 102))
+        self.hear(A0, ProcessStarted(S0, 102))
         self(Connected(S0))
-        self.hear(S0, job_messages.Join(102))
-        self.hear(S0, job_messages.Ready(Address("10.0.0.1", 4000)))
+        self.hear(S0, Join(102))
+        self.hear(S0, MemberReady(Address("10.0.0.1", 4000)))
         self(ShardsMade([], []))
-        self.hear(W0, job_messages.Ready())
-        self.hear(W1, job_messages.Ready())
+        self.hear(W0, MemberReady())
+        self.hear(W1, MemberReady())
         return self
 
     def train_again(self, incarnation: int) -> list[Instruction]:
@@ -102,50 +105,54 @@ class Play:
         new: list[Instruction] = []
         w0, w1, s0 = (Member(each.role, each.rank, incarnation) for each in (W0, W1, S0))
         for member in (s0, w0, w1):
-            new += self.hear(AGENTS[Member(member.role, member.rank)], job_messages.Started(member, 200))
-            new += [*self(Connected(member)), *self.hear(member, job_messages.Join(200))]
-        new += self.hear(s0, job_messages.Ready(Address("10.0.0.1", 4001)))
+            new += self.hear(AGENTS[Member(member.role, member.rank)], ProcessStarted(member, 200))
+            new += [*self(Connected(member)), *self.hear(member, Join(200))]
+        new += self.hear(s0, MemberReady(Address("10.0.0.1", 4001)))
         for worker in (w0, w1):
-            new += self.hear(worker, job_messages.Prepare(LAYOUT, ()))
+            new += self.hear(worker, Prepare(LAYOUT, ()))
         new += self(ShardsMade([], []))
         for worker in (w0, w1):
-            new += self.hear(worker, job_messages.Ready())
+            new += self.hear(worker, MemberReady())
         return new
 
     def exits(self, member: Member, status: int = 0, exception: str = "", code: str = "") -> list[Instruction]:
         failure = None
         if status:
-            failure = Failure(str(member), "h", status, 0.0, 0, exception or f"status {status}", [], [], code=code)
+            failure = ProcessFailure(
+                str(member), "h", status, 0.0, 0, exception or f"status {status}", [], [], code=code
+            )
         return [
             *self(ConnectionLost(member, "closed")),
-            *self.hear(AGENTS[Member(member.role, member.rank)], job_messages.Exited(member, status, failure)),
+            *self.hear(AGENTS[Member(member.role, member.rank)], ProcessExited(member, status, failure)),
         ]
 
     def report(self, member: Member, step: int, *, rested: int = 0, **metrics: float) -> list[Instruction]:
-        steps = [job_messages.StepReport(step, 0, 1.0, metrics)] if metrics else []
-        return self.hear(member, job_messages.Report(step, 0, steps, 10.0, 0.1, 0.1, 100, rested=rested))
+        steps = [StepReport(step, 0, 1.0, metrics)] if metrics else []
+        return self.hear(member, WorkerReport(step, 0, steps, 10.0, 0.1, 0.1, 100, rested=rested))
 
-    def saves(self, step: int) -> list[Commit]:
+    def saves(self, step: int) -> list[CommitCheckpoint]:
         """All senders send their parts of a checkpoint; returns what is committed then."""
-        new = [said for member in (W0, W1, S0) for said in self.hear(member, job_messages.SaveBegin(step, []))]
-        new += [said for member in (W0, W1, S0) for said in self.hear(member, job_messages.SaveEnd(step))]
+        new = [said for member in (W0, W1, S0) for said in self.hear(member, SaveBegin(step, []))]
+        new += [said for member in (W0, W1, S0) for said in self.hear(member, SaveEnd(step))]
         return commits(new)
 
     @property
     def last(self) -> events.Finished:
-        found = [each.event for each in self.said if isinstance(each, Append)]
+        found = [each.event for each in self.said if isinstance(each, AppendEvent)]
         assert isinstance(found[-1], events.Finished), found[-1]
-        assert isinstance(self.said[-1], Close)
+        assert isinstance(self.said[-1], CloseCoordinator)
         return found[-1]
 
 
-def commits(said: list[Instruction]) -> list[Commit]:
-    return [each for each in said if isinstance(each, Commit)]
+def commits(said: list[Instruction]) -> list[CommitCheckpoint]:
+    return [each for each in said if isinstance(each, CommitCheckpoint)]
 
 
 def appended(said: list[Instruction], kind: type) -> list[Any]:
-    return [each.event for each in said if isinstance(each, Append) and isinstance(each.event, kind)]
+    return [each.event for each in said if isinstance(each, AppendEvent) and isinstance(each.event, kind)]
 
 
 def told(said: list[Instruction], kind: type) -> list[tuple[Member, Any]]:
-    return [(each.member, each.message) for each in said if isinstance(each, Tell) and isinstance(each.message, kind)]
+    return [
+        (each.member, each.message) for each in said if isinstance(each, SendMessage) and isinstance(each.message, kind)
+    ]

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from psctl.agent.checkpoint_copies import Copies
 from psctl.checkpoint import files, manifest
-from psctl.coordinator.checkpoint_saver import Saver
-from psctl.coordinator.state.instructions import Commit, CopySent, Written
+from psctl.coordinator.checkpoint_saver import CheckpointSaver
+from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
 from psctl.errors import PeerLost
-from psctl.job.job_messages import CopyDone, SaveBegin, SavePart
+from psctl.job.checkpoint_messages import CheckpointCopyDone, SaveBegin, SavePart
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.transport.protocol.authority import has_signed, make_authority, sign
 from psctl.types import TensorSlice
@@ -34,7 +34,7 @@ class Answers:
     """What a saver answered."""
 
     def __init__(self) -> None:
-        self.all: queue.SimpleQueue[Written | CopySent] = queue.SimpleQueue()
+        self.all: queue.SimpleQueue[CheckpointCommitted | CheckpointCopySent] = queue.SimpleQueue()
 
     def next(self) -> Any:
         return self.all.get(timeout=20)
@@ -45,7 +45,7 @@ class Wire:
 
     def __init__(self, copies: Copies) -> None:
         self.copies = copies
-        self.answers: list[CopyDone] = []
+        self.answers: list[CheckpointCopyDone] = []
 
     def send(self, message: Any, payload: Any = None) -> bool:
         self.answers += self.copies.take(message, memoryview(payload) if payload is not None else None)
@@ -69,7 +69,7 @@ def piece(name: str, start: int, stop: int) -> TensorSlice:
     return TensorSlice(name, "float32", (4,), start, stop)
 
 
-def save(saver: Saver, step: int, *, whole: bool = True) -> None:
+def save(saver: CheckpointSaver, step: int, *, whole: bool = True) -> None:
     saver.begin("worker/0", SaveBegin(step, [], {"position": 3}))
     saver.begin("server/0", SaveBegin(step, [piece("param/w", 0, 4)]))
     saver.end("worker/0", step)
@@ -82,21 +82,21 @@ def save(saver: Saver, step: int, *, whole: bool = True) -> None:
 AUTHORITY = make_authority("digits-3", 1e9)
 
 
-def commit(step: int) -> Commit:
-    return Commit(step, 1, 2, 1, "ps", "server", {"loss": 0.5})
+def commit(step: int) -> CommitCheckpoint:
+    return CommitCheckpoint(step, 1, 2, 1, "ps", "server", {"loss": 0.5})
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> tuple[Saver, Answers, Path]:
+def head(tmp_path: Path) -> tuple[CheckpointSaver, Answers, Path]:
     answers = Answers()
     return (
-        Saver(tmp_path / "head", ORDER, answers.all.put, functools.partial(sign, AUTHORITY)),
+        CheckpointSaver(tmp_path / "head", ORDER, answers.all.put, functools.partial(sign, AUTHORITY)),
         answers,
         tmp_path / "head",
     )
 
 
-def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Saver, Answers, Path]) -> None:
+def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[CheckpointSaver, Answers, Path]) -> None:
     saver, answers, root = head
     save(saver, 500)
     saver.commit(commit(500))
@@ -107,7 +107,7 @@ def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Sav
     assert files.read_state(Path(written.path), manifest) == {"position": 3}
 
 
-def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[Saver, Answers, Path]) -> None:
+def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[CheckpointSaver, Answers, Path]) -> None:
     saver, answers, _ = head
     save(saver, 500)
     saver.commit(commit(500))
@@ -119,7 +119,7 @@ def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[Saver, Ans
     assert not has_signed(AUTHORITY.certificate_pem, found[0] + b"x", found[1])
 
 
-def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[Saver, Answers, Path]) -> None:
+def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[CheckpointSaver, Answers, Path]) -> None:
     saver, answers, root = head
     save(saver, 500, whole=False)
     assert "did not send bytes [8:16] of param/w" in answers.next().problem
@@ -128,7 +128,7 @@ def test_a_checkpoint_with_a_hole_is_given_up_and_leaves_nothing(head: tuple[Sav
     assert list((root / "digits-3").iterdir()) == []
 
 
-def test_a_checkpoint_without_a_parameter_of_the_model_is_given_up(head: tuple[Saver, Answers, Path]) -> None:
+def test_a_checkpoint_without_a_parameter_of_the_model_is_given_up(head: tuple[CheckpointSaver, Answers, Path]) -> None:
     saver, answers, root = head
     save(saver, 500)
     saver.commit(replace(commit(500), parameters=["w", "bias"]))
@@ -137,7 +137,7 @@ def test_a_checkpoint_without_a_parameter_of_the_model_is_given_up(head: tuple[S
 
 
 def test_a_part_that_comes_when_the_checkpoint_is_made_whole_begins_no_other(
-    head: tuple[Saver, Answers, Path],
+    head: tuple[CheckpointSaver, Answers, Path],
 ) -> None:
     saver, answers, root = head
     save(saver, 500)
@@ -148,7 +148,7 @@ def test_a_part_that_comes_when_the_checkpoint_is_made_whole_begins_no_other(
     assert [path.name for path in (root / "digits-3").iterdir()] == ["0000000500"]
 
 
-def test_old_ones_are_pruned(head: tuple[Saver, Answers, Path]) -> None:
+def test_old_ones_are_pruned(head: tuple[CheckpointSaver, Answers, Path]) -> None:
     saver, answers, root = head
     for step in (1, 2, 3):
         save(saver, step)
@@ -157,7 +157,9 @@ def test_old_ones_are_pruned(head: tuple[Saver, Answers, Path]) -> None:
     assert sorted(path.name for path in (root / "digits-3").iterdir()) == ["0000000002", "0000000003"]
 
 
-def test_a_second_copy_is_proved_and_pruned_on_its_host(head: tuple[Saver, Answers, Path], tmp_path: Path) -> None:
+def test_a_second_copy_is_proved_and_pruned_on_its_host(
+    head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
+) -> None:
     saver, answers, _ = head
     wire = Wire(Copies(tmp_path / "other", ORDER))
     for step in (1, 2, 3):
@@ -165,15 +167,15 @@ def test_a_second_copy_is_proved_and_pruned_on_its_host(head: tuple[Saver, Answe
         saver.commit(commit(step))
         answers.next()
         saver.copy(step, wire)  # type: ignore[arg-type]
-        assert answers.next() == CopySent(step)
-    assert wire.answers == [CopyDone(1), CopyDone(2), CopyDone(3)]
+        assert answers.next() == CheckpointCopySent(step)
+    assert wire.answers == [CheckpointCopyDone(1), CheckpointCopyDone(2), CheckpointCopyDone(3)]
     there = sorted((tmp_path / "other" / "digits-3").iterdir())
     assert [path.name for path in there] == ["0000000002", "0000000003"]
     assert files.verify(there[1]) == []
 
 
 def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
-    head: tuple[Saver, Answers, Path], tmp_path: Path
+    head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
 ) -> None:
     saver, answers, _ = head
     copies = Copies(tmp_path / "other", ORDER)
@@ -181,7 +183,7 @@ def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
     saver.commit(commit(1))
     answers.next()
     saver.copy(1, CutWire(copies))  # type: ignore[arg-type]
-    assert answers.next() == CopySent(1, "agent/1 is lost")
+    assert answers.next() == CheckpointCopySent(1, "agent/1 is lost")
     saver.copy(1, None)
     assert answers.next().problem == "its host is not connected"
     copies.discard()
@@ -190,7 +192,7 @@ def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
 
 def test_more_checkpoints_than_can_be_written_at_once_are_given_up(tmp_path: Path) -> None:
     answers = Answers()
-    saver = Saver(tmp_path, ORDER, answers.all.put, functools.partial(sign, AUTHORITY))
+    saver = CheckpointSaver(tmp_path, ORDER, answers.all.put, functools.partial(sign, AUTHORITY))
     for step in range(70):
         saver.begin("worker/0", SaveBegin(step, []))
     assert {answers.next().problem for _ in range(6)} == {"64 checkpoints are being written already"}
@@ -206,7 +208,7 @@ def test_a_job_that_starts_sweeps_what_dead_writers_left_on_its_hosts(tmp_path: 
         process.wait()
     for root in (tmp_path / "head", tmp_path / "other"):
         (root / "older-1" / f"0000000500.{os.uname().nodename}.{process.pid}.partial").mkdir(parents=True)
-    Saver(tmp_path / "head", ORDER, Answers().all.put, functools.partial(sign, AUTHORITY))
+    CheckpointSaver(tmp_path / "head", ORDER, Answers().all.put, functools.partial(sign, AUTHORITY))
     Copies(tmp_path / "other", ORDER)
     for root in (tmp_path / "head", tmp_path / "other"):
         assert list((root / "older-1").iterdir()) == []

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from psctl.coordinator.state.instructions import Commit, Connected, Written
-from psctl.job import events, job_messages, membership_messages
+from psctl.coordinator.state.instructions import CheckpointCommitted, CommitCheckpoint, Connected
+from psctl.job import events
+from psctl.job.checkpoint_messages import ProposeCut, SaveBegin, SaveEnd
+from psctl.job.membership_messages import Reassign, ShardCaughtUp, ShardHandedOver
+from psctl.job.process_messages import StopProcesses, StopWanted
+from psctl.job.training_messages import Join, Leave, MemberReady, Prepare
 from psctl.types import Member
 from tests.coordinator.play import A0, LAYOUT, W0, W1, Play, appended, told
 from tests.coordinator.test_scaling import asks, move, newest
 from tests.coordinator.test_surviving import ELASTIC, S, again, answer, dies, listens, training
 
-STOP = job_messages.StopWanted(True, False, "psctl stop")
+STOP = StopWanted(True, False, "psctl stop")
 
 
 def notices(play: Play) -> list[str]:
@@ -26,7 +30,7 @@ def refilled(play: Play, server: Member) -> Play:
     leading = {0: S[0], 1: S[1], 2: S[2], server.rank: again(server)}
     for shard, copying in enumerate(before.copies):
         for number in copying:
-            play.hear(leading[before.owners[shard]], membership_messages.CaughtUp(before.epoch, shard, number))
+            play.hear(leading[before.owners[shard]], ShardCaughtUp(before.epoch, shard, number))
     play.wait(0.1)
     return play
 
@@ -35,10 +39,10 @@ def replaced(play: Play) -> Play:
     """Worker 1 has died; its replacement is started, and does not train yet."""
     dies(play, W1)
     play(Connected(again(W1)))
-    play.hear(again(W1), job_messages.Join(9))
+    play.hear(again(W1), Join(9))
     for server, shards in zip(S, ([0, 1], [2], [3, 4, 5]), strict=True):
         answer(play, server, 7, shards)
-    play.hear(again(W1), job_messages.Prepare(LAYOUT, ()))
+    play.hear(again(W1), Prepare(LAYOUT, ()))
     return play
 
 
@@ -56,7 +60,7 @@ def test_a_stop_in_the_midst_of_a_hand_over_still_tells_workers_of_it() -> None:
     before = newest(play)
     for shard, copying in enumerate(before.copies):
         for number in copying:
-            play.hear(S[before.owners[shard]], membership_messages.CaughtUp(before.epoch, shard, number))
+            play.hear(S[before.owners[shard]], ShardCaughtUp(before.epoch, shard, number))
     play.wait(0.1)
     after = newest(play)
     start = len(play.said)
@@ -64,8 +68,8 @@ def test_a_stop_in_the_midst_of_a_hand_over_still_tells_workers_of_it() -> None:
     moved = [shard for shard, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)) if old != new]
     assert moved
     for shard in moved:
-        play.hear(S[before.owners[shard]], membership_messages.HandedOver(after.epoch, shard))
-    news = [member for member, _ in told(play.said[start:], membership_messages.Reassign)]
+        play.hear(S[before.owners[shard]], ShardHandedOver(after.epoch, shard))
+    news = [member for member, _ in told(play.said[start:], Reassign)]
     assert news == [W0, W1], "without it they would wait for who is silent, and never come to the common step"
 
 
@@ -77,9 +81,7 @@ def test_a_stop_begins_no_new_move() -> None:
     before = newest(play)
     for shard, copying in enumerate(before.copies):
         for number in copying:
-            play.hear(
-                {0: S[0], 2: S[2]}[before.owners[shard]], membership_messages.CaughtUp(before.epoch, shard, number)
-            )
+            play.hear({0: S[0], 2: S[2]}[before.owners[shard]], ShardCaughtUp(before.epoch, shard, number))
     play.wait(1.0)
     assert newest(play) == before
 
@@ -89,17 +91,17 @@ def test_a_stop_waits_for_a_worker_that_is_being_replaced_and_asks_it_too() -> N
     play.hear(A0, STOP)
     assert notices(play)[-1] == "the stop waits until worker/1 on h1 trains again"
     play.wait(1.0)
-    assert told(play.said, job_messages.Propose) == []
-    play.hear(again(W1), job_messages.Ready())
+    assert told(play.said, ProposeCut) == []
+    play.hear(again(W1), MemberReady())
     play.wait(0.1)
-    assert [member for member, _ in told(play.said, job_messages.Propose)] == [W0, again(W1)]
+    assert [member for member, _ in told(play.said, ProposeCut)] == [W0, again(W1)]
     assert notices(play).count("stop wanted by psctl stop") == 1
 
 
 def test_a_stop_by_force_waits_for_nobody() -> None:
     play = replaced(training())
     play.hear(A0, STOP)
-    assert told(play.hear(A0, job_messages.StopWanted(False, True, "psctl stop")), job_messages.StopProcesses)
+    assert told(play.hear(A0, StopWanted(False, True, "psctl stop")), StopProcesses)
 
 
 def test_a_stop_that_waits_ends_the_job_when_all_have_to_start_again() -> None:
@@ -108,7 +110,7 @@ def test_a_stop_that_waits_ends_the_job_when_all_have_to_start_again() -> None:
     dies(play, S[0])
     dies(play, S[1])
     play.wait(1.0)
-    assert told(play.said, job_messages.StopProcesses)
+    assert told(play.said, StopProcesses)
 
 
 def test_workers_are_not_scaled_while_one_is_being_replaced() -> None:
@@ -119,13 +121,13 @@ def test_workers_are_not_scaled_while_one_is_being_replaced() -> None:
 def sends(play: Play, step: int, *members: Member) -> list:  # type: ignore[type-arg]
     new = []
     for member in members:
-        new += play.hear(member, job_messages.SaveBegin(step, []))
-        new += play.hear(member, job_messages.SaveEnd(step))
+        new += play.hear(member, SaveBegin(step, []))
+        new += play.hear(member, SaveEnd(step))
     return new
 
 
 def commits(said: list) -> list[int]:  # type: ignore[type-arg]
-    return [each.step for each in said if isinstance(each, Commit)]
+    return [each.step for each in said if isinstance(each, CommitCheckpoint)]
 
 
 def test_a_checkpoint_does_not_wait_for_a_server_that_leads_nothing() -> None:
@@ -134,7 +136,7 @@ def test_a_checkpoint_does_not_wait_for_a_server_that_leads_nothing() -> None:
     listens(play, again(S[1]))
     new = sends(play, 9, W0, W1, S[0], S[2])
     assert commits(new) == [9]
-    (commit,) = [each for each in new if isinstance(each, Commit)]
+    (commit,) = [each for each in new if isinstance(each, CommitCheckpoint)]
     assert commit.parameters == ["w"]
 
 
@@ -142,9 +144,9 @@ def test_a_part_that_was_begun_is_waited_for_whoever_sends_it() -> None:
     play = training()
     dies(play, S[1])
     listens(play, again(S[1]))
-    play.hear(again(S[1]), job_messages.SaveBegin(9, []))
+    play.hear(again(S[1]), SaveBegin(9, []))
     assert commits(sends(play, 9, W0, W1, S[0], S[2])) == []
-    assert commits(play.hear(again(S[1]), job_messages.SaveEnd(9))) == [9]
+    assert commits(play.hear(again(S[1]), SaveEnd(9))) == [9]
 
 
 def test_an_empty_part_that_comes_after_the_checkpoint_is_whole_begins_no_other() -> None:
@@ -152,12 +154,12 @@ def test_an_empty_part_that_comes_after_the_checkpoint_is_whole_begins_no_other(
     dies(play, S[1])
     listens(play, again(S[1]))
     sends(play, 9, W0, W1, S[0], S[2])
-    play(Written(9, "there", 1, 0.1))
+    play(CheckpointCommitted(9, "there", 1, 0.1))
     assert commits(sends(play, 9, again(S[1]))) == []
     play.exits(W0)
     play.exits(W1)
     play.wait(1.0)
-    assert told(play.said, job_messages.Leave), "nothing is waited for at the end"
+    assert told(play.said, Leave), "nothing is waited for at the end"
 
 
 def test_a_move_makes_senders_of_those_that_lead_now() -> None:

@@ -10,27 +10,14 @@ from typing import Any
 import pytest
 
 from psctl.checkpoint import files
-from psctl.coordinator.connections import Desk
-from psctl.coordinator.state.instructions import Broke, ConnectionLost, Heard
+from psctl.coordinator.connections import CoordinatorConnections
+from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived, ProtocolBroken
 from psctl.errors import MessageRefused, PeerLost
-from psctl.job.job_messages import (
-    Beat,
-    Go,
-    Join,
-    LoadEnd,
-    LoadPart,
-    LoadWanted,
-    Prepare,
-    Register,
-    SaveBegin,
-    SaveEnd,
-    SavePart,
-    StartBegin,
-    StartEnd,
-    StartPart,
-)
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
+from psctl.job.process_messages import Register
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
 from psctl.transport.permit_gate import Gate
 from psctl.types import Layout, Member, TensorSlice
 
@@ -78,7 +65,7 @@ class Scene:
     def __init__(self, resume: Path | None = None) -> None:
         self.heard: list[Any] = []
         self.saver = FakeSaver()
-        behind: Any = Desk(self.heard.append, self.saver, resume, self.refuses)  # type: ignore[arg-type]
+        behind: Any = CoordinatorConnections(self.heard.append, self.saver, resume, self.refuses)  # type: ignore[arg-type]
         self.tell = behind.tell
         self.desk: Any = Gate(COORDINATION, "coordinator", behind)
         self.peers = {member: self.join(FakePeer(member)) for member in (W0, W1, W2)}
@@ -104,9 +91,9 @@ class Scene:
 
 def test_what_needs_thought_goes_to_the_mind_in_order() -> None:
     scene = Scene()
-    scene.desk.received(scene.peers[W1], Beat(3, "compute"), None)
+    scene.desk.received(scene.peers[W1], Heartbeat(3, "compute"), None)
     scene.desk.lost(scene.peers[W1], PeerLost("gone"))
-    assert scene.heard == [Heard(W1, Beat(3, "compute")), ConnectionLost(W1, "gone")]
+    assert scene.heard == [MessageReceived(W1, Heartbeat(3, "compute")), ConnectionLost(W1, "gone")]
     scene.tell(W1, Go())
     scene.tell(W0, Go())
     assert scene.peers[W1].all() == []
@@ -132,7 +119,7 @@ def test_parts_of_checkpoints_go_to_the_saver_and_only_their_ends_to_the_mind() 
     assert scene.saver.calls == [
         ("worker/0", "begin", [SLICE]), ("worker/0", "part", b"1234"), ("worker/0", "end", 5),
     ]  # fmt: skip
-    assert scene.heard == [Heard(W0, SaveBegin(5, [])), Heard(W0, SaveEnd(5))]
+    assert scene.heard == [MessageReceived(W0, SaveBegin(5, [])), MessageReceived(W0, SaveEnd(5))]
 
 
 def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_else() -> None:
@@ -204,7 +191,7 @@ def refusal(scene: Scene, peer: FakePeer, message: Any, payload: memoryview | No
         scene.receive(peer, message, payload)
     scene.heard.clear()
     scene.desk.lost(peer, error.value)
-    assert scene.heard == [Broke(peer.member, error.value.message)]
+    assert scene.heard == [ProtocolBroken(peer.member, error.value.message)]
     return error.value.message
 
 

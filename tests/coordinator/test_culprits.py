@@ -7,8 +7,10 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from psctl.coordinator.state.instructions import Instruction, Tell
-from psctl.job import activity, events, job_messages
+from psctl.coordinator.state.instructions import Instruction, SendMessage
+from psctl.job import activity, events
+from psctl.job.process_messages import HostSample, OutputLines, Stacks, StacksWanted
+from psctl.job.training_messages import Heartbeat
 from psctl.types import Member
 from tests.coordinator.play import A0, A1, ORDER, S0, W0, W1, Play, appended
 
@@ -22,12 +24,12 @@ def stalled(beats: list[tuple[Member, int, str]], apart: float, quiet: tuple[Mem
     """Train to step 2, hear these first heartbeats in this order, then each rank's last one every second."""
     play = Play(replace(ORDER, stall_timeout=20.0)).training()
     for member, step, doing in beats:
-        play.hear(member, job_messages.Beat(step, doing))
+        play.hear(member, Heartbeat(step, doing))
         play.wait(apart)
     for _ in range(25):
         for member, step, doing in {each[0]: each for each in beats}.values():
             if play.mind.state == "running" and member not in quiet:
-                play.hear(member, job_messages.Beat(step, doing))
+                play.hear(member, Heartbeat(step, doing))
         play.wait(1)
     for member in (W0, W1, S0):
         play.exits(member, -15)
@@ -95,18 +97,18 @@ def test_an_activity_names_whom_it_waits_for(doing: str, names: set[tuple[str, i
 
 def test_stacks_are_asked_for_with_the_notice_and_again_before_the_end() -> None:
     play = Play().training()
-    play.hear(W0, job_messages.Beat(3, PS))
-    play.hear(W1, job_messages.Beat(3, "compute"))
+    play.hear(W0, Heartbeat(3, PS))
+    play.hear(W1, Heartbeat(3, "compute"))
     said = play.wait(31)
-    assert tells(said) == {A1: job_messages.StacksWanted([W1])}
-    play.hear(A1, job_messages.Stacks(W1, ("train.py:9 in main: step()", "train.py:4 in step: f()"), ()))
+    assert tells(said) == {A1: StacksWanted([W1])}
+    play.hear(A1, Stacks(W1, ("train.py:9 in main: step()", "train.py:4 in step: f()"), ()))
     told = [event.text for event in appended(play.said, events.Notice)][-1]
     assert told.startswith("stack of worker/1 on h1")
     assert told.endswith("train.py:4 in step: f()")
-    play.hear(A0, job_messages.Stacks(W1, ("forged.py:1 in x",), ()))
-    assert tells(play.wait(270)) == {A0: job_messages.StacksWanted([W0]), A1: job_messages.StacksWanted([W1])}
-    play.hear(A1, job_messages.Stacks(W1, ("train.py:5 in step: g()",), (("data.py:2 in load",),)))
-    play.hear(A0, job_messages.Stacks(W0, (), (), "it is stopped"))
+    play.hear(A0, Stacks(W1, ("forged.py:1 in x",), ()))
+    assert tells(play.wait(270)) == {A0: StacksWanted([W0]), A1: StacksWanted([W1])}
+    play.hear(A1, Stacks(W1, ("train.py:5 in step: g()",), (("data.py:2 in load",),)))
+    play.hear(A0, Stacks(W0, (), (), "it is stopped"))
     play.wait(1)
     for member in (W0, W1, S0):
         play.exits(member, -15)
@@ -124,17 +126,17 @@ def test_a_script_that_never_calls_psctl_ends_when_no_rank_shows_a_sign(sign: st
     play = Play(replace(ORDER, stall_timeout=20.0)).running()
     for _ in range(8):
         play.wait(4)
-        play.hear(A0, job_messages.Sample("h0", 0.1, 0.1))
+        play.hear(A0, HostSample("h0", 0.1, 0.1))
         if sign == "prints":
-            play.hear(A1, job_messages.Lines(W1, "stdout", ["epoch 1"]))
+            play.hear(A1, OutputLines(W1, "stdout", ["epoch 1"]))
         elif sign == "computes":
-            play.hear(A1, job_messages.Sample("h1", 0.1, 0.1, busy=[W1]))
+            play.hear(A1, HostSample("h1", 0.1, 0.1, busy=[W1]))
         elif sign == "none":
-            play.hear(A1, job_messages.Sample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
+            play.hear(A1, HostSample("h1", 0.1, 0.1, busy=[W0]))  # not of its host
     assert (play.mind.state != "running") == (sign == "none")
 
 
 def tells(said: list[Instruction]) -> dict[Member, object]:
     """The wanted stacks in what was said, by agent."""
-    told = [each for each in said if isinstance(each, Tell)]
-    return {each.member: each.message for each in told if isinstance(each.message, job_messages.StacksWanted)}
+    told = [each for each in said if isinstance(each, SendMessage)]
+    return {each.member: each.message for each in told if isinstance(each.message, StacksWanted)}

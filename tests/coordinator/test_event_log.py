@@ -9,7 +9,7 @@ import pytest
 from psctl.agent import supervisor
 from psctl.coordinator.event_log import ROOM, EventLog
 from psctl.job import events
-from psctl.job.job_messages import Failure
+from psctl.job.process_messages import ProcessFailure
 from tests.helpers.disks import SmallDisk
 
 
@@ -116,11 +116,11 @@ def test_the_keeper_gives_a_log_its_end_once_and_cuts_a_torn_line(tmp_path: Path
     path = tmp_path / "events.jsonl"
     path.write_bytes(
         events.to_line(events.Started(time=5.0, job="digits-3", hosts=["h0"], roles=[]))
-        + events.to_line(events.State(time=6.0, role="worker", rank=0, host="h0", state="running"))
+        + events.to_line(events.StateChanged(time=6.0, role="worker", rank=0, host="h0", state="running"))
         + events.to_line(events.CheckpointWritten(time=7.0, step=500, path="/c", bytes=8, seconds=0.1))
         + b'{"event": "prog'
     )
-    failure = Failure("agent/0", "h0", -9, 9.0, 0, "psctl's agent on the head died", [], [])
+    failure = ProcessFailure("agent/0", "h0", -9, 9.0, 0, "psctl's agent on the head died", [], [])
     assert supervisor.write_finished(tmp_path, "digits-3", failure)
     assert not supervisor.write_finished(tmp_path, "digits-3", failure)
     last = read(path)[-1]

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from psctl.coordinator.state.instructions import Heard
+from psctl.coordinator.state.instructions import MessageReceived
 from psctl.job.job_permits import COORDINATION, JOINED, PREPARED
-from psctl.permits import against
+from psctl.permits import why_refused
 from psctl.types import Member, Role
 from tests.coordinator.play import A0, A1, W0, W1, Play
 from tests.coordinator.test_surviving import S, training
@@ -92,8 +92,8 @@ def listen(play: Play, speech: list[tuple[Member, Any]], seconds: float) -> None
     rows = COORDINATION.to("coordinator")
     for member, message in speech:
         row = rows[member.role][type(message)]
-        if not against(row, member, message, STATES[member.role], 0) or row.when.get(member.role) == ("new",):
-            play(Heard(member, message))
+        if not why_refused(row, member, message, STATES[member.role], 0) or row.when.get(member.role) == ("new",):
+            play(MessageReceived(member, message))
             play.wait(seconds)
     for each in play.said:
         msgspec.msgpack.encode(each)

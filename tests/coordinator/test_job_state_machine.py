@@ -11,27 +11,46 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state import training
 from psctl.coordinator.state.instructions import (
-    Append,
-    Close,
-    Commit,
+    AppendEvent,
+    CheckpointCommitted,
+    CheckpointCopySent,
+    CloseCoordinator,
+    CommitCheckpoint,
     Connected,
     ConnectionLost,
-    Copy,
-    CopySent,
-    Discard,
+    DiscardCheckpoint,
     FindRestorable,
-    Happening,
-    Heard,
+    Input,
     MakePlan,
     MakeShards,
+    MessageReceived,
     PlanMade,
-    Restorable,
+    RestorableFound,
+    SendCheckpointCopy,
     ShardsMade,
-    Start,
+    StartMember,
     Tick,
-    Written,
 )
-from psctl.job import events, failures, job_messages
+from psctl.job import events, failures
+from psctl.job.checkpoint_messages import (
+    CheckpointCopyDone,
+    CheckpointSaved,
+    CutAt,
+    CutPosition,
+    ProposeCut,
+    SaveBegin,
+    SaveEnd,
+)
+from psctl.job.process_messages import (
+    HostSample,
+    ProcessExited,
+    ProcessFailure,
+    ProcessStarted,
+    Register,
+    StopProcesses,
+    StopWanted,
+)
+from psctl.job.training_messages import Decision, Go, Heartbeat, Join, Leave, MemberReady, Prepare, ScriptFinished
 from psctl.types import Address, Member, ServerAt
 from tests.coordinator.play import A0, A1, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, appended, commits, told
 from tests.examples import examples
@@ -40,11 +59,11 @@ from tests.examples import examples
 def test_the_first_event_is_started_and_workers_are_ordered_when_all_agents_are_there() -> None:
     play = Play()
     first = play.said[0]
-    assert isinstance(first, Append)
+    assert isinstance(first, AppendEvent)
     assert isinstance(first.event, events.Started)
     assert first.event.time == 1000.0
-    assert [each for each in play.hear(A0, job_messages.Register("h0", 1, 4, 1, 0)) if isinstance(each, Start)] == []
-    starts = [each for each in play.hear(A1, job_messages.Register("h1", 1, 4, 1, 0)) if isinstance(each, Start)]
+    assert [each for each in play.hear(A0, Register("h0", 1, 4, 1, 0)) if isinstance(each, StartMember)] == []
+    starts = [each for each in play.hear(A1, Register("h1", 1, 4, 1, 0)) if isinstance(each, StartMember)]
     assert [(start.member, start.host, start.local_rank) for start in starts] == [(W0, 0, 0), (W1, 1, 0)]
     assert starts[1].environment["RANK"] == "1"
     assert play.mind.state == "starting"
@@ -54,16 +73,20 @@ def test_the_whole_way_to_training_under_ps() -> None:
     play = Play().prepared()
     assert isinstance(play.said[-1], MakePlan)
     new = play(PlanMade("ps", "server", [0], PLAN))
-    assert [each.member for each in new if isinstance(each, Start)] == [S0]
-    play.hear(A0, job_messages.Started(S0, 102))
+    assert [each.member for each in new if isinstance(each, StartMember)] == [S0]
+    play.hear(A0, ProcessStarted(S0, 102))
     play(Connected(S0))
-    play.hear(S0, job_messages.Join(102))
-    assert play.hear(S0, job_messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near=False)]
-    decisions = told(play(ShardsMade([], [])), job_messages.Decision)
+    play.hear(S0, Join(102))
+    assert play.hear(S0, MemberReady(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near=False)]
+    decisions = told(play(ShardsMade([], [])), Decision)
     assert [member for member, _ in decisions] == [S0, W0, W1]
     assert decisions[0][1].assignment.servers == [ServerAt(0, 0, Address("10.0.0.1", 4000))]
-    assert told(play.hear(W0, job_messages.Ready()), job_messages.Go) == []
-    assert [member for member, _ in told(play.hear(W1, job_messages.Ready()), job_messages.Go)] == [S0, W0, W1]
+    assert told(play.hear(W0, MemberReady()), Go) == []
+    assert [member for member, _ in told(play.hear(W1, MemberReady()), Go)] == [
+        S0,
+        W0,
+        W1,
+    ]
 
 
 @pytest.mark.parametrize(("workers", "near"), [(2, True), (1, False)])
@@ -71,27 +94,27 @@ def test_shards_are_cut_for_one_host_where_no_process_is_on_another(workers: int
     hosts = [replace(ORDER.hosts[0], slots=3, workers=workers), replace(ORDER.hosts[1], workers=2 - workers)]
     play = Play(replace(ORDER, hosts=hosts)).registered()
     for rank, agent in enumerate((A0, A0 if near else A1)):
-        play.hear(agent, job_messages.Started(Member("worker", rank), 100 + rank))
+        play.hear(agent, ProcessStarted(Member("worker", rank), 100 + rank))
         play(Connected(Member("worker", rank)))
-        play.hear(Member("worker", rank), job_messages.Join(100))
-        play.hear(Member("worker", rank), job_messages.Prepare(LAYOUT, ()))
+        play.hear(Member("worker", rank), Join(100))
+        play.hear(Member("worker", rank), Prepare(LAYOUT, ()))
     play(PlanMade("ps", "server", [0], PLAN))
-    play.hear(A0, job_messages.Started(S0, 102))
+    play.hear(A0, ProcessStarted(S0, 102))
     play(Connected(S0))
-    play.hear(S0, job_messages.Join(102))
-    assert play.hear(S0, job_messages.Ready(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near)]
+    play.hear(S0, Join(102))
+    assert play.hear(S0, MemberReady(Address("10.0.0.1", 4000))) == [MakeShards(LAYOUT, 1, near)]
 
 
 def test_native_needs_no_servers() -> None:
     play = Play().prepared()
     new = play(PlanMade("native", "worker", [], replace(PLAN, chosen="native")))
-    assert [member for member, _ in told(new, job_messages.Decision)] == [W0, W1]
+    assert [member for member, _ in told(new, Decision)] == [W0, W1]
 
 
 def test_what_a_schedule_is_built_with_goes_to_every_rank() -> None:
     told_to = {"order": [1, 0], "pieces": 4}
     plan = PlanMade("ring", "worker", [], replace(PLAN, chosen="ring"), options=told_to)
-    decisions = told(Play().prepared()(plan), job_messages.Decision)
+    decisions = told(Play().prepared()(plan), Decision)
     assert [(member, each.strategy, each.options) for member, each in decisions] == [
         (W0, "ring", told_to), (W1, "ring", told_to),
     ]  # fmt: skip
@@ -100,7 +123,7 @@ def test_what_a_schedule_is_built_with_goes_to_every_rank() -> None:
 def test_a_job_is_done_when_its_workers_are_and_servers_are_asked_to_leave() -> None:
     play = Play().training()
     play.exits(W0)
-    assert [member for member, _ in told(play.exits(W1), job_messages.Leave)] == [S0]
+    assert [member for member, _ in told(play.exits(W1), Leave)] == [S0]
     play.exits(S0)
     assert (play.last.status, play.last.exit, play.last.failure) == ("done", 0, None)
 
@@ -108,21 +131,21 @@ def test_a_job_is_done_when_its_workers_are_and_servers_are_asked_to_leave() -> 
 def test_the_end_waits_for_what_was_saved_last() -> None:
     play = Play().training()
     for worker in (W0, W1):
-        play.hear(worker, job_messages.SaveBegin(7, []))
-        play.hear(worker, job_messages.SaveEnd(7))
+        play.hear(worker, SaveBegin(7, []))
+        play.hear(worker, SaveEnd(7))
     play.exits(W0)
     play.exits(W1)
     assert play.mind.state == "stopping"
-    play.hear(S0, job_messages.SaveBegin(7, []))
-    new = play.hear(S0, job_messages.SaveEnd(7))
-    assert [each.step for each in new if isinstance(each, Commit)] == [7]
+    play.hear(S0, SaveBegin(7, []))
+    new = play.hear(S0, SaveEnd(7))
+    assert [each.step for each in new if isinstance(each, CommitCheckpoint)] == [7]
     play.exits(S0)
-    new = play(Written(7, "/c/7", 8, 0.1))
+    new = play(CheckpointCommitted(7, "/c/7", 8, 0.1))
     assert appended(new, events.CheckpointWritten)[0].path == "/c/7"
-    assert Copy(7, A1) in new
-    play(CopySent(7))
+    assert SendCheckpointCopy(7, A1) in new
+    play(CheckpointCopySent(7))
     assert play.mind.state == "stopping"
-    play.hear(A1, job_messages.CopyDone(7))
+    play.hear(A1, CheckpointCopyDone(7))
     assert play.last.status == "done"
 
 
@@ -159,18 +182,18 @@ def test_ranks_that_fail_together_have_each_failed_and_none_was_stopped() -> Non
 def test_a_loss_alone_is_named_when_nobody_better_comes() -> None:
     play = Play().training()
     play.exits(W0, 1, "PeerLost: worker/1 left", code="peer-lost")
-    assert told(play.wait(4.5), job_messages.StopProcesses) == []
-    assert [member for member, _ in told(play.wait(1), job_messages.StopProcesses)] == [A0, A1]
+    assert told(play.wait(4.5), StopProcesses) == []
+    assert [member for member, _ in told(play.wait(1), StopProcesses)] == [A0, A1]
 
 
 def test_the_checkpoint_and_the_commands_are_in_the_failure() -> None:
     play = Play().training()
     for member in (W0, S0):
-        play.hear(member, job_messages.SaveBegin(500, []))
-        play.hear(member, job_messages.SaveEnd(500))
-    play(Written(500, "/c", 8, 0.1), CopySent(500))
-    play.hear(A1, job_messages.CopyDone(500))
-    play.hear(W1, job_messages.Beat(507, "compute"))
+        play.hear(member, SaveBegin(500, []))
+        play.hear(member, SaveEnd(500))
+    play(CheckpointCommitted(500, "/c", 8, 0.1), CheckpointCopySent(500))
+    play.hear(A1, CheckpointCopyDone(500))
+    play.hear(W1, Heartbeat(507, "compute"))
     play.exits(W1, 1, "ValueError: NaN")
     play.wait(0.5)
     play.exits(W0, -15)
@@ -198,7 +221,7 @@ def test_the_checkpoint_and_the_commands_are_in_the_failure() -> None:
 def test_a_restore_is_offered_for_losses_and_training_again_for_errors_in_the_code(
     member: str, status: int, exception: str, code: str, command: str
 ) -> None:
-    failure = job_messages.Failure(member, "h1", status, 1.0, 507, exception, [], [], code)
+    failure = ProcessFailure(member, "h1", status, 1.0, 507, exception, [], [], code)
     assert failures.resume_command(failure, "digits-3@500") == command
     assert failures.resume_command(failure, None) is None
 
@@ -207,7 +230,7 @@ def test_a_lost_host_takes_its_ranks_with_it() -> None:
     play = Play().training()
     play(ConnectionLost(A1, "no word for 5 s"), ConnectionLost(W1, "no word for 5 s"))
     play.wait(0.5)
-    assert [member for member, _ in told(play.said, job_messages.StopProcesses)] == [A0]
+    assert [member for member, _ in told(play.said, StopProcesses)] == [A0]
     play.exits(W0, -15)
     play.exits(S0, -15)
     failure = play.last.failure
@@ -228,16 +251,18 @@ def test_a_server_that_ends_early_is_a_failure_whatever_its_status() -> None:
     ("prepare", "missing", "text"),
     [
         (
-            lambda play: play.hear(A0, job_messages.Register("h0", 1, 4, 1, 0)),
+            lambda play: play.hear(A0, Register("h0", 1, 4, 1, 0)),
             "agent/1",
             "no word from psctl's agent on h1",
         ),
-        (lambda play: play.running() and play.hear(W0, job_messages.Join(1)), "worker/1", "did not call psctl.init"),
+        (
+            lambda play: play.running() and play.hear(W0, Join(1)),
+            "worker/1",
+            "did not call psctl.init",
+        ),
         (
             lambda play: (
-                play.running()
-                and [play.hear(w, job_messages.Join(1)) for w in (W0, W1)]
-                and play.hear(W1, job_messages.Prepare(LAYOUT, ()))
+                play.running() and [play.hear(w, Join(1)) for w in (W0, W1)] and play.hear(W1, Prepare(LAYOUT, ()))
             ),
             "worker/0",
             "did not call prepare",
@@ -260,7 +285,7 @@ def test_a_plain_script_may_run_as_long_as_it_likes() -> None:
     play = Play().running()
     for _ in range(40):
         play.wait(100)
-        play.hear(A0, job_messages.Sample("h0", 0.5, 0.1, busy=[W0]))
+        play.hear(A0, HostSample("h0", 0.5, 0.1, busy=[W0]))
     assert play.mind.state == "running"
 
 
@@ -268,8 +293,8 @@ def test_a_rank_that_ends_before_prepare_is_noticed_at_once() -> None:
     play = Play().running()
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-    play.hear(W0, job_messages.Prepare(LAYOUT, ()))
+        play.hear(worker, Join(1))
+    play.hear(W0, Prepare(LAYOUT, ()))
     play.exits(W1, 0)
     play.wait(1)
     play.exits(W0, -15)
@@ -281,8 +306,8 @@ def test_a_rank_that_ends_before_prepare_is_noticed_at_once() -> None:
 def test_a_stall_is_named_after_30_s_and_ended_after_the_limit() -> None:
     play = Play().training()
     for step in range(1, 4):
-        play.hear(W0, job_messages.Beat(step, "sync: waiting for server/0"))
-        play.hear(W1, job_messages.Beat(step, "compute"))
+        play.hear(W0, Heartbeat(step, "sync: waiting for server/0"))
+        play.hear(W1, Heartbeat(step, "compute"))
     notices = [event.text for event in appended(play.wait(31), events.Notice)]
     assert notices == ["worker/1 on h1 is at step 3 since 30 s: compute, silent for 30 s"]
     assert appended(play.wait(200), events.Notice) == []
@@ -296,11 +321,14 @@ def left_at_7(how: str) -> Play:
     """Worker 1 leaves in good order after step 7; worker 0 goes on to step 8."""
     play = Play().training()
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Beat(7, "compute"))
+        play.hear(worker, Heartbeat(7, "compute"))
     if how == "sys.exit":
-        play.hear(W1, job_messages.Finished(7))
+        play.hear(W1, ScriptFinished(7))
     play.exits(W1, 0)
-    play.hear(W0, job_messages.Beat(8, "sync: waiting for values of clock 8 from server/0, which waits for worker/1"))
+    play.hear(
+        W0,
+        Heartbeat(8, "sync: waiting for values of clock 8 from server/0, which waits for worker/1"),
+    )
     return play
 
 
@@ -327,13 +355,13 @@ def test_a_worker_that_leaves_while_others_train_is_named_when_they_have_waited_
 def test_a_worker_that_trains_on_alone_after_the_last_common_step_is_no_failure() -> None:
     play = Play().training()
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Beat(7, "compute"))
-    play.hear(W1, job_messages.Finished(7))
+        play.hear(worker, Heartbeat(7, "compute"))
+    play.hear(W1, ScriptFinished(7))
     play.exits(W1, 0)
-    play.hear(W0, job_messages.Beat(7, "sync: waiting for values of clock 7 from server/0"))
+    play.hear(W0, Heartbeat(7, "sync: waiting for values of clock 7 from server/0"))
     play.wait(25)
     assert play.mind.state == "running"
-    play.hear(W0, job_messages.Finished(7))
+    play.hear(W0, ScriptFinished(7))
     play.exits(W0, 0)
     play.exits(S0, 0)
     assert play.last.status == "done"
@@ -352,18 +380,24 @@ def test_a_loss_of_a_worker_that_left_early_names_that_worker() -> None:
 
 def test_a_polite_stop_cuts_one_step_beyond_the_furthest_and_saves() -> None:
     play = Play().training()
-    new = play.hear(A1, job_messages.StopWanted(False, False, "psctl stop"))
-    assert told(new, job_messages.Propose) == [(W0, job_messages.Propose(1)), (W1, job_messages.Propose(1))]
-    assert told(play.hear(W0, job_messages.Position(1, 7)), job_messages.CutAt) == []
-    cut = job_messages.CutAt(1, 9, True, True)
-    assert told(play.hear(W1, job_messages.Position(1, 8)), job_messages.CutAt) == [(W0, cut), (W1, cut)]
+    new = play.hear(A1, StopWanted(False, False, "psctl stop"))
+    assert told(new, ProposeCut) == [
+        (W0, ProposeCut(1)),
+        (W1, ProposeCut(1)),
+    ]
+    assert told(play.hear(W0, CutPosition(1, 7)), CutAt) == []
+    cut = CutAt(1, 9, True, True)
+    assert told(play.hear(W1, CutPosition(1, 8)), CutAt) == [
+        (W0, cut),
+        (W1, cut),
+    ]
     for member in (W0, S0):
-        play.hear(member, job_messages.SaveBegin(9, []))
-        play.hear(member, job_messages.SaveEnd(9))
-    play(Written(9, "/c/9", 8, 0.1), CopySent(9))
-    play.hear(A1, job_messages.CopyDone(9))
+        play.hear(member, SaveBegin(9, []))
+        play.hear(member, SaveEnd(9))
+    play(CheckpointCommitted(9, "/c/9", 8, 0.1), CheckpointCopySent(9))
+    play.hear(A1, CheckpointCopyDone(9))
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Finished(9))
+        play.hear(worker, ScriptFinished(9))
         play.exits(worker)
     play.exits(S0)
     assert (play.last.status, play.last.exit, play.last.failure) == ("stopped", 1, None)
@@ -371,14 +405,14 @@ def test_a_polite_stop_cuts_one_step_beyond_the_furthest_and_saves() -> None:
 
 def test_a_stop_whose_checkpoint_does_not_fit_says_so() -> None:
     play = Play().training()
-    play.hear(A0, job_messages.StopWanted(True, False, "SIGTERM"))
-    play.hear(W0, job_messages.Position(1, 8))
-    play.hear(W1, job_messages.Position(1, 8))
-    play.hear(W0, job_messages.SaveBegin(9, []))
-    new = play(Written(9, problem="no space left"))
-    assert told(new, job_messages.Saved) == [
-        (W0, job_messages.Saved(9, "no space left")),
-        (W1, job_messages.Saved(9, "no space left")),
+    play.hear(A0, StopWanted(True, False, "SIGTERM"))
+    play.hear(W0, CutPosition(1, 8))
+    play.hear(W1, CutPosition(1, 8))
+    play.hear(W0, SaveBegin(9, []))
+    new = play(CheckpointCommitted(9, problem="no space left"))
+    assert told(new, CheckpointSaved) == [
+        (W0, CheckpointSaved(9, "no space left")),
+        (W1, CheckpointSaved(9, "no space left")),
     ]
     play.exits(W0)
     play.exits(W1)
@@ -390,10 +424,10 @@ def test_a_stop_whose_checkpoint_does_not_fit_says_so() -> None:
 
 def test_a_forced_stop_kills_at_once_also_during_a_polite_one() -> None:
     play = Play().training()
-    play.hear(A0, job_messages.StopWanted(True, False, "Ctrl-C"))
-    new = play.hear(A0, job_messages.StopWanted(False, True, "Ctrl-C"))
-    kill = job_messages.StopProcesses(0.0, "stopped by Ctrl-C")
-    assert told(new, job_messages.StopProcesses) == [(A0, kill), (A1, kill)]
+    play.hear(A0, StopWanted(True, False, "Ctrl-C"))
+    new = play.hear(A0, StopWanted(False, True, "Ctrl-C"))
+    kill = StopProcesses(0.0, "stopped by Ctrl-C")
+    assert told(new, StopProcesses) == [(A0, kill), (A1, kill)]
     for member in (W0, W1, S0):
         play.exits(member, -9)
     assert (play.last.status, play.last.exit) == ("stopped", 130)
@@ -401,9 +435,9 @@ def test_a_forced_stop_kills_at_once_also_during_a_polite_one() -> None:
 
 def test_a_script_that_ends_before_the_stop_reaches_it_is_done() -> None:
     play = Play().training()
-    play.hear(A0, job_messages.StopWanted(False, False, "psctl stop"))
+    play.hear(A0, StopWanted(False, False, "psctl stop"))
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Finished(8))
+        play.hear(worker, ScriptFinished(8))
         play.exits(worker)
     play.exits(S0)
     assert (play.last.status, play.last.exit, play.last.steps) == ("done", 0, 8)
@@ -411,18 +445,18 @@ def test_a_script_that_ends_before_the_stop_reaches_it_is_done() -> None:
 
 def test_checkpoints_by_the_clock_are_cut_too() -> None:
     play = Play(replace(ORDER, checkpoint=replace(ORDER.checkpoint, every_seconds=10.0))).training()
-    assert [member for member, _ in told(play.wait(10.1), job_messages.Propose)] == [W0, W1]
-    play.hear(W0, job_messages.Position(1, 3))
-    cuts = told(play.hear(W1, job_messages.Position(1, 3)), job_messages.CutAt)
-    assert cuts[0][1] == job_messages.CutAt(1, 4, True, False)
-    assert told(play.wait(5), job_messages.Propose) == []
+    assert [member for member, _ in told(play.wait(10.1), ProposeCut)] == [W0, W1]
+    play.hear(W0, CutPosition(1, 3))
+    cuts = told(play.hear(W1, CutPosition(1, 3)), CutAt)
+    assert cuts[0][1] == CutAt(1, 4, True, False)
+    assert told(play.wait(5), ProposeCut) == []
 
 
 def test_a_checkpoint_whose_sender_died_is_given_up() -> None:
     play = Play().training()
-    play.hear(W0, job_messages.SaveBegin(500, []))
+    play.hear(W0, SaveBegin(500, []))
     new = play(ConnectionLost(W0, "reset"))
-    assert Discard(500) in new
+    assert DiscardCheckpoint(500) in new
 
 
 def test_progress_tells_the_last_complete_step() -> None:
@@ -442,14 +476,14 @@ def test_a_number_that_is_none_is_said_and_left_out() -> None:
     new = play.wait(1.1)
     assert appended(new, events.Progress)[0].metrics == {"accuracy": 0.5}
     assert [event.text for event in appended(new, events.Notice)] == ["loss is nan at step 1"]
-    assert [events.from_line(events.to_line(each.event)) for each in new if isinstance(each, Append)]
+    assert [events.from_line(events.to_line(each.event)) for each in new if isinstance(each, AppendEvent)]
 
 
 def test_an_agent_speaks_for_its_own_host_only() -> None:
     play = Play().training()
-    play.hear(A0, job_messages.Exited(W1, 0))
+    play.hear(A0, ProcessExited(W1, 0))
     assert play.mind.state == "running"
-    assert "not its part" in appended(play.hear(W1, job_messages.StopWanted(False, True, "me")), events.Notice)[0].text
+    assert "not its part" in appended(play.hear(W1, StopWanted(False, True, "me")), events.Notice)[0].text
 
 
 def test_strangers_and_other_incarnations_are_not_expected() -> None:
@@ -465,31 +499,41 @@ def test_strangers_and_other_incarnations_are_not_expected() -> None:
 
 MEMBERS = st.sampled_from([Member(each.role, each.rank, start) for each in (W0, W1, S0) for start in (0, 0, 1)])
 ANYTHING = st.one_of(
-    st.builds(Heard, MEMBERS, st.builds(job_messages.Beat, st.integers(0, 9), st.sampled_from(["compute", "sync: x"]))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.Position, st.integers(1, 3), st.integers(0, 9))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.SaveBegin, st.integers(1, 3), st.just([]))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.SaveEnd, st.integers(1, 3))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.Finished, st.integers(0, 9))),
-    st.builds(Heard, MEMBERS, st.just(job_messages.Prepare(LAYOUT, ()))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.Ready, st.sampled_from([None, Address("10.0.0.1", 1)]))),
-    st.builds(Heard, MEMBERS, st.builds(job_messages.Join, st.just(1))),
     st.builds(
-        Heard, st.sampled_from([A0, A1]), st.builds(job_messages.StopWanted, st.booleans(), st.booleans(), st.just("x"))
+        MessageReceived,
+        MEMBERS,
+        st.builds(Heartbeat, st.integers(0, 9), st.sampled_from(["compute", "sync: x"])),
     ),
+    st.builds(MessageReceived, MEMBERS, st.builds(CutPosition, st.integers(1, 3), st.integers(0, 9))),
+    st.builds(MessageReceived, MEMBERS, st.builds(SaveBegin, st.integers(1, 3), st.just([]))),
+    st.builds(MessageReceived, MEMBERS, st.builds(SaveEnd, st.integers(1, 3))),
+    st.builds(MessageReceived, MEMBERS, st.builds(ScriptFinished, st.integers(0, 9))),
+    st.builds(MessageReceived, MEMBERS, st.just(Prepare(LAYOUT, ()))),
     st.builds(
-        Heard,
+        MessageReceived,
+        MEMBERS,
+        st.builds(MemberReady, st.sampled_from([None, Address("10.0.0.1", 1)])),
+    ),
+    st.builds(MessageReceived, MEMBERS, st.builds(Join, st.just(1))),
+    st.builds(
+        MessageReceived,
         st.sampled_from([A0, A1]),
-        st.builds(job_messages.Exited, MEMBERS, st.sampled_from([0, 1, -9])),
+        st.builds(StopWanted, st.booleans(), st.booleans(), st.just("x")),
     ),
-    st.builds(Heard, st.sampled_from([A0, A1]), st.builds(job_messages.Started, MEMBERS, st.just(5))),
-    st.builds(Heard, st.sampled_from([A0, A1]), st.just(job_messages.Register("h", 1, 1, 1, 0))),
-    st.builds(Written, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
-    st.builds(CopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
+    st.builds(
+        MessageReceived,
+        st.sampled_from([A0, A1]),
+        st.builds(ProcessExited, MEMBERS, st.sampled_from([0, 1, -9])),
+    ),
+    st.builds(MessageReceived, st.sampled_from([A0, A1]), st.builds(ProcessStarted, MEMBERS, st.just(5))),
+    st.builds(MessageReceived, st.sampled_from([A0, A1]), st.just(Register("h", 1, 1, 1, 0))),
+    st.builds(CheckpointCommitted, st.integers(1, 3), problem=st.sampled_from(["", "disk full"])),
+    st.builds(CheckpointCopySent, st.integers(1, 3), st.sampled_from(["", "gone"])),
     st.builds(Connected, MEMBERS),
     st.builds(ConnectionLost, st.one_of(MEMBERS, st.sampled_from([A0, A1])), st.just("reset")),
     st.just(PlanMade("ps", "server", [0], PLAN)),
     st.just(ShardsMade([], [])),
-    st.just(Restorable(None)),
+    st.just(RestorableFound(None)),
     st.just(Tick()),
 )
 
@@ -502,51 +546,53 @@ ANYTHING = st.one_of(
     st.data(),
 )
 def test_whatever_happens_the_job_ends_once_and_starts_nothing_after_it_began_to(
-    stage: str, restarts: int, happenings: list[Happening], data: st.DataObject
+    stage: str, restarts: int, happenings: list[Input], data: st.DataObject
 ) -> None:
     play = getattr(Play(replace(ORDER, restarts=restarts)), stage)()
     for happening in happenings:
         play.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 40.0]))
         if _possible(play, happening):
             play(happening)
-    play.hear(A0, job_messages.StopWanted(False, True, "the test"))
+    play.hear(A0, StopWanted(False, True, "the test"))
     play.wait(2000)
     assert play.mind.over
     ends = [
         index
         for index, each in enumerate(play.said)
-        if isinstance(each, Append) and isinstance(each.event, events.Finished)
+        if isinstance(each, AppendEvent) and isinstance(each.event, events.Finished)
     ]
     assert len(ends) == 1
-    assert isinstance(play.said[ends[0] + 1], Close)
+    assert isinstance(play.said[ends[0] + 1], CloseCoordinator)
     assert ends[0] + 2 == len(play.said)
     stopping = next(
         index
         for index, each in enumerate(play.said)
-        if isinstance(each, Append) and isinstance(each.event, events.State) and each.event.state == "stopping"
+        if isinstance(each, AppendEvent)
+        and isinstance(each.event, events.StateChanged)
+        and each.event.state == "stopping"
     )
-    assert not [each for each in play.said[stopping:] if isinstance(each, Start | MakePlan | MakeShards)]
+    assert not [each for each in play.said[stopping:] if isinstance(each, StartMember | MakePlan | MakeShards)]
     final = {
         (each.event.role, each.event.rank): each.event.state
         for each in play.said
-        if isinstance(each, Append) and isinstance(each.event, events.State)
+        if isinstance(each, AppendEvent) and isinstance(each.event, events.StateChanged)
     }
     assert all(state in ("done", "failed", "lost", "stopped") for state in final.values())
-    started = [each.member for each in play.said if isinstance(each, Start)]
+    started = [each.member for each in play.said if isinstance(each, StartMember)]
     assert len(started) == len(set(started))
-    epochs = [each.assignment.epoch for _, each in told(play.said, job_messages.Decision)]
+    epochs = [each.assignment.epoch for _, each in told(play.said, Decision)]
     assert epochs == sorted(epochs)
-    assert play(Heard(A0, job_messages.StopWanted(False, True, "late"))) == []
+    assert play(MessageReceived(A0, StopWanted(False, True, "late"))) == []
 
 
-def _possible(play: Play, happening: Happening) -> bool:
+def _possible(play: Play, happening: Input) -> bool:
     """The shell answers its questions, and nothing else: answers without a question are left out."""
     asked = [type(each) for each in play.said if isinstance(each, MakePlan | MakeShards | FindRestorable)]
     if isinstance(happening, PlanMade):
         return bool(asked) and asked[-1] is MakePlan
     if isinstance(happening, ShardsMade):
         return bool(asked) and asked[-1] is MakeShards
-    if isinstance(happening, Restorable):
+    if isinstance(happening, RestorableFound):
         return bool(asked) and asked[-1] is FindRestorable
     return True
 
@@ -554,21 +600,21 @@ def _possible(play: Play, happening: Happening) -> bool:
 def test_where_ranks_step_apart_each_has_its_part_in_a_checkpoint() -> None:
     play = Play(replace(ORDER, period=8)).prepared()
     new = play(PlanMade("native", "worker", [], replace(PLAN, chosen="native")))
-    assert [each.period for _, each in told(new, job_messages.Decision)] == [8, 8]
+    assert [each.period for _, each in told(new, Decision)] == [8, 8]
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Ready())
-    play.hear(W0, job_messages.SaveBegin(8, []))
-    assert not [each for each in play.hear(W0, job_messages.SaveEnd(8)) if isinstance(each, Commit)]
-    play.hear(W1, job_messages.SaveBegin(8, []))
-    assert [each.step for each in play.hear(W1, job_messages.SaveEnd(8)) if isinstance(each, Commit)] == [8]
+        play.hear(worker, MemberReady())
+    play.hear(W0, SaveBegin(8, []))
+    assert not [each for each in play.hear(W0, SaveEnd(8)) if isinstance(each, CommitCheckpoint)]
+    play.hear(W1, SaveBegin(8, []))
+    assert [each.step for each in play.hear(W1, SaveEnd(8)) if isinstance(each, CommitCheckpoint)] == [8]
 
 
 def test_an_outer_optimizer_is_every_ranks_or_none() -> None:
     play = Play().running()
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-        play.hear(worker, job_messages.Prepare(LAYOUT, (), worker == W1))
+        play.hear(worker, Join(1))
+        play.hear(worker, Prepare(LAYOUT, (), worker == W1))
     play.wait(1)
     for member in (W0, W1):
         play.exits(member, -15)
@@ -585,7 +631,7 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_over_all_ranks() -> None:
     assert [(each.step, each.metrics) for each in commits(play.report(W1, 460, loss=467.0, rested=460))] == [
         (460, {"early": 5.0, "loss": 464.0})
     ]
-    play(Written(460, "/c", 8, 0.1), CopySent(460))
+    play(CheckpointCommitted(460, "/c", 8, 0.1), CheckpointCopySent(460))
     play.report(W0, 462, loss=1.0, rested=462)
     play.report(W1, 462, loss=1.0, rested=462)
     assert [each.metrics for each in play.saves(463)] == [{}], "nobody reported of step 463: no other step's stand in"
@@ -607,4 +653,4 @@ def test_a_checkpoint_that_was_sent_is_whole_though_the_job_starts_again() -> No
     assert play.saves(7) == []
     new = [*play.exits(S0, -9), *play.wait(6)]
     assert [each.metrics for each in commits(new)] == [{}]
-    assert Discard(7) not in new
+    assert DiscardCheckpoint(7) not in new

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.coordinator.state.rank_reports import Reports
-from psctl.job.job_messages import Report, StepReport
+from psctl.coordinator.state.rank_reports import RankReports
+from psctl.job.training_messages import StepReport, WorkerReport
 
 
-def report(step: int, *steps: StepReport) -> Report:
-    return Report(step, 0, list(steps), 10.0, 0.2, 0.1, 1000, hidden_seconds=0.04)
+def report(step: int, *steps: StepReport) -> WorkerReport:
+    return WorkerReport(step, 0, list(steps), 10.0, 0.2, 0.1, 1000, hidden_seconds=0.04)
 
 
 def test_a_value_is_the_mean_weighted_by_examples_over_those_who_reported_it() -> None:
-    reports = Reports(0.0)
+    reports = RankReports(0.0)
     reports.add(0, report(1, StepReport(1, 0, 3.0, {"loss": 1.0, "accuracy": 0.5})))
     reports.add(1, report(1, StepReport(1, 0, 1.0, {"loss": 5.0})))
     assert reports.complete({0, 1}) == 1
@@ -24,14 +24,14 @@ def test_a_value_is_the_mean_weighted_by_examples_over_those_who_reported_it() -
 
 
 def test_ranks_without_examples_count_equally() -> None:
-    reports = Reports(0.0)
+    reports = RankReports(0.0)
     reports.add(0, report(1, StepReport(1, 0, 0.0, {"loss": 1.0})))
     reports.add(1, report(1, StepReport(1, 0, 0.0, {"loss": 2.0})))
     assert reports.at(1) == {"loss": 1.5}
 
 
 def test_a_step_is_complete_when_every_live_rank_has_passed_it() -> None:
-    reports = Reports(0.0)
+    reports = RankReports(0.0)
     reports.add(0, report(3, *[StepReport(step, 0, 1.0, {"loss": 1.0}) for step in (1, 2, 3)]))
     assert reports.complete({0, 1}) is None
     reports.add(1, report(2, StepReport(1, 0, 1.0, {"loss": 1.0})))
@@ -42,7 +42,7 @@ def test_a_step_is_complete_when_every_live_rank_has_passed_it() -> None:
 
 
 def test_what_one_rank_reports_after_the_last_step_joins_it() -> None:
-    reports = Reports(0.0)
+    reports = RankReports(0.0)
     reports.add(0, report(9, StepReport(9, 0, 1.0, {"loss": 1.0})))
     assert reports.complete({0}) == 9
     reports.add(0, report(9, StepReport(9, 0, 1.0, {"accuracy": 0.97})))
@@ -51,7 +51,7 @@ def test_what_one_rank_reports_after_the_last_step_joins_it() -> None:
 
 
 def test_rates_are_over_the_interval_and_seconds_are_per_step() -> None:
-    reports = Reports(100.0)
+    reports = RankReports(100.0)
     reports.add(0, report(2))
     reports.add(1, report(2))
     rates = reports.rates(102.0)
@@ -63,10 +63,10 @@ def test_rates_are_over_the_interval_and_seconds_are_per_step() -> None:
 
 @given(st.permutations([(rank, step) for rank in range(3) for step in range(1, 5)]))
 def test_the_order_of_reports_does_not_matter(order: list[tuple[int, int]]) -> None:
-    reports = Reports(0.0)
+    reports = RankReports(0.0)
     for rank, step in order:
         reports.add(rank, report(step, StepReport(step, 0, 0.1 + rank, {"loss": step / (rank + 0.7)})))
-    straight = Reports(0.0)
+    straight = RankReports(0.0)
     for rank in range(3):
         for step in range(1, 5):
             straight.add(rank, report(step, StepReport(step, 0, 0.1 + rank, {"loss": step / (rank + 0.7)})))

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from psctl.coordinator.state.instructions import Broke, Connected, Dismiss, MakePlan
-from psctl.job import events, job_messages, membership_messages, table_server_messages
-from psctl.types import Layout, Member, ParameterInfo
+from psctl.coordinator.state.instructions import CloseConnection, Connected, MakePlan, ProtocolBroken
+from psctl.job import events
+from psctl.job.checkpoint_messages import SaveBegin
+from psctl.job.membership_messages import LostWorkerClocks, ProtocolViolation, ShardCaughtUp, ShardHandedOver
+from psctl.job.process_messages import EndProcesses
+from psctl.job.table_server_messages import TablesHandedOver, TablesReady, TablesWanted
+from psctl.job.training_messages import Heartbeat, Join, Prepare, ScriptFinished, StepReport, WorkerReport
+from psctl.types import Address, Layout, Member, ParameterInfo
 from tests.coordinator.play import A1, W0, W1, Play, appended, told
 from tests.coordinator.test_scaling import asks
 from tests.coordinator.test_surviving import S, again, dies, training
@@ -21,7 +26,7 @@ def texts(new: list[Any]) -> list[str]:
 def refused(play: Play, member: Member, message: Any) -> str:
     """Bring a message that must be refused; return the one event's text."""
     new = play.hear(member, message)
-    (dismissed,) = [each for each in new if isinstance(each, Dismiss)]
+    (dismissed,) = [each for each in new if isinstance(each, CloseConnection)]
     assert dismissed.member == member
     (text,) = texts(new)
     assert str(member) in text
@@ -32,11 +37,11 @@ def refused(play: Play, member: Member, message: Any) -> str:
 def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_died() -> None:
     play = training()
     reason = "worker/1 at 10.0.0.2:5: it broke the protocol: SaveBegin: only servers hold tables"
-    new = play(Broke(W1, reason))
-    assert told(new, job_messages.EndProcesses) == [(A1, job_messages.EndProcesses([W1], 0.0, reason))]
+    new = play(ProtocolBroken(W1, reason))
+    assert told(new, EndProcesses) == [(A1, EndProcesses([W1], 0.0, reason))]
     assert texts(new) == [f"worker/1 on h1 is refused: {reason}"]
-    assert play(Broke(W1, reason)) == []
-    assert play.hear(W1, job_messages.Finished(9)) == []  # it was on its way
+    assert play(ProtocolBroken(W1, reason)) == []
+    assert play.hear(W1, ScriptFinished(9)) == []  # it was on its way
     assert "broke the protocol" in play.mind.expects(W1)
     new = dies(play, W1)
     assert [event.rank for event in appended(new, events.WorkerLost)] == [1]
@@ -46,8 +51,8 @@ def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_di
 
 def test_a_server_that_broke_the_protocol_is_ended_and_the_others_go_on() -> None:
     play = training()
-    new = play(Broke(S[1], "it broke the protocol: Push is no message that a server may send here"))
-    ((agent, ended),) = told(new, job_messages.EndProcesses)
+    new = play(ProtocolBroken(S[1], "it broke the protocol: Push is no message that a server may send here"))
+    ((agent, ended),) = told(new, EndProcesses)
     assert (agent, ended.members) == (A1, [S[1]])
     assert [event.rank for event in appended(dies(play, S[1]), events.ServerLost)] == [1]
     assert play.mind.state == "running"
@@ -55,7 +60,7 @@ def test_a_server_that_broke_the_protocol_is_ended_and_the_others_go_on() -> Non
 
 def test_an_agent_that_broke_the_protocol_is_a_lost_host() -> None:
     play = training()
-    new = play(Broke(A1, "it broke the protocol: Join is no message that an agent may send here"))
+    new = play(ProtocolBroken(A1, "it broke the protocol: Join is no message that an agent may send here"))
     assert texts(new)[0].startswith("agent/1 is refused: it broke the protocol: Join")
     assert "broke the protocol" in play.mind.expects(A1)
     assert 1 in play.mind._job.lost_hosts
@@ -63,28 +68,26 @@ def test_an_agent_that_broke_the_protocol_is_a_lost_host() -> None:
 
 def test_what_a_server_says_of_a_worker_is_one_event_and_the_workers_end() -> None:
     play = training()
-    new = play.hear(S[0], membership_messages.Misbehaved(W1, "Begin is for worker/0 to send"))
-    assert told(new, job_messages.EndProcesses)[0][1].members == [W1]
+    new = play.hear(S[0], ProtocolViolation(W1, "Begin is for worker/0 to send"))
+    assert told(new, EndProcesses)[0][1].members == [W1]
     assert texts(new) == ["worker/1 on h1 is refused: Begin is for worker/0 to send (to server/0)"]
-    assert play.hear(S[1], membership_messages.Misbehaved(W1, "Begin is for worker/0 to send")) == []
-    assert play.hear(S[1], membership_messages.Misbehaved(Member("worker", 1, 7), "an earlier start")) == []
+    assert play.hear(S[1], ProtocolViolation(W1, "Begin is for worker/0 to send")) == []
+    assert play.hear(S[1], ProtocolViolation(Member("worker", 1, 7), "an earlier start")) == []
 
 
 @pytest.mark.parametrize(
     ("member", "message", "why"),
     [
-        (W1, job_messages.SaveBegin((1 << 20) + 1, []), "step 1048577, where the furthest step told of is 0"),
-        (S[0], membership_messages.CaughtUp(0, 6, 1), "shard 6 of 6"),
-        (S[0], membership_messages.CaughtUp(0, 1, 9), "server/9, which the job never had"),
-        (S[0], membership_messages.HandedOver(0, 1 << 40), "shard 1099511627776 of 6"),
-        (S[0], membership_messages.HeldOf(1, 0, {6: 1}), "shard 6 of 6"),
-        (S[0], membership_messages.HeldOf(1, 0, {}, {-1: 1}), "shard -1 of 6"),
-        (S[0], membership_messages.Misbehaved(S[1], "x"), "a complaint about server/1"),
+        (W1, SaveBegin((1 << 20) + 1, []), "step 1048577, where the furthest step told of is 0"),
+        (S[0], ShardCaughtUp(0, 6, 1), "shard 6 of 6"),
+        (S[0], ShardCaughtUp(0, 1, 9), "server/9, which the job never had"),
+        (S[0], ShardHandedOver(0, 1 << 40), "shard 1099511627776 of 6"),
+        (S[0], LostWorkerClocks(1, 0, {6: 1}), "shard 6 of 6"),
+        (S[0], LostWorkerClocks(1, 0, {}, {-1: 1}), "shard -1 of 6"),
+        (S[0], ProtocolViolation(S[1], "x"), "a complaint about server/1"),
         (
             W0,
-            job_messages.Report(
-                1, 0, [job_messages.StepReport(step, 0, 1.0, {}) for step in range((1 << 17) + 1)], 1, 1, 1, 0
-            ),
+            WorkerReport(1, 0, [StepReport(step, 0, 1.0, {}) for step in range((1 << 17) + 1)], 1, 1, 1, 0),
             "numbers of 131073 steps",
         ),
     ],
@@ -93,33 +96,33 @@ def test_what_cannot_be_in_this_job_is_refused_and_the_job_goes_on(member: Membe
     play = training()
     assert why in refused(play, member, message)
     assert play.mind.state == "running"
-    assert play.hear(W0, job_messages.Beat(1, "compute")) == []
+    assert play.hear(W0, Heartbeat(1, "compute")) == []
 
 
 def test_a_worker_has_a_part_in_checkpoints_from_the_decision_on() -> None:
     play = Play().running()
     play(Connected(W1))
-    play.hear(W1, job_messages.Join(1))
-    assert "it has no part in checkpoints" in refused(play, W1, job_messages.SaveBegin(5, []))
+    play.hear(W1, Join(1))
+    assert "it has no part in checkpoints" in refused(play, W1, SaveBegin(5, []))
     play = training()
     for worker in (W0, W1):  # each has its random generators' states
-        assert texts(play.hear(worker, job_messages.SaveBegin(5, []))) == []
+        assert texts(play.hear(worker, SaveBegin(5, []))) == []
 
 
 def test_tables_shards_are_bounded_too() -> None:
     play = training()
-    play.hear(W0, table_server_messages.TablesWanted())
+    play.hear(W0, TablesWanted())
     for server in S:
-        play.hear(server, table_server_messages.TablesReady(job_messages.Address("10.0.0.1", 4100 + server.rank)))
-    assert "shard 12 of 12" in refused(play, S[0], table_server_messages.TablesHandedOver(0, 12))
+        play.hear(server, TablesReady(Address("10.0.0.1", 4100 + server.rank)))
+    assert "shard 12 of 12" in refused(play, S[0], TablesHandedOver(0, 12))
 
 
 def test_a_model_too_large_for_any_job_is_refused_before_it_is_planned() -> None:
     play = Play().running()
     play(Connected(W0))
-    play.hear(W0, job_messages.Join(1))
+    play.hear(W0, Join(1))
     layout = Layout((ParameterInfo("w", (1 << 30, 1 << 30), "float32", 0),), "SGD", ({"lr": 0.1},))
-    assert "parameters of more than 4398046511104 bytes" in refused(play, W0, job_messages.Prepare(layout, ()))
+    assert "parameters of more than 4398046511104 bytes" in refused(play, W0, Prepare(layout, ()))
     assert not any(isinstance(each, MakePlan) for each in play.said)
 
 
@@ -135,6 +138,6 @@ def test_300_000_servers_are_refused_at_once_and_those_that_fit_are_not() -> Non
 def test_every_worker_has_a_part_in_checkpoints() -> None:
     play = training()
     for member in (W0, W1):
-        play.hear(member, job_messages.SaveBegin(5, []))
+        play.hear(member, SaveBegin(5, []))
     assert play.mind.state == "running"
-    assert not [each for each in play.said if isinstance(each, Dismiss)]
+    assert not [each for each in play.said if isinstance(each, CloseConnection)]

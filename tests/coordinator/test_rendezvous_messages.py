@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import Connected, PlanMade, ShardsMade
 from psctl.coordinator.state.sum_order import here
-from psctl.job.job_messages import Decision, Join, Prepare, Ready
-from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkerAt, WorkerListens, WorkersAt
 from psctl.orders import JobOrder
 from psctl.types import Address, Compression, Member
 from tests.coordinator.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
@@ -18,7 +17,10 @@ from tests.coordinator.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
 def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:
     play = Play().running()
     hosts = {rank.member: rank.host for rank in play.mind._job.of("worker")}
-    there = {W0: Listens(Address("10.0.0.1", 4000), b"a" * 16), W1: Listens(Address("10.0.0.2", 4000), b"b" * 16)}
+    there = {
+        W0: WorkerListens(Address("10.0.0.1", 4000), b"a" * 16),
+        W1: WorkerListens(Address("10.0.0.2", 4000), b"b" * 16),
+    }
     assert told(play.hear(W0, there[W0]), WorkersAt) == []
     answers = told(play.hear(W1, there[W1]), WorkersAt)
     assert [asked for asked, _ in answers] == [W0, W1]
@@ -46,7 +48,7 @@ def decided(order: JobOrder) -> tuple[Play, Decision]:
     play(PlanMade("ps", "server", [0], PLAN))
     play(Connected(S0))
     play.hear(S0, Join(102))
-    play.hear(S0, Ready(Address("10.0.0.1", 4000)))
+    play.hear(S0, MemberReady(Address("10.0.0.1", 4000)))
     found = told(play(ShardsMade([], [])), Decision)
     assert {member for member, _ in found} == {W0, W1, W2, S0}
     assert len({decision.hosts for _, decision in found}) == 1, "servers and workers sum alike"
@@ -78,21 +80,21 @@ def test_on_one_host_alone_nobody_pushes_together() -> None:
 
 def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:
     play, _ = decided(TWO_HOSTS)
-    first = told(play.hear(W1, Listens(None, HERE[W1])), WorkersAt)
+    first = told(play.hear(W1, WorkerListens(None, HERE[W1])), WorkersAt)
     assert first == [(W1, WorkersAt([WorkerAt(1, 0, None, HERE[W1])]))]
-    assert [member for member, _ in told(play.hear(W2, Listens(None, HERE[W2])), WorkersAt)] == [W2]
+    assert [member for member, _ in told(play.hear(W2, WorkerListens(None, HERE[W2])), WorkersAt)] == [W2]
     both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 0, None, HERE[W1])])
-    assert told(play.hear(W0, Listens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
+    assert told(play.hear(W0, WorkerListens(None, HERE[W0])), WorkersAt) == [(W0, both), (W1, both)]
 
 
 def test_who_takes_a_place_is_told_of_the_others_and_they_of_it() -> None:
     play, _ = decided(TWO_HOSTS)
     for worker in (W0, W1):
-        play.hear(worker, Listens(None, HERE[worker]))
+        play.hear(worker, WorkerListens(None, HERE[worker]))
     job = play.mind._job
     job.forget("worker", 1)
     job.add("worker", 1, 0, 1)
     anew = Member("worker", 1, 1)
     play(Connected(anew))
     both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 1, None, b"d" * 16)])
-    assert told(play.hear(anew, Listens(None, b"d" * 16)), WorkersAt) == [(W0, both), (anew, both)]
+    assert told(play.hear(anew, WorkerListens(None, b"d" * 16)), WorkersAt) == [(W0, both), (anew, both)]

@@ -6,18 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import (
+    CheckpointCommitted,
     Connected,
     ConnectionLost,
-    Discard,
+    DiscardCheckpoint,
     FindRestorable,
     MakePlan,
     MakeShards,
-    Restorable,
-    Start,
-    Written,
+    RestorableFound,
+    StartMember,
 )
-from psctl.job import events, job_messages, membership_messages
-from psctl.job.job_messages import Resume
+from psctl.job import events
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd
+from psctl.job.membership_messages import StepUnfit
+from psctl.job.process_messages import EndProcesses, Register, RenewStore, StopProcesses, StopWanted
+from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, Resume, Welcome, WorkerReport
 from psctl.types import Address, Member
 from tests.coordinator.play import A0, A1, LAYOUT, ORDER, S0, W0, W1, Play, appended, told
 
@@ -51,11 +54,11 @@ def lose_worker_1(order: object = THREE) -> Play:
 
 def test_after_a_kill_all_others_are_ended_and_no_more() -> None:
     play = lose_worker_1()
-    ends = told(play.said, job_messages.EndProcesses)
+    ends = told(play.said, EndProcesses)
     assert [(agent, each.members, each.grace) for agent, each in ends] == [(A0, [W0, S0], 5.0)]
     assert [event.rank for event in appended(play.said, events.WorkerLost)] == [1]
     assert play.mind.state == "running"
-    assert told(play.said, job_messages.StopProcesses) == []
+    assert told(play.said, StopProcesses) == []
 
 
 def test_the_newest_checkpoint_is_looked_for_when_nobody_is_left() -> None:
@@ -69,18 +72,18 @@ def test_the_newest_checkpoint_is_looked_for_when_nobody_is_left() -> None:
 def test_everyone_goes_on_from_the_checkpoint_as_a_new_incarnation() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
-    new = play(Restorable(AT_500))
+    new = play(RestorableFound(AT_500))
     assert play.mind.state == "starting"
-    assert told(new, job_messages.RenewStore) == [(A0, job_messages.RenewStore())]
-    starts = [each for each in new if isinstance(each, Start)]
+    assert told(new, RenewStore) == [(A0, RenewStore())]
+    starts = [each for each in new if isinstance(each, StartMember)]
     assert [(each.member, each.host) for each in starts] == [(again(W0), 0), (again(W1), 1), (again(S0), 0)]
     assert starts[0].environment["TORCHELASTIC_RESTART_COUNT"] == "1"
     assert starts[0].environment["TORCHELASTIC_MAX_RESTARTS"] == "3"
     new = play.train_again(1)
     assert [each for each in new if isinstance(each, MakePlan)] == []
-    welcomes = told(new, job_messages.Welcome)
+    welcomes = told(new, Welcome)
     assert [welcome.resume for _, welcome in welcomes] == [AT_500] * 3
-    (decision, *_) = [each for _, each in told(new, job_messages.Decision)]
+    (decision, *_) = [each for _, each in told(new, Decision)]
     assert (decision.resume, decision.assignment.epoch, decision.assignment.servers[0].incarnation) == (AT_500, 1, 1)
     (restored,) = appended(new, events.Restored)
     assert (restored.checkpoint, restored.step, restored.lost) == ("digits-3@500", 500, 7)
@@ -94,7 +97,7 @@ def test_everyone_goes_on_from_the_checkpoint_as_a_new_incarnation() -> None:
 def test_without_a_checkpoint_it_starts_from_the_start_values() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
-    play(Restorable(None))
+    play(RestorableFound(None))
     new = play.train_again(1)
     (restored,) = appended(new, events.Restored)
     assert (restored.checkpoint, restored.step, restored.lost) == ("", 0, 507)
@@ -103,26 +106,26 @@ def test_without_a_checkpoint_it_starts_from_the_start_values() -> None:
 def test_a_dead_incarnation_is_let_in_nowhere() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
-    play(Restorable(AT_500))
+    play(RestorableFound(AT_500))
     assert play.mind.expects(W1) == "worker/1 is of incarnation 0, 1 was started"
     assert play.mind.expects(again(W1)) == ""
-    assert play.hear(W1, job_messages.Report(900, 0, [], 1.0, 0.1, 0.1, 1)) == []
+    assert play.hear(W1, WorkerReport(900, 0, [], 1.0, 0.1, 0.1, 1)) == []
     assert play(Connected(W1)) == []
 
 
 def test_checkpoints_under_way_are_given_up_and_may_be_made_again() -> None:
     play = Play(THREE).training()
-    play.hear(W0, job_messages.SaveBegin(600, []))
+    play.hear(W0, SaveBegin(600, []))
     killed(play, W1)
     play.wait(0.4)
-    assert Discard(600) in play.said
+    assert DiscardCheckpoint(600) in play.said
     ended(play, W0, S0)
-    play(Restorable(AT_500))
+    play(RestorableFound(AT_500))
     play.train_again(1)
     for member in (again(W0), again(S0)):
-        play.hear(member, job_messages.SaveBegin(600, []))
-        play.hear(member, job_messages.SaveEnd(600))
-    assert appended(play(Written(600, "/c", 8, 0.1)), events.CheckpointWritten)[0].step == 600
+        play.hear(member, SaveBegin(600, []))
+        play.hear(member, SaveEnd(600))
+    assert appended(play(CheckpointCommitted(600, "/c", 8, 0.1)), events.CheckpointWritten)[0].step == 600
 
 
 def test_an_exception_of_the_users_is_no_loss() -> None:
@@ -170,7 +173,7 @@ def test_after_restart_max_losses_the_next_is_the_jobs_end_and_says_so() -> None
     killed(play, W1)
     play.wait(0.4)
     ended(play, W0, S0)
-    play(Restorable(None))
+    play(RestorableFound(None))
     play.train_again(1)
     killed(play, again(W1))
     play.wait(0.4)
@@ -187,7 +190,7 @@ def test_the_same_failure_at_the_same_step_ends_the_job_at_once() -> None:
     play.exits(W1, 1, lost)
     play.wait(5.1)
     ended(play, W0, S0)
-    play(Restorable(None))
+    play(RestorableFound(None))
     play.train_again(1)
     play.exits(again(W1), 1, lost)
     play.wait(5.1)
@@ -202,18 +205,18 @@ def test_a_lost_hosts_workers_move_to_slots_of_others_and_the_plan_is_made_again
     play(ConnectionLost(A1, "no word for 5 s"), ConnectionLost(W1, "no word for 5 s"))
     play.wait(0.4)
     ended(play, W0, S0)
-    new = play(Restorable(AT_500))
-    starts = [each for each in new if isinstance(each, Start)]
+    new = play(RestorableFound(AT_500))
+    starts = [each for each in new if isinstance(each, StartMember)]
     assert [(each.member, each.host, each.local_rank) for each in starts] == [(again(W0), 0, 0), (again(W1), 0, 1)]
     assert starts[1].environment["LOCAL_WORLD_SIZE"] == "2"
     for worker in (W0, W1):
         play(Connected(again(worker)))
-        play.hear(again(worker), job_messages.Join(1))
-        new = play.hear(again(worker), job_messages.Prepare(LAYOUT, ()))
+        play.hear(again(worker), Join(1))
+        new = play.hear(again(worker), Prepare(LAYOUT, ()))
     (plan,) = [each for each in new if isinstance(each, MakePlan)]
     assert [host.workers for host in plan.order.hosts] == [2, 0]
-    back = play.hear(A1, job_messages.Register("h1", 1, 4, 1, 0))
-    assert [member for member, _ in told(back, job_messages.StopProcesses)] == [A1]
+    back = play.hear(A1, Register("h1", 1, 4, 1, 0))
+    assert [member for member, _ in told(back, StopProcesses)] == [A1]
 
 
 def test_a_lost_host_without_room_elsewhere_is_the_jobs_end() -> None:
@@ -221,7 +224,7 @@ def test_a_lost_host_without_room_elsewhere_is_the_jobs_end() -> None:
     play(ConnectionLost(A1, "no word for 5 s"), ConnectionLost(W1, "no word for 5 s"))
     play.wait(0.4)
     ended(play, W0, S0)
-    play(Restorable(AT_500))
+    play(RestorableFound(AT_500))
     failure = play.last.failure
     assert failure is not None
     assert failure["exception"].startswith("HostLost: h1 is lost")
@@ -239,7 +242,7 @@ def test_who_does_not_end_is_named() -> None:
 def test_damaged_checkpoints_are_named_and_unreadable_ones_end_the_job() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
-    new = play(Restorable(None, ["digits-3@500 skipped: x is torn"], "digits-1@7 is damaged"))
+    new = play(RestorableFound(None, ["digits-3@500 skipped: x is torn"], "digits-1@7 is damaged"))
     assert "digits-3@500 skipped: x is torn" in [event.text for event in appended(new, events.Notice)]
     failure = play.last.failure
     assert failure is not None
@@ -254,29 +257,29 @@ def test_a_stop_in_the_midst_of_a_restart_ends_the_job(phase: str) -> None:
         play.wait(0.4)
     if phase == "choosing":
         ended(play, W0, S0)
-    play.hear(A0, job_messages.StopWanted(False, False, "psctl stop"))
+    play.hear(A0, StopWanted(False, False, "psctl stop"))
     if phase != "choosing":
         ended(play, W0, S0)
-    play(Restorable(AT_500))
+    play(RestorableFound(AT_500))
     assert play.last.status == "stopped"
-    assert [each for each in play.said if isinstance(each, Start) and each.member.incarnation] == []
+    assert [each for each in play.said if isinstance(each, StartMember) and each.member.incarnation] == []
 
 
 def test_shards_are_made_when_all_prepared_and_all_servers_listen_whoever_is_first() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
-    play(Restorable(None))
+    play(RestorableFound(None))
     play(Connected(again(S0)))
-    play.hear(again(S0), job_messages.Join(1))
-    assert play.hear(again(S0), job_messages.Ready(Address("10.0.0.1", 4001))) == []
+    play.hear(again(S0), Join(1))
+    assert play.hear(again(S0), MemberReady(Address("10.0.0.1", 4001))) == []
     for worker in (W0, W1):
         play(Connected(again(worker)))
-        play.hear(again(worker), job_messages.Join(1))
-        new = play.hear(again(worker), job_messages.Prepare(LAYOUT, ()))
+        play.hear(again(worker), Join(1))
+        new = play.hear(again(worker), Prepare(LAYOUT, ()))
     assert [each for each in new if isinstance(each, MakeShards)] == [MakeShards(LAYOUT, 1, near=False)]
 
 
-UNFIT = membership_messages.StepUnfit(0, "the gradient of parameter w changed after it was pushed to the servers")
+UNFIT = StepUnfit(0, "the gradient of parameter w changed after it was pushed to the servers")
 AUTO = replace(ORDER, update="auto", restarts=0)
 
 
@@ -284,16 +287,16 @@ def test_a_first_step_that_servers_cannot_take_starts_again_with_the_optimizer_o
     play = Play(AUTO).training()
     new = play.hear(W1, UNFIT)
     assert "so all start again with `update: worker`" in appended(new, events.Notice)[0].text
-    assert {member for _, each in told(new, job_messages.EndProcesses) for member in each.members} == {W0, W1, S0}
+    assert {member for _, each in told(new, EndProcesses) for member in each.members} == {W0, W1, S0}
     assert play.hear(W0, UNFIT) == [], "the others may say so too"
     for member in (W0, W1, S0):
         play.exits(member, -15)
     assert play.said[-1] == FindRestorable()
-    play(Restorable(None))
+    play(RestorableFound(None))
     for worker in (again(W0), again(W1)):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-        new = play.hear(worker, job_messages.Prepare(LAYOUT, ()))
+        play.hear(worker, Join(1))
+        new = play.hear(worker, Prepare(LAYOUT, ()))
     (plan,) = [each for each in new if isinstance(each, MakePlan)]
     assert (plan.order.update, plan.order.strategy) == ("worker", "ps")
     assert not appended(play.said, events.WorkerLost)

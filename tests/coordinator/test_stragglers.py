@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.coordinator.state.clock_pace import Pace
-from psctl.job import events, job_messages
+from psctl.coordinator.state.clock_pace import ClockPace
+from psctl.job import events
+from psctl.job.training_messages import Heartbeat
 from tests.coordinator.play import W0, W1, Play, appended
 
 
@@ -16,7 +17,7 @@ def said(play: Play, since: int) -> list[str]:
 def steps(play: Play, first: int, last: int, seconds: float) -> None:
     for step in range(first, last + 1):
         for worker in (W0, W1):
-            play.hear(worker, job_messages.Beat(step, "compute"))
+            play.hear(worker, Heartbeat(step, "compute"))
         play.wait(seconds)
 
 
@@ -26,7 +27,8 @@ def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when
     before = len(play.said)
     for second in range(20):
         play.hear(
-            W0, job_messages.Beat(11, "sync: waiting for values of clock 10 from server/0, which waits for worker/1")
+            W0,
+            Heartbeat(11, "sync: waiting for values of clock 10 from server/0, which waits for worker/1"),
         )
         play.wait(1)
         assert bool(said(play, before)) == (second >= 2), "at 3 s: 2 s, and a report's interval"
@@ -34,7 +36,7 @@ def test_a_worker_that_is_silent_in_the_midst_of_a_clock_is_named_and_again_when
         "step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute, silent for 3 s",
     ]
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Beat(11, "compute"))
+        play.hear(worker, Heartbeat(11, "compute"))
     play.wait(0.1)
     assert said(play, before)[1:] == ["worker/1 on h1 goes on: step 11, after 20 s"]
     assert play.mind.state == "running"
@@ -45,8 +47,8 @@ def test_one_that_computes_long_is_named_with_what_it_does() -> None:
     steps(play, 1, 10, 0.1)
     before = len(play.said)
     for _ in range(8):
-        play.hear(W0, job_messages.Beat(11, "sync: waiting for server/0"))
-        play.hear(W1, job_messages.Beat(10, "compute"))
+        play.hear(W0, Heartbeat(11, "sync: waiting for server/0"))
+        play.hear(W1, Heartbeat(10, "compute"))
         play.wait(0.5)
     assert said(play, before) == ["step 11 waits for worker/1 on h1 since 3 s (usual: 0.1 s): compute"]
 
@@ -60,20 +62,20 @@ def test_clocks_that_always_take_long_are_not_late() -> None:
 
 @pytest.mark.parametrize(("seconds", "late"), [(2.9, False), (3.1, True)])
 def test_a_clock_is_late_after_two_seconds_and_a_report(seconds: float, late: bool) -> None:
-    pace = Pace(0.0, 0)
+    pace = ClockPace(0.0, 0)
     for step in range(1, 6):
         assert pace.reached(0.1 * step, step)
     assert pace.is_late(0.5 + seconds, 1.0) == late
 
 
 def test_nothing_is_late_before_it_is_known_what_is_usual() -> None:
-    pace = Pace(0.0, 0)
+    pace = ClockPace(0.0, 0)
     pace.reached(0.1, 1)
     assert not pace.is_late(100.0, 1.0)
 
 
 def test_a_step_back_at_a_restart_begins_anew() -> None:
-    pace = Pace(0.0, 0)
+    pace = ClockPace(0.0, 0)
     pace.reached(1.0, 5)
     assert pace.reached(2.0, 3)
     assert (pace.step, pace.since) == (3, 2.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from psctl.job import events, job_messages
-from psctl.job.job_messages import Resume
+from psctl.job import events
+from psctl.job.training_messages import Decision, Resume
 from tests.coordinator.play import ORDER, Play, appended, told
 
 SHARED = replace(ORDER, hosts=[replace(ORDER.hosts[0], workers=2), replace(ORDER.hosts[1], workers=0)])
@@ -25,7 +25,7 @@ def trained(order: Any, sums: dict[str, Any] | None = None, world: int = 2, stra
 
 def order_of(play: Play) -> tuple[Any, str, dict[str, Any]]:
     """Return the groups that ranks are told, what the plan event says, and what goes into checkpoints."""
-    (_, decision), *_ = told(play.said, job_messages.Decision)
+    (_, decision), *_ = told(play.said, Decision)
     return decision.hosts, appended(play.said, events.Planned)[-1].sums, decision.sums
 
 

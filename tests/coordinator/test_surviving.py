@@ -8,14 +8,29 @@ from msgspec.structs import replace
 from psctl.coordinator.state.instructions import (
     Connected,
     ConnectionLost,
-    Discard,
+    DiscardCheckpoint,
     FindRestorable,
     PlanMade,
     ShardsMade,
-    Start,
+    StartMember,
 )
-from psctl.job import events, job_messages, membership_messages
-from psctl.job.job_messages import Resume
+from psctl.job import events
+from psctl.job.checkpoint_messages import CheckpointSaved, SaveBegin
+from psctl.job.membership_messages import (
+    CountUntil,
+    ExamplesShared,
+    LostWorkerClocks,
+    Members,
+    NextClock,
+    NextClockWanted,
+    Reassign,
+    ServerUnreachable,
+    ShardCaughtUp,
+    WorkerGone,
+)
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import EndProcesses, ProcessExited, ProcessFailure, ProcessStarted, StopProcesses
+from psctl.job.training_messages import Decision, Go, Heartbeat, Join, MemberReady, Prepare, Resume, Welcome
 from psctl.orders import JobOrder
 from psctl.types import Address, Member, Range, Shard
 from tests.coordinator.play import A0, A1, LAYOUT, ORDER, PLAN, W0, W1, Play, appended, told
@@ -31,10 +46,10 @@ def again(member: Member) -> Member:
 
 
 def listens(play: Play, server: Member) -> None:
-    play.hear(AGENT[server.rank], job_messages.Started(server, 300))
+    play.hear(AGENT[server.rank], ProcessStarted(server, 300))
     play(Connected(server))
-    play.hear(server, job_messages.Join(300))
-    play.hear(server, job_messages.Ready(Address("10.0.0.1", 4000 + server.rank + 10 * server.incarnation)))
+    play.hear(server, Join(300))
+    play.hear(server, MemberReady(Address("10.0.0.1", 4000 + server.rank + 10 * server.incarnation)))
 
 
 def training(order: JobOrder = ELASTIC) -> Play:
@@ -43,36 +58,36 @@ def training(order: JobOrder = ELASTIC) -> Play:
     for server in S:
         listens(play, server)
     play(ShardsMade(SHARDS, [8] * 6))
-    play.hear(W0, job_messages.Ready())
-    play.hear(W1, job_messages.Ready())
+    play.hear(W0, MemberReady())
+    play.hear(W1, MemberReady())
     return play
 
 
 def dies(play: Play, member: Member, agent: object = None) -> list:  # type: ignore[type-arg]
     where = agent or (AGENT[member.rank] if member.role == "server" else {0: A0, 1: A1}[member.rank])
-    failure = job_messages.Failure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
+    failure = ProcessFailure(str(member), "h", -9, 0.0, 0, "killed by signal 9 (SIGKILL)", [], [])
     new = play(ConnectionLost(member, "closed"))
-    return [*new, *play.hear(where, job_messages.Exited(member, -9, failure))]  # type: ignore[arg-type]
+    return [*new, *play.hear(where, ProcessExited(member, -9, failure))]  # type: ignore[arg-type]
 
 
 # ---- servers -------------------------------------------------------------------------------------------------------
 
 
 def test_a_shard_lies_on_two_servers_from_the_start() -> None:
-    (decision, *_) = [each for _, each in told(training().said, job_messages.Decision)]
+    (decision, *_) = [each for _, each in told(training().said, Decision)]
     assert all(len(chain) == 2 for chain in decision.assignment.chains)
 
 
 def test_at_a_servers_death_its_shards_have_another_head_at_once_and_it_is_replaced() -> None:
     play = training()
     new = dies(play, S[1])
-    news = told(new, membership_messages.Reassign)
+    news = told(new, Reassign)
     assert [member for member, _ in news] == [S[0], S[2], W0, W1]
     assignment = news[0][1].assignment
     assert assignment.epoch == 1
     assert all(1 not in chain for chain in assignment.chains)
     assert [event.rank for event in appended(new, events.ServerLost)] == [1]
-    assert [(each.member, each.host) for each in new if isinstance(each, Start)] == [(again(S[1]), 1)]
+    assert [(each.member, each.host) for each in new if isinstance(each, StartMember)] == [(again(S[1]), 1)]
     assert play.mind.state == "running"
     assert FindRestorable() not in play.said
 
@@ -82,17 +97,17 @@ def test_the_replacement_is_filled_and_takes_its_share() -> None:
     dies(play, S[1])
     start = len(play.said)
     listens(play, again(S[1]))
-    (told_it,) = [each for member, each in told(play.said[start:], job_messages.Decision) if member == again(S[1])]
+    (told_it,) = [each for member, each in told(play.said[start:], Decision) if member == again(S[1])]
     assert all(1 not in chain for chain in told_it.assignment.chains)
-    (*_, (_, news)) = told(play.said[start:], membership_messages.Reassign)
+    (*_, (_, news)) = told(play.said[start:], Reassign)
     copying = [shard for shard, found in enumerate(news.assignment.copies) if 1 in found]
     assert copying
     assert [at.incarnation for at in news.assignment.servers] == [0, 1, 0]
     for shard, found in enumerate(news.assignment.copies):
         for server in found:
             head = next(each for each in (S[0], again(S[1]), S[2]) if each.rank == news.assignment.chains[shard][0])
-            play.hear(head, membership_messages.CaughtUp(news.assignment.epoch, shard, server))
-    last = [each for _, each in told(play.said, membership_messages.Reassign)][-1].assignment
+            play.hear(head, ShardCaughtUp(news.assignment.epoch, shard, server))
+    last = [each for _, each in told(play.said, Reassign)][-1].assignment
     for shard in copying:
         assert 1 in last.chains[shard]
 
@@ -101,22 +116,22 @@ def test_without_a_replica_a_servers_death_restarts_all() -> None:
     play = training(replace(ELASTIC, replicas=0))
     dies(play, S[1])
     play.wait(0.4)
-    assert told(play.said, membership_messages.Reassign) == []
-    assert {agent for agent, _ in told(play.said, job_messages.EndProcesses)} == {A0, A1}
+    assert told(play.said, Reassign) == []
+    assert {agent for agent, _ in told(play.said, EndProcesses)} == {A0, A1}
 
 
 def test_a_checkpoint_under_way_is_given_up_when_a_server_dies() -> None:
     play = training()
-    play.hear(W0, job_messages.SaveBegin(7, []))
+    play.hear(W0, SaveBegin(7, []))
     new = dies(play, S[1])
-    assert Discard(7) in new
-    assert [each.step for _, each in told(new, job_messages.Saved)] == [7, 7]
+    assert DiscardCheckpoint(7) in new
+    assert [each.step for _, each in told(new, CheckpointSaved)] == [7, 7]
 
 
 def test_a_rank_that_does_not_reach_a_living_server_is_named_once() -> None:
     play = training()
     for _ in range(2):
-        play.hear(W1, membership_messages.ServerUnreachable(0, 0, "no word for 5 s"))
+        play.hear(W1, ServerUnreachable(0, 0, "no word for 5 s"))
     notices = [event.text for event in appended(play.said, events.Notice) if "reach" in event.text]
     assert notices == ["worker/1 on h1 does not reach server/0, which runs: no word for 5 s"]
 
@@ -127,7 +142,8 @@ def test_a_rank_that_does_not_reach_a_living_server_is_named_once() -> None:
 def answer(play: Play, server: Member, clock: int, shards: list[int], version: int | None = None) -> list:  # type: ignore[type-arg]
     held = dict.fromkeys(shards, clock)
     return play.hear(
-        server, membership_messages.HeldOf(1, 0, held, dict.fromkeys(shards, clock if version is None else version))
+        server,
+        LostWorkerClocks(1, 0, held, dict.fromkeys(shards, clock if version is None else version)),
     )
 
 
@@ -141,15 +157,13 @@ def cut(play: Play) -> list:  # type: ignore[type-arg]
 def test_the_least_clock_that_every_shard_has_is_the_last_that_counts() -> None:
     play = training()
     new = dies(play, W1)
-    gone = membership_messages.WorkerGone(1, 0)
-    assert told(new, membership_messages.WorkerGone) == [(server, gone) for server in S]
-    assert [each.member for each in new if isinstance(each, Start)] == [again(W1)]
-    assert told(answer(play, S[0], 7, [0, 1]), membership_messages.CountUntil) == []
+    gone = WorkerGone(1, 0)
+    assert told(new, WorkerGone) == [(server, gone) for server in S]
+    assert [each.member for each in new if isinstance(each, StartMember)] == [again(W1)]
+    assert told(answer(play, S[0], 7, [0, 1]), CountUntil) == []
     answer(play, S[1], 8, [2])
     new = answer(play, S[2], 7, [3, 4, 5])
-    assert told(new, membership_messages.CountUntil) == [
-        (server, membership_messages.CountUntil(1, 0, 7)) for server in S
-    ]
+    assert told(new, CountUntil) == [(server, CountUntil(1, 0, 7)) for server in S]
 
 
 def test_a_replacement_is_let_in_when_the_cut_is_known_and_goes_on_after_it() -> None:
@@ -157,12 +171,12 @@ def test_a_replacement_is_let_in_when_the_cut_is_known_and_goes_on_after_it() ->
     dies(play, W1)
     replacement = again(W1)
     play(Connected(replacement))
-    assert told(play.hear(replacement, job_messages.Join(9)), job_messages.Welcome) == []
-    ((member, welcome),) = told(cut(play), job_messages.Welcome)
+    assert told(play.hear(replacement, Join(9)), Welcome) == []
+    ((member, welcome),) = told(cut(play), Welcome)
     assert (member, welcome.resume) == (replacement, Resume("", 8, {}, []))
-    ((member, decision),) = told(play.hear(replacement, job_messages.Prepare(LAYOUT, ())), job_messages.Decision)
+    ((member, decision),) = told(play.hear(replacement, Prepare(LAYOUT, ())), Decision)
     assert (member, decision.resume, decision.assignment.epoch) == (replacement, Resume("", 8, {}, []), 0)
-    assert told(play.hear(replacement, job_messages.Ready()), job_messages.Go) == [(replacement, job_messages.Go())]
+    assert told(play.hear(replacement, MemberReady()), Go) == [(replacement, Go())]
     assert [event.rank for event in appended(play.said, events.WorkerLost)] == [1]
 
 
@@ -171,7 +185,7 @@ def test_one_that_joins_after_the_cut_is_let_in_at_once() -> None:
     dies(play, W1)
     cut(play)
     play(Connected(again(W1)))
-    assert len(told(play.hear(again(W1), job_messages.Join(9)), job_messages.Welcome)) == 1
+    assert len(told(play.hear(again(W1), Join(9)), Welcome)) == 1
 
 
 def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
@@ -179,10 +193,10 @@ def test_a_servers_death_during_a_cut_asks_those_that_are_left_again() -> None:
     dies(play, W1)
     answer(play, S[0], 7, [0, 1])
     new = dies(play, S[2])
-    assert [member for member, _ in told(new, membership_messages.WorkerGone)] == [S[0], S[1]]
+    assert [member for member, _ in told(new, WorkerGone)] == [S[0], S[1]]
     answer(play, S[0], 7, [0, 1, 3])
     new = answer(play, S[1], 8, [2, 4, 5])
-    assert [each.clock for _, each in told(new, membership_messages.CountUntil)] == [7, 7]
+    assert [each.clock for _, each in told(new, CountUntil)] == [7, 7]
 
 
 def test_a_server_that_dies_before_a_replacement_has_its_start_values_restarts_all() -> None:
@@ -191,8 +205,8 @@ def test_a_server_that_dies_before_a_replacement_has_its_start_values_restarts_a
     cut(play)
     dies(play, S[1])
     play.wait(0.4)
-    assert told(play.said, membership_messages.Reassign) == []
-    assert {agent for agent, _ in told(play.said, job_messages.EndProcesses)} == {A0, A1}
+    assert told(play.said, Reassign) == []
+    assert {agent for agent, _ in told(play.said, EndProcesses)} == {A0, A1}
 
 
 def test_a_server_that_dies_after_that_is_survived() -> None:
@@ -201,10 +215,10 @@ def test_a_server_that_dies_after_that_is_survived() -> None:
     cut(play)
     replacement = again(W1)
     play(Connected(replacement))
-    play.hear(replacement, job_messages.Join(9))
-    play.hear(replacement, job_messages.Prepare(LAYOUT, ()))
-    play.hear(replacement, job_messages.Ready())
-    assert told(dies(play, S[1]), membership_messages.Reassign)
+    play.hear(replacement, Join(9))
+    play.hear(replacement, Prepare(LAYOUT, ()))
+    play.hear(replacement, MemberReady())
+    assert told(dies(play, S[1]), Reassign)
 
 
 @pytest.mark.parametrize(("step", "survives"), [(8, False), (9, True)])
@@ -214,11 +228,11 @@ def test_under_continue_a_server_that_dies_before_the_cut_clock_is_applied_resta
     play = training(replace(ELASTIC, on_worker_loss="continue"))
     dies(play, W1)
     cut(play)  # clock 7 of worker/1 counts, and the dead server may have its only copy
-    play.hear(W0, membership_messages.Drawn(1, 8))
-    play.hear(W0, job_messages.Beat(step, "compute"))
-    assert bool(told(dies(play, S[1]), membership_messages.Reassign)) is survives
+    play.hear(W0, NextClock(1, 8))
+    play.hear(W0, Heartbeat(step, "compute"))
+    assert bool(told(dies(play, S[1]), Reassign)) is survives
     play.wait(6)
-    assert bool(told(play.said, job_messages.EndProcesses)) is not survives
+    assert bool(told(play.said, EndProcesses)) is not survives
 
 
 def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
@@ -227,8 +241,8 @@ def test_a_cut_that_contradicts_what_was_applied_restarts_all() -> None:
     answer(play, S[0], 5, [0, 1, 2])
     answer(play, S[1], 7, [3, 4, 5], 8)
     play.wait(6)
-    assert told(play.said, membership_messages.CountUntil) == []
-    assert told(play.said, job_messages.EndProcesses)
+    assert told(play.said, CountUntil) == []
+    assert told(play.said, EndProcesses)
 
 
 @pytest.mark.parametrize(("version", "clock"), [(8, 7), (9, 8)])
@@ -240,8 +254,8 @@ def test_what_is_in_a_hosts_sum_counts_only_where_some_shard_has_all_orders_of_t
     for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
         apart = {3: 7} if 3 in shards else {}
         held = dict.fromkeys(shards, 8)
-        play.hear(server, membership_messages.HeldOf(1, 0, held, dict.fromkeys(shards, version), apart=apart))
-    assert {each.clock for _, each in told(play.said, membership_messages.CountUntil)} == {clock}
+        play.hear(server, LostWorkerClocks(1, 0, held, dict.fromkeys(shards, version), apart=apart))
+    assert {each.clock for _, each in told(play.said, CountUntil)} == {clock}
 
 
 def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_that_counts() -> None:
@@ -251,8 +265,8 @@ def test_where_nobody_is_left_to_order_a_clock_the_last_applied_one_is_the_last_
     for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
         for rank in (0, 1):  # both pushed clock 7, nobody ordered it
             held = dict.fromkeys(shards, 7)
-            play.hear(server, membership_messages.HeldOf(rank, 0, held, held, 8))
-    clocks = {each.rank: each.clock for _, each in told(play.said, membership_messages.CountUntil)}
+            play.hear(server, LostWorkerClocks(rank, 0, held, held, 8))
+    clocks = {each.rank: each.clock for _, each in told(play.said, CountUntil)}
     assert clocks == {0: 6, 1: 6}  # both do clock 7 again, and order it
 
 
@@ -266,7 +280,7 @@ def held(play: Play, rank: int, clocks: dict[int, int], version: int, aside: int
         versions = dict.fromkeys(shards, version)
         new += play.hear(
             server,
-            membership_messages.HeldOf(rank, 0, {shard: clocks.get(shard, 6) for shard in shards}, versions, aside),
+            LostWorkerClocks(rank, 0, {shard: clocks.get(shard, 6) for shard in shards}, versions, aside),
         )
     return new
 
@@ -276,11 +290,9 @@ def test_of_two_that_are_dead_at_once_the_earlier_cut_is_boths() -> None:
     dies(play, W1)
     dies(play, W0)
     all_of_it = dict.fromkeys(range(6), 7)
-    assert (
-        told(held(play, 1, all_of_it, 7), membership_messages.CountUntil) == []
-    )  # it waits for what is said of worker/0
+    assert told(held(play, 1, all_of_it, 7), CountUntil) == []  # it waits for what is said of worker/0
     new = held(play, 0, {0: 7}, 7, aside=8)
-    assert {each.rank: each.clock for _, each in told(new, membership_messages.CountUntil)} == {0: 6, 1: 6}
+    assert {each.rank: each.clock for _, each in told(new, CountUntil)} == {0: 6, 1: 6}
 
 
 def test_nobody_is_cut_where_one_of_those_who_are_dead_cannot_be() -> None:
@@ -290,21 +302,21 @@ def test_nobody_is_cut_where_one_of_those_who_are_dead_cannot_be() -> None:
     held(play, 1, {}, 6)
     held(play, 0, {}, 6)  # its own state is nowhere: it cannot go on
     play.wait(6)
-    assert told(play.said, membership_messages.CountUntil) == []
-    assert told(play.said, job_messages.EndProcesses)
+    assert told(play.said, CountUntil) == []
+    assert told(play.said, EndProcesses)
 
 
 @pytest.mark.parametrize(("first", "survives"), [(7, False), (8, True)])
 def test_a_replacement_orders_only_what_comes_after_its_cut(first: int, survives: bool) -> None:
     play = training(replace(ELASTIC, staleness=2))
     dies(play, W1)
-    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), membership_messages.CountUntil)  # it goes on with clock 8
+    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), CountUntil)  # it goes on with clock 8
     dies(play, W0)
     for server, shards in HELD:  # it pushed clocks 7 and 8; some shard has not applied `first`
         versions = {shard: first if shard == 5 else 8 for shard in shards}
-        play.hear(server, membership_messages.HeldOf(0, 0, dict.fromkeys(shards, 8), versions, 9))
+        play.hear(server, LostWorkerClocks(0, 0, dict.fromkeys(shards, 8), versions, 9))
     play.wait(6)
-    assert bool(told(play.said, job_messages.EndProcesses)) is not survives
+    assert bool(told(play.said, EndProcesses)) is not survives
 
 
 @pytest.mark.parametrize(("clocks", "survives"), [({0: 7}, False), ({}, True)])
@@ -313,12 +325,12 @@ def test_a_later_death_that_would_drop_what_another_dead_one_pushed_restarts_all
 ) -> None:
     play = training()
     dies(play, W1)
-    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), membership_messages.CountUntil)  # its clock 7 counts
+    assert told(held(play, 1, dict.fromkeys(range(6), 7), 7), CountUntil)  # its clock 7 counts
     dies(play, W0)
     new = held(play, 0, clocks, 7, aside=8)
     play.wait(6)
-    assert bool(told(new, membership_messages.CountUntil)) is survives
-    assert bool(told(play.said, job_messages.EndProcesses)) is not survives
+    assert bool(told(new, CountUntil)) is survives
+    assert bool(told(play.said, EndProcesses)) is not survives
 
 
 @pytest.mark.parametrize(("aside", "version", "clocks"), [(8, 7, [7]), (7, 7, [6]), (7, 8, []), (-1, 8, [])])
@@ -330,9 +342,10 @@ def test_worker_0_is_cut_where_its_own_state_is_with_the_servers_else_all_start_
     for server, shards in ((S[0], [0, 1]), (S[1], [2]), (S[2], [3, 4, 5])):
         versions = dict.fromkeys(shards, version)
         play.hear(
-            server, membership_messages.HeldOf(0, 0, dict.fromkeys(shards, 7), versions, aside if 0 in shards else -1)
+            server,
+            LostWorkerClocks(0, 0, dict.fromkeys(shards, 7), versions, aside if 0 in shards else -1),
         )
-    assert [each.clock for _, each in told(play.said, membership_messages.CountUntil)] == clocks * 3
+    assert [each.clock for _, each in told(play.said, CountUntil)] == clocks * 3
 
 
 def test_servers_that_do_not_answer_restart_all() -> None:
@@ -340,21 +353,24 @@ def test_servers_that_do_not_answer_restart_all() -> None:
     dies(play, W1)
     play.wait(10.5)
     play.wait(6)
-    assert told(play.said, job_messages.EndProcesses)
+    assert told(play.said, EndProcesses)
 
 
 def test_continue_goes_on_with_fewer_from_the_clock_after_the_cut() -> None:
     play = training(replace(ELASTIC, on_worker_loss="continue"))
     new = dies(play, W1)
-    assert [each for each in new if isinstance(each, Start)] == []
-    assert told(new, membership_messages.MembersAsked) == [(W0, membership_messages.MembersAsked(1))]
-    assert told(cut(play), membership_messages.Members) == []  # servers wait for the dead one until all have answered
-    play.hear(W0, job_messages.SaveBegin(9, [], {}))
-    new = play.hear(W0, membership_messages.Drawn(1, 10))
-    assert told(new, membership_messages.Members) == [(each, membership_messages.Members(8, [0])) for each in S]
-    assert told(new, membership_messages.Shared) == [(W0, membership_messages.Shared(1, 10, [0], {1: 8}))]
-    assert [each.step for each in new if isinstance(each, Discard)] == [9, 10]  # they lack what joins clock 10
-    assert [each.step for _, each in told(new, job_messages.Saved)] == [9, 10]
+    assert [each for each in new if isinstance(each, StartMember)] == []
+    assert told(new, NextClockWanted) == [(W0, NextClockWanted(1))]
+    assert told(cut(play), Members) == []  # servers wait for the dead one until all have answered
+    play.hear(W0, SaveBegin(9, [], {}))
+    new = play.hear(W0, NextClock(1, 10))
+    assert told(new, Members) == [(each, Members(8, [0])) for each in S]
+    assert told(new, ExamplesShared) == [(W0, ExamplesShared(1, 10, [0], {1: 8}))]
+    assert [each.step for each in new if isinstance(each, DiscardCheckpoint)] == [
+        9,
+        10,
+    ]  # they lack what joins clock 10
+    assert [each.step for _, each in told(new, CheckpointSaved)] == [9, 10]
     play.exits(W0, 0)
     assert play.mind.state == "stopping"
 
@@ -363,29 +379,27 @@ def test_under_continue_who_comes_later_is_told_what_was_decided() -> None:
     play = training(replace(ELASTIC, on_worker_loss="continue"))
     dies(play, W1)
     cut(play)
-    play.hear(W0, membership_messages.Drawn(1, 8))
-    play.hear(W0, job_messages.Beat(9, "compute"))
+    play.hear(W0, NextClock(1, 8))
+    play.hear(W0, Heartbeat(9, "compute"))
     dies(play, S[1])
     start = len(play.said)
     listens(play, again(S[1]))
-    new = [each for member, each in told(play.said[start:], job_messages.AnyMessage) if member == again(S[1])]
-    kinds = (job_messages.Decision, membership_messages.CountUntil, membership_messages.Members)
+    new = [each for member, each in told(play.said[start:], JobMessage) if member == again(S[1])]
+    kinds = (Decision, CountUntil, Members)
     assert [each for each in new if isinstance(each, kinds)][1:] == [
-        membership_messages.CountUntil(1, -1, 7),
-        membership_messages.Members(8, [0]),
+        CountUntil(1, -1, 7),
+        Members(8, [0]),
     ]
     dies(play, W0)
-    play.hear(again(W0), job_messages.Join(1))
+    play.hear(again(W0), Join(1))
     for server, shards in ((S[0], [0, 1, 2]), (S[2], [3, 4, 5])):
         held = dict.fromkeys(shards, 9)
-        play.hear(server, membership_messages.HeldOf(0, 0, held, held, 10 if 0 in shards else -1))
+        play.hear(server, LostWorkerClocks(0, 0, held, held, 10 if 0 in shards else -1))
     start = len(play.said)
-    play.hear(again(W0), job_messages.Prepare(LAYOUT, ()))
-    (decision, shared) = [
-        each for member, each in told(play.said[start:], job_messages.AnyMessage) if member == again(W0)
-    ]
+    play.hear(again(W0), Prepare(LAYOUT, ()))
+    (decision, shared) = [each for member, each in told(play.said[start:], JobMessage) if member == again(W0)]
     assert decision.elastic
-    assert shared == membership_messages.Shared(1, 8, [0], {1: 8})
+    assert shared == ExamplesShared(1, 8, [0], {1: 8})
 
 
 def test_under_continue_two_that_die_together_are_divided_once() -> None:
@@ -397,19 +411,20 @@ def test_under_continue_two_that_die_together_are_divided_once() -> None:
         for rank, last in ((0, 8), (1, 7)):
             held = dict.fromkeys(shards, last)
             play.hear(
-                server, membership_messages.HeldOf(rank, 0, held, dict.fromkeys(shards, 8), 9 if 0 in shards else -1)
+                server,
+                LostWorkerClocks(rank, 0, held, dict.fromkeys(shards, 8), 9 if 0 in shards else -1),
             )
-    assert told(play.said, membership_messages.Members)[0] == (S[0], membership_messages.Members(8, [0]))
-    play.hear(again(W0), job_messages.Join(1))
+    assert told(play.said, Members)[0] == (S[0], Members(8, [0]))
+    play.hear(again(W0), Join(1))
     start = len(play.said)
-    play.hear(again(W0), job_messages.Prepare(LAYOUT, ()))
-    shared = [each for _, each in told(play.said[start:], membership_messages.Shared)]
-    assert shared == [membership_messages.Shared(1, 8, [0], {1: 8})]
+    play.hear(again(W0), Prepare(LAYOUT, ()))
+    shared = [each for _, each in told(play.said[start:], ExamplesShared)]
+    assert shared == [ExamplesShared(1, 8, [0], {1: 8})]
 
 
 def test_under_continue_rank_0_is_replaced_all_the_same() -> None:
     play = training(replace(ELASTIC, on_worker_loss="continue"))
-    assert [each.member for each in dies(play, W0) if isinstance(each, Start)] == [again(W0)]
+    assert [each.member for each in dies(play, W0) if isinstance(each, StartMember)] == [again(W0)]
 
 
 def test_with_the_optimizer_on_workers_a_workers_death_restarts_all() -> None:
@@ -419,19 +434,19 @@ def test_with_the_optimizer_on_workers_a_workers_death_restarts_all() -> None:
         listens(play, server)
     play(ShardsMade(SHARDS, [8] * 6))
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Ready())
+        play.hear(worker, MemberReady())
     dies(play, W1)
     play.wait(0.4)
-    assert told(play.said, job_messages.EndProcesses)
+    assert told(play.said, EndProcesses)
 
 
 def test_a_lost_host_takes_a_server_and_a_worker_and_both_are_replaced_elsewhere() -> None:
     play = training(replace(ELASTIC, hosts=[replace(host, slots=2) for host in ORDER.hosts]))
     new = play(ConnectionLost(A1, "no word for 5 s"))
-    starts = {each.member: each.host for each in new if isinstance(each, Start)}
+    starts = {each.member: each.host for each in new if isinstance(each, StartMember)}
     assert starts == {again(W1): 0, again(S[1]): 0}
-    assert told(new, membership_messages.Reassign)
-    assert [member for member, _ in told(new, membership_messages.WorkerGone)] == [S[0], S[2]]
+    assert told(new, Reassign)
+    assert [member for member, _ in told(new, WorkerGone)] == [S[0], S[2]]
 
 
 def test_each_loss_counts_and_beyond_the_last_the_job_ends() -> None:
@@ -439,4 +454,4 @@ def test_each_loss_counts_and_beyond_the_last_the_job_ends() -> None:
     dies(play, S[1])
     dies(play, W1)
     play.wait(0.4)
-    assert told(play.said, job_messages.StopProcesses)
+    assert told(play.said, StopProcesses)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade, Start
+from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade, StartMember
 from psctl.coordinator.state.table_placement import places
-from psctl.job import job_messages
+from psctl.job.process_messages import ProcessStarted
 from psctl.job.table_server_messages import (
     ServeTables,
     TablesAssigned,
@@ -17,6 +17,7 @@ from psctl.job.table_server_messages import (
     TablesReady,
     TablesWanted,
 )
+from psctl.job.training_messages import Decision, Join, MemberReady, Prepare
 from psctl.types import Address, Member, ServerAt
 from tests.coordinator.play import A0, LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
 
@@ -26,19 +27,19 @@ HERE = Address("10.0.0.1", 5000)
 
 def serves(play, server=S0):
     """A server comes up as far as listening; returns what is said then."""
-    play.hear(A0, job_messages.Started(server, 102))
+    play.hear(A0, ProcessStarted(server, 102))
     play(Connected(server))
-    said = play.hear(server, job_messages.Join(102))
-    return said + play.hear(server, job_messages.Ready(Address("10.0.0.1", 4000)))
+    said = play.hear(server, Join(102))
+    return said + play.hear(server, MemberReady(Address("10.0.0.1", 4000)))
 
 
 def starts(said) -> list[tuple[Member, int]]:
-    return [(each.member, each.host) for each in said if isinstance(each, Start)]
+    return [(each.member, each.host) for each in said if isinstance(each, StartMember)]
 
 
 def test_a_script_without_prepare_gets_a_server_for_its_tables() -> None:
     play = Play(replace(ORDER, servers=None, strategy="auto")).running()
-    play.hear(W0, job_messages.Join(1))
+    play.hear(W0, Join(1))
     assert starts(play.hear(W0, TablesWanted())) == [(S0, 0)]
     assert starts(play.hear(W1, TablesWanted())) == []
     assert told(serves(play), ServeTables) == [(S0, ServeTables())]
@@ -61,11 +62,11 @@ def test_a_plan_begins_with_the_servers_that_are_there_and_tables_stay_where_the
     play.hear(S0, TablesReady(HERE))
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-        play.hear(worker, job_messages.Prepare(LAYOUT, ()))
+        play.hear(worker, Join(1))
+        play.hear(worker, Prepare(LAYOUT, ()))
     assert starts(play(PlanMade("ps", "server", [0, 1], PLAN))) == [(S1, 1)]
     assert MakeShards(LAYOUT, 2, near=False) in serves(play, S1)
-    decided = told(play(ShardsMade([], [])), job_messages.Decision)
+    decided = told(play(ShardsMade([], [])), Decision)
     assert [member for member, _ in decided] == [S0, S1, W0, W1]
     assert told(play.hear(W1, TablesWanted()), TablesAt) == [(W1, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
@@ -76,8 +77,8 @@ def test_a_plan_of_the_servers_that_are_there_is_cut_at_once() -> None:
     serves(play)
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-        play.hear(worker, job_messages.Prepare(LAYOUT, ()))
+        play.hear(worker, Join(1))
+        play.hear(worker, Prepare(LAYOUT, ()))
     assert play(PlanMade("ps", "server", [0], PLAN))[-1] == MakeShards(LAYOUT, 1, near=False)
 
 
@@ -86,7 +87,7 @@ def two(replicas: int | None, servers: int = 2) -> Play:
     play = Play(replace(ORDER, servers=servers, restarts=3, replicas=replicas, strategy="auto")).running()
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
+        play.hear(worker, Join(1))
         play.hear(worker, TablesWanted())
     for server in (S0, S1):
         serves(play, server)
@@ -106,9 +107,9 @@ def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> Non
     assert [member for member, _ in told(said, TablesAt)] == [W0, W1]
     again = Member("server", 0, 1)
     assert starts(said) == [(again, 0)]
-    play.hear(A0, job_messages.Started(again, 103))
+    play.hear(A0, ProcessStarted(again, 103))
     play(Connected(again))
-    assert told(play.hear(again, job_messages.Join(103)), ServeTables) == [(again, ServeTables())]
+    assert told(play.hear(again, Join(103)), ServeTables) == [(again, ServeTables())]
     said = play.hear(again, TablesReady(HERE))
     filled = dict(told(said, TablesAssigned))
     assert filled.keys() == {again, S1}
@@ -141,9 +142,9 @@ def test_tables_that_are_asked_for_while_training_get_a_server_of_their_own() ->
     play = Play(replace(ORDER, strategy="native", servers=None)).prepared()
     play(PlanMade("native", "worker", [], PLAN))
     for worker in (W0, W1):
-        play.hear(worker, job_messages.Ready())
+        play.hear(worker, MemberReady())
     assert starts(play.hear(W0, TablesWanted())) == [(S0, 0)]
-    assert told(serves(play), job_messages.Decision) == []
+    assert told(serves(play), Decision) == []
     assert told(play.hear(S0, TablesReady(HERE)), TablesAt) == [(W0, TablesAt([ServerAt(0, 0, HERE)], 8))]
 
 
@@ -153,10 +154,10 @@ def test_a_plan_without_servers_leaves_those_of_tables_alone() -> None:
     serves(play)
     for worker in (W0, W1):
         play(Connected(worker))
-        play.hear(worker, job_messages.Join(1))
-        play.hear(worker, job_messages.Prepare(LAYOUT, ()))
+        play.hear(worker, Join(1))
+        play.hear(worker, Prepare(LAYOUT, ()))
     said = play(PlanMade("native", "worker", [], PLAN))
-    decided = told(said, job_messages.Decision)
+    decided = told(said, Decision)
     assert [member for member, _ in decided] == [W0, W1]
     assert decided[0][1].assignment.servers == []
 

@@ -26,7 +26,7 @@ from psctl.collectives.allreduce_backends import EngineSum, PlayedSum
 from psctl.collectives.channel import BatchChannel
 from psctl.collectives.player import Player
 from psctl.errors import PsctlError
-from psctl.job.job_messages import Decision
+from psctl.job.training_messages import Decision
 from psctl.schedule.algorithms import catalog
 from psctl.sync.bucket_allreduce import Group, shared_gpu
 from psctl.types import STRATEGIES, Layout

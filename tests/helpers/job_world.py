@@ -16,9 +16,44 @@ import torch
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
-from psctl.job import job_messages as say
-from psctl.job import membership_messages
 from psctl.job.assignment import assign
+from psctl.job.checkpoint_messages import (
+    CheckpointSaved,
+    CutAt,
+    CutPosition,
+    LoadEnd,
+    LoadPart,
+    LoadWanted,
+    ProposeCut,
+    SaveBegin,
+    SaveEnd,
+    SavePart,
+)
+from psctl.job.membership_messages import (
+    CountUntil,
+    ExamplesShared,
+    LostWorkerClocks,
+    Members,
+    NextClock,
+    NextClockWanted,
+    WorkerGone,
+)
+from psctl.job.training_messages import (
+    Decision,
+    Go,
+    Heartbeat,
+    Join,
+    Leave,
+    MemberReady,
+    Prepare,
+    Resume,
+    ScriptFinished,
+    StartBegin,
+    StartEnd,
+    StartPart,
+    Welcome,
+    WorkerReport,
+)
 from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut, sizes
 from psctl.server.main import Server
@@ -106,8 +141,8 @@ class Saved:
         of, data = self.tensors[name]
         return torch.frombuffer(bytearray(data), dtype=getattr(torch, of.dtype)).reshape(of.shape)
 
-    def resume(self) -> say.Resume:
-        return say.Resume(f"job-1@{self.step}", self.step, self.state, [of for of, _ in self.tensors.values()])
+    def resume(self) -> Resume:
+        return Resume(f"job-1@{self.step}", self.step, self.state, [of for of, _ in self.tensors.values()])
 
 
 class Job:
@@ -130,25 +165,25 @@ class Job:
         self.checkpoint: Saved | None = resume
         self.network = MemoryNetwork()
         self.saved: dict[int, Saved] = {}
-        self.reports: list[tuple[int, say.Report]] = []
+        self.reports: list[tuple[int, WorkerReport]] = []
         self.reported: dict[int, tuple[int, dict[str, float]]] = {}  # step saved -> what rank 0 had reported before
         self.finished: dict[int, int] = {}
-        self.decision: say.Decision | None = None
+        self.decision: Decision | None = None
         self._wires: dict[Member, Wire] = {}
         self._lock = threading.RLock()
-        self._layouts: dict[int, say.Prepare] = {}
+        self._layouts: dict[int, Prepare] = {}
         self._ready: set[int] = set()
         self._slices: dict[tuple[Member, int], list[TensorSlice]] = {}
         self._positions: dict[int, dict[int, int]] = {}
         self._cuts: dict[int, tuple[bool, bool]] = {}
         self._servers, self._acceptors, self._threads = [], [], []
         self.members = [Member("worker", rank) for rank in range(workers)]
-        self.held: dict[Member, list[membership_messages.HeldOf]] = {}
+        self.held: dict[Member, list[LostWorkerClocks]] = {}
         self.cuts: list[int] = []
         self.lost: dict[int, int] = {}  # rank -> its first clock that does not count
         self._drawn: dict[int, int] = {}
-        self._shared: list[membership_messages.Shared] = []
-        self._joining: dict[int, say.Resume] = {}
+        self._shared: list[ExamplesShared] = []
+        self._joining: dict[int, Resume] = {}
         self._clients: dict[Member, ParameterClient] = {}
         self._changed = threading.Condition(self._lock)
 
@@ -205,7 +240,7 @@ class Job:
             if dialler == member:
                 link.kill()
         for server in self._servers:
-            self._bring(server.me, membership_messages.WorkerGone(member.rank, member.incarnation))
+            self._bring(server.me, WorkerGone(member.rank, member.incarnation))
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.held.get(member, [])) == len(self._servers), WAIT)
             clocks = [clock for held in self.held[member] for clock in held.clocks.values()]
@@ -218,12 +253,12 @@ class Job:
             cut = min(cut, max(held.aside for held in self.held[member]) - 1)
         assert self.staleness != 0 or max(versions) <= cut + 1, "no shard has applied what is dropped"
         for server in self._servers:
-            self._bring(server.me, membership_messages.CountUntil(member.rank, member.incarnation, cut))
+            self._bring(server.me, CountUntil(member.rank, member.incarnation, cut))
         self.cuts.append(cut)
         if self.elastic and member.rank != 0:
             self._lose(member.rank, cut + 1)
             return
-        self._joining[member.rank] = say.Resume("", cut + 1, {}, [])
+        self._joining[member.rank] = Resume("", cut + 1, {}, [])
         self.members[member.rank] = Member("worker", member.rank, member.incarnation + 1)
 
     def _lose(self, rank: int, clock: int) -> None:
@@ -234,15 +269,13 @@ class Job:
             left = [one for one in range(self.workers) if one not in self.lost]
             asked = [one for one in left if one not in self.finished]
             for one in asked:
-                self._bring(self.members[one], membership_messages.MembersAsked(ticket))
+                self._bring(self.members[one], NextClockWanted(ticket))
             assert self._changed.wait_for(lambda: len(self._drawn) == len(asked), WAIT)
             ranks = [one for one in range(self.workers) if self.lost.get(one, clock + 1) > clock]
             for server in self._servers:
-                self._bring(server.me, membership_messages.Members(clock, ranks))
+                self._bring(server.me, Members(clock, ranks))
             before = self._shared[-1].clock if self._shared else 0
-            shared = membership_messages.Shared(
-                ticket, max([clock, before, *self._drawn.values()]), left, {rank: clock}
-            )
+            shared = ExamplesShared(ticket, max([clock, before, *self._drawn.values()]), left, {rank: clock})
             self._shared.append(shared)
             for one in left:
                 self._bring(self.members[one], shared)
@@ -250,13 +283,13 @@ class Job:
     def fail(self, error) -> None:
         """Let the other workers go, as a coordinator does when one fails."""
         for server in self._servers:
-            server.received(None, say.Leave("a worker failed"), None)
+            server.received(None, Leave("a worker failed"), None)
 
     def propose(self, ticket=1, save=True, stop=False) -> None:
         with self._lock:
             self._cuts[ticket] = (save, stop)
             self._positions[ticket] = {}
-        self._bring_all(say.Propose(ticket))
+        self._bring_all(ProposeCut(ticket))
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Example-weighted means by step and name."""
@@ -288,51 +321,51 @@ class Job:
 
     def _from_worker(self, rank, member, message, payload) -> None:
         match message:
-            case say.Join():
+            case Join():
                 resume = self._joining.get(rank) or (self.checkpoint.resume() if self.checkpoint else None)
-                self._bring(member, say.Welcome(self.workers, self.seed, self.every, self.report_seconds, resume))
-            case say.Prepare() if rank in self._joining:
+                self._bring(member, Welcome(self.workers, self.seed, self.every, self.report_seconds, resume))
+            case Prepare() if rank in self._joining:
                 self._bring(member, msgspec.structs.replace(self.decision, resume=self._joining[rank]))
                 for shared in self._shared:
                     self._bring(member, shared)
-            case membership_messages.Drawn():
+            case NextClock():
                 self._drawn[rank] = message.clock
                 self._changed.notify_all()
-            case say.Ready() if rank in self._joining:
-                self._bring(member, say.Go())
-            case say.Prepare():
+            case MemberReady() if rank in self._joining:
+                self._bring(member, Go())
+            case Prepare():
                 self._layouts[rank] = message
                 if len(self._layouts) == self.workers:
                     assert all(one == message for one in self._layouts.values()), "the ranks differ"
                     self._decide()
-            case say.Ready():
+            case MemberReady():
                 self._ready.add(rank)
                 if len(self._ready) == self.workers:
-                    self._bring_all(say.Go())
-            case say.StartBegin() | say.StartPart() | say.StartEnd():
+                    self._bring_all(Go())
+            case StartBegin() | StartPart() | StartEnd():
                 for other in range(1, self.workers):
                     self._bring(self.members[other], message, payload)
-            case say.Report():
+            case WorkerReport():
                 self.reports.append((rank, message))
-            case say.Position():
+            case CutPosition():
                 positions = self._positions[message.ticket]
                 positions[rank] = message.step
                 if len(positions) == self.workers:
                     save, stop = self._cuts[message.ticket]
-                    self._bring_all(say.CutAt(message.ticket, max(positions.values()) + 1, save, stop))
-            case say.Finished():
+                    self._bring_all(CutAt(message.ticket, max(positions.values()) + 1, save, stop))
+            case ScriptFinished():
                 self.finished[rank] = message.step
-            case say.Beat():
+            case Heartbeat():
                 pass
             case _:
                 self._from_any(member, message, payload)
 
     def _from_any(self, member, message, payload) -> None:
         match message:
-            case membership_messages.HeldOf():
+            case LostWorkerClocks():
                 self.held.setdefault(Member("worker", message.rank, message.incarnation), []).append(message)
                 self._changed.notify_all()
-            case say.SaveBegin():
+            case SaveBegin():
                 saved = self.saved.setdefault(message.step, Saved(message.step))
                 self._slices[member, message.step] = message.slices
                 if message.state is not None:
@@ -343,24 +376,28 @@ class Job:
                     width = getattr(torch, one.dtype).itemsize
                     whole = TensorSlice(one.name, one.dtype, one.shape, 0, count)
                     saved.tensors.setdefault(one.name, (whole, bytearray(count * width)))
-            case say.SavePart():
+            case SavePart():
                 one = self._slices[member, message.step][message.index]
                 at = one.start * getattr(torch, one.dtype).itemsize + message.offset
                 self.saved[message.step].tensors[one.name][1][at : at + len(payload)] = payload
-            case say.SaveEnd():
+            case SaveEnd():
                 saved = self.saved[message.step]
                 saved.ended.add(member)
                 on_servers = self.decision.strategy == "ps" and self.decision.update == "server"
                 apart = self.period > 1 or self._layouts[0].outer
                 if len(saved.ended) == (self.workers if apart else 1) + (self.count if on_servers else 0):
-                    self._bring_all(say.Saved(message.step))
-            case say.LoadWanted():
+                    self._bring_all(CheckpointSaved(message.step))
+            case LoadWanted():
                 for index, one in enumerate(message.slices):
                     width = getattr(torch, one.dtype).itemsize
                     data = bytes(self.checkpoint.tensors[one.name][1])[one.start * width : one.stop * width]
                     for offset in range(0, len(data), 1000):
-                        self._bring(member, say.LoadPart(message.ticket, index, offset), data[offset : offset + 1000])
-                self._bring(member, say.LoadEnd(message.ticket))
+                        self._bring(
+                            member,
+                            LoadPart(message.ticket, index, offset),
+                            data[offset : offset + 1000],
+                        )
+                self._bring(member, LoadEnd(message.ticket))
 
     def _decide(self) -> None:
         layout = self._layouts[0].layout
@@ -368,18 +405,18 @@ class Job:
         update = self.update if self.update != "auto" else "server" if fit else "worker"
         resume = self.checkpoint.resume() if self.checkpoint else None
         if self.strategy != "ps":
-            self.decision = say.Decision(self.strategy, "worker", layout, [], resume=resume, period=self.period)
+            self.decision = Decision(self.strategy, "worker", layout, [], resume=resume, period=self.period)
         else:
             shards = cut(layout, self.count, self.target)
             addresses = [self._add_server(rank) for rank in range(self.count)]
             owners = [chain[0] for chain in assign(sizes(shards), dict.fromkeys(range(self.count), 0), replicas=0)]
             first = first_assignment(owners, addresses)
-            self.decision = say.Decision(
+            self.decision = Decision(
                 "ps", update, layout, shards, first, resume, staleness=self.staleness, period=self.period,
                 elastic=self.elastic,
             )  # fmt: skip
             for server in self._servers:
-                self._bring(server.me, say.Welcome(self.workers, self.seed, 0, 1.0))
+                self._bring(server.me, Welcome(self.workers, self.seed, 0, 1.0))
                 self._bring(server.me, self.decision)
         self._bring_all(self.decision)
 
@@ -428,7 +465,7 @@ class Job:
 
     def _end(self) -> None:
         for server in self._servers:
-            server.received(None, say.Leave("the test is over"), None)
+            server.received(None, Leave("the test is over"), None)
         for thread in self._threads:
             thread.join(WAIT)
         for acceptor in self._acceptors:

@@ -18,20 +18,9 @@ from psctl.client.shared_buffers import Sharing
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost
 from psctl.job.assignment import assign
-from psctl.job.job_messages import (
-    Decision,
-    Leave,
-    LoadEnd,
-    LoadPart,
-    LoadWanted,
-    Resume,
-    SaveBegin,
-    SaveEnd,
-    SavePart,
-    Welcome,
-)
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.membership_messages import Reassign
-from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.training_messages import Decision, Leave, Resume, Welcome, WorkerAt, WorkerListens, WorkersAt
 from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut, offsets, sizes
 from psctl.server.main import Server
@@ -210,7 +199,7 @@ class World:
 
     def _tell(self, me: Member, message) -> None:
         """A worker tells the coordinator something."""
-        if isinstance(message, Listens):
+        if isinstance(message, WorkerListens):
             self._listening.append(WorkerAt(me.rank, me.incarnation, None, message.secret))
 
     def meet(self) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.job.assignment import assign, copies, without
+from psctl.job.assignment import assign, missing_copies, without
 
 
 def holdings(sizes, chains, servers):
@@ -29,7 +29,7 @@ def apart(load):
 
 
 def made(before, after):
-    return sum(len(each) for each in copies(before, after))
+    return sum(len(each) for each in missing_copies(before, after))
 
 
 def check(sizes, servers, replicas, chains):
@@ -158,7 +158,7 @@ def test_a_joining_server_takes_its_share_and_nothing_else_moves(each, count, re
     chains = assign(sizes, {rank: rank for rank in range(count)}, depth - 1)
     after = assign(sizes, {rank: rank for rank in range(count + 1)}, depth - 1, chains)
     assert made(chains, after) == each * count * depth
-    assert {server for new in copies(chains, after) for server in new} == {count}
+    assert {server for new in missing_copies(chains, after) for server in new} == {count}
     handed = sum(old[0] != new[0] for old, new in zip(chains, after, strict=True))
     assert handed == each * count
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psctl.job.shard_placement import Holdings, Place
+from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.types import Address, Assignment, ServerAt
 from tests.examples import examples
 
 SIZES = [10] * 10 + [5, 5]
 
 
-def place(rank: int, incarnation: int = 0) -> Place:
-    return Place(ServerAt(rank, incarnation, Address("10.0.0.1", 4000 + 10 * rank + incarnation)), rank % 3)
+def place(rank: int, incarnation: int = 0) -> ServerPlace:
+    return ServerPlace(ServerAt(rank, incarnation, Address("10.0.0.1", 4000 + 10 * rank + incarnation)), rank % 3)
 
 
-def four(replicas: int = 1) -> Holdings:
-    return Holdings(SIZES, replicas, [place(rank) for rank in range(4)])
+def four(replicas: int = 1) -> ShardPlacement:
+    return ShardPlacement(SIZES, replicas, [place(rank) for rank in range(4)])
 
 
-def fill(holdings: Holdings) -> None:
+def fill(holdings: ShardPlacement) -> None:
     for shard, found in enumerate(holdings.copies):
         for server in found:
             holdings.caught_up(holdings.epoch, shard, server)
 
 
-def settle(holdings: Holdings) -> None:
+def settle(holdings: ShardPlacement) -> None:
     for _ in range(6):
         fill(holdings)
         holdings.advance(patient=False)
@@ -76,7 +76,7 @@ def test_a_word_of_an_earlier_filling_does_not_count() -> None:
 
 
 def test_what_was_filled_by_a_head_that_died_is_filled_anew_by_the_next() -> None:
-    holdings = Holdings([1], 2, [place(rank) for rank in range(3)])
+    holdings = ShardPlacement([1], 2, [place(rank) for rank in range(3)])
     second, third = holdings.chains[0][1:]
     holdings.lost([second])
     holdings.joined(place(3))
@@ -128,7 +128,7 @@ def test_a_server_that_leaves_goes_when_workers_know_that_it_holds_nothing() -> 
 class Oracle:
     """What must be true of all that is told."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: ShardPlacement) -> None:
         self.holdings, self.servers, self.workers = holdings, holdings.assignment, holdings.assignment
 
     def look(self) -> None:

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from psctl.errors import UsageError
-from psctl.job.bench_messages import Doing, Effort, Question, Round, Row, from_line, question_of, to_line
+from psctl.job.bench_messages import (
+    BenchEffort,
+    BenchProgress,
+    BenchQuestion,
+    BenchRound,
+    BenchRow,
+    from_line,
+    question_of,
+    to_line,
+)
 from psctl.launch.bench.bench_runs import Job, Result, Wish, bus_factor, sizes_of, strategies_of, wanted
 
 
@@ -38,7 +47,7 @@ def test_strategies_are_names_or_all() -> None:
 
 
 def test_a_record_is_what_is_promised() -> None:
-    row = Row("allreduce", "ring", 8_000_000, 4, [0.25, 0.125, 0.5], True)
+    row = BenchRow("allreduce", "ring", 8_000_000, 4, [0.25, 0.125, 0.5], True)
     assert Result(row, 0.2).document() == {
         "operation": "allreduce", "strategy": "ring", "bytes": 8_000_000, "world": 4,
         "seconds": {"min": 0.125, "median": 0.25, "max": 0.5}, "algbw": 32e6, "busbw": 48e6,
@@ -48,7 +57,7 @@ def test_a_record_is_what_is_promised() -> None:
 
 
 def test_the_job_is_one_like_others_and_holds_the_question(tmp_path: Path) -> None:
-    question = Question("pushpull", [Round(4_000, {"ps": {}})])
+    question = BenchQuestion("pushpull", [BenchRound(4_000, {"ps": {}})])
     asked = wanted(tmp_path, Wish("pushpull", [4_000], [], workers="3", servers="2"), Job(question, "ps"))
     job = asked.job
     assert (job.name, job.module, job.workers, job.servers) == ("bench", "psctl.worker.bench_script", 3, 2)
@@ -59,15 +68,15 @@ def test_the_job_is_one_like_others_and_holds_the_question(tmp_path: Path) -> No
 
 
 def test_answers_travel_as_marked_lines() -> None:
-    for answer in (Doing(5, ["ring"]), Row("allreduce", "ring", 8, 2, [0.5], False)):
+    for answer in (BenchProgress(5, ["ring"]), BenchRow("allreduce", "ring", 8, 2, [0.5], False)):
         assert from_line(to_line(answer)) == answer
     assert from_line("NCCL version 2.21") is None
     with pytest.raises(msgspec.DecodeError):
-        from_line(to_line(Doing(5, []))[:-2])
+        from_line(to_line(BenchProgress(5, []))[:-2])
 
 
 def test_measuring_ends_by_count_time_and_patience() -> None:
-    effort = Effort(least=3, most=6, seconds=1.0, slow=10.0)
+    effort = BenchEffort(least=3, most=6, seconds=1.0, slow=10.0)
     assert not effort.enough([])
     assert not effort.enough([9.0])
     assert effort.enough([11.0])  # so slow that once must do

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from psctl.job.events import Finished, Log, State
+from psctl.job.events import Finished, Log, StateChanged
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.host_messages import SourcePaths, resumed_by
 
@@ -57,7 +57,9 @@ def test_a_failures_frames_name_files_of_this_machine() -> None:
 def test_files_of_a_restored_job_are_named_relative_to_their_folder() -> None:
     paths = SourcePaths(replace(RECORD, job_folder=""))
     assert paths.text(f'File "{THERE}/train.py", line 12') == 'File "train.py", line 12'
-    state = State(time=1.0, role="worker", rank=0, host="h1", state="failed", last_error=f"E: {THERE}/train.py:12")
+    state = StateChanged(
+        time=1.0, role="worker", rank=0, host="h1", state="failed", last_error=f"E: {THERE}/train.py:12"
+    )
     assert paths.event(state) == replace(state, last_error="E: train.py:12")
 
 

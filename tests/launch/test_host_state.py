@@ -17,7 +17,7 @@ import pytest
 
 from psctl import errors
 from psctl.agent import supervisor
-from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, State, to_line
+from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, StateChanged, to_line
 from psctl.launch import ask
 from psctl.launch.archive import pack_folder
 from psctl.remote.local import LocalShell
@@ -107,8 +107,8 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
     folder.mkdir()
     log = [
         Started(time=1.0, job="digits-1", hosts=["a"], roles=[]),
-        State(time=1.5, role="job", rank=0, host="a", state="running"),
-        State(time=2.0, role="worker", rank=1, host="a", state="running", pid=77),
+        StateChanged(time=1.5, role="job", rank=0, host="a", state="running"),
+        StateChanged(time=2.0, role="worker", rank=1, host="a", state="running", pid=77),
         Log(time=2.0, rank="worker/1", stream="stdout", text='a line with "event":"finished" in it'),
         Progress(
             time=3.0, step=40, epoch=1, metrics={}, examples_per_second=1.0, bytes_per_second=1.0, sync_seconds=0.1,
@@ -130,8 +130,8 @@ def test_a_job_is_read_from_its_event_log(shell: LocalShell, tmp_path: Path) -> 
 
 
 def test_what_was_done_before_a_restart_is_not_told_of(shell: LocalShell, tmp_path: Path) -> None:
-    def state(rank: int, step: int) -> State:
-        return State(time=2.0, role="worker", rank=rank, host="a", state="running", step=step)
+    def state(rank: int, step: int) -> StateChanged:
+        return StateChanged(time=2.0, role="worker", rank=rank, host="a", state="running", step=step)
 
     log = [state(0, 90), state(1, 91), Restored(time=3.0, checkpoint="d-1@80", step=80, lost=11), state(1, 82)]
     (tmp_path / "events.jsonl").write_bytes(b"".join(map(to_line, log)))

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from psctl.job.job_messages import Go, NewCertificate
+from psctl.job.process_messages import NewCertificate
+from psctl.job.training_messages import Go
 from psctl.process.certificate_renewal import Renewals, Renewing
 from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.permits import NEW, against
+from psctl.permits import NEW, why_refused
 from psctl.ps.messages import Near
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.table_messages import Back, More, Section, StoreSpec, TableSpec
@@ -59,7 +59,7 @@ def test_tables_survive_anything_that_a_worker_may_say(speech: list[Any], known:
     for number, (message, sections, payload) in enumerate(speech):
         if known:
             message = of_this_store(message, sections, number)
-        if against(rows[type(message)], HOSTILE, message, NEW, len(payload)):
+        if why_refused(rows[type(message)], HOSTILE, message, NEW, len(payload)):
             continue
         try:
             tables.mind.received(1, message, memoryview(bytearray(payload)))
@@ -91,9 +91,9 @@ def test_parameters_survive_anything_that_a_worker_may_say(speech: list[Any], kn
     rows = PARAMETERS.to("server")["worker"]
     for message, shard, size in speech:
         said_now = of_this_shard(message, shard) if known else message
-        if against(rows[type(said_now)], HOSTILE, said_now, NEW, size):
+        if why_refused(rows[type(said_now)], HOSTILE, said_now, NEW, size):
             size = 0
-            if against(rows[type(said_now)], HOSTILE, said_now, NEW, 0):
+            if why_refused(rows[type(said_now)], HOSTILE, said_now, NEW, 0):
                 continue
         try:
             place = mind.place(1, said_now, size) if size else None

@@ -14,8 +14,9 @@ import torch
 
 from psctl.client.dense_client import ParameterClient
 from psctl.clock import SystemClock
-from psctl.job.job_messages import Beat, Decision, Join, Leave, Ready, SaveBegin, SaveEnd, SavePart, Welcome
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
+from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.process import sealed_memory
 from psctl.process.process_orders import ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -41,7 +42,7 @@ class Coordinator:
         return None
 
     def received(self, peer, message, payload) -> None:
-        if not isinstance(message, Beat):
+        if not isinstance(message, Heartbeat):
             self.messages.put((message, bytes(payload or b"")))
 
     def lost(self, peer, error) -> None:
@@ -75,7 +76,7 @@ def started(tmp_path):
     try:
         assert coordinator.next(Join)[0].pid == process.pid
         coordinator.peer.send(Welcome(1, 0, 0, 1.0, training=True))
-        yield coordinator, process, coordinator.next(Ready)[0].address
+        yield coordinator, process, coordinator.next(MemberReady)[0].address
     finally:
         process.kill()
         process.communicate()

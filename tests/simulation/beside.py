@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job.rendezvous_messages import WorkerAt
+from psctl.job.training_messages import WorkerAt
 from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.messages import Beside, Place
 from psctl.ps.pieces import bytes_view

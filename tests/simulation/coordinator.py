@@ -10,11 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.coordinator.state import instructions
-from psctl.coordinator.state.instructions import Connected, ConnectionLost, Happening, Heard, Tick
-from psctl.coordinator.state.job_state_machine import Mind
+from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, Tick
+from psctl.coordinator.state.job_state_machine import JobStateMachine
 from psctl.errors import ConnectionFailed
-from psctl.job import events, job_messages, membership_messages
-from psctl.job.job_messages import AnyMessage, Failure, Finish, Resume, StartProcess, StopProcesses
+from psctl.job import events
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SavePart
+from psctl.job.job_permits import COORDINATION
+from psctl.job.membership_messages import CountUntil, Members, Reassign, ShardHandedOver
+from psctl.job.process_messages import (
+    EndProcesses,
+    JobFinished,
+    ProcessExited,
+    ProcessFailure,
+    ProcessStarted,
+    Register,
+    StartProcess,
+    StopProcesses,
+)
+from psctl.job.training_messages import Decision, Go, Resume
 from psctl.ps.shards import cut, sizes
 from psctl.types import Address, Member, TensorSlice
 from tests.simulation.kernel import Broken, Process, World
@@ -45,8 +58,12 @@ class Coordinator:
         self.disk = Disk()
         self._chains: list[list[int]] = []
         self._handing: set[int] = set()
-        self.mind = Mind(order(scenario), GRACE, resume, 0.0, 1000.0)
-        self.address = network.listen(process, self, AnyMessage, lambda member: self.mind.expects(member) or None)
+        self.mind = JobStateMachine(order(scenario), GRACE, resume, 0.0, 1000.0)
+
+        def allow(member: Member) -> str | None:
+            return self.mind.expects(member) or None
+
+        self.address = network.listen(process, self, COORDINATION.union, allow)
         self._carry_out(self.mind.start(0.0))
         self._world.after(TICK, self._tick)
 
@@ -73,19 +90,19 @@ class Coordinator:
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
-            case job_messages.SavePart():
+            case SavePart():
                 self.disk.part(peer.member, message, payload)
                 return
-            case job_messages.SaveBegin():
+            case SaveBegin():
                 self.disk.begin(peer.member, message)
-            case membership_messages.HandedOver(shard=shard):
+            case ShardHandedOver(shard=shard):
                 self._handing.discard(shard)
-            case job_messages.LoadWanted(ticket=ticket, slices=slices):
+            case LoadWanted(ticket=ticket, slices=slices):
                 for index, wanted in enumerate(slices):
-                    peer.send(job_messages.LoadPart(ticket, index, 0), self.disk.read(wanted))
-                peer.send(job_messages.LoadEnd(ticket))
+                    peer.send(LoadPart(ticket, index, 0), self.disk.read(wanted))
+                peer.send(LoadEnd(ticket))
                 return
-        self._happens(Heard(peer.member, message))
+        self._happens(MessageReceived(peer.member, message))
 
     def lost(self, peer: End, error: ConnectionFailed) -> None:
         if self._peers.get(peer.member) is peer:
@@ -97,7 +114,7 @@ class Coordinator:
             self._world.after(TICK, self._tick)
             self._happens(Tick())
 
-    def _happens(self, happening: Happening) -> None:
+    def _happens(self, happening: Input) -> None:
         self._carry_out(self.mind.handle(happening, self._world.now))
 
     # ---- instructions ------------------------------------------------------------------------------------------------
@@ -108,13 +125,13 @@ class Coordinator:
 
     def _do(self, instruction: instructions.Instruction) -> None:
         match instruction:
-            case instructions.Append(event=event):
+            case instructions.AppendEvent(event=event):
                 self.events.append(event)
                 self.losses += isinstance(event, events.WorkerLost | events.ServerLost)
                 self._world.say(lambda: f"event: {event}")
-            case instructions.Tell(member=member, message=message):
+            case instructions.SendMessage(member=member, message=message):
                 self._tell(member, message)
-            case instructions.Start():
+            case instructions.StartMember():
                 one = instruction
                 start = StartProcess(one.member, one.world, one.local_rank, one.environment, "", "", "")
                 self._tell(Member("agent", one.host), start)
@@ -130,36 +147,36 @@ class Coordinator:
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._scenario.cut_bytes)
                 self._world.after(0.0, self._happens, instructions.ShardsMade(shards, sizes(shards)))
-            case instructions.Commit(step=step):
+            case instructions.CommitCheckpoint(step=step):
                 self.disk.commit(step)
-                written = instructions.Written(step, f"digits-1@{step}")
+                written = instructions.CheckpointCommitted(step, f"digits-1@{step}")
                 self._world.after(self._world.random.random() * 0.05, self._happens, written)
-            case instructions.Discard(step=step):
+            case instructions.DiscardCheckpoint(step=step):
                 self.disk.parts.pop(step, None)
             case instructions.FindRestorable():
-                found = instructions.Restorable(self.disk.newest())
+                found = instructions.RestorableFound(self.disk.newest())
                 self.on_restart(found.resume.step if found.resume else 0)
                 self._world.after(self._world.random.random() * 0.05, self._happens, found)
-            case instructions.Close(status=status):
+            case instructions.CloseCoordinator(status=status):
                 self.status = status
                 for host in range(self._scenario.hosts):
-                    self._tell(Member("agent", host), Finish(status))
+                    self._tell(Member("agent", host), JobFinished(status))
             case _:
                 raise Broken("shell", f"the simulator does not carry out {type(instruction).__name__} yet")
 
     def _tell(self, member: Member, message: Any) -> None:
-        if isinstance(message, job_messages.Go):
+        if isinstance(message, Go):
             self.on_go()
-        if isinstance(message, job_messages.Decision | membership_messages.Reassign):
+        if isinstance(message, Decision | Reassign):
             chains = message.assignment.chains
             moved = [now[:1] != before[:1] for now, before in zip(chains, self._chains, strict=False)]
             self._handing |= {shard for shard, one in enumerate(moved) if one}
             self._chains = chains
-        if isinstance(message, membership_messages.CountUntil) and (message.rank, message.incarnation) not in self._cut:
+        if isinstance(message, CountUntil) and (message.rank, message.incarnation) not in self._cut:
             self._cut.add((message.rank, message.incarnation))
             if message.incarnation >= 0:  # else it is said to a server that joins, once more
                 self.on_cut(message.rank, message.clock)
-        if isinstance(message, membership_messages.Members):
+        if isinstance(message, Members):
             self.on_members(message.clock, message.ranks)
         peer = self._peers.get(member)
         if peer is not None:
@@ -170,15 +187,15 @@ class Disk:
     """Checkpoints, in memory."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, dict[Member, tuple[job_messages.SaveBegin, list[bytearray]]]] = {}
+        self.parts: dict[int, dict[Member, tuple[SaveBegin, list[bytearray]]]] = {}
         self._state: dict[int, dict[str, Any]] = {}
         self._whole: dict[int, dict[str, tuple[TensorSlice, bytearray]]] = {}
 
-    def begin(self, source: Member, message: job_messages.SaveBegin) -> None:
+    def begin(self, source: Member, message: SaveBegin) -> None:
         data = [bytearray() for _ in message.slices]
         self.parts.setdefault(message.step, {})[source] = (message, data)
 
-    def part(self, source: Member, message: job_messages.SavePart, payload: memoryview | None) -> None:
+    def part(self, source: Member, message: SavePart, payload: memoryview | None) -> None:
         found = self.parts.get(message.step, {}).get(source)
         if found is not None and payload is not None:
             assert len(found[1][message.index]) == message.offset, "parts of a slice come in order"
@@ -226,7 +243,7 @@ class Agent:
 
     def joined(self, peer: End) -> None:
         self._end = peer
-        peer.send(job_messages.Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
+        peer.send(Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
 
     def place(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
@@ -239,7 +256,7 @@ class Agent:
             case StopProcesses():
                 for child in list(self._children.values()):
                     world.after(world.random.random() * 0.02, child.end, -15)
-            case job_messages.EndProcesses(members=members):
+            case EndProcesses(members=members):
                 for member in members:
                     if member in self._children:
                         world.after(world.random.random() * 0.02, self._children[member].end, -15)
@@ -257,7 +274,7 @@ class Agent:
         if child is not None:
             child.on_end = self._ended
             self._children[member] = child
-            self._say(job_messages.Started(member, 1))
+            self._say(ProcessStarted(member, 1))
 
     def _ended(self, child: Process, status: int) -> None:
         if self.process.alive:
@@ -269,9 +286,9 @@ class Agent:
             how = f"killed by signal {-status}" if status < 0 else "ConnectionFailed"
             code = "" if status < 0 else "connection-failed"
             now = self.process.world.now
-            failure = Failure(str(child.member), f"h{child.host}", status, now, 0, how, [], [], code)
+            failure = ProcessFailure(str(child.member), f"h{child.host}", status, now, 0, how, [], [], code)
         if self.process.alive:
-            self._say(job_messages.Exited(child.member, status, failure))
+            self._say(ProcessExited(child.member, status, failure))
 
     def _say(self, message: Any) -> None:
         if self._end is not None:

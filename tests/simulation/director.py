@@ -11,10 +11,29 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job import job_messages, membership_messages
-from psctl.job.assignment import Chains, assign, copies, without
-from psctl.job.job_messages import AnyMessage, Decision, Resume, Welcome
-from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.assignment import Chains, assign, missing_copies, without
+from psctl.job.job_permits import COORDINATION
+from psctl.job.membership_messages import (
+    CountUntil,
+    LostWorkerClocks,
+    Reassign,
+    ShardCaughtUp,
+    ShardHandedOver,
+    WorkerGone,
+)
+from psctl.job.process_messages import ProcessExited, Register, StartProcess
+from psctl.job.training_messages import (
+    Decision,
+    Go,
+    Join,
+    MemberReady,
+    Prepare,
+    Resume,
+    Welcome,
+    WorkerAt,
+    WorkerListens,
+    WorkersAt,
+)
 from psctl.ps.shards import cut, sizes
 from psctl.types import Address, Assignment, Member, ServerAt, Shard
 from tests.simulation.kernel import Broken, Process
@@ -47,14 +66,14 @@ class Director:
         self._since: dict[int, int] = {}  # shard -> epoch since which what is said of its copies counts
         self.awaited: dict[int, int] = {}  # shard -> former primary that hands it over
         self._dead: list[Member] = []  # workers whose death is to be cut
-        self._held: dict[int, membership_messages.HeldOf] = {}
+        self._held: dict[int, LostWorkerClocks] = {}
         self._cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
         self._joining: set[int] = set()  # of them, those whose next start has no values yet
         self.members = tuple(range(len(scenario.workers)))
         self.on_cut: Callable[[int, int], None] = lambda rank, clock: None
         self._resume: dict[int, int] = {}
         self._listen: dict[int, Member] = {}
-        self.address = network.listen(process, self, AnyMessage, self._allow)
+        self.address = network.listen(process, self, COORDINATION.union, self._allow)
 
     @property
     def over(self) -> bool:
@@ -85,27 +104,27 @@ class Director:
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         member = peer.member
         match message:
-            case job_messages.Register():
+            case Register():
                 self._registered.add(member.rank)
                 if len(self._registered) == self._scenario.hosts:
                     self._begin()
-            case job_messages.Exited(member=gone, status=status):
+            case ProcessExited(member=gone, status=status):
                 self._gone(gone, status)
-            case job_messages.Join():
+            case Join():
                 self._tell(member, Welcome(len(self._scenario.workers), 0, 0, 1.0, self._resumed(member)))
-            case job_messages.Prepare():
+            case Prepare():
                 self._prepare(member)
-            case job_messages.Ready(address=address):
+            case MemberReady(address=address):
                 self._is_ready(member, address)
-            case Listens():
+            case WorkerListens():
                 self._listens(member)
-            case membership_messages.CaughtUp():
+            case ShardCaughtUp():
                 self._caught_up(message)
-            case membership_messages.HandedOver():
+            case ShardHandedOver():
                 if self.awaited.get(message.shard) == member.rank:
                     del self.awaited[message.shard]
                     self._go_on()
-            case membership_messages.HeldOf():
+            case LostWorkerClocks():
                 self._held[member.rank] = message
                 self._cut()
             case _:
@@ -125,8 +144,8 @@ class Director:
             self.hosts[member.rank] = host
         self._tell(Member("agent", host), self._order(member))
 
-    def _order(self, member: Member) -> job_messages.StartProcess:
-        return job_messages.StartProcess(member, len(self._scenario.workers), 0, {}, "", "", "")
+    def _order(self, member: Member) -> StartProcess:
+        return StartProcess(member, len(self._scenario.workers), 0, {}, "", "", "")
 
     def _prepare(self, member: Member) -> None:
         self._prepared.add(member.rank)
@@ -143,7 +162,7 @@ class Director:
             else:
                 self._tell(member, self._decision(member))
                 for rank, clock in sorted(self._cuts.items()):  # it may come to lead a shard that waits for them
-                    self._tell(member, membership_messages.CountUntil(rank, -1, clock))
+                    self._tell(member, CountUntil(rank, -1, clock))
                 self._plan()
             return
         first = len(self._ready) < len(self._scenario.workers)
@@ -151,10 +170,10 @@ class Director:
         if first and len(self._ready) == len(self._scenario.workers):
             self.on_go()
             for each in [one for one in self._peers if one.role != "agent"]:
-                self._tell(each, job_messages.Go())
+                self._tell(each, Go())
         elif not first:
             self._joining.discard(member.rank)
-            self._tell(member, job_messages.Go())
+            self._tell(member, Go())
 
     def _listens(self, member: Member) -> None:
         """A worker listens for others of its host: tell those who do of each other."""
@@ -191,14 +210,14 @@ class Director:
     # ---- assignments -----------------------------------------------------------------------------------------------
 
     def _assignment(self) -> Assignment:
-        filling = copies(self.chains, self.goal)
+        filling = missing_copies(self.chains, self.goal)
         return Assignment(self.epoch, [list(chain) for chain in self.chains], filling, list(self.alive.values()))
 
     def _tell_all(self) -> None:
         self.epoch += 1
         self._network.world.say(lambda: f"assignment {self.epoch}: chains {self.chains} goal {self.goal}")
         for member in [one for one in self._peers if one.role in ("server", "worker")]:
-            self._tell(member, membership_messages.Reassign(self._assignment()))
+            self._tell(member, Reassign(self._assignment()))
 
     def _plan(self) -> None:
         """Make a new goal: all shards where they are best, or (moved) somewhere else."""
@@ -237,7 +256,7 @@ class Director:
         self._switch()
         self._tell_all()
 
-    def _caught_up(self, said: membership_messages.CaughtUp) -> None:
+    def _caught_up(self, said: ShardCaughtUp) -> None:
         if said.epoch < self._since.get(said.shard, 0) or said.server not in self.goal[said.shard]:
             return
         self._filled.add((said.shard, said.server))
@@ -328,7 +347,7 @@ class Director:
         gone = self._dead[0]
         self._held.clear()
         for server in self.alive.values():
-            self._tell(_named(server), membership_messages.WorkerGone(gone.rank, gone.incarnation))
+            self._tell(_named(server), WorkerGone(gone.rank, gone.incarnation))
 
     def _cut(self) -> None:
         if not self._dead:
@@ -362,7 +381,7 @@ class Director:
         self._dead.pop(0)
         self.on_cut(gone.rank, last)
         for server in self.alive.values():
-            self._tell(_named(server), membership_messages.CountUntil(gone.rank, gone.incarnation, last))
+            self._tell(_named(server), CountUntil(gone.rank, gone.incarnation, last))
         host = self._scenario.workers[gone.rank]
         self._cuts[gone.rank] = last
         self._joining.add(gone.rank)

@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from psctl.errors import ConnectionFailed
-from psctl.job import job_messages as say
-from psctl.job import membership_messages
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
+from psctl.job.membership_messages import (
+    CountUntil,
+    LostWorkerClocks,
+    Members,
+    Reassign,
+    ServerUnreachable,
+    ShardCaughtUp,
+    ShardHandedOver,
+    WorkerGone,
+)
+from psctl.job.training_messages import Decision, Join, Leave, MemberReady, Welcome
 from psctl.ps.dense.server.dense_server import ServerMind
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import Kinds
@@ -32,8 +42,8 @@ class Server:
         self.links = Links(process, network, self.desk, lambda at: at.rank < process.member.rank)
         self.mind: ServerMind | None = None
         self._coordinator: End | None = None
-        self._welcome: say.Welcome | None = None
-        self._decision: say.Decision | None = None
+        self._welcome: Welcome | None = None
+        self._decision: Decision | None = None
         self._early: list[Any] = []
         self._loadings: list[tuple[Loading, int]] = []
         self._loaded = False
@@ -44,8 +54,8 @@ class Server:
     def _main(self) -> Task:
         yield Until("the coordinator", lambda: self._coordinator is not None)
         assert self._coordinator is not None
-        self._coordinator.send(say.Join(1))
-        self._coordinator.send(say.Ready(self._address))
+        self._coordinator.send(Join(1))
+        self._coordinator.send(MemberReady(self._address))
         yield Until("the decision", lambda: self._decision is not None and self._welcome is not None)
         decision, welcome = self._decision, self._welcome
         assert decision is not None and welcome is not None
@@ -66,17 +76,17 @@ class Server:
         wanted = {index: wanted_slices(mind.terms.layout, mind.shards[index].held, saved) for index in mind.leading}
         loadings = {index: Loading(slices) for index, slices in wanted.items()}
         self._loadings = [(loadings[index], at) for index, slices in wanted.items() for at in range(len(slices))]
-        self.tell(say.LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
+        self.tell(LoadWanted(0, [want.slice for slices in wanted.values() for want in slices]))
         yield Until("the checkpoint's end", lambda: self._loaded)
         self.desk.follow(mind.loaded(loadings))
 
     def save(self, save: Save) -> None:
         """Stream a part of a checkpoint to the coordinator."""
-        self.tell(say.SaveBegin(save.step, [copied.slice for copied in save.copied]))
+        self.tell(SaveBegin(save.step, [copied.slice for copied in save.copied]))
         for index, copied in enumerate(save.copied):
             if self._coordinator is not None and len(copied.data):
-                self._coordinator.send(say.SavePart(save.step, index, 0), copied.data)
-        self.tell(say.SaveEnd(save.step))
+                self._coordinator.send(SavePart(save.step, index, 0), copied.data)
+        self.tell(SaveEnd(save.step))
 
     def tell(self, message: Any) -> None:
         """Send a message to the coordinator."""
@@ -90,13 +100,13 @@ class Server:
     def _member(self, message: Any) -> None:
         """Do what the coordinator says of who takes part."""
         match message:
-            case membership_messages.Reassign(assignment=assignment):
+            case Reassign(assignment=assignment):
                 self._told(assignment)
-            case membership_messages.WorkerGone(rank=rank, incarnation=incarnation):
+            case WorkerGone(rank=rank, incarnation=incarnation):
                 self.desk.gone(rank, incarnation)
-            case membership_messages.CountUntil(rank=rank, clock=clock):
+            case CountUntil(rank=rank, clock=clock):
                 self.desk.follow(self._mind.count_until(rank, clock))
-            case membership_messages.Members(clock=clock, ranks=ranks):
+            case Members(clock=clock, ranks=ranks):
                 self.desk.follow(self._mind.members(clock, ranks))
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
@@ -105,30 +115,25 @@ class Server:
         self._coordinator = peer
 
     def place(self, peer: End, message: Any, size: int) -> memoryview | None:
-        if not isinstance(message, say.LoadPart):
+        if not isinstance(message, LoadPart):
             return None
         loading, at = self._loadings[message.index]
         return loading.place(at)[message.offset : message.offset + size]
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
-            case say.LoadEnd():
+            case LoadEnd():
                 self._loaded = True
-            case say.Welcome():
+            case Welcome():
                 self._welcome = message
-            case say.Decision():
+            case Decision():
                 self._decision = message
-            case (
-                membership_messages.Reassign()
-                | membership_messages.WorkerGone()
-                | membership_messages.CountUntil()
-                | membership_messages.Members()
-            ):
+            case Reassign() | WorkerGone() | CountUntil() | Members():
                 if self.mind is None:
                     self._early.append(message)  # it waits for the decision
                 else:
                     self._member(message)
-            case say.Leave():
+            case Leave():
                 self.process.end(0)
             case _:
                 pass
@@ -220,7 +225,7 @@ class Desk:
             self._lost(peer)
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._server.tell(membership_messages.ServerUnreachable(at.rank, at.incarnation, why))
+        self._server.tell(ServerUnreachable(at.rank, at.incarnation, why))
 
     def _let_in(self, peer: End) -> None:
         who = (peer.member.role, peer.member.rank)
@@ -285,13 +290,13 @@ class Desk:
                 case ToServer(server=server, message=message, payload=payload):
                     peer = self._peers.get(("server", server))
                 case CaughtUp(epoch=epoch, shard=shard, server=server):
-                    self._server.tell(membership_messages.CaughtUp(epoch, shard, server))
+                    self._server.tell(ShardCaughtUp(epoch, shard, server))
                     continue
                 case HandedOver(epoch=epoch, shard=shard):
-                    self._server.tell(membership_messages.HandedOver(epoch, shard))
+                    self._server.tell(ShardHandedOver(epoch, shard))
                     continue
                 case Held(rank=rank, clocks=clocks, versions=versions, aside=aside, apart=apart):
-                    said = membership_messages.HeldOf(rank, self._incarnation[rank], clocks, versions, aside, apart)
+                    said = LostWorkerClocks(rank, self._incarnation[rank], clocks, versions, aside, apart)
                     self._server.tell(said)
                     continue
                 case Save():

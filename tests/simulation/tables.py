@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from psctl.job.shard_placement import Holdings, Place
+from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.ps.outputs import CaughtUp, HandedOver
 from psctl.ps.tables import table_packing
 from psctl.ps.tables.client.calls_in_flight import result
@@ -69,7 +69,7 @@ class Chaos(World):
         self.incarnations = dict.fromkeys(range(6), 0)
         workers, servers = numbers.randint(1, 3), numbers.randint(2, 4)
         replicas = numbers.randint(1, servers - 1)
-        self.holdings = Holdings([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
+        self.holdings = ShardPlacement([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
         super().__init__(
             workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
             replicas=replicas, lends=numbers.random() < 0.5,
@@ -83,8 +83,8 @@ class Chaos(World):
         self.alone: list = []  # (worker, client, ticket, key, what it had pushed itself): reads of one row
         self.values = 0  # that were compared
 
-    def place(self, rank: int) -> Place:
-        return Place(ServerAt(rank, self.incarnations[rank], Address("h", rank)), rank)
+    def place(self, rank: int) -> ServerPlace:
+        return ServerPlace(ServerAt(rank, self.incarnations[rank], Address("h", rank)), rank)
 
     # ---- the coordinator ----
 

@@ -15,9 +15,22 @@ import msgspec
 import torch
 
 from psctl.errors import ConnectionFailed
-from psctl.job import job_messages as say
-from psctl.job import membership_messages
+from psctl.job.checkpoint_messages import SaveBegin, SaveEnd
 from psctl.job.examples import clocks_in_epoch
+from psctl.job.membership_messages import ExamplesShared, NextClock, NextClockWanted, Reassign, ServerUnreachable
+from psctl.job.training_messages import (
+    Decision,
+    Go,
+    Heartbeat,
+    Join,
+    Leave,
+    MemberReady,
+    Prepare,
+    ScriptFinished,
+    Welcome,
+    WorkerListens,
+    WorkersAt,
+)
 from psctl.ps.dense.client.dense_client_state import ClientMind, Out
 from psctl.ps.dense.client.host_collection import Gather, Tell
 from psctl.ps.dense.client.push_path import Say
@@ -47,8 +60,8 @@ class Worker:
                  coordinator: Address, early: dict[int, float]) -> None:  # fmt: skip
         self.process, self._network, self._scenario, self._script = process, network, scenario, script
         self._oracle, self._rank = oracle, process.member.rank
-        self._welcome: say.Welcome | None = None
-        self._decision: say.Decision | None = None
+        self._welcome: Welcome | None = None
+        self._decision: Decision | None = None
         self._go = self._closing = False
         self._coordinator: End | None = None
         self._compute = early[self._rank]
@@ -73,25 +86,25 @@ class Worker:
 
     def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
-            case say.Welcome():
+            case Welcome():
                 self._welcome = message
-            case say.Decision():
+            case Decision():
                 self._decision = message
                 if message.elastic:
                     first = message.resume.step if message.resume is not None else 0
                     world, staleness = self._scenario.spec.world, message.staleness or 0
                     self._division = Division(world, first, elastic=True, staleness=staleness)
-            case say.membership.MembersAsked(ticket=ticket) if self._division is not None:
-                self._tell(say.membership.Drawn(ticket, self._division.asked(ticket)))
-            case say.membership.Shared() if self._division is not None:
+            case NextClockWanted(ticket=ticket) if self._division is not None:
+                self._tell(NextClock(ticket, self._division.asked(ticket)))
+            case ExamplesShared() if self._division is not None:
                 self._division.heard(message)
-            case say.meetings.WorkersAt(workers=workers) if self._lines is not None:
+            case WorkersAt(workers=workers) if self._lines is not None:
                 self._lines.told(workers)
-            case say.Go():
+            case Go():
                 self._go = True
-            case membership_messages.Reassign(assignment=assignment):
+            case Reassign(assignment=assignment):
                 self._told(assignment)
-            case say.Leave():
+            case Leave():
                 self.process.end(1)
             case _:
                 pass
@@ -111,13 +124,13 @@ class Worker:
 
     def _main(self) -> Task:
         yield Until("the coordinator", lambda: self._coordinator is not None)
-        self._tell(say.Join(1))
+        self._tell(Join(1))
         yield Until("Welcome", lambda: self._welcome is not None)
-        self._tell(say.Prepare(self._script.layout, ()))
+        self._tell(Prepare(self._script.layout, ()))
         yield Until("the decision", lambda: self._decision is not None)
         assert self._decision is not None
         yield from self._start(self._decision)
-        self._tell(say.Ready())
+        self._tell(MemberReady())
         yield Until("go", lambda: self._go)
         self._leave_aside()
         if self._feed is not None:
@@ -127,10 +140,10 @@ class Worker:
             yield from self._clock(clock, epoch, mine, weight(self._scenario.spec, len(mine), together))
             self.step = clock + 1
             self._leave_aside()
-            self._tell(say.Beat(self.step, "compute"))
+            self._tell(Heartbeat(self.step, "compute"))
         yield from self._last()
         self._oracle.finished(self._rank, self.step)
-        self._tell(say.Finished(self.step))
+        self._tell(ScriptFinished(self.step))
         self.links.close()
         if self._lines is not None:
             self._lines.close()
@@ -162,7 +175,7 @@ class Worker:
             self.step = feed.step
             if not feed.pass_drawn:
                 self._leave_aside()
-            self._tell(say.Beat(self.step, "compute"))
+            self._tell(Heartbeat(self.step, "compute"))
 
     def _all(self) -> Task:
         """Wait until all clocks of everyone are in the values, as run.wait() does."""
@@ -177,7 +190,7 @@ class Worker:
         mind = self._mind
         yield Until("acknowledgements", lambda: not mind.unacknowledged(self.step), self.links.away)
 
-    def _start(self, decision: say.Decision) -> Task:
+    def _start(self, decision: Decision) -> Task:
         base = decision.resume.step if decision.resume else 0
         world = self._welcome.world if self._welcome else 0
         self.step = base
@@ -189,7 +202,7 @@ class Worker:
         self.mind = ClientMind(terms, decision.shards, first.owners, self._rank, ranks, self._memory)
         if any(self._rank in group for group in decision.hosts):
             self._lines = Lines(self.process, self._network, self)
-            self._tell(say.meetings.Listens(None, b"secret"))
+            self._tell(WorkerListens(None, b"secret"))
         self._assignment = first
         self._held = pieces(decision.layout, decision.shards)
         self._oracle.shards = decision.shards
@@ -236,8 +249,8 @@ class Worker:
             self._send(mind.step(clock, self._script.numbers(clock), scale_at(spec, clock), saves))
         if saves:
             where = {} if self._feed is None else {"epoch": self._feed.epoch, "within": self._feed.within}
-            self._tell(say.SaveBegin(clock + 1, [], where if self._rank == 0 else None))
-            self._tell(say.SaveEnd(clock + 1))
+            self._tell(SaveBegin(clock + 1, [], where if self._rank == 0 else None))
+            self._tell(SaveEnd(clock + 1))
         if not self._scenario.early:
             self._pull(clock + 1)
         self._oracle.consumed(self._rank, clock)
@@ -369,7 +382,7 @@ class Worker:
         self._send(self._mind.lost(at.rank))
 
     def unreachable(self, at: ServerAt, why: str) -> None:
-        self._tell(membership_messages.ServerUnreachable(at.rank, at.incarnation, why))
+        self._tell(ServerUnreachable(at.rank, at.incarnation, why))
 
     def place_from(self, at: ServerAt, message: Any, size: int) -> memoryview | None:
         return self._mind.place(at.rank, message, size)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from psctl.errors import PeerLost
-from psctl.job import membership_messages
-from psctl.job.job_messages import Decision, Leave, LoadWanted, Ready, Resume, Welcome
+from psctl.job.checkpoint_messages import LoadWanted
+from psctl.job.membership_messages import LostWorkerClocks, ShardCaughtUp, ShardHandedOver, WorkerGone
+from psctl.job.training_messages import Decision, Leave, MemberReady, Resume, Welcome
 from psctl.ps.server_optimizers import numbers
 from psctl.ps.shards import cut
 from psctl.server.main import Server
@@ -86,7 +87,7 @@ def test_a_servers_death_or_broken_links_change_nothing_but_time(place, disturb)
 
 
 def caught_up(world: World) -> set[tuple[int, int]]:
-    found = (each for coordinator in world.coordinators for each in coordinator.of(membership_messages.CaughtUp))
+    found = (each for coordinator in world.coordinators for each in coordinator.of(ShardCaughtUp))
     return {(each.shard, each.server) for each in found}
 
 
@@ -114,7 +115,7 @@ def test_a_shard_moves_to_a_server_that_was_filled_while_training_went_on():
                 world.reassign(goal)
             trial.clock(clock)
             assert_same(world, MIXED, reference("AdamW", 2, STEPS + 4)[clock])
-        handed = {each.shard for one in world.coordinators for each in one.of(membership_messages.HandedOver)}
+        handed = {each.shard for one in world.coordinators for each in one.of(ShardHandedOver)}
         assert handed == set(range(len(chains)))
 
 
@@ -140,8 +141,8 @@ def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
     layout = make_layout(MIXED, "SGD", [{"lr": 0.1}, {"lr": 0.1}])
     with World(layout, 2, 1, target=600) as world:
         world.start(flat_values(layout, start_values(MIXED)))
-        world.servers[0].received(None, membership_messages.WorkerGone(1, 0), None)
-        (answer,) = world.coordinators[0].of(membership_messages.HeldOf)
+        world.servers[0].received(None, WorkerGone(1, 0), None)
+        (answer,) = world.coordinators[0].of(LostWorkerClocks)
         assert (answer.rank, answer.incarnation) == (1, 0)
         assert set(answer.clocks.values()) == {-1}
         assert world.servers[0].desk.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is dead"
@@ -174,5 +175,5 @@ def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_ch
     server.received(None, Leave("the job goes on without it"), None)
     run.join(20)
     assert statuses == [0]
-    assert coordinator.of(Ready)
+    assert coordinator.of(MemberReady)
     assert not coordinator.of(LoadWanted)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from psctl.client.model_layout import describe
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
-from psctl.job.job_messages import Decision
+from psctl.job.training_messages import Decision
 from psctl.sync.build_synchronizer import Tools, start
 from psctl.sync.synchronizer import Share
 from psctl.train_state.training_parts import Parts

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.errors import TimedOut
-from psctl.job.membership_messages import Shared
+from psctl.job.membership_messages import ExamplesShared
 from psctl.train_state.example_sharing import Batch, Division, owed, within
 from psctl.types import Range
 
@@ -40,7 +40,7 @@ def test_a_part_of_ranges_laid_end_to_end(ranges, start, more) -> None:
 def test_every_example_is_in_one_batch_that_counts(data) -> None:
     """Clocks 0 .. 11 of six examples each; ranks are lost at any clock and the others are ahead by up to three."""
     left, gone = list(range(data.draw(st.integers(2, 5)))), dict[int, int]()
-    changes: list[Shared] = []
+    changes: list[ExamplesShared] = []
     clock = 0
     while len(left) > 1 and data.draw(st.booleans()):
         first = data.draw(st.integers(min(11, max(0, clock - 3)), 11))
@@ -48,7 +48,7 @@ def test_every_example_is_in_one_batch_that_counts(data) -> None:
         rank = data.draw(st.sampled_from(left))
         left.remove(rank)
         gone[rank] = first
-        changes.append(Shared(len(changes), clock, list(left), {rank: first}))
+        changes.append(ExamplesShared(len(changes), clock, list(left), {rank: first}))
     batches: list[Batch] = []
     for at in range(13):
         known = [each for each in changes if each.clock <= at]
@@ -71,10 +71,10 @@ def test_what_was_promised_is_waited_for_and_no_more() -> None:
     assert division.begin(5) == []
     assert division.asked(1) == 6
     assert division.begin(5) == []  # it is begun
-    found: list[list[Shared]] = []
+    found: list[list[ExamplesShared]] = []
     waiting = threading.Thread(target=lambda: found.append(division.begin(6)))
     waiting.start()
-    shared = Shared(1, 7, [0, 2], {1: 6})
+    shared = ExamplesShared(1, 7, [0, 2], {1: 6})
     division.heard(shared)
     waiting.join(10)
     assert found == [[]]  # the change comes with clock 7

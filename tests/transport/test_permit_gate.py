@@ -10,22 +10,29 @@ import pytest
 
 from psctl.agent import torch_store_tunnel
 from psctl.errors import MessageRefused
-from psctl.job import job_messages, membership_messages, rendezvous_messages, table_server_messages
+from psctl.job import (
+    checkpoint_messages,
+    membership_messages,
+    process_messages,
+    table_server_messages,
+    training_messages,
+)
 from psctl.job.job_permits import COORDINATION
+from psctl.job.message import JobMessage
 from psctl.permits import NEW, Permits
 from psctl.ps import messages as of_parameters
 from psctl.ps import table_messages as of_tables
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.transport.permit_gate import Gate
 from psctl.transport.protocol.connection import Codec
-from psctl.types import Layout, Member, Role, TensorSlice
+from psctl.types import Address, Layout, Member, Role, TensorSlice
 
 ROLES: tuple[Role, ...] = get_args(Role)
 TABLES_OF = {
-    "coordination": (COORDINATION, job_messages.AnyMessage),
-    "parameters": (PARAMETERS, of_parameters.Kinds),
-    "tables": (TABLES, of_tables.TableKinds),
-    "tunnels": (torch_store_tunnel.TUNNELS, torch_store_tunnel.Carried | torch_store_tunnel.NoMore),
+    "coordination": (COORDINATION, set(JobMessage.__subclasses__())),
+    "parameters": (PARAMETERS, set(get_args(of_parameters.Kinds))),
+    "tables": (TABLES, set(get_args(of_tables.TableKinds))),
+    "tunnels": (torch_store_tunnel.TUNNELS, {torch_store_tunnel.Carried, torch_store_tunnel.NoMore}),
 }
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
 
@@ -108,22 +115,15 @@ def every() -> list[tuple[str, type]]:
 
 @pytest.mark.parametrize("name", TABLES_OF)
 def test_each_message_of_the_protocol_has_one_row(name: str) -> None:
-    permits, union = TABLES_OF[name]
+    permits, kinds = TABLES_OF[name]
     assert len({row.message for row in permits.rows}) == len(permits.rows)
-    assert {row.message for row in permits.rows} == set(get_args(union))
+    assert {row.message for row in permits.rows} == kinds
 
 
 def test_each_class_of_message_is_of_some_connection() -> None:
     within = set(get_args(of_parameters.Beside))  # between workers of a host, over a socket of theirs
     listed = {row.message for permits, _ in TABLES_OF.values() for row in permits.rows} | within
-    for room in (
-        job_messages,
-        rendezvous_messages,
-        membership_messages,
-        table_server_messages,
-        of_parameters,
-        of_tables,
-    ):
+    for room in (of_parameters, of_tables):  # all messages of a job derive from one class: the test before
         for name, found in vars(room).items():
             base = getattr(room, "Message", None)
             if isinstance(found, type) and base is not None and issubclass(found, base) and found is not base:
@@ -172,44 +172,47 @@ def test_every_row_keeps_its_states_and_sizes(name: str) -> None:
 
 def worker(rank: int = 1, *, prepared: bool = True) -> Caller:
     caller = Caller(COORDINATION, "coordinator", Member("worker", rank))
-    caller.say(job_messages.Join(1))
+    caller.say(training_messages.Join(1))
     if prepared:
-        caller.say(job_messages.Prepare(Layout((), "", ()), ()))
+        caller.say(training_messages.Prepare(Layout((), "", ()), ()))
     return caller
 
 
 def server() -> Caller:
     caller = Caller(COORDINATION, "coordinator", Member("server", 2))
-    caller.say(job_messages.Join(1))
+    caller.say(training_messages.Join(1))
     return caller
 
 
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (job_messages.SaveBegin(5, [SLICE], tables=True), "SaveBegin: only servers hold tables"),
-        (job_messages.SavePart(5, 0, 0, tables=True), "SavePart: only servers hold tables"),
-        (job_messages.SaveEnd(5, tables=True), "SaveEnd: only servers hold tables"),
-        (job_messages.SaveBegin(5, [SLICE], {"step": 5}), "only worker/0 sends the state"),
-        (job_messages.SaveBegin(-1, [SLICE]), "step -1"),
-        (job_messages.Ready(job_messages.Address("10.0.0.1", 1)), "a worker does not"),
-        (job_messages.StartBegin([SLICE]), "StartBegin is for worker/0"),
-        (job_messages.Join(1), "Join in state 'prepared'"),
-        (job_messages.Prepare(Layout((), "", ()), ()), "Prepare in state 'prepared'"),
-        (rendezvous_messages.Listens(None, bytes(65)), "a secret of 65 bytes"),
+        (checkpoint_messages.SaveBegin(5, [SLICE], tables=True), "SaveBegin: only servers hold tables"),
+        (checkpoint_messages.SavePart(5, 0, 0, tables=True), "SavePart: only servers hold tables"),
+        (checkpoint_messages.SaveEnd(5, tables=True), "SaveEnd: only servers hold tables"),
+        (checkpoint_messages.SaveBegin(5, [SLICE], {"step": 5}), "only worker/0 sends the state"),
+        (checkpoint_messages.SaveBegin(-1, [SLICE]), "step -1"),
+        (training_messages.MemberReady(Address("10.0.0.1", 1)), "a worker does not"),
+        (training_messages.StartBegin([SLICE]), "StartBegin is for worker/0"),
+        (training_messages.Join(1), "Join in state 'prepared'"),
+        (training_messages.Prepare(Layout((), "", ()), ()), "Prepare in state 'prepared'"),
+        (training_messages.WorkerListens(None, bytes(65)), "a secret of 65 bytes"),
         (
-            job_messages.Report(
-                1, 0, [job_messages.StepReport(1, 0, 1.0, {f"m{at}": 0.0 for at in range(1001)})], 1, 1, 1, 0
+            training_messages.WorkerReport(
+                1, 0, [training_messages.StepReport(1, 0, 1.0, {f"m{at}": 0.0 for at in range(1001)})], 1, 1, 1, 0
             ),
             "1001 numbers of one step",
         ),
         (
-            table_server_messages.TablesReady(job_messages.Address("10.0.0.1", 1)),
+            table_server_messages.TablesReady(Address("10.0.0.1", 1)),
             "TablesReady is no message that a worker may send",
         ),
-        (job_messages.StopWanted(False, True, "x"), "StopWanted is no message that a worker may send"),
-        (job_messages.ScaleWanted(1, 300_000, None), "ScaleWanted is no message that a worker may send"),
-        (membership_messages.Misbehaved(Member("worker", 0), "x"), "Misbehaved is no message that a worker may send"),
+        (process_messages.StopWanted(False, True, "x"), "StopWanted is no message that a worker may send"),
+        (process_messages.ScaleWanted(1, 300_000, None), "ScaleWanted is no message that a worker may send"),
+        (
+            membership_messages.ProtocolViolation(Member("worker", 0), "x"),
+            "ProtocolViolation is no message that a worker may send",
+        ),
     ],
 )
 def test_a_worker_that_breaks_the_table_is_refused_at_the_coordinator(message: Any, why: str) -> None:
@@ -218,11 +221,11 @@ def test_a_worker_that_breaks_the_table_is_refused_at_the_coordinator(message: A
 
 def test_what_the_same_rows_allow_reaches_the_handler() -> None:
     for caller, message in (
-        (worker(0), job_messages.SaveBegin(5, [SLICE], {"step": 5})),
-        (worker(1), job_messages.SaveBegin(5, [SLICE])),
-        (server(), job_messages.SaveBegin(5, [SLICE], tables=True)),
-        (server(), job_messages.Ready(job_messages.Address("10.0.0.1", 1))),
-        (worker(1), job_messages.Ready()),
+        (worker(0), checkpoint_messages.SaveBegin(5, [SLICE], {"step": 5})),
+        (worker(1), checkpoint_messages.SaveBegin(5, [SLICE])),
+        (server(), checkpoint_messages.SaveBegin(5, [SLICE], tables=True)),
+        (server(), training_messages.MemberReady(Address("10.0.0.1", 1))),
+        (worker(1), training_messages.MemberReady()),
         (worker(1, prepared=False), table_server_messages.TablesWanted()),
     ):
         caller.say(message)
@@ -250,18 +253,18 @@ DIMENSIONS = {"name": "w", "dtype": "float32", "shape": [1] * 65, "start": 0, "s
 @pytest.mark.parametrize(
     ("kind", "fields", "why"),
     [
-        (job_messages.SaveBegin, {"step": 1, "slices": [DIMENSIONS]}, "length <= 64"),
-        (job_messages.SaveBegin, {"step": 1, "slices": [{**DIMENSIONS, "shape": [-1]}]}, ">= 0"),
-        (job_messages.SaveBegin, {"step": 1 << 60, "slices": []}, "<= "),
+        (checkpoint_messages.SaveBegin, {"step": 1, "slices": [DIMENSIONS]}, "length <= 64"),
+        (checkpoint_messages.SaveBegin, {"step": 1, "slices": [{**DIMENSIONS, "shape": [-1]}]}, ">= 0"),
+        (checkpoint_messages.SaveBegin, {"step": 1 << 60, "slices": []}, "<= "),
         (
-            job_messages.SaveBegin,
+            checkpoint_messages.SaveBegin,
             {"step": 1, "slices": [{**DIMENSIONS, "shape": [], "name": "n" * 5000}]},
             "length <= 4096",
         ),
-        (job_messages.Started, {"member": {"role": "worker", "rank": -1}, "pid": 1}, ">= 0"),
-        (job_messages.ScaleWanted, {"ticket": 1, "workers": 1_000_001, "servers": None}, "<= 1000000"),
-        (job_messages.Ready, {"address": {"host": "h", "port": 70000}}, "<= 65535"),
-        (membership_messages.HandedOver, {"epoch": 1, "shard": -1}, ">= 0"),
+        (process_messages.ProcessStarted, {"member": {"role": "worker", "rank": -1}, "pid": 1}, ">= 0"),
+        (process_messages.ScaleWanted, {"ticket": 1, "workers": 1_000_001, "servers": None}, "<= 1000000"),
+        (training_messages.MemberReady, {"address": {"host": "h", "port": 70000}}, "<= 65535"),
+        (membership_messages.ShardHandedOver, {"epoch": 1, "shard": -1}, ">= 0"),
     ],
 )
 def test_bounds_of_fields_are_refused_by_decoding(kind: type, fields: dict[str, Any], why: str) -> None:

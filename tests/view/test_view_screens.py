@@ -56,8 +56,11 @@ def progress(time, step, loss):
 
 RUN = [
     STARTED,
-    *(kinds.State(time=102.0, role="worker", rank=i, host="node-b", state="running", pid=70 + i) for i in range(2)),
-    kinds.State(time=102.0, role="job", rank=0, host="", state="running"),
+    *(
+        kinds.StateChanged(time=102.0, role="worker", rank=i, host="node-b", state="running", pid=70 + i)
+        for i in range(2)
+    ),
+    kinds.StateChanged(time=102.0, role="job", rank=0, host="", state="running"),
     PLANNED,
     *(progress(110.0 + i, 100 * i, 2.0 - i / 10) for i in range(1, 12)),
     WRITTEN,
@@ -66,7 +69,9 @@ RUN = [
 
 
 def test_the_table_tells_how_stale_a_workers_values_are_where_workers_are_apart():
-    late = kinds.State(time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, staleness=3)
+    late = kinds.StateChanged(
+        time=171.0, role="worker", rank=1, host="node-b", state="running", pid=71, step=7, staleness=3
+    )
     assert not any(" stale " in line for line in drawn(RUN, 100, 30))
     lines = drawn([*RUN, late], 100, 30)
     head = next(line for line in lines if " stale " in line)
@@ -120,7 +125,7 @@ def test_the_live_picture_fits_every_terminal(events, width, height):
 def test_sixty_four_ranks_fit_a_small_terminal():
     roles = [kinds.RoleOf("worker", i, f"node-{i // 8}") for i in range(64)]
     started = kinds.Started(time=100.0, job="big-1", hosts=[f"node-{i}" for i in range(8)], roles=roles)
-    states = [kinds.State(time=101.0, role="worker", rank=i, host="", state="running") for i in range(63)]
+    states = [kinds.StateChanged(time=101.0, role="worker", rank=i, host="", state="running") for i in range(63)]
     lines = drawn([started, *states, *RUN[3:]], 60, 20)
     assert len(lines) < 20
     assert any(line.startswith("63 workers") and "8 hosts" in line for line in lines)
@@ -130,18 +135,18 @@ def test_sixty_four_ranks_fit_a_small_terminal():
 def test_before_the_first_report_it_says_what_is_waited_for():
     assert "waiting for the hosts" in drawn([], 80, 24)[2]
     assert "starting: 0 of 3 processes run" in drawn(RUN[:1], 80, 24)[2]
-    ready = [kinds.State(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
+    ready = [kinds.StateChanged(time=102.0, role="server", rank=0, host="", state="running"), *RUN[:3]]
     plan = next(event for event in RUN if isinstance(event, kinds.Planned))
     assert "waiting for the first report" in drawn([*RUN[:3], ready[0], plan], 80, 24)[2]
 
 
 def test_a_script_that_never_calls_prepare_shows_no_steps():
-    up = [kinds.State(time=101.0, role=r.role, rank=r.rank, host="", state="running") for r in RUN[0].roles]
+    up = [kinds.StateChanged(time=101.0, role=r.role, rank=r.rank, host="", state="running") for r in RUN[0].roles]
     assert "not counted: the script has not called prepare" in drawn([RUN[0], *up], 80, 24)[2]
 
 
 def test_the_step_is_the_workers_when_they_report_rarely():
-    worker = kinds.State(time=171.0, role="worker", rank=0, host="", state="running", step=1777)
+    worker = kinds.StateChanged(time=171.0, role="worker", rank=0, host="", state="running", step=1777)
     assert "1,777" in drawn([*RUN, worker], 80, 24)[2]
 
 
@@ -233,7 +238,7 @@ def test_the_last_progress_is_always_told():
         (kinds.WorkerJoined(time=1.0, rank=3, host="b"), "worker-joined worker/3 b"),
         (kinds.Restored(time=1.0, checkpoint="d-3@5", step=5), "restored checkpoint=d-3@5 step=5"),
         (kinds.Notice(time=1.0, text="slow \x1b[2J"), "notice slow"),
-        (kinds.State(time=1.0, role="worker", rank=1, host="b", state="lost"), "state worker/1 b lost"),
+        (kinds.StateChanged(time=1.0, role="worker", rank=1, host="b", state="lost"), "state worker/1 b lost"),
         (kinds.Log(time=1.0, rank="worker/1", stream="stdout", text="x"), "log worker/1 x"),
     ],
 )

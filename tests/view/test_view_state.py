@@ -23,7 +23,9 @@ def progress(time, step, **metrics):
 
 
 def rank(time, state, step=0, role="worker", rank=1, host="b", error="", pid=0):
-    return kinds.State(time=time, role=role, rank=rank, host=host, state=state, step=step, last_error=error, pid=pid)
+    return kinds.StateChanged(
+        time=time, role=role, rank=rank, host=host, state=state, step=step, last_error=error, pid=pid
+    )
 
 
 def after(*events):

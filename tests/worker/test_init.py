@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from psctl.agent.shm_broker import OFF, ChildrensSegments
-from psctl.job.job_messages import Decision, Finished, Go, Join, Leave, Prepare, Ready, Saved, SaveEnd, Welcome
+from psctl.job.checkpoint_messages import CheckpointSaved, SaveEnd
 from psctl.job.job_permits import COORDINATION
+from psctl.job.training_messages import Decision, Go, Join, Leave, MemberReady, Prepare, ScriptFinished, Welcome
 from psctl.process.process_orders import ProcessOrders
 from psctl.ps.shards import cut
 from psctl.server import main
@@ -47,7 +48,7 @@ class Coordinator:
         match message:
             case Join():
                 peer.send(Welcome(1, 0, 0, 1.0))
-            case Ready() if peer.member == SERVER:
+            case MemberReady() if peer.member == SERVER:
                 self.address = message.address
                 self.listens.set()
             case Prepare():
@@ -56,11 +57,11 @@ class Coordinator:
                 first = first_assignment([0] * len(shards), [self.address])
                 for each in (SERVER, WORKER):
                     self.peers[each].send(Decision("ps", self.update, message.layout, shards, first))
-            case Ready():
+            case MemberReady():
                 peer.send(Go())
             case SaveEnd() if peer.member == WORKER:
-                peer.send(Saved(message.step))
-            case Finished():
+                peer.send(CheckpointSaved(message.step))
+            case ScriptFinished():
                 self.over.set()
 
 

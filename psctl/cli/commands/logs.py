@@ -93,7 +93,7 @@ def _from_events(
 ) -> None:
     """Print the log events of a job: those that are there, and with `follow` those that come."""
     from psctl.clock import SystemClock
-    from psctl.job.events import Log, RoleOf, Started, State
+    from psctl.job.events import Log, RoleOf, Started, StateChanged
     from psctl.launch.jobs.event_stream import Follower
     from psctl.launch.jobs.job_logs import Line, check, pattern_of, tail_of
 
@@ -117,7 +117,7 @@ def _from_events(
                     return
             if isinstance(event, Started):
                 hosts |= {f"{role.role}/{role.rank}": role.host for role in event.roles if isinstance(role, RoleOf)}
-            if isinstance(event, State):
+            if isinstance(event, StateChanged):
                 hosts[f"{event.role}/{event.rank}"] = event.host
             if not isinstance(event, Log) or event.time < after or not selector.takes(event.rank):
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 from psctl import errors
 from psctl.cli.shared.context import Context
 from psctl.cli.shared.following import Following, Presses, Show
-from psctl.job.bench_messages import Answer, Doing, Row, from_line
+from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, from_line
 from psctl.job.events import AnyEvent, Finished, Log
 from psctl.launch.bench import bench_runs, congestion
 from psctl.launch.clusters import Chosen
@@ -97,16 +97,16 @@ class Benching:
     def _detail(self, host: str, sentence: str) -> None:
         self._context.detail(f"{host}: {sentence}" if host else sentence)
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: BenchAnswer) -> None:
         """Take in what rank 0 said."""
         assert self._outlook is not None, "jobs follow a look"
         match answer:
-            case Doing():
+            case BenchProgress():
                 self._context.tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
-            case Row() if self._control is not None:
+            case BenchRow() if self._control is not None:
                 self._times.setdefault(self._control, []).append(statistics.median(answer.times))
                 self._context.tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
-            case Row():
+            case BenchRow():
                 result = bench_runs.Result(answer, self._outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)
                 predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
@@ -124,7 +124,7 @@ class Measuring(Following):
     """
 
     def __init__(
-        self, context: Context, record: JobRecord, presses: Presses, fleet: Fleet, hear: Callable[[Answer], None]
+        self, context: Context, record: JobRecord, presses: Presses, fleet: Fleet, hear: Callable[[BenchAnswer], None]
     ) -> None:
         super().__init__(context, record, presses, "stop", fleet, runs=True)
         self._hear = hear
@@ -149,7 +149,7 @@ class Measuring(Following):
 class _Answers(Show):
     """Hears the answers among a job's events."""
 
-    def __init__(self, context: Context, hear: Callable[[Answer], None]) -> None:
+    def __init__(self, context: Context, hear: Callable[[BenchAnswer], None]) -> None:
         super().__init__(context)
         self.screen = None
         self._jsonl = False

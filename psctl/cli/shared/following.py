@@ -29,7 +29,7 @@ from psctl.job.events import (
     Progress,
     Restored,
     Started,
-    State,
+    StateChanged,
 )
 from psctl.launch.clusters import choose, reference
 from psctl.launch.home import JobRecord
@@ -108,7 +108,7 @@ class Show:
                 self.step = event.step
             case Progress():
                 self.step = event.step
-        if isinstance(event, State) and event.role != "job":
+        if isinstance(event, StateChanged) and event.role != "job":
             self.ranks[f"{event.role}/{event.rank}"] = msgspec.to_builtins(event)
         if self._jsonl and isinstance(event, PROMISED):
             print_json(msgspec.to_builtins(event))

@@ -14,7 +14,7 @@ import msgspec
 from psctl.types import Member
 
 
-class Save(msgspec.Struct):
+class PendingCheckpoint(msgspec.Struct):
     """One checkpoint that is being made."""
 
     step: int
@@ -28,7 +28,7 @@ class Save(msgspec.Struct):
     committing: bool = False
 
 
-class Cut(msgspec.Struct):
+class CommonStep(msgspec.Struct):
     """A common step that is being agreed on. `step` is None until all have answered."""
 
     ticket: int
@@ -40,14 +40,14 @@ class Cut(msgspec.Struct):
     step: int | None = None
 
 
-class Saves:
+class JobCheckpoints:
     """All checkpoints of a job in its life."""
 
     def __init__(self, job: str, every_seconds: float, resumed: str | None, now: float) -> None:
         self.sources: set[Member] = set()  # who must send a part
-        self.open: dict[int, Save] = {}
+        self.open: dict[int, PendingCheckpoint] = {}
         self.copying: set[int] = set()
-        self.cut: Cut | None = None
+        self.cut: CommonStep | None = None
         self.last: int | None = None  # step of the last verified one of this job
         self.problem = ""  # of the last one that was given up
         self._tickets = 0
@@ -65,7 +65,7 @@ class Saves:
             return f"{member} sent a checkpoint's part unasked"
         if step in self._dropped or step in self._written:
             return ""  # others' parts of one that was given up come in late, and empty ones of one that is whole
-        self.open.setdefault(step, Save(step, now)).begun.add(member)
+        self.open.setdefault(step, PendingCheckpoint(step, now)).begun.add(member)
         self._due = now + self._every
         return ""
 
@@ -89,7 +89,7 @@ class Saves:
         save.sent = now if save.ended >= self.sources | save.begun and not save.tables else None
         return save.sent is not None
 
-    def sent(self) -> list[Save]:
+    def sent(self) -> list[PendingCheckpoint]:
         """Return those of which every part has come, oldest step first, and which nobody has committed yet."""
         return [save for _, save in sorted(self.open.items()) if save.sent is not None and not save.committing]
 
@@ -148,14 +148,14 @@ class Saves:
         """Is it time for a checkpoint by the clock?"""
         return self._every > 0 and now >= self._due and self.cut is None and not self.open
 
-    def propose(self, workers: set[Member], save: bool, stop: bool, now: float) -> Cut:
+    def propose(self, workers: set[Member], save: bool, stop: bool, now: float) -> CommonStep:
         """Begin to agree on a common step."""
         self._tickets += 1
         self._due = now + self._every
-        self.cut = Cut(self._tickets, save, stop, set(workers))
+        self.cut = CommonStep(self._tickets, save, stop, set(workers))
         return self.cut
 
-    def position(self, member: Member, ticket: int, step: int) -> Cut | None:
+    def position(self, member: Member, ticket: int, step: int) -> CommonStep | None:
         """A worker told its step; return the cut when it is agreed now."""
         if self.cut is None or ticket != self.cut.ticket or self.cut.step is not None:
             return None
@@ -164,7 +164,7 @@ class Saves:
         self.cut.waiting.discard(member)
         return self._agreed()
 
-    def without(self, member: Member) -> Cut | None:
+    def without(self, member: Member) -> CommonStep | None:
         """A worker will answer no more; return the cut when it is agreed now without it."""
         if self.cut is None or self.cut.step is not None or member not in self.cut.waiting:
             return None
@@ -175,7 +175,7 @@ class Saves:
         """Return the last verified checkpoint's name, the one that the job came from included."""
         return f"{self._job}@{self.last}" if self.last is not None else self._resumed
 
-    def _agreed(self) -> Cut | None:
+    def _agreed(self) -> CommonStep | None:
         assert self.cut is not None
         if self.cut.waiting:
             return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from psctl.coordinator.state.job_state import Job
-from psctl.job.job_messages import Prepare, Report, SaveBegin
-from psctl.job.membership_messages import CaughtUp, HandedOver, HeldOf, Misbehaved
+from psctl.coordinator.state.job_state import JobState
+from psctl.job.checkpoint_messages import SaveBegin
+from psctl.job.membership_messages import LostWorkerClocks, ProtocolViolation, ShardCaughtUp, ShardHandedOver
 from psctl.job.table_server_messages import TablesCaughtUp, TablesHandedOver
+from psctl.job.training_messages import Prepare, WorkerReport
 from psctl.types import Layout, Member
 
 MOST_BYTES = 1 << 42
@@ -24,33 +25,33 @@ MOST_WAITING = 1 << 17
 """Steps whose numbers may wait for ranks that have not reached them."""
 
 
-def refused(job: Job, member: Member, message: Any) -> str:
+def refused(job: JobState, member: Member, message: Any) -> str:
     """Return why a message is refused, or ""."""
     match message:
         case SaveBegin(step=step):
             return _save(job, member, step)
         case Prepare():
             return _layout(message.layout)
-        case Report():
+        case WorkerReport():
             waiting = job.reports.waiting + len(message.steps)
             return "" if waiting <= MOST_WAITING else f"numbers of {waiting} steps, more than {MOST_WAITING}"
-        case HeldOf():
+        case LostWorkerClocks():
             shards = {*message.clocks, *message.versions, *message.apart}
             return _shard(max(shards, default=0), len(job.shards)) or _shard(min(shards, default=0), len(job.shards))
-        case CaughtUp(shard=shard, server=server):
+        case ShardCaughtUp(shard=shard, server=server):
             return _shard(shard, len(job.shards)) or _server(job, server)
-        case HandedOver(shard=shard):
+        case ShardHandedOver(shard=shard):
             return _shard(shard, len(job.shards))
         case TablesCaughtUp(shard=shard, server=server):
             return _shard(shard, _of_tables(job)) or _server(job, server)
         case TablesHandedOver(shard=shard):
             return _shard(shard, _of_tables(job))
-        case Misbehaved():
+        case ProtocolViolation():
             return "" if message.member.role == "worker" else f"a complaint about {message.member}"
     return ""
 
 
-def _save(job: Job, member: Member, step: int) -> str:
+def _save(job: JobState, member: Member, step: int) -> str:
     """Asked on the threads of connections too: it reads one attribute, and copies the set in one operation."""
     told = job.reports.step
     if step > told + AHEAD:
@@ -68,7 +69,7 @@ def _layout(layout: Layout) -> str:
     return ""
 
 
-def _of_tables(job: Job) -> int:
+def _of_tables(job: JobState) -> int:
     holdings = job.tables.holdings
     return len(holdings.assignment.chains) if holdings is not None else 0
 
@@ -79,5 +80,5 @@ def _shard(index: int, shards: int) -> str:
     return "" if 0 <= index < shards else f"shard {index} of {shards}"
 
 
-def _server(job: Job, rank: int) -> str:
+def _server(job: JobState, rank: int) -> str:
     return "" if job.newest("server", rank) is not None else f"server/{rank}, which the job never had"

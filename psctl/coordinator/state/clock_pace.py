@@ -22,7 +22,7 @@ ENOUGH = 3
 """Looks at the clocks before anything can be said to be unusual."""
 
 
-class Pace:
+class ClockPace:
     """How long clocks take.
 
     Args:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from psctl.coordinator.state.job_state import Job, Rank
+from psctl.coordinator.state.job_state import JobState, Rank
 from psctl.job.activity import is_wait, waited_for
 
 SILENT = 3.0
 """Seconds without a message after which a rank is called silent: heartbeats come once a second."""
 
 
-def culprits(job: Job, still: list[Rank]) -> list[Rank]:
+def culprits(job: JobState, still: list[Rank]) -> list[Rank]:
     """Return whom the ranks that stand still wait for, in the end.
 
     The waits are followed from rank to rank. Named are those at the end that wait for nobody: workers first, of these
@@ -32,7 +32,7 @@ def culprits(job: Job, still: list[Rank]) -> list[Rank]:
     return busy or [rank for rank in workers if _silent(job, rank)] or ends or _least(workers)
 
 
-def _ends(job: Job, workers: list[Rank], first: list[Rank]) -> list[Rank]:
+def _ends(job: JobState, workers: list[Rank], first: list[Rank]) -> list[Rank]:
     """Follow the waits; return the ranks that are reached and wait for nobody."""
     live = {(rank.member.role, rank.member.rank): rank for rank in (*job.live("server"), *workers)}
     seen, open_ = {rank.member for rank in first}, list(first)
@@ -56,5 +56,5 @@ def _least(ranks: list[Rank]) -> list[Rank]:
     return [rank for rank in ranks if rank.step == least]
 
 
-def _silent(job: Job, rank: Rank) -> bool:
+def _silent(job: JobState, rank: Rank) -> bool:
     return job.now - rank.heard >= SILENT

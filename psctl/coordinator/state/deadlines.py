@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from psctl.coordinator.state import culprits, departures, ending, losses, stacks, table_placement, training
 from psctl.coordinator.state import stragglers as late
-from psctl.coordinator.state.job_state import Job, Rank
-from psctl.job.job_messages import Failure
+from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.job.process_messages import ProcessFailure
 
 STALL_NOTICE = 30.0
 """Seconds without a new step after which a rank is named: longer than an interpreter lock is ever held (20 s)."""
@@ -23,7 +23,7 @@ LOST_SLACK = 10.0
 """Seconds between the end of a process's connection and the report of its exit by its agent; both take a second."""
 
 
-def tick(job: Job) -> None:
+def tick(job: JobState) -> None:
     """Look at the time."""
     if job.ending is None:
         _total(job)
@@ -46,27 +46,27 @@ def tick(job: Job) -> None:
     training.states(job)
 
 
-def _timed_out(job: Job, rank: Rank | None, text: str) -> None:
+def _timed_out(job: JobState, rank: Rank | None, text: str) -> None:
     hint = "timeouts: in the job file says how long to wait"
     if rank is not None:
         failure = job.failure(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
         failure = replace(failure, frames=stacks.frames(job, rank.member))
     else:
         host = next((index for index in range(len(job.order.hosts)) if index not in job.registered), 0)
-        failure = Failure(
+        failure = ProcessFailure(
             member=f"agent/{host}", host=job.order.hosts[host].name, status=0, time=job.time, step=0,
             exception=f"TimedOut: {text}", frames=[], tail=[], code="timed-out", exit=5, hint=hint,
         )  # fmt: skip
     losses.fail(job, failure)
 
 
-def _total(job: Job) -> None:
+def _total(job: JobState) -> None:
     limit = job.order.total_timeout
     if limit is not None and job.now - job.began >= limit:
         _timed_out(job, job.of("worker")[0], f"the job has run for {limit:.0f} s, all that timeouts.total allows")
 
 
-def _start(job: Job) -> None:
+def _start(job: JobState) -> None:
     """Name the first rank that keeps the job from starting."""
     if job.ending is not None or job.training:
         return
@@ -86,7 +86,7 @@ def _start(job: Job) -> None:
             return
 
 
-def _idle(job: Job) -> None:
+def _idle(job: JobState) -> None:
     """End a job whose script does not tell its steps when no worker prints or uses the processor any more."""
     workers = job.live("worker")
     if job.ending is not None or job.training or "prepared" in job.first or not workers:
@@ -101,7 +101,7 @@ def _idle(job: Job) -> None:
         _timed_out(job, workers[0], text)
 
 
-def _stages(job: Job) -> list[tuple[str, list[Rank], str]]:
+def _stages(job: JobState) -> list[tuple[str, list[Rank], str]]:
     workers, servers = job.of("worker"), job.of("server")
     decided, prepared = "decided" in job.first, "planning" in job.first
     return [
@@ -121,7 +121,7 @@ def _stages(job: Job) -> list[tuple[str, list[Rank], str]]:
     ]
 
 
-def _tables(job: Job) -> None:
+def _tables(job: JobState) -> None:
     """Name the first server that keeps a worker from opening a store."""
     late = table_placement.missing(job)
     if job.ending is None and late and job.now - job.tables.since >= job.order.start_timeout:
@@ -129,7 +129,7 @@ def _tables(job: Job) -> None:
         _timed_out(job, late[0], text)
 
 
-def _connections(job: Job) -> None:
+def _connections(job: JobState) -> None:
     for rank in job.ranks.values():
         if rank.ended or rank.connected or rank.lost_at is None or rank.finished:
             continue
@@ -139,13 +139,13 @@ def _connections(job: Job) -> None:
             return
 
 
-def _vain(job: Job) -> None:
+def _vain(job: JobState) -> None:
     failure = departures.waited_for_in_vain(job) if job.ending is None else None
     if failure is not None:
         losses.fail(job, failure)
 
 
-def _stalls(job: Job) -> None:
+def _stalls(job: JobState) -> None:
     """Name those that ranks whose step stands still wait for, and end the job when it stands still too long."""
     still = [
         rank
@@ -172,7 +172,7 @@ def _stalls(job: Job) -> None:
         _timed_out(job, named[0], f"{text}; timeouts.stall is {job.order.stall_timeout:.0f} s")
 
 
-def _standstill(job: Job, rank: Rank, since: float) -> str:
+def _standstill(job: JobState, rank: Rank, since: float) -> str:
     """Say since when a rank has kept others: a worker does so by its step, a server since a worker first waited."""
     if rank.member.role == "server":
         return f"{job.where(rank)} keeps workers waiting since {job.now - since:.0f} s: {late.last(job, rank)}"

@@ -5,9 +5,9 @@ each shard to take what it has, the parameters of one clock would hold the dead 
 could do the rest again without doing something twice.
 
 The cut. Servers are told who is dead (`WorkerGone`): from then on nothing of that incarnation comes in, so what a
-server holds of it is final, and it answers what that is (`HeldOf`: shard -> last whole clock). The least of all
-answers, c*, is the last clock that every shard has whole: it counts everywhere (`CountUntil`), and what a shard has
-beyond it is dropped everywhere. So each clock of the dead one is applied on all shards or on none.
+server holds of it is final, and it answers what that is (`LostWorkerClocks`: shard -> last whole clock). The least
+of all answers, c*, is the last clock that every shard has whole: it counts everywhere (`CountUntil`), and what a shard
+has beyond it is dropped everywhere. So each clock of the dead one is applied on all shards or on none.
 
 Why dropping is possible: no shard has applied a clock beyond c*. A rank sends its `Step` of clock c to a server only
 when every push of that clock to other servers is there, and a shard applies clock c only with every rank's Step of it;
@@ -42,13 +42,14 @@ After the cut:
 from __future__ import annotations
 
 from psctl.coordinator.state import example_division, server_changes
-from psctl.coordinator.state.instructions import Start
-from psctl.coordinator.state.job_state import Death, Job, Rank
+from psctl.coordinator.state.instructions import StartMember
+from psctl.coordinator.state.job_state import JobState, Rank, WorkerDeath
 from psctl.job import events
 from psctl.job.environment import worker_environment
-from psctl.job.job_messages import Failure, Go, Prepare, Resume, Welcome
 from psctl.job.layout_comparison import difference
-from psctl.job.membership_messages import CountUntil, HeldOf, HoldSlots, WorkerGone
+from psctl.job.membership_messages import CountUntil, LostWorkerClocks, WorkerGone
+from psctl.job.process_messages import HoldSlots, ProcessFailure
+from psctl.job.training_messages import Go, Prepare, Resume, Welcome
 from psctl.types import Member
 
 RESIDUAL = "what its compressed pushes had left out until now"
@@ -58,7 +59,7 @@ PATIENCE = 10.0
 """Seconds in which servers must answer what they hold of a dead worker."""
 
 
-def place_for(job: Job, rank: Rank) -> int | None:
+def place_for(job: JobState, rank: Rank) -> int | None:
     """Return the host where a dead worker's replacement runs: its own, else the first with a free slot."""
     if rank.host not in job.lost_hosts:
         return rank.host
@@ -69,14 +70,14 @@ def place_for(job: Job, rank: Rank) -> int | None:
     return None
 
 
-def lost(job: Job, rank: Rank, reason: str) -> None:
+def lost(job: JobState, rank: Rank, reason: str) -> None:
     """A worker died and the job goes on: find the cut, and start its replacement where there is to be one."""
     left_out = RESIDUAL if job.order.compression.feedback else ""
     where = job.host(rank)
     job.append(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=left_out))
     job.saves.sources.discard(rank.member)
     server_changes.abandon(job, f"{rank.member} died")
-    job.deaths[rank.member] = Death(rank, job.now)
+    job.deaths[rank.member] = WorkerDeath(rank, job.now)
     example_division.without(job, rank.member)
     if replaced(job, rank):
         host = place_for(job, rank)
@@ -86,16 +87,16 @@ def lost(job: Job, rank: Rank, reason: str) -> None:
         example_division.ask(job)
 
 
-def replaced(job: Job, rank: Rank) -> bool:
+def replaced(job: JobState, rank: Rank) -> bool:
     """Is a dead worker started anew? Rank 0 always is: what only one rank keeps (buffers, numbers) is its own."""
     return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or _asp(job)
 
 
-def _asp(job: Job) -> bool:
+def _asp(job: JobState) -> bool:
     return job.order.staleness is None
 
 
-def _order(job: Job, before: Rank, host: int) -> None:
+def _order(job: JobState, before: Rank, host: int) -> None:
     job.forget("worker", before.member.rank)
     local = sum(each.host == host for each in job.live("worker"))
     rank = job.add("worker", before.member.rank, host, before.local_rank if host == before.host else local)
@@ -105,10 +106,10 @@ def _order(job: Job, before: Rank, host: int) -> None:
     job.saves.sources.add(rank.member)
     job.tell_state(rank)
     environment = worker_environment(job.order, job.seats(), before.member.rank, job.losses + job.scalings)
-    job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
+    job.out.append(StartMember(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
 
 
-def held(job: Job, message: HeldOf) -> None:
+def held(job: JobState, message: LostWorkerClocks) -> None:
     """A server tells what it has whole of a dead worker."""
     death = job.deaths.get(Member("worker", message.rank, message.incarnation))
     if death is not None and death.asked is not None:
@@ -118,7 +119,7 @@ def held(job: Job, message: HeldOf) -> None:
         death.aside = max(death.aside, message.aside)
 
 
-def advance(job: Job) -> Failure | None:
+def advance(job: JobState) -> ProcessFailure | None:
     """Go on with cuts; return the failure when one cannot be made."""
     holdings = job.holdings
     if holdings is None or not job.training or job.leaving:
@@ -148,7 +149,7 @@ def advance(job: Job) -> Failure | None:
     return example_division.advance(job)
 
 
-def _together(job: Job, deaths: list[Death]) -> list[int | None]:
+def _together(job: JobState, deaths: list[WorkerDeath]) -> list[int | None]:
     """Return for each of these workers, who are dead at once, its last clock that counts.
 
     Where a shard drops the push of one it drops its whole sum of that clock, and the others push again; the dead can't.
@@ -169,7 +170,7 @@ def _together(job: Job, deaths: list[Death]) -> list[int | None]:
     return [last for _ in deaths]
 
 
-def _last(job: Job, death: Death) -> int | None:
+def _last(job: JobState, death: WorkerDeath) -> int | None:
     """Return the last clock of a dead worker that counts; None when there is no such clock on all shards."""
     last = min(death.clocks.values())
     if _asp(job):  # who joins does again what its own state was left at, and shards drop what they have
@@ -190,7 +191,7 @@ def _last(job: Job, death: Death) -> int | None:
     return first - 1 if len(versions) == 1 else None  # nobody is left who would order what was not applied
 
 
-def _cut(job: Job, dead: Rank, last: int) -> None:
+def _cut(job: JobState, dead: Rank, last: int) -> None:
     member = dead.member
     _tell_servers(job, CountUntil(member.rank, member.incarnation, last))
     job.cuts[member.rank] = last
@@ -203,7 +204,7 @@ def _cut(job: Job, dead: Rank, last: int) -> None:
             welcome(job, rank)
 
 
-def _tell_servers(job: Job, message: WorkerGone | CountUntil) -> None:
+def _tell_servers(job: JobState, message: WorkerGone | CountUntil) -> None:
     for rank in job.live("server"):
         if rank.decided:
             job.tell(rank.member, message)
@@ -212,12 +213,12 @@ def _tell_servers(job: Job, message: WorkerGone | CountUntil) -> None:
 # ---- a worker that comes in while others train -----------------------------------------------------------------------
 
 
-def resume_of(job: Job, rank: Rank) -> Resume:
+def resume_of(job: JobState, rank: Rank) -> Resume:
     """Return where a replacement goes on: after the cut, with what the store has."""
     return Resume("", job.cuts[rank.member.rank] + 1, {}, [])
 
 
-def welcome(job: Job, rank: Rank) -> None:
+def welcome(job: JobState, rank: Rank) -> None:
     """A replacement has joined: let it in as soon as its cut is known."""
     if rank.member.rank not in job.cuts or any(dead.rank == rank.member.rank for dead in job.deaths):
         return
@@ -229,7 +230,7 @@ def welcome(job: Job, rank: Rank) -> None:
     job.append(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host(rank)))
 
 
-def prepared(job: Job, rank: Rank, message: Prepare) -> Failure | None:
+def prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure | None:
     """A replacement has reached `prepare`: tell it how gradients are synchronised; return a failure if it differs."""
     assert job.layout is not None
     assert job.holdings is not None
@@ -242,7 +243,7 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> Failure | None:
     return None
 
 
-def ready(job: Job, rank: Rank) -> None:
+def ready(job: JobState, rank: Rank) -> None:
     """A replacement has its start values: it trains."""
     job.tell(rank.member, Go())
     job.say(f"{job.where(rank)} trains again")

@@ -6,8 +6,8 @@ leaves the rest waiting for it. Those that wait, or that lose their connection t
 
 from __future__ import annotations
 
-from psctl.coordinator.state.job_state import Job, Rank
-from psctl.job.job_messages import Failure
+from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.job.process_messages import ProcessFailure
 
 PATIENCE = 10.0
 """Seconds that all others wait in vain until one that left is named: servers never take that long for a last step."""
@@ -15,7 +15,7 @@ PATIENCE = 10.0
 HINT = "let every rank make as many steps as the others: look for a break, sys.exit or os._exit that only one reaches"
 
 
-def early(job: Job, reach: int) -> Rank | None:
+def early(job: JobState, reach: int) -> Rank | None:
     """Return the first worker that left before it made `reach` steps, None when none did."""
     gone = [
         rank
@@ -25,13 +25,13 @@ def early(job: Job, reach: int) -> Rank | None:
     return min(gone, key=lambda rank: rank.step, default=None)
 
 
-def blamed(job: Job, rank: Rank, others: str) -> Failure:
+def blamed(job: JobState, rank: Rank, others: str) -> ProcessFailure:
     """Return the failure of a worker that left early; `others` says what that does to the others."""
     how = f"left after step {rank.step}" if rank.finished else "ended with status 0 in the middle of training"
     return job.failure(rank, f"{job.where(rank)} {how}, while others go on: {others}", hint=HINT)
 
 
-def waited_for_in_vain(job: Job) -> Failure | None:
+def waited_for_in_vain(job: JobState) -> ProcessFailure | None:
     """Return a failure when all workers that are left have long been waiting, and one that left is why."""
     left = [rank for rank in job.live("worker") if not rank.finished]
     stuck = all(rank.doing.startswith("sync") and job.now - rank.moved >= PATIENCE for rank in left)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from psctl.coordinator.state import departures, stacks, training
-from psctl.coordinator.state.instructions import Close, Discard
-from psctl.coordinator.state.job_state import Ending, Job
+from psctl.coordinator.state.instructions import CloseCoordinator, DiscardCheckpoint
+from psctl.coordinator.state.job_state import Ending, JobState
 from psctl.job import events, failures, lifecycle
-from psctl.job.job_messages import Failure, Leave, StopProcesses, StopWanted
+from psctl.job.process_messages import ProcessFailure, StopProcesses, StopWanted
+from psctl.job.training_messages import Leave
 
 DRAIN = 60.0
 """Seconds for servers to send what workers asked them to save, and for disks to take it."""
@@ -24,7 +25,7 @@ STOP_EXITS = {"Ctrl-C": 130, "SIGTERM": 143}
 """Exit codes of those who follow a job that they stopped themselves; for all others it is 1."""
 
 
-def fail(job: Job, *found: Failure, since: float | None = None) -> None:
+def fail(job: JobState, *found: ProcessFailure, since: float | None = None) -> None:
     """The job ends of these failures, after a moment to hear who failed first. Only losses.py calls this: it asks first
     whether the job may survive.
 
@@ -39,7 +40,7 @@ def fail(job: Job, *found: Failure, since: float | None = None) -> None:
         end.failures += found
 
 
-def stop(job: Job, wanted: StopWanted) -> None:
+def stop(job: JobState, wanted: StopWanted) -> None:
     """Someone wants the job to end."""
     if job.ending is not None and (job.ending.phase in ("closing", "closed") or not wanted.force):
         return
@@ -70,7 +71,7 @@ def stop(job: Job, wanted: StopWanted) -> None:
 # ---- phases --------------------------------------------------------------------------------------------------------
 
 
-def begin(job: Job, outcome: str, phase: str, seconds: float) -> Ending:
+def begin(job: JobState, outcome: str, phase: str, seconds: float) -> Ending:
     """Begin to end: the phases that follow are the table's."""
     job.recovery = None
     job.ending = Ending(outcome, phase, job.now, job.now + seconds)
@@ -78,26 +79,26 @@ def begin(job: Job, outcome: str, phase: str, seconds: float) -> Ending:
     return job.ending
 
 
-def _to(job: Job, trigger: str, seconds: float) -> None:
+def _to(job: JobState, trigger: str, seconds: float) -> None:
     assert job.ending is not None
     job.ending.phase = lifecycle.move(lifecycle.ENDING, job.ending.phase, trigger)
     job.ending.deadline = job.now + seconds
 
 
-def kill(job: Job, grace: float, reason: str) -> None:
+def kill(job: JobState, grace: float, reason: str) -> None:
     """Have the agents end everything."""
     _to(job, "kill", grace + SLACK)
     for agent in job.agents:
         job.tell(agent, StopProcesses(grace, reason))
 
 
-def advance(job: Job) -> None:
+def advance(job: JobState) -> None:
     """Go on ending as far as possible now; called after everything that happens."""
     while job.ending is not None and _advance_once(job, job.ending):
         pass
 
 
-def _advance_once(job: Job, end: Ending) -> bool:
+def _advance_once(job: JobState, end: Ending) -> bool:
     """Take one phase's step if its time has come; return whether it did."""
     late = job.now >= end.deadline
     alive = job.alive()
@@ -130,22 +131,22 @@ def _advance_once(job: Job, end: Ending) -> bool:
     return True
 
 
-def _sending(job: Job) -> bool:
+def _sending(job: JobState) -> bool:
     """Is a part of a checkpoint, or a last report, still on its way?"""
     return any(rank.connected for rank in job.of("worker")) or any(
         not save.committing for save in job.saves.open.values()
     )
 
 
-def _give_up_saves(job: Job) -> None:
+def _give_up_saves(job: JobState) -> None:
     for step, save in list(job.saves.open.items()):
         if not save.committing:
             del job.saves.open[step]
-            job.out.append(Discard(step))
+            job.out.append(DiscardCheckpoint(step))
             job.saves.problem = f"the checkpoint of step {step} was not finished"
 
 
-def _verdict(job: Job, end: Ending) -> None:
+def _verdict(job: JobState, end: Ending) -> None:
     end.first = cause(job, end.failures)
     for rank in job.ranks.values():
         name = str(rank.member)
@@ -157,14 +158,14 @@ def _verdict(job: Job, end: Ending) -> None:
             end.stopped.append(name)
 
 
-def cause(job: Job, found: list[Failure]) -> Failure:
+def cause(job: JobState, found: list[ProcessFailure]) -> ProcessFailure:
     """Return what failures come from: one that only lost somebody may have lost a worker that left early."""
     first = failures.first(found)
     gone = departures.early(job, first.step + 1) if failures.is_loss(first) else None
     return departures.blamed(job, gone, f"{first.member}: {first.exception}") if gone is not None else first
 
 
-def _finish(job: Job, end: Ending) -> None:
+def _finish(job: JobState, end: Ending) -> None:
     training.progress(job)
     for rank in job.ranks.values():
         if not rank.ended:  # it was never started
@@ -182,10 +183,10 @@ def _finish(job: Job, end: Ending) -> None:
         )
     )  # fmt: skip
     end.phase = lifecycle.move(lifecycle.ENDING, end.phase, "finished")
-    job.out.append(Close(end.outcome))
+    job.out.append(CloseCoordinator(end.outcome))
 
 
-def _all_finished(job: Job) -> bool:
+def _all_finished(job: JobState) -> bool:
     return all(rank.finished and rank.state == "done" for rank in job.of("worker"))
 
 
@@ -198,7 +199,7 @@ def _exit(end: Ending) -> int:
     return failures.exit_code(end.first)
 
 
-def _failure(job: Job, end: Ending) -> dict[str, Any] | None:
+def _failure(job: JobState, end: Ending) -> dict[str, Any] | None:
     if end.first is not None and end.outcome == "failed":
         others = {each.member: each for each in end.failures if each.member != end.first.member}
         told = failures.document(end.first, job.order.name, end.stopped, job.saves.checkpoint(), others.values())

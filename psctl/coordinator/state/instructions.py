@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 
 from psctl.job.events import AnyEvent, Planned
-from psctl.job.job_messages import AnyMessage, Resume
+from psctl.job.message import JobMessage
+from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
 from psctl.types import Layout, Member, Shard
 
 # ---- what it hears -------------------------------------------------------------------------------------------------
 
 
-class Heard(msgspec.Struct, frozen=True):
+class MessageReceived(msgspec.Struct, frozen=True):
     """A member sent a message."""
 
     member: Member
-    message: AnyMessage
+    message: JobMessage
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class ConnectionLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Broke(msgspec.Struct, frozen=True):
+class ProtocolBroken(msgspec.Struct, frozen=True):
     """A member sent what it may not send; its connection is closed."""
 
     member: Member
@@ -60,7 +61,7 @@ class ShardsMade(msgspec.Struct, frozen=True):
     sizes: list[int]
 
 
-class Written(msgspec.Struct, frozen=True):
+class CheckpointCommitted(msgspec.Struct, frozen=True):
     """A checkpoint is whole and verified on disk (problem ""), or was given up and removed."""
 
     step: int
@@ -70,14 +71,14 @@ class Written(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class CopySent(msgspec.Struct, frozen=True):
+class CheckpointCopySent(msgspec.Struct, frozen=True):
     """All of a checkpoint was sent to another host (its agent still has to prove it), or could not be."""
 
     step: int
     problem: str = ""
 
 
-class Restorable(msgspec.Struct, frozen=True):
+class RestorableFound(msgspec.Struct, frozen=True):
     """Answer to FindRestorable: where the job goes on, None: from its start. `problem` says why it cannot."""
 
     resume: Resume | None
@@ -89,14 +90,15 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Happening = (
-    Heard | Connected | ConnectionLost | Broke | PlanMade | ShardsMade | Written | CopySent | Restorable | Tick
+Input = (
+    MessageReceived | Connected | ConnectionLost | ProtocolBroken | PlanMade | ShardsMade | CheckpointCommitted
+    | CheckpointCopySent | RestorableFound | Tick
 )  # fmt: skip
 
 # ---- what it asks for ----------------------------------------------------------------------------------------------
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartMember(msgspec.Struct, frozen=True):
     """Issue a certificate for the member and have the agent of this host (its index) start it."""
 
     member: Member
@@ -106,21 +108,21 @@ class Start(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-class Tell(msgspec.Struct, frozen=True):
+class SendMessage(msgspec.Struct, frozen=True):
     """Send a message to a member, if it is connected."""
 
     member: Member
-    message: AnyMessage
+    message: JobMessage
 
 
-class Dismiss(msgspec.Struct, frozen=True):
+class CloseConnection(msgspec.Struct, frozen=True):
     """Close the connection of a member that sent what it may not send."""
 
     member: Member
     reason: str
 
 
-class Append(msgspec.Struct, frozen=True):
+class AppendEvent(msgspec.Struct, frozen=True):
     """Append an event to the log."""
 
     event: AnyEvent
@@ -142,7 +144,7 @@ class MakeShards(msgspec.Struct, frozen=True):
     near: bool
 
 
-class Commit(msgspec.Struct, frozen=True):
+class CommitCheckpoint(msgspec.Struct, frozen=True):
     """All parts of this step's checkpoint were sent: make it whole, verify it, prune; answer Written."""
 
     step: int
@@ -155,13 +157,13 @@ class Commit(msgspec.Struct, frozen=True):
     parameters: list[str] = []  # names of those that it must hold
 
 
-class Discard(msgspec.Struct, frozen=True):
+class DiscardCheckpoint(msgspec.Struct, frozen=True):
     """A part of this step's checkpoint will never come: remove what is there; no answer."""
 
     step: int
 
 
-class Copy(msgspec.Struct, frozen=True):
+class SendCheckpointCopy(msgspec.Struct, frozen=True):
     """Send the checkpoint of this step to an agent as a second copy; answer CopySent."""
 
     step: int
@@ -173,12 +175,13 @@ class FindRestorable(msgspec.Struct, frozen=True):
     which ones were given up, for their steps come again. Answer Restorable."""
 
 
-class Close(msgspec.Struct, frozen=True):
+class CloseCoordinator(msgspec.Struct, frozen=True):
     """The job is over and its last event was appended: tell the agents, leave."""
 
     status: str
 
 
 Instruction = (
-    Start | Tell | Dismiss | Append | MakePlan | MakeShards | Commit | Discard | Copy | FindRestorable | Close
+    StartMember | SendMessage | CloseConnection | AppendEvent | MakePlan | MakeShards | CommitCheckpoint
+    | DiscardCheckpoint | SendCheckpointCopy | FindRestorable | CloseCoordinator
 )  # fmt: skip

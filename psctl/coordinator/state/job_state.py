@@ -6,17 +6,18 @@ from typing import Any
 
 import msgspec
 
-from psctl.coordinator.state.checkpoint_progress import Saves
-from psctl.coordinator.state.clock_pace import Pace
-from psctl.coordinator.state.instructions import Append, Instruction, PlanMade, Tell
-from psctl.coordinator.state.rank_reports import Reports
+from psctl.coordinator.state.checkpoint_progress import JobCheckpoints
+from psctl.coordinator.state.clock_pace import ClockPace
+from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
+from psctl.coordinator.state.rank_reports import RankReports
 from psctl.job import events, lifecycle
-from psctl.job.environment import Seats, places
-from psctl.job.job_messages import AnyMessage, Failure, Prepare, Register, Resume, Stacks, StopWanted
-from psctl.job.membership_messages import Shared
-from psctl.job.rendezvous_messages import Listens
-from psctl.job.shard_placement import Holdings
-from psctl.job.table_server_messages import Tables
+from psctl.job.environment import WorkerSeats, worker_places
+from psctl.job.membership_messages import ExamplesShared
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import ProcessFailure, Register, Stacks, StopWanted
+from psctl.job.shard_placement import ShardPlacement
+from psctl.job.table_server_messages import TableServers
+from psctl.job.training_messages import Prepare, Resume, WorkerListens
 from psctl.orders import JobOrder
 from psctl.types import Address, Layout, Member, Role, Shard
 
@@ -41,7 +42,7 @@ class Rank(msgspec.Struct):
     joined: bool = False
     prepared: Prepare | None = None
     address: Address | None = None
-    listens: Listens | None = None  # a worker, for others of its schedule
+    listens: WorkerListens | None = None  # a worker, for others of its schedule
     ready: bool = False
     finished: bool = False
     decided: bool = False  # it was told how gradients are synchronised
@@ -61,8 +62,8 @@ class Ending(msgspec.Struct):
     since: float
     deadline: float
     by: str = ""  # who stopped it
-    failures: list[Failure] = msgspec.field(default_factory=list)
-    first: Failure | None = None
+    failures: list[ProcessFailure] = msgspec.field(default_factory=list)
+    first: ProcessFailure | None = None
     stopped: list[str] = msgspec.field(default_factory=list)
     saving: bool = False  # a checkpoint was asked for at the stop
     cut: int | None = None  # the step at which all workers were told to leave
@@ -74,11 +75,11 @@ class Recovery(msgspec.Struct):
     phase: str
     since: float
     deadline: float
-    failures: list[Failure]
+    failures: list[ProcessFailure]
     counted: bool = False  # the first of them was known and counted when it came to this
 
 
-class Death(msgspec.Struct):
+class WorkerDeath(msgspec.Struct):
     """A worker's death, until it is known which clock of it is the last that counts."""
 
     worker: Rank
@@ -90,7 +91,7 @@ class Death(msgspec.Struct):
     aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp anyone's
 
 
-class Change(msgspec.Struct):
+class DivisionChange(msgspec.Struct):
     """A change of who shares the examples, until it is known from which clock on."""
 
     since: float
@@ -99,16 +100,16 @@ class Change(msgspec.Struct):
     lost: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
 
 
-class Division(msgspec.Struct):
+class ExampleDivision(msgspec.Struct):
     """Who shares the examples of each clock; example_division.py."""
 
     ticket: int = 0
-    change: Change | None = None
-    shared: list[Shared] = msgspec.field(default_factory=list)  # all that workers were told
+    change: DivisionChange | None = None
+    shared: list[ExamplesShared] = msgspec.field(default_factory=list)  # all that workers were told
     gone: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
 
 
-class Job:
+class JobState:
     """The table. Rooms of the mind read and change it; `out` collects what they ask for.
 
     Args:
@@ -133,18 +134,18 @@ class Job:
         self.lost_hosts: set[int] = set()
         self.first: dict[str, float] = {}  # when a stage of the start was first reached
         self.plan: PlanMade | None = None
-        self.tables = Tables()
+        self.tables = TableServers()
         self.training = False
-        self.pace: Pace | None = None  # of the clocks, while training
+        self.pace: ClockPace | None = None  # of the clocks, while training
         self.ending: Ending | None = None
         self.stop_wanted: StopWanted | None = None  # a stop that waits until those that are replaced train
         self.recovery: Recovery | None = None
         self.losses = 0  # that the job has survived
         self.scalings = 0  # starts of all with another number of workers, or with `update: worker`
         self.rescaled: JobOrder | None = None  # the order after the restart that is under way
-        self.last_loss: Failure | None = None
+        self.last_loss: ProcessFailure | None = None
         self.lost_steps = 0  # by the last restart
-        self.holdings: Holdings | None = None  # under ps, from the decision on
+        self.holdings: ShardPlacement | None = None  # under ps, from the decision on
         self.spare = 0  # how many servers may die at once, as people were told
         self.going: set[int] = set()  # servers that are to leave
         self.shards: list[Shard] = []
@@ -153,10 +154,12 @@ class Job:
         self.buffers: tuple[str, ...] = ()
         self.together: tuple[tuple[int, ...], ...] | None = None  # workers that share a host and push together
         self.cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
-        self.deaths: dict[Member, Death] = {}  # of workers, whose last clock that counts is being found
-        self.division = Division()
-        self.reports = Reports(now, self.first_step)
-        self.saves = Saves(order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now)
+        self.deaths: dict[Member, WorkerDeath] = {}  # of workers, whose last clock that counts is being found
+        self.division = ExampleDivision()
+        self.reports = RankReports(now, self.first_step)
+        self.saves = JobCheckpoints(
+            order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now
+        )
         self.refused: set[Member] = set()  # who sent what it may not send; such a start of it is not let in again
         self.noticed: set[tuple[str, object]] = set()
         self.stacks: dict[Member, Stacks] = {}  # of ranks that stood still, as last told
@@ -191,13 +194,13 @@ class Job:
     def seat_workers(self) -> None:
         """Enter all workers, where the order has them, and nobody else."""
         self.ranks, self._roles = {}, {}
-        for rank, (host, local) in enumerate(places(self.order)):
+        for rank, (host, local) in enumerate(worker_places(self.order)):
             self.add("worker", rank, host, local)
         self.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
 
-    def seats(self) -> Seats:
+    def seats(self) -> WorkerSeats:
         """Return where all workers sit now."""
-        return Seats([(rank.host, rank.local_rank) for rank in self.of("worker")])
+        return WorkerSeats([(rank.host, rank.local_rank) for rank in self.of("worker")])
 
     def reaches(self, stage: str) -> bool:
         """One more worker has reached a stage of the start; return whether it was the last."""
@@ -265,13 +268,13 @@ class Job:
         """Seconds since the epoch; never goes back within a job."""
         return self._wall + self.now
 
-    def tell(self, member: Member, message: AnyMessage) -> None:
+    def tell(self, member: Member, message: JobMessage) -> None:
         """Send a message to one member."""
-        self.out.append(Tell(member, message))
+        self.out.append(SendMessage(member, message))
 
     def append(self, event: events.AnyEvent) -> None:
         """Append an event to the log."""
-        self.out.append(Append(event))
+        self.out.append(AppendEvent(event))
 
     def say(self, text: str) -> None:
         """Append a plain sentence for people."""
@@ -283,9 +286,9 @@ class Job:
             self.noticed.add(key)
             self.say(text)
 
-    def failure(self, rank: Rank, exception: str, **more: Any) -> Failure:
+    def failure(self, rank: Rank, exception: str, **more: Any) -> ProcessFailure:
         """Describe a failure of a rank that its own agent cannot describe."""
-        return Failure(
+        return ProcessFailure(
             member=str(rank.member), host=self.host(rank), status=more.pop("status", 0), time=self.time,
             step=rank.step, exception=exception, frames=[], tail=[], **more,
         )  # fmt: skip
@@ -297,12 +300,12 @@ class Job:
         self.state = lifecycle.move(lifecycle.JOB, self.state, trigger)
         head = self.order.hosts[0].name
         step = self.reports.step
-        self.append(events.State(time=self.time, role="job", rank=0, host=head, state=self.state, step=step))
+        self.append(events.StateChanged(time=self.time, role="job", rank=0, host=head, state=self.state, step=step))
 
     def tell_coordinator(self, state: str, pid: int = 0) -> None:
         """Append the coordinator's own state to the log."""
         head = self.order.hosts[0].name
-        self.append(events.State(time=self.time, role="coordinator", rank=0, host=head, state=state, pid=pid))
+        self.append(events.StateChanged(time=self.time, role="coordinator", rank=0, host=head, state=state, pid=pid))
 
     def move_rank(self, rank: Rank, trigger: str, error: str = "") -> None:
         """Move a rank's state and tell everyone."""
@@ -313,7 +316,7 @@ class Job:
         """Append a rank's state, with its step, to the log."""
         rank.told_step = rank.step
         self.append(
-            events.State(
+            events.StateChanged(
                 time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host(rank), state=rank.state,
                 pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
             )

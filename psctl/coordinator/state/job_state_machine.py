@@ -33,28 +33,59 @@ from psctl.coordinator.state import (
     training,
 )
 from psctl.coordinator.state.instructions import (
-    Broke,
+    CheckpointCommitted,
+    CheckpointCopySent,
+    CloseConnection,
     Connected,
     ConnectionLost,
-    CopySent,
-    Dismiss,
-    Happening,
-    Heard,
+    Input,
     Instruction,
+    MessageReceived,
     PlanMade,
-    Restorable,
+    ProtocolBroken,
+    RestorableFound,
     ShardsMade,
     Tick,
-    Written,
 )
-from psctl.coordinator.state.job_state import Job, Rank
-from psctl.job import job_messages, lifecycle, membership_messages, rendezvous_messages, table_server_messages
-from psctl.job.job_messages import AnyMessage, Resume
+from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.job import lifecycle
+from psctl.job.checkpoint_messages import CheckpointCopyDone, CutPosition, SaveBegin, SaveEnd
+from psctl.job.membership_messages import (
+    LostWorkerClocks,
+    NextClock,
+    ProtocolViolation,
+    ServerUnreachable,
+    ShardCaughtUp,
+    ShardHandedOver,
+    StepUnfit,
+)
+from psctl.job.message import JobMessage
+from psctl.job.process_messages import (
+    HostSample,
+    OutputLines,
+    ProcessExited,
+    ProcessStarted,
+    Register,
+    ScaleWanted,
+    Stacks,
+    StopWanted,
+)
+from psctl.job.table_server_messages import TablesCaughtUp, TablesHandedOver, TablesReady, TablesWanted
+from psctl.job.training_messages import (
+    Heartbeat,
+    Join,
+    MemberReady,
+    Prepare,
+    Resume,
+    ScriptFinished,
+    WorkerListens,
+    WorkerReport,
+)
 from psctl.orders import JobOrder
 from psctl.types import Member
 
 
-class Mind:
+class JobStateMachine:
     """One job's mind.
 
     Args:
@@ -69,7 +100,7 @@ class Mind:
     def __init__(
         self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float, pid: int = 0
     ) -> None:
-        self._job = Job(order, grace, resume, now, wall)
+        self._job = JobState(order, grace, resume, now, wall)
         self._pid = pid
 
     @property
@@ -95,7 +126,7 @@ class Mind:
             return f"{member} broke the protocol before"
         return "" if known else f"{member} is not of this job"
 
-    def refuses(self, member: Member, message: AnyMessage) -> str:
+    def refuses(self, member: Member, message: JobMessage) -> str:
         """Return why a member may not say this now, or ""; may be called on any thread."""
         return claim_checks.refused(self._job, member, message)
 
@@ -105,7 +136,7 @@ class Mind:
         startup.begin(self._job, self._pid)
         return self._taken()
 
-    def handle(self, happening: Happening, now: float) -> list[Instruction]:
+    def handle(self, happening: Input, now: float) -> list[Instruction]:
         """Take in what happened; return what is to be done, in order."""
         job = self._job
         job.now = max(job.now, now)
@@ -114,23 +145,23 @@ class Mind:
         match happening:
             case Tick():
                 deadlines.tick(job)
-            case Heard(member=member, message=message):
+            case MessageReceived(member=member, message=message):
                 self._heard(member, message)
             case Connected(member=member) if member in job.ranks:
                 job.ranks[member].connected, job.ranks[member].heard = True, now
             case ConnectionLost(member=member, reason=reason):
                 losses.disconnected(job, member, reason)
-            case Broke(member=member, reason=reason):
+            case ProtocolBroken(member=member, reason=reason):
                 losses.broke(job, member, reason)
             case PlanMade():
                 startup.plan_made(job, happening)
             case ShardsMade():
                 startup.shards_made(job, happening)
-            case Written():
+            case CheckpointCommitted():
                 training.written(job, happening)
-            case CopySent():
+            case CheckpointCopySent():
                 training.copied(job, happening)
-            case Restorable():
+            case RestorableFound():
                 restarting.restorable(job, happening)
             case Connected():
                 pass  # an agent; it counts when it registers
@@ -155,42 +186,42 @@ class Mind:
         out, self._job.out = self._job.out, []
         return out
 
-    def _heard(self, member: Member, message: AnyMessage) -> None:
+    def _heard(self, member: Member, message: JobMessage) -> None:
         job = self._job
         if member in job.refused:
             return  # it was on its way when the connection was closed
         why = self.refuses(member, message)
         if why:
             why = f"{type(message).__name__}: {why}"
-            job.out.append(Dismiss(member, why))
+            job.out.append(CloseConnection(member, why))
             losses.broke(job, member, why)
             return
         match message:
-            case job_messages.StopWanted() if member.role in ("agent", "coordinator"):
+            case StopWanted() if member.role in ("agent", "coordinator"):
                 ending.stop(job, message)
             case _ if member.role == "agent":
                 self._from_agent(member, message)
             case _ if member in job.ranks:
                 self._from_rank(job.ranks[member], message)
 
-    def _from_agent(self, agent: Member, message: AnyMessage) -> None:
+    def _from_agent(self, agent: Member, message: JobMessage) -> None:
         job = self._job
         match message:
-            case job_messages.Register():
+            case Register():
                 startup.register(job, agent, message)
-            case job_messages.Started(member=member, pid=pid) if self._on(agent, member):
+            case ProcessStarted(member=member, pid=pid) if self._on(agent, member):
                 startup.started(job, job.ranks[member], pid)
-            case job_messages.Exited(member=member) if self._on(agent, member):
+            case ProcessExited(member=member) if self._on(agent, member):
                 losses.exited(job, job.ranks[member], message)
-            case job_messages.Lines(member=member) if self._was_on(agent, member):
+            case OutputLines(member=member) if self._was_on(agent, member):
                 training.lines(job, job.order.hosts[agent.rank].name, message)
-            case job_messages.Stacks(member=member) if self._on(agent, member):
+            case Stacks(member=member) if self._on(agent, member):
                 stacks.heard(job, job.ranks[member], message)
-            case job_messages.Sample():
+            case HostSample():
                 training.sample(job, agent, message)
-            case job_messages.ScaleWanted():
+            case ScaleWanted():
                 scaling.wanted(job, agent, message)
-            case job_messages.CopyDone():
+            case CheckpointCopyDone():
                 training.copied(job, message)
             case _:
                 job.say_once(("unasked", str(agent)), f"{agent} sent a {type(message).__name__}, which is not its part")
@@ -204,56 +235,52 @@ class Mind:
         newest = self._job.newest(member.role, member.rank)
         return newest is not None and self._on(agent, Member(member.role, member.rank, newest))
 
-    def _from_rank(self, rank: Rank, message: AnyMessage) -> None:
+    def _from_rank(self, rank: Rank, message: JobMessage) -> None:
         job = self._job
         match message:
-            case job_messages.Join(pid=pid):
+            case Join(pid=pid):
                 startup.joined(job, rank, pid)
-            case job_messages.Prepare() if rank.member.role == "worker":
+            case Prepare() if rank.member.role == "worker":
                 startup.prepared(job, rank, message)
-            case job_messages.Ready():
+            case MemberReady():
                 startup.ready(job, rank, message)
-            case job_messages.Report() if rank.member.role == "worker":
+            case WorkerReport() if rank.member.role == "worker":
                 training.report(job, rank, message)
-            case job_messages.Beat():
+            case Heartbeat():
                 training.beat(job, rank, message)
-            case job_messages.Position():
+            case CutPosition():
                 training.position(job, rank, message)
-            case job_messages.SaveBegin(step=step) if not message.tables:  # those were asked for
+            case SaveBegin(step=step) if not message.tables:  # those were asked for
                 training.save_begun(job, rank, step)
                 if (rank.member.role, rank.member.rank) == ("worker", 0):
                     table_placement.save(job, step)
-            case job_messages.SaveEnd(step=step):
+            case SaveEnd(step=step):
                 training.save_ended(job, rank, step, of_tables=message.tables)
-            case membership_messages.HeldOf() if rank.member.role == "server":
+            case LostWorkerClocks() if rank.member.role == "server":
                 death_cut.held(job, message)
-            case membership_messages.Drawn() if rank.member.role == "worker":
+            case NextClock() if rank.member.role == "worker":
                 example_division.drawn(job, rank, message)
-            case membership_messages.CaughtUp() if rank.member.role == "server":
+            case ShardCaughtUp() if rank.member.role == "server":
                 server_changes.caught_up(job, message)
-            case membership_messages.HandedOver() if rank.member.role == "server":
+            case ShardHandedOver() if rank.member.role == "server":
                 server_changes.handed_over(job, rank, message)
-            case membership_messages.ServerUnreachable():
+            case ServerUnreachable():
                 server_changes.unreachable(job, rank, message)
-            case membership_messages.Misbehaved(member=other, reason=reason) if other in job.ranks:
+            case ProtocolViolation(member=other, reason=reason) if other in job.ranks:
                 losses.broke(job, other, f"{reason} (to {rank.member})")
-            case membership_messages.Misbehaved():
+            case ProtocolViolation():
                 pass  # an earlier start of that rank, which is over
-            case rendezvous_messages.Listens() if rank.member.role == "worker":
+            case WorkerListens() if rank.member.role == "worker":
                 startup.listens(job, rank, message)
-            case table_server_messages.TablesWanted() if rank.member.role == "worker":
+            case TablesWanted() if rank.member.role == "worker":
                 table_placement.wanted(job, rank, lambda hosts: startup.enlist(job, hosts))
-            case (
-                table_server_messages.TablesReady()
-                | table_server_messages.TablesCaughtUp()
-                | table_server_messages.TablesHandedOver()
-            ) if rank.member.role == "server":
+            case TablesReady() | TablesCaughtUp() | TablesHandedOver() if rank.member.role == "server":
                 table_placement.heard(job, rank, message)
-            case job_messages.SaveBegin():
+            case SaveBegin():
                 pass
-            case membership_messages.StepUnfit() if rank.member.role == "worker":
+            case StepUnfit() if rank.member.role == "worker":
                 restarting.unfit(job, rank, message)
-            case job_messages.Finished(step=step) if rank.member.role == "worker":
+            case ScriptFinished(step=step) if rank.member.role == "worker":
                 training.finished(job, rank, step)
             case _:
                 name = type(message).__name__

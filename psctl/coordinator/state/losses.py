@@ -11,15 +11,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.coordinator.state import ending, example_division, surviving, training
-from psctl.coordinator.state.job_state import Job, Rank, Recovery
+from psctl.coordinator.state.job_state import JobState, Rank, Recovery
 from psctl.job import failures, lifecycle
-from psctl.job.job_messages import EndProcesses, Exited, Failure
+from psctl.job.process_messages import EndProcesses, ProcessExited, ProcessFailure
 from psctl.types import Member
 
 USED_UP = "restart.max in the job file says how many losses a job survives"
 
 
-def fail(job: Job, failure: Failure, *, counted: bool = False) -> None:
+def fail(job: JobState, failure: ProcessFailure, *, counted: bool = False) -> None:
     """Something failed: the job starts again, or ends.
 
     Args:
@@ -44,20 +44,20 @@ def fail(job: Job, failure: Failure, *, counted: bool = False) -> None:
         job.recovery = Recovery("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
 
 
-def give_up(job: Job, found: list[Failure]) -> None:
+def give_up(job: JobState, found: list[ProcessFailure]) -> None:
     """The job does not start again: it ends of these failures."""
     if job.recovery is not None:
         job.recovery.phase = lifecycle.move(lifecycle.RECOVERY, job.recovery.phase, "give up")
     ending.fail(job, *found, since=job.recovery.since if job.recovery is not None else job.now)
 
 
-def _used_up(job: Job) -> str:
+def _used_up(job: JobState) -> str:
     if job.order.restarts == 0:
         return ""
     return f"the job has survived {job.losses} losses, and no more: {USED_UP}"
 
 
-def exited(job: Job, rank: Rank, message: Exited) -> None:
+def exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
     """A process ended."""
     if rank.ended:
         return
@@ -91,13 +91,13 @@ def exited(job: Job, rank: Rank, message: Exited) -> None:
         training.give_up(job, {rank.member})
 
 
-def _goes_on(job: Job, rank: Rank, failure: Failure) -> bool:
+def _goes_on(job: JobState, rank: Rank, failure: ProcessFailure) -> bool:
     """A signal is nobody's consequence: what can be survived on the spot need not settle."""
     killed = failure.status < 0 or rank.member.role == "server"
     return killed and failures.is_death(failure) and surviving.goes_on(job, [rank], _with_step(job, failure, rank))
 
 
-def disconnected(job: Job, member: Member, reason: str) -> None:
+def disconnected(job: JobState, member: Member, reason: str) -> None:
     """A connection ended: of an agent, with it its host; of another, its agent will tell more."""
     if member.role == "agent":
         _host_lost(job, member.rank, reason)
@@ -108,7 +108,7 @@ def disconnected(job: Job, member: Member, reason: str) -> None:
         training.give_up(job, {member})
 
 
-def broke(job: Job, member: Member, reason: str) -> None:
+def broke(job: JobState, member: Member, reason: str) -> None:
     """A member sent what it may not send: it is treated as lost, and its process is ended."""
     if member in job.refused:
         return
@@ -121,7 +121,7 @@ def broke(job: Job, member: Member, reason: str) -> None:
     disconnected(job, member, reason)
 
 
-def _host_lost(job: Job, host: int, reason: str) -> None:
+def _host_lost(job: JobState, host: int, reason: str) -> None:
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
@@ -141,7 +141,7 @@ def _host_lost(job: Job, host: int, reason: str) -> None:
         job.say(f"{name} is lost ({reason}); nothing of the job was there")
 
 
-def _with_step(job: Job, failure: Failure, rank: Rank) -> Failure:
+def _with_step(job: JobState, failure: ProcessFailure, rank: Rank) -> ProcessFailure:
     """Add the step where the process could not tell it: under bsp no rank is more than one from another."""
     known = max(rank.step, job.reports.step) if rank.joined else 0
     return failure if failure.step else replace(failure, step=known)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import msgspec
 
-from psctl.job.job_messages import Report
+from psctl.job.training_messages import WorkerReport
 
 KEEP = 64
 """Complete steps whose numbers are kept, for what comes in late."""
 
 
-class Rates(msgspec.Struct, frozen=True):
+class IntervalRates(msgspec.Struct, frozen=True):
     """What an interval amounted to, over all ranks. Seconds are per step, means over the ranks."""
 
     examples_per_second: float
@@ -35,7 +35,7 @@ class _Tally:
         self.to_step = 0
 
 
-class Reports:
+class RankReports:
     """All reports of a job's workers."""
 
     def __init__(self, start: float, first_step: int = 0) -> None:
@@ -50,7 +50,7 @@ class Reports:
         self.step = first_step
         self.epoch = 0
 
-    def add(self, rank: int, report: Report) -> None:
+    def add(self, rank: int, report: WorkerReport) -> None:
         """Take in one rank's report."""
         before = self._reached.get(rank, float(self._first))
         self._reached[rank] = max(before, float(report.step))
@@ -124,12 +124,12 @@ class Reports:
         """Return each name's last complete value."""
         return {name: value for name, (_, value) in sorted(self._last.items())}
 
-    def rates(self, now: float) -> Rates:
+    def rates(self, now: float) -> IntervalRates:
         """Return what came in since the last call, and begin a new interval."""
         seconds = max(now - self._since, 1e-9)
         tallies = [each for each in self._tallies.values() if each.from_step is not None]
         steps = sum(max(0, each.to_step - (each.from_step or 0)) for each in tallies)
-        found = Rates(
+        found = IntervalRates(
             examples_per_second=sum(each.examples for each in tallies) / seconds,
             bytes_per_second=sum(each.bytes for each in tallies) / seconds,
             sync_seconds=sum(each.sync for each in tallies) / max(steps, 1),

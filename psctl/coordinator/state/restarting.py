@@ -25,23 +25,24 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.coordinator.state import ending, losses, startup, table_placement, training
-from psctl.coordinator.state.instructions import Discard, FindRestorable, Restorable
-from psctl.coordinator.state.job_state import Division, Job, Rank, Recovery
+from psctl.coordinator.state.instructions import DiscardCheckpoint, FindRestorable, RestorableFound
+from psctl.coordinator.state.job_state import ExampleDivision, JobState, Rank, Recovery
 from psctl.job import events, failures, lifecycle
-from psctl.job.job_messages import EndProcesses, Failure, RenewStore, Resume
-from psctl.job.membership_messages import HoldSlots, StepUnfit
-from psctl.job.table_server_messages import Tables
+from psctl.job.membership_messages import StepUnfit
+from psctl.job.process_messages import EndProcesses, HoldSlots, ProcessFailure, RenewStore
+from psctl.job.table_server_messages import TableServers
+from psctl.job.training_messages import Resume
 from psctl.orders import HostOrder
 from psctl.types import Member
 
 
-def advance(job: Job) -> None:
+def advance(job: JobState) -> None:
     """Go on with a restart as far as possible now; called after everything that happens."""
     while job.recovery is not None and _advance_once(job, job.recovery):
         pass
 
 
-def _advance_once(job: Job, recovery: Recovery) -> bool:
+def _advance_once(job: JobState, recovery: Recovery) -> bool:
     late = job.now >= recovery.deadline
     if recovery.phase == "settling":
         if not (failures.settled(recovery.failures, recovery.since, job.now) or late or not job.alive()):
@@ -76,11 +77,11 @@ def _to(recovery: Recovery, trigger: str, deadline: float) -> None:
     recovery.deadline = deadline
 
 
-def _give_up(job: Job, recovery: Recovery, why: str) -> None:
+def _give_up(job: JobState, recovery: Recovery, why: str) -> None:
     losses.give_up(job, [replace(recovery.failures[0], hint=why)])
 
 
-def _verdict(job: Job, recovery: Recovery) -> None:
+def _verdict(job: JobState, recovery: Recovery) -> None:
     """All that was heard are losses: end everything that is left, unless starting again would not help."""
     first = recovery.failures[0] if recovery.counted else ending.cause(job, recovery.failures)
     if not failures.is_death(first):
@@ -99,7 +100,7 @@ def _verdict(job: Job, recovery: Recovery) -> None:
     _end(job, recovery)
 
 
-def _count(job: Job, first: Failure) -> None:
+def _count(job: JobState, first: ProcessFailure) -> None:
     job.losses += 1
     for rank in job.ranks.values():
         if str(rank.member) == first.member or rank.state == "lost":
@@ -107,11 +108,11 @@ def _count(job: Job, first: Failure) -> None:
             job.append(kind(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=first.exception))
 
 
-def _end(job: Job, recovery: Recovery) -> None:
+def _end(job: JobState, recovery: Recovery) -> None:
     """Have everything ended that is left."""
     training.commit_sent(job, at_once=True)
     for step in job.saves.again(job.now):
-        job.out.append(Discard(step))
+        job.out.append(DiscardCheckpoint(step))
     _to(recovery, "end", job.now + job.grace + ending.SLACK)
     for agent in job.agents:
         there = [rank.member for rank in job.alive() if rank.host == agent.rank]
@@ -122,7 +123,7 @@ def _end(job: Job, recovery: Recovery) -> None:
 ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
 
 
-def unfit(job: Job, rank: Rank, message: StepUnfit) -> None:
+def unfit(job: JobState, rank: Rank, message: StepUnfit) -> None:
     """Servers cannot take a worker's first step: start again with the optimizer on workers.
 
     A step is applied when every rank's push is there, so none was. It is no loss, and counts as none.
@@ -143,7 +144,7 @@ def unfit(job: Job, rank: Rank, message: StepUnfit) -> None:
     _end(job, job.recovery)
 
 
-def restorable(job: Job, found: Restorable) -> None:
+def restorable(job: JobState, found: RestorableFound) -> None:
     """It is known where the job goes on: order everyone anew."""
     recovery = job.recovery
     if recovery is None or recovery.phase != "choosing":
@@ -164,7 +165,7 @@ def restorable(job: Job, found: Restorable) -> None:
         _again(job, found.resume, hosts)
 
 
-def _seats(job: Job) -> list[HostOrder] | None:
+def _seats(job: JobState) -> list[HostOrder] | None:
     """Return the hosts with the workers of lost ones spread over the others' slots; None when there are too few."""
     homeless = 0
     hosts = []
@@ -180,7 +181,7 @@ def _seats(job: Job) -> list[HostOrder] | None:
     return None if homeless else hosts
 
 
-def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
+def _again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -> None:
     step = resume.step if resume else 0
     moved = hosts != job.order.hosts
     before = job.ranks
@@ -188,10 +189,10 @@ def _again(job: Job, resume: Resume | None, hosts: list[HostOrder]) -> None:
     job.lost_steps = max(0, max([job.reports.step, *(rank.step for rank in before.values())]) - step)
     job.resume, job.first_step, job.training = resume, step, False
     job.first = {"starting": job.now}
-    job.deaths, job.cuts, job.division = {}, {}, Division()
+    job.deaths, job.cuts, job.division = {}, {}, ExampleDivision()
     if job.tables.first and not table_placement.saved(job):
         job.say("what stores held (run.store()) is lost: there is no checkpoint of it")
-    job.tables, job.going = Tables(), set()
+    job.tables, job.going = TableServers(), set()
     job.reports.rewind(step, job.now)
     job.progress_told = (step, {})
     job.move("again")

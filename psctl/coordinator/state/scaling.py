@@ -13,8 +13,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.coordinator.state import server_changes, table_placement, training
-from psctl.coordinator.state.job_state import Job, Recovery
-from psctl.job.job_messages import ScaleAnswer, ScaleWanted
+from psctl.coordinator.state.job_state import JobState, Recovery
+from psctl.job.process_messages import ScaleAnswer, ScaleWanted
 from psctl.orders import HostOrder
 from psctl.types import Member
 
@@ -24,7 +24,7 @@ SERVERS_A_HOST = 64
 INSTEAD = "psctl stop {job} --save, then psctl checkpoint restore {job}@latest --workers N --servers M"
 
 
-def wanted(job: Job, agent: Member, message: ScaleWanted) -> None:
+def wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
     """Do what is asked, or answer why not."""
     workers, servers = len(job.live("worker")), _servers(job)
     problem, hint = _refused(job, message)
@@ -39,15 +39,15 @@ def wanted(job: Job, agent: Member, message: ScaleWanted) -> None:
         _scale_servers(job, servers, message.servers)
 
 
-def _servers(job: Job) -> int:
+def _servers(job: JobState) -> int:
     return len([rank for rank in job.live("server") if not rank.leaving and rank.member.rank not in _going(job)])
 
 
-def _going(job: Job) -> set[int]:
+def _going(job: JobState) -> set[int]:
     return job.going
 
 
-def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
+def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     """Return why it cannot be done, and what to do instead; two empty texts when it can."""
     if job.ending is not None:
         return "the job is ending", "psctl status {job}"
@@ -83,11 +83,11 @@ def _refused(job: Job, message: ScaleWanted) -> tuple[str, str]:
     return "", ""
 
 
-def _living(job: Job) -> dict[int, HostOrder]:
+def _living(job: JobState) -> dict[int, HostOrder]:
     return {agent.rank: job.order.hosts[agent.rank] for agent in job.agents}
 
 
-def seats(job: Job, workers: int) -> list[HostOrder] | None:
+def seats(job: JobState, workers: int) -> list[HostOrder] | None:
     """Return the hosts with so many workers: more go to free slots in the roster's order, fewer leave from its end;
     None when there are too few slots."""
     hosts = list(job.order.hosts)
@@ -103,7 +103,7 @@ def seats(job: Job, workers: int) -> list[HostOrder] | None:
     return hosts if more == 0 else None
 
 
-def _scale_workers(job: Job, workers: int, servers: int) -> None:
+def _scale_workers(job: JobState, workers: int, servers: int) -> None:
     """All go to a common step, save and leave; restarting.py starts the new number from there."""
     hosts = seats(job, workers)
     assert hosts is not None, "they fit: it was looked at"
@@ -116,7 +116,7 @@ def _scale_workers(job: Job, workers: int, servers: int) -> None:
     training.propose(job, save=True, stop=True)
 
 
-def _scale_servers(job: Job, now: int, then: int) -> None:
+def _scale_servers(job: JobState, now: int, then: int) -> None:
     assert job.holdings is not None
     assert job.plan is not None
     job.order = replace(job.order, servers=then)

@@ -4,48 +4,48 @@ shard_placement.py's."""
 from __future__ import annotations
 
 from psctl.coordinator.state import example_division, sum_order, training
-from psctl.coordinator.state.instructions import Discard, ShardsMade, Start
-from psctl.coordinator.state.job_state import Job, Rank
+from psctl.coordinator.state.instructions import DiscardCheckpoint, ShardsMade, StartMember
+from psctl.coordinator.state.job_state import JobState, Rank
 from psctl.job import events
 from psctl.job.environment import server_environment
-from psctl.job.job_messages import Decision, Leave, Resume
-from psctl.job.membership_messages import CaughtUp, HandedOver, Reassign, ServerUnreachable
-from psctl.job.shard_placement import Holdings, Place
+from psctl.job.membership_messages import Reassign, ServerUnreachable, ShardCaughtUp, ShardHandedOver
+from psctl.job.shard_placement import ServerPlace, ShardPlacement
+from psctl.job.training_messages import Decision, Leave, Resume
 from psctl.types import Assignment, Member, ServerAt
 
 HAND_OVER = 30.0
 """Seconds in which a server must have handed its shards over: it has at most one clock to finish."""
 
 
-def replicas(job: Job, servers: int) -> int:
+def replicas(job: JobState, servers: int) -> int:
     """Return how many copies beyond the first each shard has."""
     wanted = job.order.replicas
     return min(1, servers - 1) if wanted is None else wanted
 
 
-def begin(job: Job, made: ShardsMade) -> Assignment:
+def begin(job: JobState, made: ShardsMade) -> Assignment:
     """Give all shards to the servers, which listen; return the first assignment."""
     servers = job.of("server")
     before = -1 if job.holdings is None else job.holdings.epoch
     job.shards = made.shards
-    job.holdings = Holdings(made.sizes, replicas(job, len(servers)), map(place_of, servers), before + 1)
+    job.holdings = ShardPlacement(made.sizes, replicas(job, len(servers)), map(place_of, servers), before + 1)
     job.spare = job.holdings.spare
     _note_senders(job, job.holdings)
     return job.holdings.assignment
 
 
-def leaves_out(job: Job) -> bool:
+def leaves_out(job: JobState) -> bool:
     """Whether workers keep what their pushes leave out, which belongs into checkpoints."""
     return job.plan is not None and job.plan.chosen == "ps" and job.order.compression.feedback
 
 
-def place_of(rank: Rank) -> Place:
+def place_of(rank: Rank) -> ServerPlace:
     """Return where a server that listens is."""
     assert rank.address is not None, "it has said where it listens"
-    return Place(ServerAt(rank.member.rank, rank.member.incarnation, rank.address), rank.host)
+    return ServerPlace(ServerAt(rank.member.rank, rank.member.incarnation, rank.address), rank.host)
 
 
-def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decision:
+def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> Decision:
     """Return how gradients are synchronised, as a rank is told."""
     assert job.plan is not None
     assert job.layout is not None
@@ -58,18 +58,18 @@ def decision(job: Job, resume: Resume | None, assignment: Assignment) -> Decisio
     )  # fmt: skip
 
 
-def order(job: Job, number: int, host: int) -> Rank:
+def order(job: JobState, number: int, host: int) -> Rank:
     """Have a server started in mid-run: a new one, or the next incarnation of one that died."""
     job.forget("server", number)
     there = [rank for rank in job.live("server") if rank.host == host]
     rank = job.add("server", number, host, len(there))
     job.tell_state(rank)
     environment = server_environment(job.order, job.order.hosts[host], len(there) + 1)
-    job.out.append(Start(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
+    job.out.append(StartMember(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
     return rank
 
 
-def ready(job: Job, rank: Rank) -> None:
+def ready(job: JobState, rank: Rank) -> None:
     """A server that was started in mid-run listens: it is told what is so, and gets its share."""
     assert job.holdings is not None
     rank.decided = True
@@ -81,8 +81,8 @@ def ready(job: Job, rank: Rank) -> None:
     tell(job)
 
 
-def lost(job: Job, ranks: list[Rank], reason: str) -> None:
-    """Servers died, and each of their shards has another member (`Holdings.lost` said so): go on, replace them."""
+def lost(job: JobState, ranks: list[Rank], reason: str) -> None:
+    """Servers died, and each of their shards has another member (`ShardPlacement.lost`): go on, replace them."""
     for rank in ranks:
         job.append(events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
         job.going.discard(rank.member.rank)
@@ -97,11 +97,11 @@ def lost(job: Job, ranks: list[Rank], reason: str) -> None:
             order(job, rank.member.rank, host)
 
 
-def _host_for(job: Job, rank: Rank) -> int | None:
+def _host_for(job: JobState, rank: Rank) -> int | None:
     return rank.host if rank.host not in job.lost_hosts else emptiest(job)
 
 
-def emptiest(job: Job) -> int | None:
+def emptiest(job: JobState) -> int | None:
     """Return the host with the fewest servers of those that may hold one; None when none may."""
     load = {agent.rank: 0 for agent in job.agents if job.order.hosts[agent.rank].may_serve}
     for each in job.live("server"):
@@ -110,19 +110,19 @@ def emptiest(job: Job) -> int | None:
     return min(load, key=lambda host: (load[host], host), default=None)
 
 
-def caught_up(job: Job, message: CaughtUp) -> None:
+def caught_up(job: JobState, message: ShardCaughtUp) -> None:
     """A server has all of a shard that it is to hold."""
     if job.holdings is not None:
         job.holdings.caught_up(message.epoch, message.shard, message.server)
 
 
-def handed_over(job: Job, rank: Rank, message: HandedOver) -> None:
+def handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
     """A server answers nothing any more for a shard that moved."""
     if job.holdings is not None:
         job.holdings.handed_over(message.shard, rank.member.rank)
 
 
-def unreachable(job: Job, rank: Rank, message: ServerUnreachable) -> None:
+def unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:
     """A rank lost a server. If that is dead, its agent tells; else the two try again and people are told."""
     server = Member("server", message.server, message.incarnation)
     if server in job.ranks and not job.ranks[server].ended:
@@ -130,7 +130,7 @@ def unreachable(job: Job, rank: Rank, message: ServerUnreachable) -> None:
         job.say_once(("unreachable", (rank.member, server)), text)
 
 
-def advance(job: Job, patient: bool) -> str:
+def advance(job: JobState, patient: bool) -> str:
     """Go on with what moves; return which server keeps a hand-over from its end, or "".
 
     Args:
@@ -151,7 +151,7 @@ def advance(job: Job, patient: bool) -> str:
     return ""
 
 
-def tell(job: Job) -> None:
+def tell(job: JobState) -> None:
     """Tell servers and workers what changed: servers first."""
     assert job.holdings is not None
     if job.holdings.servers_told != job.holdings.epoch:
@@ -167,7 +167,7 @@ def tell(job: Job) -> None:
     dismiss(job)
 
 
-def dismiss(job: Job) -> None:
+def dismiss(job: JobState) -> None:
     """Let servers go that were to leave, and hold neither parameters nor tables any more."""
     if not job.going:
         return  # asked at every event
@@ -180,7 +180,7 @@ def dismiss(job: Job) -> None:
             job.tell(rank.member, Leave("the job goes on with fewer servers"))
 
 
-def _note_senders(job: Job, holdings: Holdings) -> None:
+def _note_senders(job: JobState, holdings: ShardPlacement) -> None:
     """Enter who must send a part of each checkpoint: where servers step, those that lead a shard."""
     if job.plan is None or job.plan.update != "server" or not holdings.chains:
         return
@@ -189,7 +189,7 @@ def _note_senders(job: Job, holdings: Holdings) -> None:
     job.saves.sources = {each for each in job.saves.sources if each.role == "worker"} | servers
 
 
-def _tell_spare(job: Job, spare: int) -> None:
+def _tell_spare(job: JobState, spare: int) -> None:
     """Say how many copies shards have, when that changes: it is what the next death costs."""
     if spare == job.spare:
         return
@@ -203,9 +203,9 @@ def _tell_spare(job: Job, spare: int) -> None:
     job.spare = spare
 
 
-def abandon(job: Job, why: str) -> None:
+def abandon(job: JobState, why: str) -> None:
     """Checkpoints whose parts are on their way would mix what was before and after a move: give them up."""
     for step in job.saves.abandon():
-        job.out.append(Discard(step))
+        job.out.append(DiscardCheckpoint(step))
         job.say(f"the checkpoint of step {step} is given up: {why}")
         training.saved(job, step, why)

@@ -10,18 +10,18 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from psctl.coordinator.state import death_cut, losses, server_changes, sum_order, table_placement
-from psctl.coordinator.state.clock_pace import Pace
-from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, Start
-from psctl.coordinator.state.job_state import Job, Rank
+from psctl.coordinator.state.clock_pace import ClockPace
+from psctl.coordinator.state.instructions import MakePlan, MakeShards, PlanMade, ShardsMade, StartMember
+from psctl.coordinator.state.job_state import JobState, Rank
 from psctl.job import events
 from psctl.job.environment import server_environment, worker_environment
-from psctl.job.job_messages import Go, Leave, Prepare, Ready, Register, StopProcesses, Welcome
 from psctl.job.layout_comparison import difference
-from psctl.job.rendezvous_messages import Listens, WorkerAt, WorkersAt
+from psctl.job.process_messages import Register, StopProcesses
+from psctl.job.training_messages import Go, Leave, MemberReady, Prepare, Welcome, WorkerAt, WorkerListens, WorkersAt
 from psctl.types import NO_SERVERS, Member
 
 
-def begin(job: Job, pid: int) -> None:
+def begin(job: JobState, pid: int) -> None:
     """The coordinator is up: first event, and wait for the agents."""
     hosts = [host.name for host in job.order.hosts]
     roles = [events.RoleOf("coordinator", 0, hosts[0])]
@@ -31,7 +31,7 @@ def begin(job: Job, pid: int) -> None:
     job.move("placed")
 
 
-def register(job: Job, member: Member, message: Register) -> None:
+def register(job: JobState, member: Member, message: Register) -> None:
     """An agent is there."""
     back = member.rank in job.lost_hosts
     job.registered[member.rank] = message
@@ -46,14 +46,14 @@ def register(job: Job, member: Member, message: Register) -> None:
         job.tell(member, StopProcesses(0.0, "this host was lost to the job, which goes on without it"))
 
 
-def order_workers(job: Job) -> None:
+def order_workers(job: JobState) -> None:
     """Have all workers started."""
     seats = job.seats()
     for rank in job.of("worker"):
         _order(job, rank, worker_environment(job.order, seats, rank.member.rank, job.losses + job.scalings))
 
 
-def order_servers(job: Job, plan: PlanMade) -> None:
+def order_servers(job: JobState, plan: PlanMade) -> None:
     """Have the plan's servers started; who sends parts of checkpoints is known with them."""
     job.saves.sources = {job.of("worker")[0].member}
     if plan.servers:
@@ -62,7 +62,7 @@ def order_servers(job: Job, plan: PlanMade) -> None:
         job.saves.sources |= {rank.member for rank in job.of("server")}
 
 
-def enlist(job: Job, hosts: list[int]) -> None:
+def enlist(job: JobState, hosts: list[int]) -> None:
     """Have further servers started on these hosts."""
     there = [rank.host for rank in job.of("server")]
     all_of_them = there + hosts
@@ -72,12 +72,12 @@ def enlist(job: Job, hosts: list[int]) -> None:
         _order(job, rank, server_environment(job.order, job.order.hosts[host], all_of_them.count(host)))
 
 
-def _order(job: Job, rank: Rank, environment: dict[str, str]) -> None:
+def _order(job: JobState, rank: Rank, environment: dict[str, str]) -> None:
     job.tell_state(rank)
-    job.out.append(Start(rank.member, len(job.of("worker")), rank.host, rank.local_rank, environment))
+    job.out.append(StartMember(rank.member, len(job.of("worker")), rank.host, rank.local_rank, environment))
 
 
-def started(job: Job, rank: Rank, pid: int) -> None:
+def started(job: JobState, rank: Rank, pid: int) -> None:
     """A process runs."""
     first = rank.pid == 0
     rank.pid = pid
@@ -88,7 +88,7 @@ def started(job: Job, rank: Rank, pid: int) -> None:
         job.move("started")
 
 
-def joined(job: Job, rank: Rank, pid: int) -> None:
+def joined(job: JobState, rank: Rank, pid: int) -> None:
     """A process of the job speaks psctl."""
     rank.joined = True
     if rank.state == "starting":
@@ -110,7 +110,7 @@ def joined(job: Job, rank: Rank, pid: int) -> None:
         job.append(events.WorkerJoined(time=job.time, rank=rank.member.rank, host=job.host(rank)))
 
 
-def prepared(job: Job, rank: Rank, message: Prepare) -> None:
+def prepared(job: JobState, rank: Rank, message: Prepare) -> None:
     """A worker reached `prepare`."""
     if rank.prepared is not None or not rank.joined or job.leaving:
         return
@@ -146,7 +146,7 @@ def prepared(job: Job, rank: Rank, message: Prepare) -> None:
 _SAME = "build the same model and optimizer on every rank"
 
 
-def plan_made(job: Job, plan: PlanMade) -> None:
+def plan_made(job: JobState, plan: PlanMade) -> None:
     """The strategy is chosen: order its servers, or decide at once where there are none."""
     if job.ending is not None or job.recovery is not None or "planning" not in job.first:
         return  # it was asked for before a loss
@@ -160,7 +160,7 @@ def plan_made(job: Job, plan: PlanMade) -> None:
     _shards(job)
 
 
-def _shards(job: Job) -> None:
+def _shards(job: JobState) -> None:
     """Decide who holds what, once all workers have prepared and all servers listen."""
     servers = job.of("server")
     zero = job.of("worker")[0].prepared
@@ -173,7 +173,7 @@ def _shards(job: Job) -> None:
         job.out.append(MakeShards(zero.layout, len(servers), len(hosts) == 1))
 
 
-def ready(job: Job, rank: Rank, message: Ready) -> None:
+def ready(job: JobState, rank: Rank, message: MemberReady) -> None:
     """A server listens, or a worker has its start values."""
     if job.leaving:
         return
@@ -191,7 +191,7 @@ def ready(job: Job, rank: Rank, message: Ready) -> None:
         _go(job)
 
 
-def listens(job: Job, rank: Rank, message: Listens) -> None:
+def listens(job: JobState, rank: Rank, message: WorkerListens) -> None:
     """A worker listens for others: of its schedule, who are told of all once every worker does; or, under ps, of its
     host, who are told of those that do so far."""
     rank.listens = message
@@ -211,13 +211,13 @@ def listens(job: Job, rank: Rank, message: Listens) -> None:
         job.tell(one.member, WorkersAt(at))
 
 
-def shards_made(job: Job, made: ShardsMade) -> None:
+def shards_made(job: JobState, made: ShardsMade) -> None:
     """Who holds what is settled."""
     if not job.leaving and "planning" in job.first and "decided" not in job.first:
         _decide(job, made)
 
 
-def _decide(job: Job, made: ShardsMade) -> None:
+def _decide(job: JobState, made: ShardsMade) -> None:
     zero = job.of("worker")[0].prepared
     assert zero is not None
     assert job.plan is not None
@@ -232,9 +232,9 @@ def _decide(job: Job, made: ShardsMade) -> None:
         job.tell(rank.member, decision)
 
 
-def _go(job: Job) -> None:
+def _go(job: JobState) -> None:
     job.training = True
-    job.pace = Pace(job.now, job.first_step)
+    job.pace = ClockPace(job.now, job.first_step)
     job.reports.rates(job.now)  # the time before training counts for no rate
     if job.resume is not None or job.losses or job.scalings:
         name = job.resume.checkpoint if job.resume else ""

@@ -9,11 +9,11 @@ interpreter is held by a library, or that is stopped, is silent. Nothing is ende
 from __future__ import annotations
 
 from psctl.coordinator.state.culprits import SILENT
-from psctl.coordinator.state.job_state import Job, Rank
+from psctl.coordinator.state.job_state import JobState, Rank
 from psctl.job.activity import is_wait
 
 
-def look(job: Job) -> None:
+def look(job: JobState) -> None:
     """Name those that a clock has waited for too long."""
     pace = job.pace
     workers = [rank for rank in job.live("worker") if not rank.finished]
@@ -37,7 +37,7 @@ def look(job: Job) -> None:
             job.say(f"step {least + 1} waits for {job.where(rank)} {since}: {last(job, rank)}")
 
 
-def last(job: Job, rank: Rank) -> str:
+def last(job: JobState, rank: Rank) -> str:
     """Return what a rank was last heard to do, and since when it is silent."""
     if not rank.decided:
         return "it is being started again"

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from psctl.coordinator.state.job_state import Job
+from psctl.coordinator.state.job_state import JobState
 from psctl.types import PLAIN
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-def settle(job: Job) -> None:
+def settle(job: JobState) -> None:
     """Settle the groups, once a job, when the strategy is chosen; say so where they are not the checkpoint's."""
     if job.together is None:
         saved = _saved(job)
@@ -31,7 +31,7 @@ def settle(job: Job) -> None:
             )
 
 
-def here(job: Job) -> Groups:
+def here(job: JobState) -> Groups:
     """Return the workers that share a host, where a host's gradients are summed before they leave it (one push a host):
     in step, as they are, and where there is another host for them to go to."""
     if not _grouped(job) or len(job.order.hosts) == 1:
@@ -42,13 +42,13 @@ def here(job: Job) -> Groups:
     return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
 
 
-def recorded(job: Job) -> dict[str, Any]:
+def recorded(job: JobState) -> dict[str, Any]:
     """Return what checkpoints hold of the order."""
     assert job.plan is not None, "it is settled with the plan"
     return {"groups": [list(group) for group in job.together or ()], "schedule": _plain(job.plan.options)}
 
 
-def in_words(job: Job) -> str:
+def in_words(job: JobState) -> str:
     """Return the order for people."""
     assert job.plan is not None, "it is settled with the plan"
     if len(job.of("worker")) == 1:
@@ -61,26 +61,26 @@ def in_words(job: Job) -> str:
     return f"by host, {' + '.join(groups)}, then the others in rank order" if groups else "in rank order"
 
 
-def _group(job: Job, group: tuple[int, ...]) -> str:
+def _group(job: JobState, group: tuple[int, ...]) -> str:
     hosts = {job.host(rank) for rank in job.of("worker") if rank.member.rank in group}
     ranks = f"({', '.join(map(str, group))})"
     return f"{hosts.pop()} {ranks}" if len(hosts) == 1 else ranks
 
 
-def _grouped(job: Job) -> bool:
+def _grouped(job: JobState) -> bool:
     return (
         job.plan is not None and job.plan.chosen == "ps" and job.order.staleness == 0 and job.order.compression == PLAIN
     )
 
 
-def _before(job: Job) -> dict[str, Any] | None:
+def _before(job: JobState) -> dict[str, Any] | None:
     """Return what the checkpoint that the job goes on from holds of the order, if as many workers go on."""
     state = job.resume.state if job.resume is not None else {}
     found = state.get("sums")
     return found if isinstance(found, dict) and state.get("world") == len(job.of("worker")) else None
 
 
-def _saved(job: Job) -> Groups | None:
+def _saved(job: JobState) -> Groups | None:
     """Return the checkpoint's groups, where this job sums by groups as well."""
     before = _before(job)
     if before is None or not _grouped(job) or job.resume is None or job.resume.state.get("strategy") != "ps":
@@ -96,7 +96,7 @@ def _plain(options: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(options))
 
 
-def _differs(job: Job) -> bool:
+def _differs(job: JobState) -> bool:
     before = _before(job)
     if before is None or job.plan is None or job.resume is None or len(job.of("worker")) == 1:
         return False

@@ -10,11 +10,11 @@ every shard, and every replica of it, has applied that clock.
 from __future__ import annotations
 
 from psctl.coordinator.state import death_cut, server_changes, table_placement
-from psctl.coordinator.state.job_state import Job, Rank
-from psctl.job.job_messages import Failure
+from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.job.process_messages import ProcessFailure
 
 
-def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
+def goes_on(job: JobState, dead: list[Rank], failure: ProcessFailure) -> bool:
     """Take these deaths in and go on, if that is possible; False, and nothing is changed, when it is not."""
     if job.ending is not None or job.recovery is not None or job.losses >= job.order.restarts:
         return False
@@ -35,7 +35,7 @@ def goes_on(job: Job, dead: list[Rank], failure: Failure) -> bool:
     return True
 
 
-def _applied(job: Job, rank: int) -> bool:
+def _applied(job: JobState, rank: int) -> bool:
     """Is the last clock that counts of a dead worker applied everywhere, so that no server has a push's only copy?"""
     later = [each for each in job.live("worker") if each.member.rank == rank]
     if later:  # it pulled the clock after that
@@ -44,7 +44,7 @@ def _applied(job: Job, rank: int) -> bool:
     return any(each.step >= job.cuts[rank] + behind for each in job.live("worker"))
 
 
-def _may_lose_servers(job: Job, ranks: list[int]) -> bool:
+def _may_lose_servers(job: JobState, ranks: list[int]) -> bool:
     """Strike servers out of all chains, of parameters and of tables, if that loses nothing."""
     starting = not job.training and ("prepared" in job.first or job.tables.holdings is None)
     if starting or not table_placement.may_lose(job, ranks) or (job.holdings is None and job.tables.holdings is None):
@@ -54,7 +54,7 @@ def _may_lose_servers(job: Job, ranks: list[int]) -> bool:
     return job.tables.holdings is None or job.tables.holdings.lost(ranks)
 
 
-def _may_lose(job: Job, rank: Rank) -> bool:
+def _may_lose(job: JobState, rank: Rank) -> bool:
     if not job.training or job.holdings is None:
         return False
     served = job.plan is not None and job.plan.update == "server" and job.shards

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psctl.coordinator.state import server_changes
-from psctl.coordinator.state.job_state import Job, Rank
-from psctl.job.shard_placement import Holdings, Place
+from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.table_server_messages import (
     ServeTables,
     TablesAssigned,
@@ -46,7 +46,7 @@ def places(order: JobOrder) -> list[int]:
     return [hosts[at % len(hosts)] for at in range(count)] if hosts else []
 
 
-def wanted(job: Job, rank: Rank, start: Callable[[list[int]], None]) -> None:
+def wanted(job: JobState, rank: Rank, start: Callable[[list[int]], None]) -> None:
     """A worker wants to open a store.
 
     Args:
@@ -74,7 +74,7 @@ def _none(order: JobOrder) -> tuple[str, str]:
     return "run.store() needs a server, and no host may hold one", "let a host have roles: [server] in the cluster file"
 
 
-def heard(job: Job, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHandedOver) -> None:
+def heard(job: JobState, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHandedOver) -> None:
     """A server says something of its tables."""
     holdings = job.tables.holdings
     match message:
@@ -90,12 +90,12 @@ def heard(job: Job, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHa
     advance(job)
 
 
-def _place(job: Job, rank: Rank) -> Place:
+def _place(job: JobState, rank: Rank) -> ServerPlace:
     member = rank.member
-    return Place(ServerAt(member.rank, member.incarnation, job.tables.addresses[member]), rank.host)
+    return ServerPlace(ServerAt(member.rank, member.incarnation, job.tables.addresses[member]), rank.host)
 
 
-def advance(job: Job) -> None:
+def advance(job: JobState) -> None:
     """Have servers that have joined hold tables; begin when the first ones do; answer workers."""
     tables = job.tables
     if not tables.first or job.leaving:
@@ -110,12 +110,12 @@ def advance(job: Job) -> None:
     _answer(job)
 
 
-def _begin(job: Job) -> None:
+def _begin(job: JobState) -> None:
     tables = job.tables
     servers = [job.ranks[member] for member in tables.first]
     shards = max(FEWEST, SHARDS_A_SERVER * len(servers))
     replicas = min(server_changes.replicas(job, len(servers)), len(servers) - 1)
-    tables.holdings = Holdings([1] * shards, replicas, [_place(job, rank) for rank in servers])
+    tables.holdings = ShardPlacement([1] * shards, replicas, [_place(job, rank) for rank in servers])
     told = TablesAssigned(tables.holdings.assignment, True, saved(job))
     for rank in servers:
         job.tell(rank.member, told)
@@ -124,12 +124,12 @@ def _begin(job: Job) -> None:
             tables.holdings.joined(_place(job, rank))
 
 
-def saved(job: Job) -> list[TensorSlice]:
+def saved(job: JobState) -> list[TensorSlice]:
     """Return what the checkpoint that the job goes on from has of tables."""
     return [each for each in job.resume.tensors if each.name.startswith("store/")] if job.resume is not None else []
 
 
-def _answer(job: Job) -> None:
+def _answer(job: JobState) -> None:
     holdings = job.tables.holdings
     if holdings is not None and not holdings.handing:
         for member in sorted(job.tables.asked):
@@ -138,26 +138,26 @@ def _answer(job: Job) -> None:
         job.tables.asked.clear()
 
 
-def _at(holdings: Holdings) -> TablesAt:
+def _at(holdings: ShardPlacement) -> TablesAt:
     found = holdings.assignment
     return TablesAt(found.servers, len(found.chains), found.epoch)
 
 
-def missing(job: Job) -> list[Rank]:
+def missing(job: JobState) -> list[Rank]:
     """Return the servers that a worker waits for and whose tables do not listen yet."""
     if not job.tables.asked or job.tables.holdings is not None:
         return []
     return [rank for rank in job.of("server") if rank.member in _expected(job)]
 
 
-def _expected(job: Job) -> set[Member]:
+def _expected(job: JobState) -> set[Member]:
     return {member for member in job.tables.first if member not in job.tables.addresses}
 
 
 # ---- deaths, moves -------------------------------------------------------------------------------------------------
 
 
-def may_lose(job: Job, servers: list[int]) -> bool:
+def may_lose(job: JobState, servers: list[int]) -> bool:
     """Whether tables lose nothing when these servers die."""
     tables = job.tables
     if tables.holdings is None:
@@ -165,7 +165,7 @@ def may_lose(job: Job, servers: list[int]) -> bool:
     return tables.holdings.survives(servers)
 
 
-def move(job: Job, patient: bool) -> str:
+def move(job: JobState, patient: bool) -> str:
     """Go on with what moves; return which server keeps a hand-over from its end, or "".
 
     Args:
@@ -186,7 +186,7 @@ def move(job: Job, patient: bool) -> str:
     return ""
 
 
-def tell(job: Job) -> None:
+def tell(job: JobState) -> None:
     """Tell servers and workers what changed: servers first."""
     holdings = job.tables.holdings
     if holdings is None:
@@ -204,7 +204,7 @@ def tell(job: Job) -> None:
     server_changes.dismiss(job)
 
 
-def save(job: Job, step: int) -> None:
+def save(job: JobState, step: int) -> None:
     """Have servers send what they hold of tables at this step."""
     holdings = job.tables.holdings
     if holdings is None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 
-from psctl.coordinator.state.checkpoint_progress import Cut, Save
-from psctl.coordinator.state.instructions import Commit, Copy, CopySent, Discard, Written
-from psctl.coordinator.state.job_state import Job, Rank
+from psctl.coordinator.state.checkpoint_progress import CommonStep, PendingCheckpoint
+from psctl.coordinator.state.instructions import (
+    CheckpointCommitted,
+    CheckpointCopySent,
+    CommitCheckpoint,
+    DiscardCheckpoint,
+    SendCheckpointCopy,
+)
+from psctl.coordinator.state.job_state import JobState, Rank
 from psctl.job import events
-from psctl.job.job_messages import Beat, CopyDone, CutAt, Lines, Position, Propose, Report, Sample, Saved
+from psctl.job.checkpoint_messages import CheckpointCopyDone, CheckpointSaved, CutAt, CutPosition, ProposeCut
+from psctl.job.process_messages import HostSample, OutputLines
+from psctl.job.training_messages import Heartbeat, WorkerReport
 from psctl.types import Member
 
 STATES_EVERY = 5.0
@@ -22,27 +30,27 @@ MEMORY_FULL = 0.95
 """Share of a host's memory above which people are told: the kernel ends processes soon after."""
 
 
-def moved(job: Job, rank: Rank, step: int) -> None:
+def moved(job: JobState, rank: Rank, step: int) -> None:
     """A rank told its step."""
     rank.heard = job.now
     if step > rank.step:
         rank.step, rank.moved = step, job.now
 
 
-def report(job: Job, rank: Rank, message: Report) -> None:
+def report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     """A worker's numbers."""
     moved(job, rank, message.step)
     rank.staleness = message.staleness
     job.reports.add(rank.member.rank, message)
 
 
-def beat(job: Job, rank: Rank, message: Beat) -> None:
+def beat(job: JobState, rank: Rank, message: Heartbeat) -> None:
     """A process is alive."""
     moved(job, rank, message.step)
     rank.doing = message.doing
 
 
-def finished(job: Job, rank: Rank, step: int) -> None:
+def finished(job: JobState, rank: Rank, step: int) -> None:
     """A worker's script reached its end."""
     moved(job, rank, step)
     rank.finished = True
@@ -50,7 +58,7 @@ def finished(job: Job, rank: Rank, step: int) -> None:
     agreed(job, job.saves.without(rank.member))
 
 
-def lines(job: Job, host: str, message: Lines) -> None:
+def lines(job: JobState, host: str, message: OutputLines) -> None:
     """What a process printed goes to the log of everyone."""
     name = str(message.member)
     if message.member in job.ranks:
@@ -68,7 +76,7 @@ def lines(job: Job, host: str, message: Lines) -> None:
         )
 
 
-def sample(job: Job, agent: Member, message: Sample) -> None:
+def sample(job: JobState, agent: Member, message: HostSample) -> None:
     """How busy an agent's host is, and which of its processes are."""
     for member in message.busy:
         rank = job.ranks.get(member)
@@ -82,7 +90,7 @@ def sample(job: Job, agent: Member, message: Sample) -> None:
 # ---- progress ------------------------------------------------------------------------------------------------------
 
 
-def progress(job: Job) -> None:
+def progress(job: JobState) -> None:
     """Append a progress event if there is something new."""
     step = job.reports.complete(_reporting(job))
     every = job.reports.at(step) if step is not None else {}
@@ -105,18 +113,18 @@ def progress(job: Job) -> None:
     )  # fmt: skip
 
 
-def _reporting(job: Job) -> set[int]:
+def _reporting(job: JobState) -> set[int]:
     """Return the ranks of the workers that may report further steps."""
     return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
 
 
-def final_metrics(job: Job) -> dict[str, float]:
+def final_metrics(job: JobState) -> dict[str, float]:
     """Return each name's last complete value, finite ones only."""
     job.reports.complete(set())
     return {name: value for name, value in job.reports.last_values().items() if math.isfinite(value)}
 
 
-def states(job: Job) -> None:
+def states(job: JobState) -> None:
     """Tell the steps of ranks that moved, every few seconds."""
     if job.now - job.states_at < STATES_EVERY:
         return
@@ -129,24 +137,24 @@ def states(job: Job) -> None:
 # ---- cuts ----------------------------------------------------------------------------------------------------------
 
 
-def propose(job: Job, save: bool, stop: bool) -> bool:
+def propose(job: JobState, save: bool, stop: bool) -> bool:
     """Ask all workers that train for a common step; False when none does."""
     workers = {rank.member for rank in job.live("worker") if rank.connected and rank.joined and not rank.finished}
     if not workers or not job.training:
         return False
     cut = job.saves.propose(workers, save, stop, job.now)
     for member in sorted(workers):
-        job.tell(member, Propose(cut.ticket))
+        job.tell(member, ProposeCut(cut.ticket))
     return True
 
 
-def position(job: Job, rank: Rank, message: Position) -> None:
+def position(job: JobState, rank: Rank, message: CutPosition) -> None:
     """A worker told where it is."""
     rank.heard = job.now
     agreed(job, job.saves.position(rank.member, message.ticket, message.step))
 
 
-def agreed(job: Job, cut: Cut | None) -> None:
+def agreed(job: JobState, cut: CommonStep | None) -> None:
     """All have answered: tell them where to cut."""
     if cut is None or cut.step is None:
         return
@@ -160,22 +168,22 @@ def agreed(job: Job, cut: Cut | None) -> None:
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-def save_begun(job: Job, rank: Rank, step: int) -> None:
+def save_begun(job: JobState, rank: Rank, step: int) -> None:
     """A sender begins its part."""
     problem = job.saves.begun(rank.member, step, job.now)
     if problem:
         job.say(problem)
     elif job.saves.dropped(step):  # a replacement, which was not there when it was given up
-        job.tell(rank.member, Saved(step, "it was given up"))
+        job.tell(rank.member, CheckpointSaved(step, "it was given up"))
 
 
-def save_ended(job: Job, rank: Rank, step: int, *, of_tables: bool = False) -> None:
+def save_ended(job: JobState, rank: Rank, step: int, *, of_tables: bool = False) -> None:
     """A sender has sent its part; commit when it was the last."""
     if job.saves.ended(rank.member, step, job.now, of_tables=of_tables):
         commit_sent(job)
 
 
-def commit_sent(job: Job, *, at_once: bool = False) -> None:
+def commit_sent(job: JobState, *, at_once: bool = False) -> None:
     """Commit the checkpoints whose parts have all come, each as soon as every live rank has reported its step.
 
     A checkpoint's metrics are those of its own step over all ranks, or absent: those of a step that not all ranks have
@@ -192,11 +200,11 @@ def commit_sent(job: Job, *, at_once: bool = False) -> None:
             _commit(job, save, job.reports.at(save.step) if whole else {})
 
 
-def _commit(job: Job, save: Save, metrics: dict[str, float]) -> None:
+def _commit(job: JobState, save: PendingCheckpoint, metrics: dict[str, float]) -> None:
     assert job.plan is not None, "senders are known from the plan"
     save.committing = True
     job.out.append(
-        Commit(
+        CommitCheckpoint(
             step=save.step, epoch=job.reports.epoch_of(save.step), world=len(job.of("worker")),
             servers=len(job.of("server")), strategy=job.plan.chosen, update=job.plan.update, metrics=metrics,
             parameters=[each.name for each in job.layout.parameters] if job.layout is not None else [],
@@ -204,16 +212,16 @@ def _commit(job: Job, save: Save, metrics: dict[str, float]) -> None:
     )  # fmt: skip
 
 
-def give_up(job: Job, gone: set[Member]) -> None:
+def give_up(job: JobState, gone: set[Member]) -> None:
     """Checkpoints that wait for somebody who is gone will never be whole."""
     for step in job.saves.give_up(gone):
-        job.out.append(Discard(step))
+        job.out.append(DiscardCheckpoint(step))
         names = ", ".join(str(member) for member in sorted(gone))
         job.say(f"the checkpoint of step {step} is given up: {names} ended before it was sent")
         saved(job, step, "a sender was lost")
 
 
-def written(job: Job, message: Written) -> None:
+def written(job: JobState, message: CheckpointCommitted) -> None:
     """A checkpoint is on disk, or was given up."""
     job.saves.written(message.step, message.problem)
     saved(job, message.step, message.problem)
@@ -228,19 +236,19 @@ def written(job: Job, message: Written) -> None:
     others = [agent for agent in job.agents if agent.rank != 0]
     if job.order.checkpoint.copies >= 1 and others:
         job.saves.copying.add(message.step)
-        job.out.append(Copy(message.step, others[0]))
+        job.out.append(SendCheckpointCopy(message.step, others[0]))
 
 
-def copied(job: Job, message: CopySent | CopyDone) -> None:
+def copied(job: JobState, message: CheckpointCopySent | CheckpointCopyDone) -> None:
     """A second copy is on its way (nothing to do), proved, or failed."""
     if message.problem:
         job.say(f"the second copy of the checkpoint of step {message.step} failed: {message.problem}")
-    if message.problem or isinstance(message, CopyDone):
+    if message.problem or isinstance(message, CheckpointCopyDone):
         job.saves.copying.discard(message.step)
 
 
-def saved(job: Job, step: int, problem: str) -> None:
+def saved(job: JobState, step: int, problem: str) -> None:
     """Tell workers, which may wait for it, what became of a checkpoint."""
     for rank in job.live("worker"):
         if rank.connected:
-            job.tell(rank.member, Saved(step, problem))
+            job.tell(rank.member, CheckpointSaved(step, problem))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from psctl import errors
-from psctl.job.bench_messages import FILE, Operation, Question, Round, Row
+from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
 from psctl.launch.jobs.prepare import Wanted, load_wanted, seats_of
 from psctl.launch.jobs.roster import job_order
 from psctl.launch.jobs.submit import Stage
@@ -69,14 +69,14 @@ class Wish(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """One job of a bench: what it is asked, and under which strategy it runs."""
 
-    question: Question
+    question: BenchQuestion
     strategy: Literal["native", "ps", "auto"]
 
 
 class Result(msgspec.Struct, frozen=True):
     """One strategy at one size."""
 
-    row: Row
+    row: BenchRow
     predicted: float | None
 
     @property
@@ -146,7 +146,7 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
 
 def whole_job(wish: Wish) -> Job:
     """Return a job that takes workers and all hosts that may serve: what predictions are made for."""
-    return Job(Question(wish.operation, []), "auto")
+    return Job(BenchQuestion(wish.operation, []), "auto")
 
 
 def wanted(folder: Path, wish: Wish, job: Job) -> Wanted:
@@ -225,11 +225,11 @@ class Outlook:
             names = [name for name in STRATEGIES if rows[name].feasible and name in (wish.strategies or STRATEGIES)]
             played = {name: rows[name].params for name in names if name != "ps"}
             if played:
-                rounds.append(Round(size, played))
+                rounds.append(BenchRound(size, played))
             if "ps" in names:
-                served.append(Job(Question(wish.operation, [Round(size, {"ps": {}})]), "ps"))
+                served.append(Job(BenchQuestion(wish.operation, [BenchRound(size, {"ps": {}})]), "ps"))
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        collectives = [Job(Question(wish.operation, rounds), strategy)] if rounds else []
+        collectives = [Job(BenchQuestion(wish.operation, rounds), strategy)] if rounds else []
         return [*collectives, *served]
 
 
@@ -288,7 +288,7 @@ class _Predictor:
         self._search = Search(self._ground)
         self._servers: dict[int, list[str]] = {}
 
-    def timing(self, row: Row) -> Timing:
+    def timing(self, row: BenchRow) -> Timing:
         """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
         if row.strategy == "ps":
             return serve(self._ground, self._serving(row.bytes), row.bytes)[0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.job.events import AnyEvent, Finished, Log, State, WorkerLost
+from psctl.job.events import AnyEvent, Finished, Log, StateChanged, WorkerLost
 from psctl.job.failures import TRAIN_AGAIN
 from psctl.launch.clusters import shown_path
 from psctl.launch.home import JobRecord
@@ -51,7 +51,7 @@ class SourcePaths:
             case Log(text=text):
                 translated = self.text(text)
                 return event if translated is text else msgspec.structs.replace(event, text=translated)
-            case State(last_error=error):
+            case StateChanged(last_error=error):
                 return msgspec.structs.replace(event, last_error=self.text(error)) if error else event
             case WorkerLost(reason=reason):
                 return msgspec.structs.replace(event, reason=self.text(reason))

@@ -1,0 +1,112 @@
+"""Messages that make, read and copy checkpoints, and that agree on the step at which one is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psctl import types
+from psctl.job.message import JobMessage
+
+
+class ProposeCut(JobMessage, frozen=True):
+    """The coordinator wants one common step to cut at: answer Position at once."""
+
+    ticket: int
+
+
+class CutPosition(JobMessage, frozen=True):
+    """Answer to Propose: the step in progress. The sender does not start step+2 before it hears CutAt."""
+
+    ticket: int
+    step: types.Step
+
+
+class CutAt(JobMessage, frozen=True):
+    """After finishing `step`: save if `save`, then leave if `stop`. Answers all Propose of this ticket."""
+
+    ticket: int
+    step: types.Step
+    save: bool
+    stop: bool
+
+
+class SaveBegin(JobMessage, frozen=True):
+    """Parts of the checkpoint of `step` come from this sender: these slices, and (rank 0) its state as JSON text."""
+
+    step: types.Step
+    slices: types.Slices
+    state: dict[str, Any] | None = None
+    tables: bool = False  # a server's tables, which it sends apart from its parameters
+
+
+class SavePart(JobMessage, frozen=True):
+    """Payload: bytes of slice number `index` from byte `offset` of that slice."""
+
+    step: types.Step
+    index: types.Size
+    offset: types.Size
+    tables: bool = False
+
+
+class SaveEnd(JobMessage, frozen=True):
+    """All slices of this sender were sent."""
+
+    step: types.Step
+    tables: bool = False
+
+
+class CheckpointSaved(JobMessage, frozen=True):
+    """The checkpoint of `step` is whole on disk (problem "") or was given up."""
+
+    step: types.Step
+    problem: str = ""
+
+
+class LoadWanted(JobMessage, frozen=True):
+    """Send me these slices of the checkpoint that the job resumes from; answered by LoadPart, then LoadEnd."""
+
+    ticket: int
+    slices: types.Slices
+
+
+class LoadPart(JobMessage, frozen=True):
+    """Payload: bytes of the wanted slice number `index`, from byte `offset` of it."""
+
+    ticket: int
+    index: types.Size
+    offset: types.Size
+
+
+class LoadEnd(JobMessage, frozen=True):
+    """All wanted slices were sent (problem "") or could not be."""
+
+    ticket: int
+    problem: str = ""
+
+
+class CheckpointCopyBegin(JobMessage, frozen=True):
+    """A checkpoint comes to this host as a second copy; `files` maps names to sizes in bytes."""
+
+    step: types.Step
+    files: dict[types.Name, types.Size]
+
+
+class CheckpointCopyPart(JobMessage, frozen=True):
+    """Payload: bytes of one of its files."""
+
+    step: types.Step
+    file: str
+    offset: types.Size
+
+
+class CheckpointCopyEnd(JobMessage, frozen=True):
+    """All bytes were sent: verify, publish, answer CopyDone."""
+
+    step: types.Step
+
+
+class CheckpointCopyDone(JobMessage, frozen=True):
+    """The copy of a checkpoint on this host is verified (problem "") or is not."""
+
+    step: types.Step
+    problem: str = ""

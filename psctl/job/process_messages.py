@@ -1,0 +1,169 @@
+"""Messages between the coordinator and agents: processes, their output and ends, users' requests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from psctl import types
+from psctl.job.message import JobMessage
+from psctl.types import Address, Count, Member
+
+
+class Register(JobMessage, frozen=True):
+    """First message of an agent."""
+
+    host: str
+    pid: int
+    cores: int
+    memory: int  # bytes
+    gpus: int
+
+
+class ProcessStarted(JobMessage, frozen=True):
+    """A process was started."""
+
+    member: Member
+    pid: int
+
+
+class ProcessFailure(msgspec.Struct, frozen=True):
+    """How a process failed, as a person wants to read it."""
+
+    member: str  # "worker/1"
+    host: str
+    status: int  # exit status, or minus the signal's number
+    time: float  # seconds since the epoch, on that host
+    step: int
+    exception: str  # "ValueError: NaN loss"; "killed by signal 9" when there was none
+    frames: list[str]  # the user's own frames, outermost first: "train.py:88 in step: loss = f(x)"
+    tail: list[str]  # last lines of its standard error
+    code: str = ""  # of a psctl error ("port-taken"); "" when the user's code failed
+    exit: int = 1  # the exit code that this failure gives the job
+    hint: str = ""  # what to do about it, where psctl knows
+
+
+class ProcessExited(JobMessage, frozen=True):
+    """A process ended. `failure` is None exactly when `status` is 0."""
+
+    member: Member
+    status: int
+    failure: ProcessFailure | None = None
+
+
+class OutputLines(JobMessage, frozen=True):
+    """Lines that a process printed; `dropped` more are in the host's log file alone, which lacks `unwritten` of all."""
+
+    member: Member
+    stream: str  # "stdout" | "stderr"
+    lines: list[str]
+    dropped: types.Size = 0
+    unwritten: types.Size = 0
+
+
+class Stacks(JobMessage, frozen=True):
+    """Answer to StacksWanted, for one process: frames outermost first, "train.py:88 in step: loss = f(x)".
+
+    `main` is of the main thread and empty when the stack is not known; `problem` says why then.
+    """
+
+    member: Member
+    main: types.Names
+    others: Annotated[tuple[types.Names, ...], msgspec.Meta(max_length=64)]  # one for each other thread
+    problem: types.Name = ""
+
+
+class HostSample(JobMessage, frozen=True):
+    """How busy a host is now."""
+
+    host: str
+    cpu: float  # share of all cores, 0..1
+    memory: float  # share used, 0..1
+    gpus: list[float] = msgspec.field(default_factory=list)
+    busy: list[Member] = msgspec.field(default_factory=list)  # processes that used the processor since the last one
+
+
+class StopWanted(JobMessage, frozen=True):
+    """Someone asked for the job's end (psctl stop, an interrupt, SIGTERM)."""
+
+    save: bool
+    force: bool
+    by: str  # for the event log: "psctl stop", "Ctrl-C", "SIGTERM"
+
+
+class ScaleWanted(JobMessage, frozen=True):
+    """psctl scale: so many workers and servers, None: as it is. Answered by ScaleAnswer."""
+
+    ticket: int
+    workers: types.Count | None
+    servers: types.Count | None
+
+
+class ScaleAnswer(JobMessage, frozen=True):
+    """The coordinator to the agent that asked: it is being done (problem ""), or cannot be. `workers` and `servers` are
+    how many there were."""
+
+    ticket: int
+    workers: int
+    servers: int
+    problem: str = ""
+    hint: str = ""
+
+
+class NewCertificate(JobMessage, frozen=True):
+    """Use this certificate and key, PEM text, for connections from now on: the former certificate ends soon."""
+
+    certificate: Annotated[str, msgspec.Meta(max_length=16_384)]
+    key: Annotated[str, msgspec.Meta(max_length=16_384)]
+
+
+class StartProcess(JobMessage, frozen=True):
+    """Start one process. Certificate and key are PEM text for 0600 files. `store`: where agents of other hosts than the
+    head dial to reach torch's store."""
+
+    member: Member
+    world: types.Count  # number of workers
+    local_rank: types.Count
+    environment: dict[str, str]
+    authority: str
+    certificate: str
+    key: str
+    store: Address | None = None
+
+
+class StopProcesses(JobMessage, frozen=True):
+    """End all processes of the host: TERM, then KILL after `grace` seconds (0: KILL at once)."""
+
+    grace: types.Seconds
+    reason: str
+
+
+class EndProcesses(JobMessage, frozen=True):
+    """End these processes of the host, TERM then KILL after `grace` seconds; the agent stays, and may start others."""
+
+    members: list[Member]
+    grace: types.Seconds
+    reason: str
+
+
+class StacksWanted(JobMessage, frozen=True):
+    """What are these processes of the host at? Answered by one Stacks for each."""
+
+    members: list[Member]
+
+
+class RenewStore(JobMessage, frozen=True):
+    """To the head's agent: all workers have ended and will be started again; torch's store must be empty then."""
+
+
+class JobFinished(JobMessage, frozen=True):
+    """The job is over: keep the logs, leave."""
+
+    status: str  # done | failed | stopped
+
+
+class HoldSlots(JobMessage, frozen=True):
+    """To an agent: so many workers have their places on this host from now on; other jobs may have the other slots."""
+
+    workers: Count

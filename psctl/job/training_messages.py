@@ -1,0 +1,172 @@
+"""Messages between the coordinator and workers or servers: the start of training, reports, the end.
+
+A worker that executes a schedule over psctl's data plane, or shares a host's sums, sends `WorkerListens`. When all
+workers concerned have, the coordinator sends each of them `WorkersAt`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from psctl import types
+from psctl.job.message import JobMessage
+from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, TensorSlice
+
+
+class Join(JobMessage, frozen=True):
+    """First message of a worker (sent by psctl.init) or server; who it is stands in its certificate."""
+
+    pid: int
+
+
+class Prepare(JobMessage, frozen=True):
+    """A worker reached `prepare`. Rank 0's layout counts; another that differs is an error.
+
+    `outer`: an optimizer steps at the ends of periods, so workers step alone in between. `on_gpus`: parameters are.
+    """
+
+    layout: Layout
+    buffers: types.Names
+    outer: bool = False
+    on_gpus: bool = False
+
+
+class MemberReady(JobMessage, frozen=True):
+    """A server listens at `address`; or a worker has its start values (address None)."""
+
+    address: Address | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What one rank reported of one step."""
+
+    step: types.Step
+    epoch: types.Step
+    weight: float  # examples
+    metrics: dict[types.Name, float]
+
+
+class WorkerReport(JobMessage, frozen=True):
+    """Progress of a worker since its last report; seconds and bytes are sums over that time."""
+
+    step: types.Step  # last finished
+    epoch: types.Step
+    steps: list[StepReport]
+    examples: float
+    compute_seconds: float
+    sync_seconds: float
+    bytes_moved: types.Size
+    staleness: int = 0  # clocks that the values lacked which the last step was computed from
+    hidden_seconds: float = 0.0  # of these compute_seconds gradients or values were under way, and nobody waited
+    rested: int = 0  # the last step of which the loop can report no more: its point of rest is behind
+
+
+class Heartbeat(JobMessage, frozen=True):
+    """A worker or server is alive; `doing` says at what ("compute", "sync: waiting for server/1")."""
+
+    step: types.Step
+    doing: str
+
+
+class ScriptFinished(JobMessage, frozen=True):
+    """The worker's script reached its end after `step` steps; its last checkpoint is on its way or done."""
+
+    step: types.Step
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Where a job goes on: rank 0's saved state, and what tensors the checkpoint holds."""
+
+    checkpoint: str  # "digits-3@500"
+    step: int
+    state: dict[str, Any]
+    tensors: list[TensorSlice]  # each whole tensor once: start 0, stop size
+
+
+class Welcome(JobMessage, frozen=True):
+    """Answer to a worker's or server's Join."""
+
+    world: int  # number of workers
+    seed: int
+    every_steps: int  # save at steps that this divides; 0: never by steps
+    report_seconds: float
+    resume: Resume | None = None
+    hosts: list[int] = msgspec.field(default_factory=list)  # the number of each worker's host
+    training: bool = False  # the others train already
+
+
+class Decision(JobMessage, frozen=True):
+    """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
+
+    `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
+    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
+    steps that workers take alone between two synchronisations; 1: none. `elastic`: who takes part may change while they
+    train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
+    """
+
+    strategy: str
+    update: str  # "server" | "worker"
+    layout: Layout
+    shards: list[Shard]
+    assignment: Assignment = NO_SERVERS
+    resume: Resume | None = None
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    staleness: int | None = 0
+    period: int = 1
+    elastic: bool = False
+    auto: bool = False  # nobody asked for this `update`
+    sums: dict[str, Any] = msgspec.field(default_factory=dict)  # the order of sums, for checkpoints
+    compression: Compression = PLAIN
+    hosts: tuple[tuple[int, ...], ...] = ()
+
+
+class Go(JobMessage, frozen=True):
+    """All ranks have their start values: train."""
+
+
+class Leave(JobMessage, frozen=True):
+    """End yourself now; `reason` is for the log."""
+
+    reason: str
+
+
+class StartBegin(JobMessage, frozen=True):
+    """Rank 0's start values of what no server holds: these slices follow, handed on to every other worker unread."""
+
+    slices: types.Slices
+
+
+class StartPart(JobMessage, frozen=True):
+    """Payload: bytes of slice number `index` of StartBegin, from byte `offset` of that slice."""
+
+    index: types.Size
+    offset: types.Size
+
+
+class StartEnd(JobMessage, frozen=True):
+    """All start values were sent."""
+
+
+class WorkerListens(JobMessage, frozen=True):
+    """A worker to the coordinator: others reach me here (None: none of another host needs to); those of my host show me
+    this secret. Answered by WorkersAt."""
+
+    address: Address | None
+    secret: bytes
+
+
+class WorkerAt(msgspec.Struct, frozen=True):
+    """A worker, which start of it, and how it is reached; the secret is told on its own host alone."""
+
+    rank: int
+    incarnation: int
+    address: Address | None
+    secret: bytes
+
+
+class WorkersAt(JobMessage, frozen=True):
+    """The coordinator to a worker: all workers, in rank order."""
+
+    workers: list[WorkerAt]
