@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from psctl.sync.device_copies import CudaCopies, Span
+from psctl.sync.device_copies import CopySpan, CudaCopies
 from psctl.sync.gpu_staging import Staging
 from psctl.transport.shared_memory import memfd
 
@@ -58,8 +58,8 @@ def rates(size: int, rounds: int) -> None:
     for turn in range(rounds + 1):
         for name, host in kinds.items():
             for way, copy in (
-                ("to the host", lambda host=host: copies.down([Span(on_device, 0, host)]).wait()),
-                ("to the GPU", lambda host=host: copies.up([Span(on_device, 0, host)]).wait()),
+                ("to the host", lambda host=host: copies.down([CopySpan(on_device, 0, host)]).wait()),
+                ("to the GPU", lambda host=host: copies.up([CopySpan(on_device, 0, host)]).wait()),
             ):
                 taken = seconds(copy)
                 if turn:
@@ -90,7 +90,7 @@ def overlap(size: int, rounds: int) -> None:
                 value = value @ weights
             gradient.fill_(float(index))
             if copy:
-                staging.down([Span(gradient, 0, host[index * part : (index + 1) * part])])
+                staging.down([CopySpan(gradient, 0, host[index * part : (index + 1) * part])])
                 staging.then(lambda: arrived.append(time.perf_counter() - began))
         free = time.perf_counter() - began
         staging.settle()

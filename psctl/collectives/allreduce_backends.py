@@ -15,9 +15,17 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from psctl.collectives.channel import BatchChannel, Board, Channel, EngineChannel, Loan, Parcel, Pending
+from psctl.collectives.channel import (
+    BatchChannel,
+    Channel,
+    EngineChannel,
+    LentPiece,
+    Parcel,
+    PendingTransfer,
+    VectorExchange,
+)
 from psctl.collectives.data_plane import Plane
-from psctl.collectives.player import Player, Queue
+from psctl.collectives.player import PlayQueue, SchedulePlayer
 from psctl.schedule.transfer import Schedule
 
 SHORT = 64 << 10
@@ -30,14 +38,14 @@ SPREAD = 8 << 20
 HOST = torch.device("cpu")
 
 
-class Waited(Protocol):
+class PendingSum(Protocol):
     """A vector that is on its way."""
 
     def wait(self) -> Any:
         """Return when it is summed; once. Raises when a rank is lost."""
 
 
-class Summing(Protocol):
+class AllReduceBackend(Protocol):
     """Sums vectors in place over all ranks, in one order on every rank."""
 
     world: int
@@ -45,7 +53,7 @@ class Summing(Protocol):
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a vector of zeros that is summed without a copy."""
 
-    def put(self, vector: torch.Tensor) -> Waited:
+    def put(self, vector: torch.Tensor) -> PendingSum:
         """Begin to sum a vector."""
 
     @property
@@ -60,7 +68,7 @@ class Summing(Protocol):
         """End threads; nothing is on its way."""
 
 
-class EngineSum:
+class EngineAllReduce:
     """The engine's own all-reduce.
 
     Args:
@@ -76,8 +84,8 @@ class EngineSum:
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.zeros(length, dtype=dtype, device=device)
 
-    def put(self, vector: torch.Tensor) -> Waited:
-        work: Waited = dist.all_reduce(vector, group=self._group, async_op=True)
+    def put(self, vector: torch.Tensor) -> PendingSum:
+        work: PendingSum = dist.all_reduce(vector, group=self._group, async_op=True)
         self.bytes_moved += 2 * (2 * vector.nbytes * (self.world - 1) // self.world)  # the engine's ring
         return work
 
@@ -85,7 +93,7 @@ class EngineSum:
         return
 
 
-def spread(summing: Summing, first: bool, tensors: Sequence[torch.Tensor]) -> None:
+def spread(summing: AllReduceBackend, first: bool, tensors: Sequence[torch.Tensor]) -> None:
     """Overwrite these tensors with rank 0's, bit by bit: their bytes are summed as whole numbers, of the others zeros.
 
     Args:
@@ -108,7 +116,7 @@ def spread(summing: Summing, first: bool, tensors: Sequence[torch.Tensor]) -> No
                 whole.copy_(copy)
 
 
-def _exchange(summing: Summing, first: bool, room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+def _exchange(summing: AllReduceBackend, first: bool, room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
     sizes = [piece.numel() for piece in pieces]
     used = room[: -(-sum(sizes) // 4)]
     used.zero_()
@@ -122,7 +130,7 @@ def _exchange(summing: Summing, first: bool, room: torch.Tensor, pieces: Sequenc
             piece.copy_(place)
 
 
-class PlayedSum:
+class ScheduleAllReduce:
     """A schedule, played on a thread of its own (on GPUs: on a stream of its own) while backward goes on.
 
     The helper of strategy `cpu`, the node behind the ranks, is played in rank 0's process, on memory of the host.
@@ -153,8 +161,8 @@ class PlayedSum:
         self.world = schedule.world
         helpers = range(schedule.world, schedule.nodes) if self._rank == 0 else range(0)
         self._players = _players(schedule, [self._rank, *helpers], plane, group, on_host=on_host)
-        self._helping = [Queue(player.play) for player in self._players[1:]]
-        self._own = Queue(self.play) if on_host else Streamed(self.play)
+        self._helping = [PlayQueue(player.play) for player in self._players[1:]]
+        self._own = PlayQueue(self.play) if on_host else StreamQueue(self.play)
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if self._plane is not None:
@@ -162,10 +170,10 @@ class PlayedSum:
             return self._buffers[-1]
         return torch.zeros(length, dtype=dtype, device=device)
 
-    def put(self, vector: torch.Tensor) -> Waited:
+    def put(self, vector: torch.Tensor) -> PendingSum:
         if self._plane is None:
             self._moved += 2 * int(self._schedule.sent(vector.nbytes)[self._rank])
-        return self._own.put(vector, SHORT) if isinstance(self._own, Queue) else self._own.put(vector)
+        return self._own.put(vector, SHORT) if isinstance(self._own, PlayQueue) else self._own.put(vector)
 
     @property
     def bytes_moved(self) -> int:
@@ -205,18 +213,18 @@ def played_on_host(schedule: Schedule, device: torch.device) -> bool:
 
 def _players(
     schedule: Schedule, nodes: Sequence[int], plane: Plane | None, group: Any, *, on_host: bool
-) -> list[Player]:  # fmt: skip
+) -> list[SchedulePlayer]:  # fmt: skip
     """Return the players of the nodes in this process."""
     if not on_host:
-        return [Player(schedule, nodes[0], BatchChannel(group))]
+        return [SchedulePlayer(schedule, nodes[0], BatchChannel(group))]
     outside: Channel = plane if plane is not None else EngineChannel(group, schedule.nodes)
     if len(nodes) == 1:
-        return [Player(schedule, nodes[0], outside)]
-    inside = Inside()
-    return [Player(schedule, node, HereChannel(node, nodes, inside, outside)) for node in nodes]
+        return [SchedulePlayer(schedule, nodes[0], outside)]
+    inside = LocalExchange()
+    return [SchedulePlayer(schedule, node, LocalChannel(node, nodes, inside, outside)) for node in nodes]
 
 
-class Streamed:
+class StreamQueue:
     """Plays vectors on a CUDA stream of its own; the host waits for nothing.
 
     Args:
@@ -227,7 +235,7 @@ class Streamed:
         self._play = play
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def put(self, vector: torch.Tensor) -> Waited:
+    def put(self, vector: torch.Tensor) -> PendingSum:
         """Have a vector summed that the current stream has filled."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -250,15 +258,15 @@ class _Event:
         torch.cuda.current_stream().wait_event(self._event)
 
 
-class Inside:
+class LocalExchange:
     """What nodes of one process send each other: copied when both ends have posted."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._posted: dict[tuple[int, int, int, bool], deque[Copy]] = {}
+        self._posted: dict[tuple[int, int, int, bool], deque[LocalTransfer]] = {}
         self._ended = False
 
-    def post(self, source: int, destination: int, tag: int, piece: torch.Tensor, *, sends: bool) -> Copy:
+    def post(self, source: int, destination: int, tag: int, piece: torch.Tensor, *, sends: bool) -> LocalTransfer:
         """Post one end."""
         with self._changed:
             others = self._posted.get((source, destination, tag, not sends))
@@ -268,12 +276,12 @@ class Inside:
                 second.copy_(first)
                 other.done = True
                 self._changed.notify_all()
-                return Copy(self, piece, done=True)
-            mine = Copy(self, piece, done=self._ended)
+                return LocalTransfer(self, piece, done=True)
+            mine = LocalTransfer(self, piece, done=self._ended)
             self._posted.setdefault((source, destination, tag, sends), deque()).append(mine)
             return mine
 
-    def wait(self, copy: Copy) -> None:
+    def wait(self, copy: LocalTransfer) -> None:
         """Return when it is copied."""
         with self._changed:
             self._changed.wait_for(lambda: copy.done or self._ended)
@@ -287,10 +295,10 @@ class Inside:
             self._changed.notify_all()
 
 
-class Copy:
+class LocalTransfer:
     """One end of what is copied inside a process."""
 
-    def __init__(self, inside: Inside, piece: torch.Tensor, *, done: bool) -> None:
+    def __init__(self, inside: LocalExchange, piece: torch.Tensor, *, done: bool) -> None:
         self._inside, self.piece, self.done = inside, piece, done
 
     def wait(self) -> None:
@@ -298,7 +306,7 @@ class Copy:
         self._inside.wait(self)
 
 
-class HereChannel:
+class LocalChannel:
     """The channel of a node whose process has other nodes too.
 
     Args:
@@ -310,16 +318,16 @@ class HereChannel:
 
     ahead = True
 
-    def __init__(self, node: int, here: Sequence[int], inside: Inside, outside: Channel) -> None:
+    def __init__(self, node: int, here: Sequence[int], inside: LocalExchange, outside: Channel) -> None:
         self._node, self._here, self._inside, self._outside = node, set(here), inside, outside
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         return [
             *(self._one(each, sends=True) for each in sends),
             *(self._one(each, sends=False) for each in receives),
         ]
 
-    def _one(self, each: Parcel, *, sends: bool) -> Pending:
+    def _one(self, each: Parcel, *, sends: bool) -> PendingTransfer:
         if each.peer not in self._here:
             return self._outside.post([each] if sends else [], [] if sends else [each])[0]
         source, destination = (self._node, each.peer) if sends else (each.peer, self._node)
@@ -328,16 +336,16 @@ class HereChannel:
     def lends(self, peer: int) -> bool:
         return peer not in self._here and self._outside.lends(peer)
 
-    def borrow(self, peer: int, tag: int) -> Loan:
+    def borrow(self, peer: int, tag: int) -> LentPiece:
         return self._outside.borrow(peer, tag)
 
-    def arrived(self, pending: Pending, size: int) -> bool:
-        if not isinstance(pending, Copy):
+    def arrived(self, pending: PendingTransfer, size: int) -> bool:
+        if not isinstance(pending, LocalTransfer):
             return self._outside.arrived(pending, size)
         pending.wait()
         return True
 
-    def board(self, size: int) -> Board | None:
+    def board(self, size: int) -> VectorExchange | None:
         return None
 
     def abort(self, reason: str) -> None:

@@ -33,7 +33,7 @@ class Parcel:
         self.piece, self.peer, self.tag = piece, peer, tag
 
 
-class Pending(Protocol):
+class PendingTransfer(Protocol):
     """What was posted."""
 
     def wait(self) -> Any:
@@ -44,7 +44,7 @@ class Pending(Protocol):
         """
 
 
-class Loan(Protocol):
+class LentPiece(Protocol):
     """A piece of a peer that lies where this process can read it."""
 
     owed: bool
@@ -57,7 +57,7 @@ class Loan(Protocol):
         """Let its owner overwrite it."""
 
 
-class Board(Protocol):
+class VectorExchange(Protocol):
     """A place where ranks put short vectors for each other."""
 
     def exchange(self, vector: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -77,24 +77,24 @@ class Channel(Protocol):
     def lends(self, peer: int) -> bool:
         """Whether a peer's pieces are read where they lie: they are borrowed, nothing is posted for them."""
 
-    def borrow(self, peer: int, tag: int) -> Loan:
+    def borrow(self, peer: int, tag: int) -> LentPiece:
         """Wait for the next piece of a peer with this tag; to be given back.
 
         Raises:
             RuntimeError: the peer is gone.
         """
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         """Post these together; returns one pending for each, those of sends first."""
 
-    def arrived(self, pending: Pending, size: int) -> bool:
+    def arrived(self, pending: PendingTransfer, size: int) -> bool:
         """Wait until the first `size` bytes of a piece that is received are there, or all of it.
 
         Returns:
             whether all of it is there; it is not to be waited for again then.
         """
 
-    def board(self, size: int) -> Board | None:
+    def board(self, size: int) -> VectorExchange | None:
         """Return where all ranks put vectors of so many bytes for each other to read; the same answer on every rank."""
 
     def abort(self, reason: str) -> None:
@@ -104,17 +104,17 @@ class Channel(Protocol):
 class Delivers:
     """What channels share that bring every piece into its receiver's own memory."""
 
-    def arrived(self, pending: Pending, size: int) -> bool:
+    def arrived(self, pending: PendingTransfer, size: int) -> bool:
         pending.wait()
         return True
 
-    def board(self, size: int) -> Board | None:
+    def board(self, size: int) -> VectorExchange | None:
         return None
 
     def lends(self, peer: int) -> bool:
         return False
 
-    def borrow(self, peer: int, tag: int) -> Loan:
+    def borrow(self, peer: int, tag: int) -> LentPiece:
         raise AssertionError("nothing is lent here")
 
 
@@ -134,7 +134,7 @@ class EngineChannel(Delivers):
         ranks = dist.get_process_group_ranks(group)
         self._peers = [*ranks, *ranks[:1] * (nodes - len(ranks))]
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         # Receives first: a sender whose receiver has posted sends without asking.
         coming = [dist.irecv(one.piece, self._peers[one.peer], group=self._group, tag=one.tag) for one in receives]
         leaving = [dist.isend(one.piece, self._peers[one.peer], group=self._group, tag=one.tag) for one in sends]
@@ -168,7 +168,7 @@ class BatchChannel(Delivers):
         self._group = group
         self._peers = dist.get_process_group_ranks(group)
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         asked = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
         if not asked:
             return []

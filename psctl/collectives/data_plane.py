@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from psctl.collectives.channel import NOBODY_SENDS, Parcel, Pending
+from psctl.collectives.channel import NOBODY_SENDS, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import Sealed
 from psctl.collectives.shm_exchange import SLOT, Board, possible, room
 from psctl.collectives.shm_vectors import Shared
@@ -108,13 +108,13 @@ class Plane:
 
         return self._until(look, key[0])
 
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Pending]:
+    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[PendingTransfer]:
         with self._changed:
             if self._broken:
                 raise RuntimeError(self._broken)
             return [self._send(one) for one in sends] + [self._expect(one) for one in receives]
 
-    def _send(self, one: Parcel) -> Pending:
+    def _send(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
         line = self._lines.get(peer)
         if line is None:
@@ -132,12 +132,12 @@ class Plane:
         self._watch(line)
         return _Lent(self, key, self._lent[key])
 
-    def _expect(self, one: Parcel) -> Pending:
+    def _expect(self, one: Parcel) -> PendingTransfer:
         peer = self._process(one.peer)
         assert self._sealed is not None, "what is lent is borrowed, not received"
         return _Sealing(self, peer, self._sealed.expect(peer, one.tag, bytes_view(one.piece)))
 
-    def arrived(self, pending: Pending, size: int) -> bool:
+    def arrived(self, pending: PendingTransfer, size: int) -> bool:
         assert isinstance(pending, _Sealing), "what is lent is borrowed, not received"
         return pending.await_first(size)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from psctl.collectives.channel import Channel
-from psctl.collectives.rank_program import script
-from psctl.collectives.schedule_chunks import Chunks
-from psctl.collectives.step_executor import SHORT, Stepped
+from psctl.collectives.rank_program import make_program
+from psctl.collectives.schedule_chunks import VectorChunks
+from psctl.collectives.step_executor import SHORT, StepExecutor
 from psctl.errors import PeerLost
 from psctl.schedule.transfer import Schedule
 
@@ -19,23 +19,23 @@ LENGTHS = 64
 """Lengths of vectors for which the cuts are kept."""
 
 
-class Player:
+class SchedulePlayer:
     """Plays one rank's part of one schedule, on vectors of any length and type.
 
     Args:
         schedule: what is played; every rank must play the same.
         rank: which node of it this is.
         channel: moves the bytes.
-        short: as `Stepped` has it.
+        short: as `StepExecutor` has it.
     """
 
     def __init__(self, schedule: Schedule, rank: int, channel: Channel, short: int = SHORT) -> None:
         self.schedule, self.rank = schedule, rank
         self._channel = channel
-        self._script = script(schedule, rank)
-        self._stepped = Stepped(self._script, channel, short)
+        self._script = make_program(schedule, rank)
+        self._stepped = StepExecutor(self._script, channel, short)
         self._at_once = at_once(schedule)
-        self._chunks: dict[int, Chunks] = {}
+        self._chunks: dict[int, VectorChunks] = {}
         self._lost: BaseException | None = None
 
     def play(self, vector: torch.Tensor) -> None:
@@ -64,18 +64,18 @@ class Player:
             "the rank that ended first is named by psctl status",
         ) from self._lost
 
-    def _play(self, vector: torch.Tensor, chunks: Chunks) -> None:
+    def _play(self, vector: torch.Tensor, chunks: VectorChunks) -> None:
         board = self._channel.board(vector.nbytes) if self._at_once else None
         if board is None:
             self._stepped.play(vector, chunks)
         else:
             chunks.write(self._script.writes[0], self.rank, vector, board.exchange(vector))
 
-    def _cut(self, length: int) -> Chunks:
+    def _cut(self, length: int) -> VectorChunks:
         if length not in self._chunks:
             if len(self._chunks) == LENGTHS:
                 self._chunks.clear()
-            self._chunks[length] = Chunks(self.schedule, length)
+            self._chunks[length] = VectorChunks(self.schedule, length)
         return self._chunks[length]
 
 
@@ -87,7 +87,7 @@ def at_once(schedule: Schedule) -> bool:
     return ranks and same and len(schedule.transfers) == len(pairs) == schedule.world * (schedule.world - 1) > 0
 
 
-class Queue:
+class PlayQueue:
     """Plays vectors one after another beside backward, on a thread of its own or on that of whoever waits.
 
     A hand-over between threads costs more than a short sum. So a short vector wakes nobody: it is played when somebody
@@ -99,20 +99,20 @@ class Queue:
 
     def __init__(self, play: Callable[[torch.Tensor], None]) -> None:
         self._play = play
-        self._work: deque[tuple[torch.Tensor, Ticket]] = deque()
+        self._work: deque[tuple[torch.Tensor, PlayTicket]] = deque()
         self._turn = threading.Lock()  # to play: what was put first is played first
         self._wake = threading.Semaphore(0)
         self._closed = False
         self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-collective")
         self._thread.start()
 
-    def put(self, vector: torch.Tensor, short: int = 0) -> Ticket:
+    def put(self, vector: torch.Tensor, short: int = 0) -> PlayTicket:
         """Have a vector summed; in the same order on every rank.
 
         Args:
             short: bytes of a vector that wakes nobody.
         """
-        ticket = Ticket(self._help)
+        ticket = PlayTicket(self._help)
         self._work.append((vector, ticket))
         if vector.nbytes > short:
             self._wake.release()
@@ -124,7 +124,7 @@ class Queue:
         self._wake.release()
         self._thread.join(10.0)
 
-    def _help(self, ticket: Ticket) -> None:
+    def _help(self, ticket: PlayTicket) -> None:
         """Play what is next until this one is."""
         while not ticket.over:
             self._next()
@@ -147,14 +147,14 @@ class Queue:
             ticket.over = True
 
 
-class Ticket:
+class PlayTicket:
     """A vector that is on its way.
 
     Args:
         help: plays it, unless another thread does.
     """
 
-    def __init__(self, help: Callable[[Ticket], None]) -> None:
+    def __init__(self, help: Callable[[PlayTicket], None]) -> None:
         self._help = help
         self.over = False
         self.error: BaseException | None = None

@@ -16,7 +16,7 @@ import msgspec
 from psctl.schedule.transfer import Message, Schedule
 
 
-class Write(msgspec.Struct, frozen=True):
+class ChunkWrite(msgspec.Struct, frozen=True):
     """What one step does to one chunk here. `sources` in rising order; `own`: the value that is here takes part."""
 
     index: int
@@ -28,7 +28,7 @@ class Write(msgspec.Struct, frozen=True):
     readers: tuple[int, ...]  # messages out that must have left
 
 
-class Out(msgspec.Struct, frozen=True):
+class OutgoingMessage(msgspec.Struct, frozen=True):
     """A message that this rank sends."""
 
     index: int
@@ -36,7 +36,7 @@ class Out(msgspec.Struct, frozen=True):
     message: Message
 
 
-class In(msgspec.Struct, frozen=True):
+class IncomingMessage(msgspec.Struct, frozen=True):
     """A message that this rank receives. `staged`: it is put aside first, else it arrives where it belongs."""
 
     tag: int
@@ -45,23 +45,23 @@ class In(msgspec.Struct, frozen=True):
     staged: bool
 
 
-class Step(msgspec.Struct, frozen=True):
+class RankStep(msgspec.Struct, frozen=True):
     """What one rank does in one step, both ends' messages in the same order."""
 
-    out: tuple[Out, ...]
-    into: tuple[In, ...]
-    writes: tuple[Write, ...]
+    out: tuple[OutgoingMessage, ...]
+    into: tuple[IncomingMessage, ...]
+    writes: tuple[ChunkWrite, ...]
 
 
-class Script(msgspec.Struct, frozen=True):
+class RankProgram(msgspec.Struct, frozen=True):
     """All that one rank does, by the steps in which it does something."""
 
     rank: int
-    writes: tuple[Write, ...]
-    steps: tuple[Step, ...]
+    writes: tuple[ChunkWrite, ...]
+    steps: tuple[RankStep, ...]
 
 
-def script(schedule: Schedule, rank: int) -> Script:
+def make_program(schedule: Schedule, rank: int) -> RankProgram:
     """Return the part of `rank` in a schedule; the same for everyone who asks, so both ends agree on tags."""
     numbered = list(enumerate(schedule.messages()))
     mine = [(tag, m) for tag, m in numbered if rank in (m.source, m.destination)]
@@ -79,10 +79,10 @@ class _Draft:
 
     def __init__(self, rank: int, *, holds: bool) -> None:
         self._rank, self._holds = rank, holds
-        self._writes: list[Write] = []
+        self._writes: list[ChunkWrite] = []
         self._last: dict[int, int] = {}  # chunk -> its last write
         self._reading: dict[int, list[int]] = {}  # chunk -> messages out since its last write
-        self._steps: list[Step] = []
+        self._steps: list[RankStep] = []
         self._sent = 0
 
     def take(self, step: Sequence[tuple[int, Message]]) -> None:
@@ -94,16 +94,16 @@ class _Draft:
         into = []
         for tag, message in coming:
             staged = message.action == "reduce" or any(chunk in leaving for chunk in message.chunks)
-            into.append(In(tag, message, tuple(made[chunk] for chunk in message.chunks), staged))
+            into.append(IncomingMessage(tag, message, tuple(made[chunk] for chunk in message.chunks), staged))
         writes = tuple(self._writes[index] for index in made.values())
-        self._steps.append(Step(tuple(out), tuple(into), writes))
+        self._steps.append(RankStep(tuple(out), tuple(into), writes))
 
-    def finish(self) -> Script:
+    def finish(self) -> RankProgram:
         """Return the script."""
-        return Script(self._rank, tuple(self._writes), tuple(self._steps))
+        return RankProgram(self._rank, tuple(self._writes), tuple(self._steps))
 
-    def _send(self, tag: int, message: Message) -> Out:
-        made = Out(self._sent, tag, message)
+    def _send(self, tag: int, message: Message) -> OutgoingMessage:
+        made = OutgoingMessage(self._sent, tag, message)
         for chunk in message.chunks:
             self._reading.setdefault(chunk, []).append(self._sent)
         self._sent += 1
@@ -122,6 +122,6 @@ class _Draft:
             own = reduces[chunk] and (self._holds or before >= 0)
             index = made[chunk] = len(self._writes)
             readers = tuple(self._reading.pop(chunk, ()))
-            self._writes.append(Write(index, chunk, tuple(sorted(found)), reduces[chunk], own, before, readers))
+            self._writes.append(ChunkWrite(index, chunk, tuple(sorted(found)), reduces[chunk], own, before, readers))
             self._last[chunk] = index
         return made

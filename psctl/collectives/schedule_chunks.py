@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from psctl.collectives.rank_program import Write
+from psctl.collectives.rank_program import ChunkWrite
 from psctl.schedule.transfer import Schedule
 
 BLOCK = 1 << 16
@@ -15,7 +15,7 @@ BLOCK = 1 << 16
 ALL = slice(None)
 
 
-class Chunks:
+class VectorChunks:
     """Where the chunks of a schedule lie in vectors of one length.
 
     Args:
@@ -73,7 +73,7 @@ class Chunks:
         return found
 
     def write(
-        self, write: Write, rank: int, vector: torch.Tensor, aside: Mapping[int, torch.Tensor],
+        self, write: ChunkWrite, rank: int, vector: torch.Tensor, aside: Mapping[int, torch.Tensor],
         into: torch.Tensor | None = None, span: slice = ALL,
     ) -> None:  # fmt: skip
         """Do a write: sum what came in, in the order of the nodes' numbers, or copy it.

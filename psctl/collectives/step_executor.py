@@ -19,9 +19,9 @@ from itertools import pairwise
 
 import torch
 
-from psctl.collectives.channel import Channel, Loan, Parcel, Pending
-from psctl.collectives.rank_program import In, Out, Script, Step, Write
-from psctl.collectives.schedule_chunks import Chunks
+from psctl.collectives.channel import Channel, LentPiece, Parcel, PendingTransfer
+from psctl.collectives.rank_program import ChunkWrite, IncomingMessage, OutgoingMessage, RankProgram, RankStep
+from psctl.collectives.schedule_chunks import VectorChunks
 
 SLOTS = 9
 """Steps for which messages are expected at once: this one and the next; what comes later finds its place free."""
@@ -38,7 +38,7 @@ SPAN = 4 << 20
 over sealed streams, took as much processor time by spans of 4 MiB as in one, and 15% more by spans of 1 MiB."""
 
 
-class Stepped:
+class StepExecutor:
     """Plays one rank's script.
 
     Args:
@@ -47,11 +47,11 @@ class Stepped:
         short: bytes of a vector up to which all steps' messages are expected at once.
     """
 
-    def __init__(self, script: Script, channel: Channel, short: int = SHORT) -> None:
+    def __init__(self, script: RankProgram, channel: Channel, short: int = SHORT) -> None:
         self._script, self._channel, self._short = script, channel, short
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def play(self, vector: torch.Tensor, chunks: Chunks) -> None:
+    def play(self, vector: torch.Tensor, chunks: VectorChunks) -> None:
         """Play it on a vector that is cut so."""
         steps, round_ = self._script.steps, _Round(self._script, self._channel, vector, chunks)
         slots = self._slots(vector, chunks)
@@ -70,7 +70,7 @@ class Stepped:
                 round_.have_left(each.index for each in steps[at - len(slots)].out)
         round_.have_left(each.index for step in steps for each in step.out)
 
-    def _slots(self, vector: torch.Tensor, chunks: Chunks) -> list[torch.Tensor]:
+    def _slots(self, vector: torch.Tensor, chunks: VectorChunks) -> list[torch.Tensor]:
         """Return places for what steps put aside, for long vectors as large as two or one step: the same memory."""
         lends = self._channel.lends
         posted = [[each for each in step.into if not lends(each.message.source)] for step in self._script.steps]
@@ -90,25 +90,31 @@ class Stepped:
 class _Round:
     """One vector on its way through the steps."""
 
-    def __init__(self, script: Script, channel: Channel, vector: torch.Tensor, chunks: Chunks) -> None:
+    def __init__(self, script: RankProgram, channel: Channel, vector: torch.Tensor, chunks: VectorChunks) -> None:
         self._rank, self._writes = script.rank, script.writes
         self._channel, self._vector, self._chunks = channel, vector, chunks
         self._written: set[int] = set()
-        self._leaving: dict[int, list[Pending]] = {}  # by the message's index
+        self._leaving: dict[int, list[PendingTransfer]] = {}  # by the message's index
         self._left: set[int] = set()
         self._coming: dict[int, _Coming] = {}  # by tag
 
-    def expect(self, into: Sequence[In], buffer: torch.Tensor) -> None:
+    def expect(self, into: Sequence[IncomingMessage], buffer: torch.Tensor) -> None:
         """Post a step's receives: where they belong if nobody needs what is there any more, else aside."""
         parcels, counts = self._places(into, buffer, lambda each: each.staged or not self._unused(each))
         self._came(into, counts, parcels, self._channel.post((), parcels))
 
-    def send(self, out: Sequence[Out]) -> None:
+    def send(self, out: Sequence[OutgoingMessage]) -> None:
         """Post sends."""
         parcels, counts = self._outgoing(out)
         self._sent(out, counts, self._channel.post(parcels, ()))
 
-    def exchange(self, out: Sequence[Out], into: Sequence[In], writes: Sequence[Write], buffer: torch.Tensor) -> None:
+    def exchange(
+        self,
+        out: Sequence[OutgoingMessage],
+        into: Sequence[IncomingMessage],
+        writes: Sequence[ChunkWrite],
+        buffer: torch.Tensor,
+    ) -> None:
         """Post all that one step sends and receives."""
         direct = {index for each in into if not each.staged for index in each.writes}
         for write in writes:
@@ -120,7 +126,7 @@ class _Round:
         self._sent(out, sent, pending[: len(leaving)])
         self._came(into, received, coming, pending[len(leaving) :])
 
-    def take(self, step: Step) -> None:
+    def take(self, step: RankStep) -> None:
         """Wait for what a step brings, and write it.
 
         What is lent is given back before this rank waits for what it has lent itself in this step: two that exchange a
@@ -128,7 +134,7 @@ class _Round:
         """
         aside: dict[int, dict[int, torch.Tensor]] = {}
         coming: dict[int, list[tuple[_Coming, int]]] = {}  # by write; where its chunk begins in what comes
-        loans: list[Loan] = []
+        loans: list[LentPiece] = []
         for each in step.into:
             if self._channel.lends(each.message.source):
                 parts = self._lent(each, loans)
@@ -137,7 +143,7 @@ class _Round:
             for index, part in zip(each.writes, parts, strict=False):  # none: they arrived where they belong
                 aside.setdefault(index, {})[each.message.source] = part
         owing = {each.index for each in step.out} if any(loan.owed for loan in loans) else set()
-        late: list[tuple[Write, torch.Tensor]] = []
+        late: list[tuple[ChunkWrite, torch.Tensor]] = []
         for write in step.writes:
             if write.index not in aside:
                 pass
@@ -154,14 +160,14 @@ class _Round:
             self.have_left(write.readers)
             self._chunks.of(self._vector, write.chunk).copy_(total)
 
-    def _lent(self, each: In, loans: list[Loan]) -> list[torch.Tensor]:
+    def _lent(self, each: IncomingMessage, loans: list[LentPiece]) -> list[torch.Tensor]:
         """Wait for what a peer lends; return it by chunk."""
         chunks = each.message.chunks
         mine = [self._channel.borrow(each.message.source, each.tag) for _ in range(self._chunks.pieces(chunks))]
         loans += mine
         return self._chunks.lent([loan.read(self._vector.dtype) for loan in mine], self._vector, chunks)
 
-    def _delivered(self, each: In, coming: dict[int, list[tuple[_Coming, int]]]) -> list[torch.Tensor]:
+    def _delivered(self, each: IncomingMessage, coming: dict[int, list[tuple[_Coming, int]]]) -> list[torch.Tensor]:
         """Return by chunk where what was posted is put aside, and note what it waits for; else wait for it here."""
         found = self._coming.pop(each.tag)
         if found.buffer is None:
@@ -174,7 +180,7 @@ class _Round:
         return parts
 
     def _write(
-        self, write: Write, aside: Mapping[int, torch.Tensor], coming: Sequence[tuple[_Coming, int]],
+        self, write: ChunkWrite, aside: Mapping[int, torch.Tensor], coming: Sequence[tuple[_Coming, int]],
         into: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Do a write as what it needs comes in."""
@@ -193,14 +199,14 @@ class _Round:
                 one.wait()
             self._left.add(index)
 
-    def _unused(self, each: In) -> bool:
+    def _unused(self, each: IncomingMessage) -> bool:
         """Return whether the chunks of a message may be overwritten already."""
         return all(
             (write.before < 0 or write.before in self._written) and self._left.issuperset(write.readers)
             for write in (self._writes[index] for index in each.writes)
         )
 
-    def _outgoing(self, out: Sequence[Out]) -> tuple[list[Parcel], list[int]]:
+    def _outgoing(self, out: Sequence[OutgoingMessage]) -> tuple[list[Parcel], list[int]]:
         parcels, counts = [], []
         for each in out:
             pieces = self._chunks.places(self._vector, each.message.chunks)
@@ -209,7 +215,7 @@ class _Round:
         return parcels, counts
 
     def _places(
-        self, into: Sequence[In], buffer: torch.Tensor, aside: Callable[[In], bool]
+        self, into: Sequence[IncomingMessage], buffer: torch.Tensor, aside: Callable[[IncomingMessage], bool]
     ) -> tuple[list[Parcel], list[int]]:
         """Return what to receive where; notes what is put aside."""
         parcels, counts, at = [], [], 0
@@ -230,12 +236,16 @@ class _Round:
             counts.append(len(pieces))
         return parcels, counts
 
-    def _sent(self, out: Sequence[Out], counts: Sequence[int], pending: Sequence[Pending]) -> None:
+    def _sent(self, out: Sequence[OutgoingMessage], counts: Sequence[int], pending: Sequence[PendingTransfer]) -> None:
         for each, (start, stop) in zip(out, _runs(counts), strict=True):
             self._leaving[each.index] = list(pending[start:stop])
 
     def _came(
-        self, into: Sequence[In], counts: Sequence[int], parcels: Sequence[Parcel], pending: Sequence[Pending]
+        self,
+        into: Sequence[IncomingMessage],
+        counts: Sequence[int],
+        parcels: Sequence[Parcel],
+        pending: Sequence[PendingTransfer],
     ) -> None:
         for each, (start, stop) in zip(into, _runs(counts), strict=True):
             for parcel, one in zip(parcels[start:stop], pending[start:stop], strict=True):
@@ -254,9 +264,9 @@ class _Coming:
     def __init__(self, buffer: torch.Tensor | None) -> None:
         self.buffer = buffer
         self._size = 0
-        self._pieces: deque[tuple[int, int, Pending]] = deque()  # from which byte to which
+        self._pieces: deque[tuple[int, int, PendingTransfer]] = deque()  # from which byte to which
 
-    def add(self, size: int, pending: Pending) -> None:
+    def add(self, size: int, pending: PendingTransfer) -> None:
         """Add a piece of `size` bytes."""
         self._pieces.append((self._size, self._size + size, pending))
         self._size += size

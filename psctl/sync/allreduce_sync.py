@@ -17,9 +17,9 @@ from torch import nn
 
 from psctl.client.overlap_timer import UnderWay
 from psctl.clock import Clock
-from psctl.sync.gradient_hooks import Watch
-from psctl.sync.gradient_trace import Trace
-from psctl.sync.synchronizer import AtWorkers, InStep, Share
+from psctl.sync.gradient_hooks import GradientHooks
+from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.synchronizer import AtWorkers, ExampleWeight, InStep
 
 
 class Reducer(Protocol):
@@ -47,7 +47,7 @@ class Reducer(Protocol):
         """Let go of connections or groups."""
 
 
-class Joint(AtWorkers, InStep):
+class AllReduceSync(AtWorkers, InStep):
     """Makes gradients joint at the end of each backward outside `accumulate`.
 
     Args:
@@ -69,9 +69,9 @@ class Joint(AtWorkers, InStep):
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
         reducer: Reducer,
-        share: Share,
+        share: ExampleWeight,
         clock: Clock,
-        trace: Trace | None = None,
+        trace: GradientTrace | None = None,
     ) -> None:
         self.name = name
         self.sync_seconds = 0.0
@@ -80,7 +80,7 @@ class Joint(AtWorkers, InStep):
         self._under_way = UnderWay(clock)
         self._sent: set[int] = set()
         self._rounds = 0
-        self._watch = Watch(
+        self._watch = GradientHooks(
             names, parameters, reducer.buckets,
             ready=self._send, fired=self._fired, ended=self._join, per_backward=True,
         )  # fmt: skip

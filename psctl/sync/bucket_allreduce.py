@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from psctl.collectives.allreduce_backends import Summing, Waited
+from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
 from psctl.types import Layout
@@ -82,7 +82,7 @@ def shared_gpu(gpu: str) -> tuple[int, int] | None:
     return sharing([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
 
 
-class Group:
+class EngineGroup:
     """The engine's process group that psctl alone uses: NCCL where each rank has a GPU of its own, else Gloo.
 
     Args:
@@ -139,7 +139,7 @@ class Group:
             dist.destroy_process_group(None if self._ours else self.group)
 
 
-class AllReduce:
+class BucketReducer:
     """A reducer of collectives.
 
     Args:
@@ -151,8 +151,8 @@ class AllReduce:
 
     def __init__(
         self,
-        group: Group | None,
-        summing: Summing,
+        group: EngineGroup | None,
+        summing: AllReduceBackend,
         parameters: Sequence[nn.Parameter],
         halves: torch.dtype | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ class AllReduce:
         self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
         self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
         self._next = 0
-        self._works: list[Waited] = []
+        self._works: list[PendingSum] = []
         self._finishing = False
 
     @property

@@ -9,27 +9,33 @@ import msgspec
 import torch
 
 from psctl.clock import Clock
-from psctl.collectives.allreduce_backends import EngineSum, PlayedSum, Summing, played_on_host, spread
+from psctl.collectives.allreduce_backends import (
+    AllReduceBackend,
+    EngineAllReduce,
+    ScheduleAllReduce,
+    played_on_host,
+    spread,
+)
 from psctl.collectives.data_plane import Plane
 from psctl.errors import UsageError
 from psctl.job.training_messages import Decision, Resume, Welcome
 from psctl.ps.pieces import torch_dtype
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.transfer import Schedule
-from psctl.sync.allreduce_sync import Joint, Reducer
-from psctl.sync.bucket_allreduce import AllReduce, Group
+from psctl.sync.allreduce_sync import AllReduceSync, Reducer
+from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
 from psctl.sync.compression_residuals import Residuals
 from psctl.sync.device_copies import CudaCopies
-from psctl.sync.device_sum import DeviceSum
-from psctl.sync.flat_parameters import Client, Flat, ServerSum
+from psctl.sync.device_sum import StagedAllReduce
+from psctl.sync.flat_parameters import Client, FlatParameters, ServerReducer
 from psctl.sync.gpu_staging import staged
-from psctl.sync.gradient_trace import Trace
-from psctl.sync.local_sgd import PLACE, Factory, Own, Periodic
-from psctl.sync.ps_sync import Served
-from psctl.sync.synchronizer import Alone, Share, Way
-from psctl.train_state.common_step import Verdict
-from psctl.train_state.example_sharing import Division
-from psctl.train_state.training_parts import Parts, local, wanted
+from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.local_sgd import PLACE, LocalSgdSync, OptimizerFactory, SingleRankReducer
+from psctl.sync.ps_sync import ParameterServerSync
+from psctl.sync.synchronizer import ExampleWeight, SingleWorker, Synchronizer
+from psctl.train_state.common_step import StepActions
+from psctl.train_state.example_sharing import ExampleDivision
+from psctl.train_state.training_parts import TrainingParts, local, wanted
 from psctl.types import Layout, Member, TensorSlice, consistency
 
 
@@ -38,7 +44,7 @@ class Seat(Protocol):
 
     me: Member
     keeps: bool
-    division: Division | None
+    division: ExampleDivision | None
 
     def join(self) -> Welcome: ...
     def prepare(
@@ -47,7 +53,7 @@ class Seat(Protocol):
     def plane(self, schedule: Schedule) -> Plane | None: ...
     def begin(self, step: int) -> None: ...
     def listen(self, listener: Callable[[Any], None]) -> None: ...
-    def ending(self, step: int) -> Verdict: ...
+    def ending(self, step: int) -> StepActions: ...
     def ended(self, step: int) -> None: ...
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]: ...
     def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
@@ -76,16 +82,16 @@ class Tools:
         seat: Seat,
         world: int,
         connect: Callable[[Decision], Client],
-        share: Share,
+        share: ExampleWeight,
         clock: Clock,
-        trace: Trace | None,
-        outer: Factory | None = None,
+        trace: GradientTrace | None,
+        outer: OptimizerFactory | None = None,
     ) -> None:
         self.seat, self.world, self.connect = seat, world, connect
         self.share, self.clock, self.trace, self.outer = share, clock, trace, outer
 
 
-def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
+def start(parts: TrainingParts, decision: Decision, tools: Tools) -> Synchronizer:
     """Bring the start values and return the way that was decided.
 
     Raises:
@@ -98,12 +104,12 @@ def start(parts: Parts, decision: Decision, tools: Tools) -> Way:
         return _ps(parts, decision, tools)
     if decision.strategy == "alone" or tools.world == 1:
         if tools.outer is not None:
-            return _stepping(parts, Own(), decision, tools)
-        return Alone(list(parts.trainable().values()), decision.strategy)
+            return _stepping(parts, SingleRankReducer(), decision, tools)
+        return SingleWorker(list(parts.trainable().values()), decision.strategy)
     return _collective(parts, decision, tools)
 
 
-def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool, apart: bool = False) -> None:
+def restore(parts: TrainingParts, resume: Resume, seat: Seat, *, on_servers: bool, apart: bool = False) -> None:
     """Load from the checkpoint what this worker holds itself.
 
     Args:
@@ -127,21 +133,21 @@ def restore(parts: Parts, resume: Resume, seat: Seat, *, on_servers: bool, apart
     parts.load_scheduler(resume.state.get("scheduler"))
 
 
-def _collective(parts: Parts, decision: Decision, tools: Tools) -> Way:
+def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synchronizer:
     trainable = parts.trainable()
     parameters, values = list(trainable.values()), [*parts.parameters().values(), *parts.buffers().values()]
     device, group = parameters[0].device, None
-    summing: Summing | None = _on_plane(decision, device, tools)
+    summing: AllReduceBackend | None = _on_plane(decision, device, tools)
     if summing is not None:
         spread(summing, tools.seat.me.rank == 0, values)
     else:
-        group = Group(device)
+        group = EngineGroup(device)
         if not tools.seat.keeps:  # under psctl the coordinator has compared the ranks
             group.same_everywhere(decision.layout)
         group.spread(values)
         summing = _summing(decision, group, device, tools)
     halves = torch_dtype(decision.compression.halves) if decision.compression.halves else None
-    reducer = AllReduce(group, summing, parameters, halves)
+    reducer = BucketReducer(group, summing, parameters, halves)
     return _stepping(parts, reducer, decision, tools)
 
 
@@ -150,19 +156,21 @@ def _apart(decision: Decision, tools: Tools) -> bool:
     return decision.period > 1 or tools.outer is not None
 
 
-def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) -> Joint | Periodic:
+def _stepping(parts: TrainingParts, reducer: Reducer, decision: Decision, tools: Tools) -> AllReduceSync | LocalSgdSync:
     """Return the way of workers that step: jointly, or apart and joined at the ends of periods."""
     trainable = parts.trainable()
     if not _apart(decision, tools):
         parameters = list(trainable.values())
-        return Joint(decision.strategy, list(trainable), parameters, reducer, tools.share, tools.clock, tools.trace)
+        return AllReduceSync(
+            decision.strategy, list(trainable), parameters, reducer, tools.share, tools.clock, tools.trace
+        )
     if parts.optimizer is None:
         raise UsageError(
             f"period: {decision.period} was asked for, and run.prepare was given no optimizer, whose steps are counted",
             "give the optimizer to run.prepare, or set `period: 1` under sync: in the job file",
         )
     resume = decision.resume
-    way = Periodic(
+    way = LocalSgdSync(
         decision.strategy, trainable, reducer, tools.share, tools.clock, period=decision.period,
         step=resume.step if resume else 0, world=tools.world, outer=tools.outer, trace=tools.trace,
     )  # fmt: skip
@@ -173,7 +181,7 @@ def _stepping(parts: Parts, reducer: Reducer, decision: Decision, tools: Tools) 
     return way
 
 
-def _on_plane(decision: Decision, device: torch.device, tools: Tools) -> PlayedSum | None:
+def _on_plane(decision: Decision, device: torch.device, tools: Tools) -> ScheduleAllReduce | None:
     """Return what plays the schedule over psctl's own connections, without the engine.
 
     None: the engine takes part, under `native` and for vectors on GPUs.
@@ -182,23 +190,23 @@ def _on_plane(decision: Decision, device: torch.device, tools: Tools) -> PlayedS
         return None
     schedule = catalog.build(decision.strategy, tools.world, msgspec.convert(decision.options, catalog.Options))
     plane = tools.seat.plane(schedule)
-    return PlayedSum(schedule, device, plane) if plane is not None else None
+    return ScheduleAllReduce(schedule, device, plane) if plane is not None else None
 
 
-def _summing(decision: Decision, group: Group, device: torch.device, tools: Tools) -> Summing:
+def _summing(decision: Decision, group: EngineGroup, device: torch.device, tools: Tools) -> AllReduceBackend:
     """Return what sums vectors that lie on `device`."""
     where = group.device
-    summing: Summing
+    summing: AllReduceBackend
     if decision.strategy == "native":
-        summing = EngineSum(group.group)
+        summing = EngineAllReduce(group.group)
     else:
         schedule = catalog.build(decision.strategy, group.world, msgspec.convert(decision.options, catalog.Options))
         where = torch.device("cpu") if played_on_host(schedule, where) else where
-        summing = PlayedSum(schedule, where, tools.seat.plane(schedule) if where.type == "cpu" else None)
-    return summing if where == device else DeviceSum(summing, CudaCopies())
+        summing = ScheduleAllReduce(schedule, where, tools.seat.plane(schedule) if where.type == "cpu" else None)
+    return summing if where == device else StagedAllReduce(summing, CudaCopies())
 
 
-def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
+def _ps(parts: TrainingParts, decision: Decision, tools: Tools) -> Synchronizer:
     trainable = parts.trainable()
     names, parameters = list(trainable), list(trainable.values())
     served = decision.update == "server"
@@ -220,18 +228,20 @@ def _ps(parts: Parts, decision: Decision, tools: Tools) -> Way:
             f"update: server was asked for, but {what} was given, which servers cannot step piece by piece",
             "set `update: auto` or `update: worker` under sync: in the job file",
         )
-    client, flat = tools.connect(decision), Flat(decision.layout, decision.shards, parameters)
+    client, flat = tools.connect(decision), FlatParameters(decision.layout, decision.shards, parameters)
     if any(one.is_cuda for one in parameters):
         apart = decision.staleness != 0
         client, flat = staged(client, CudaCopies(), apart, decision.layout, decision.shards, parameters)
     tools.seat.listen(client.told)
     _start_values(parts, decision, tools, client, flat)
     if not served:
-        way: Served | Joint | Periodic = _stepping(parts, ServerSum(client, flat), decision, tools)
+        way: ParameterServerSync | AllReduceSync | LocalSgdSync = _stepping(
+            parts, ServerReducer(client, flat), decision, tools
+        )
     else:
         assert parts.optimizer is not None, "checked above"
         asp = decision.staleness is None
-        way = Served(
+        way = ParameterServerSync(
             parts.model, names, parts.optimizer, client, flat, tools.share, tools.clock, tools.trace, asp=asp,
             unfit=tools.seat.unfit if decision.auto and decision.staleness == 0 else None,
         )  # fmt: skip
@@ -250,7 +260,7 @@ def _residuals(decision: Decision, tools: Tools, client: Client) -> Residuals | 
     return found
 
 
-def _start_values(parts: Parts, decision: Decision, tools: Tools, client: Client, flat: Flat) -> None:
+def _start_values(parts: TrainingParts, decision: Decision, tools: Tools, client: Client, flat: FlatParameters) -> None:
     """Give every rank rank 0's values: trainable ones through the servers, the rest through the coordinator."""
     first = tools.seat.me.rank == 0
     from_checkpoint = decision.resume is not None

@@ -1,7 +1,7 @@
 """Copies between the memory of devices and the host's: the seam, and the real ones, by CUDA's streams and events.
 
 gpu_staging.py has the theory, and says what the copies are for. The device runs what it is given some time later. So
-a copy is a `Mark` to wait for, and `Copies` say only what comes before it and after it.
+a copy is a `CopyEvent` to wait for, and `DeviceCopies` say only what comes before it and after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PORTABLE = 1
 """Flag of cudaHostRegister: for all devices of the process, not only for the current one."""
 
 
-class Span(NamedTuple):
+class CopySpan(NamedTuple):
     """Elements of a tensor on a device, and where they lie on the host."""
 
     device: torch.Tensor
@@ -44,14 +44,14 @@ class Span(NamedTuple):
             target.copy_(whole.view(target.shape))
 
 
-class Mark(Protocol):
+class CopyEvent(Protocol):
     """A place in the work of devices."""
 
     def wait(self) -> None:
         """Block the calling thread until they are there."""
 
 
-class Copies(Protocol):
+class DeviceCopies(Protocol):
     """Copies between the memory of devices and the host's."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -60,13 +60,13 @@ class Copies(Protocol):
     def lock(self, host: torch.Tensor) -> None:
         """Have devices copy to and from this memory by themselves, until `close`."""
 
-    def down(self, spans: Sequence[Span]) -> Mark:
+    def down(self, spans: Sequence[CopySpan]) -> CopyEvent:
         """Begin to copy to the host: after what the current streams hold, beside what they are given next.
 
         The tensors must live and stay as they are until the mark.
         """
 
-    def up(self, spans: Sequence[Span]) -> Mark:
+    def up(self, spans: Sequence[CopySpan]) -> CopyEvent:
         """Begin to copy to devices, in the order of their current streams.
 
         The host's memory must stay as it is until the mark.
@@ -108,7 +108,7 @@ class CudaCopies:
             file=sys.stderr,
         )
 
-    def down(self, spans: Sequence[Span]) -> Mark:
+    def down(self, spans: Sequence[CopySpan]) -> CopyEvent:
         events = []
         for device, some in self._by_device(spans).items():
             if device not in self._streams:
@@ -119,15 +119,15 @@ class CudaCopies:
                 for span in some:
                     span.to_host()
             events.append(self._behind(stream))
-        return Events(events)
+        return CudaEvents(events)
 
-    def up(self, spans: Sequence[Span]) -> Mark:
+    def up(self, spans: Sequence[CopySpan]) -> CopyEvent:
         events = []
         for device, some in self._by_device(spans).items():
             for span in some:
                 span.to_device()
             events.append(self._behind(self._cuda.current_stream(device)))
-        return Events(events)
+        return CudaEvents(events)
 
     def close(self) -> None:
         for host in self._locked:
@@ -140,14 +140,14 @@ class CudaCopies:
         event.record(stream)
         return event
 
-    def _by_device(self, spans: Sequence[Span]) -> dict[torch.device, list[Span]]:
-        found: dict[torch.device, list[Span]] = {}
+    def _by_device(self, spans: Sequence[CopySpan]) -> dict[torch.device, list[CopySpan]]:
+        found: dict[torch.device, list[CopySpan]] = {}
         for span in spans:
             found.setdefault(span.device.device, []).append(span)
         return found
 
 
-class Events:
+class CudaEvents:
     """The mark behind events."""
 
     def __init__(self, events: Sequence[Any]) -> None:

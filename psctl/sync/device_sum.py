@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import torch
 
-from psctl.collectives.allreduce_backends import Summing, Waited
-from psctl.sync.device_copies import Copies, Span
+from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
+from psctl.sync.device_copies import CopySpan, DeviceCopies
 from psctl.sync.gpu_staging import Hand, Staging
 
 
-class DeviceSum:
-    """A `Summing` around one that sums on the host.
+class StagedAllReduce:
+    """A `AllReduceBackend` around one that sums on the host.
 
     Args:
         summing: sums what lies on the host.
         copies: between there and the vectors; closed with it.
     """
 
-    def __init__(self, summing: Summing, copies: Copies) -> None:
+    def __init__(self, summing: AllReduceBackend, copies: DeviceCopies) -> None:
         self._summing, self._copies, self._hand = summing, copies, Hand()
         self._staging = Staging(copies, self._hand.wake)
         self._hand.begin(self._staging.next)
@@ -35,9 +35,9 @@ class DeviceSum:
         self._here[vector.data_ptr()] = self._staging.lock(here)
         return vector
 
-    def put(self, vector: torch.Tensor) -> Waited:
-        on_its_way = OnItsWay(
-            self._summing, self._staging, self._copies, Span(vector, 0, self._here[vector.data_ptr()])
+    def put(self, vector: torch.Tensor) -> PendingSum:
+        on_its_way = StagedVector(
+            self._summing, self._staging, self._copies, CopySpan(vector, 0, self._here[vector.data_ptr()])
         )
         self._staging.down([on_its_way.span])
         self._staging.then(on_its_way.begin)
@@ -57,12 +57,12 @@ class DeviceSum:
         self._summing.close()
 
 
-class OnItsWay:
+class StagedVector:
     """A vector: on its way to the host, then among the ranks, then on its way back."""
 
-    def __init__(self, summing: Summing, staging: Staging, copies: Copies, span: Span) -> None:
+    def __init__(self, summing: AllReduceBackend, staging: Staging, copies: DeviceCopies, span: CopySpan) -> None:
         self._summing, self._staging, self._copies, self.span = summing, staging, copies, span
-        self._work: Waited | None = None
+        self._work: PendingSum | None = None
 
     def begin(self) -> None:
         """It is on the host."""

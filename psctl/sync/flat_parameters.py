@@ -48,7 +48,7 @@ class Client(Protocol):
     def close(self, reason: str = "") -> None: ...
 
 
-class Flat:
+class FlatParameters:
     """Copies between the trainable parameters and flat buffers, shard by shard.
 
     Args:
@@ -160,10 +160,10 @@ def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
         target.copy_(whole.view(target.shape))
 
 
-class ServerSum:
+class ServerReducer:
     """A reducer over servers that only sum (`update: worker`)."""
 
-    def __init__(self, client: Client, flat: Flat) -> None:
+    def __init__(self, client: Client, flat: FlatParameters) -> None:
         self._client, self._flat = client, flat
         self._clock = client.base
         self._asked = False

@@ -34,8 +34,8 @@ import torch
 
 from psctl.ps.dense.client.receive_buffers import Take
 from psctl.ps.pieces import Piece
-from psctl.sync.device_copies import Copies, Mark, Span
-from psctl.sync.flat_parameters import Client, Flat
+from psctl.sync.device_copies import CopyEvent, CopySpan, DeviceCopies
+from psctl.sync.flat_parameters import Client, FlatParameters
 from psctl.types import Number
 
 LITTLE = 64 << 10
@@ -50,13 +50,13 @@ class Staging:
         wake: told that there is something to hand on.
     """
 
-    def __init__(self, copies: Copies, wake: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, copies: DeviceCopies, wake: Callable[[], object] = lambda: None) -> None:
         self._copies, self._wake = copies, wake
         self._locked: set[int] = set()
-        self._begun: list[tuple[Mark, Sequence[Span]]] = []  # copies that `then` is to wait for
-        self._queue: deque[tuple[list[tuple[Mark, Sequence[Span]]], Callable[[], object]]] = deque()
+        self._begun: list[tuple[CopyEvent, Sequence[CopySpan]]] = []  # copies that `then` is to wait for
+        self._queue: deque[tuple[list[tuple[CopyEvent, Sequence[CopySpan]]], Callable[[], object]]] = deque()
         self._turn = threading.Lock()  # to hand on: what was begun first is handed on first
-        self._written: list[Mark] = []
+        self._written: list[CopyEvent] = []
         self._error: BaseException | None = None
 
     def lock(self, host: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Staging:
             self._copies.lock(torch.empty(0, dtype=torch.uint8).set_(storage))
         return host
 
-    def down(self, spans: Sequence[Span]) -> None:
+    def down(self, spans: Sequence[CopySpan]) -> None:
         """Begin to copy to the host; what is there already is copied now."""
         for span in spans:
             if not self._copies.holds(span.device):
@@ -104,7 +104,7 @@ class Staging:
         if self._error is not None:
             raise self._error
 
-    def up(self, spans: Sequence[Span]) -> None:
+    def up(self, spans: Sequence[CopySpan]) -> None:
         """Begin to copy to devices; what the current streams are given from now on sees it."""
         for span in spans:
             if not self._copies.holds(span.device):
@@ -128,14 +128,14 @@ class Staging:
         self._copies.close()
 
 
-class DeviceFlat(Flat):
-    """As `Flat`, for parameters on GPUs: `fill` begins to copy, and what is pushed leaves through `Staged`.
+class GpuParameters(FlatParameters):
+    """As `FlatParameters`, for parameters on GPUs: `fill` begins to copy, and what is pushed leaves through `Staged`.
 
     Args:
         staging: copies.
         apart: workers may be apart, so that a push of an earlier clock, sent again, may say that the newest values were
             read: `read` then waits for its copies.
-        rest: what `Flat` is made of.
+        rest: what `FlatParameters` is made of.
     """
 
     direct = True
@@ -148,7 +148,7 @@ class DeviceFlat(Flat):
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
         self._staging.down(
             [
-                Span(gradient.detach(), piece.within.start, self._at(flat, shard, piece))
+                CopySpan(gradient.detach(), piece.within.start, self._at(flat, shard, piece))
                 for gradient, piece in held
                 if gradient is not None
             ]
@@ -172,7 +172,7 @@ class DeviceFlat(Flat):
         self._staging.lock(values)
         self._staging.up(
             [
-                Span(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
+                CopySpan(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
                 for target, piece in held
             ]
         )
@@ -308,16 +308,16 @@ class Hand:
             self._thread.join(10.0)
 
 
-def staged(client: Client, copies: Copies, apart: bool, *rest: Any) -> tuple[Client, Flat]:
+def staged(client: Client, copies: DeviceCopies, apart: bool, *rest: Any) -> tuple[Client, FlatParameters]:
     """Return a client and a Flat for parameters on GPUs.
 
     Args:
         client: the real one.
         copies: makes copies.
         apart: workers may be apart (DeviceFlat).
-        rest: what `Flat` is made of.
+        rest: what `FlatParameters` is made of.
     """
     hand = Hand()
     staging = Staging(copies, hand.wake)
     hand.begin(staging.next)
-    return Staged(client, staging, hand.end), DeviceFlat(staging, apart, *rest)
+    return Staged(client, staging, hand.end), GpuParameters(staging, apart, *rest)

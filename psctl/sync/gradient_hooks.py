@@ -22,7 +22,7 @@ def raise_usage(what: str, cure: str) -> NoReturn:
     raise UsageError(what, cure)
 
 
-class Watch:
+class GradientHooks:
     """Counts gradients down to whole buckets.
 
     Args:

@@ -12,7 +12,7 @@ from psctl.clock import Clock, SystemClock
 ENVIRONMENT = "PSCTL_TRACE"
 
 
-class Trace:
+class GradientTrace:
     """Collects events and writes them out a step at a time, so that tracing does not change what it measures.
 
     Each line is {"time": seconds of a clock that only goes forward, "rank": 0, "event": name, ...}.
@@ -38,7 +38,7 @@ class Trace:
                 file.writelines(json.dumps(event) + "\n" for event in events)
 
 
-def from_environment(rank: int) -> Trace | None:
+def from_environment(rank: int) -> GradientTrace | None:
     """Return the trace that PSCTL_TRACE asks for ("{rank}" in it becomes this rank), or None."""
     path = os.environ.get(ENVIRONMENT)
-    return Trace(path.replace("{rank}", str(rank)), rank=rank) if path else None
+    return GradientTrace(path.replace("{rank}", str(rank)), rank=rank) if path else None

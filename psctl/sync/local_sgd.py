@@ -29,18 +29,18 @@ from torch import nn
 from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.sync.allreduce_sync import Reducer
-from psctl.sync.gradient_trace import Trace
-from psctl.sync.synchronizer import AtWorkers, Share
+from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.synchronizer import AtWorkers, ExampleWeight
 from psctl.train_state.training_parts import load_state, state_of
 
-Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer over the values that all ranks share."""
 
 PLACE = "outer"
 """Where its state lies in a checkpoint: outer/NAME/KEY."""
 
 
-class Own:
+class SingleRankReducer:
     """A reducer of one rank: its mean is what it has."""
 
     bytes_moved = 0
@@ -57,7 +57,7 @@ class Own:
         return
 
 
-class Periodic(AtWorkers):
+class LocalSgdSync(AtWorkers):
     """Steps alone, and joins at the ends of periods.
 
     Args:
@@ -82,14 +82,14 @@ class Periodic(AtWorkers):
         name: str,
         trainable: Mapping[str, nn.Parameter],
         reducer: Reducer,
-        share: Share,
+        share: ExampleWeight,
         clock: Clock,
         *,
         period: int,
         step: int,
         world: int,
-        outer: Factory | None = None,
-        trace: Trace | None = None,
+        outer: OptimizerFactory | None = None,
+        trace: GradientTrace | None = None,
     ) -> None:
         self.name, self.period = name, period
         self.sync_seconds = self.under_way_seconds = 0.0  # nothing leaves beside a backward
@@ -184,7 +184,7 @@ def _there(gradient: torch.Tensor | None) -> torch.Tensor:
     return gradient
 
 
-def _made(factory: Factory, shared: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _made(factory: OptimizerFactory, shared: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Return what the factory makes.
 
     Raises:

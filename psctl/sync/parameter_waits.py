@@ -17,15 +17,15 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from psctl.sync.flat_parameters import Client, Flat
+from psctl.sync.flat_parameters import Client, FlatParameters
 
 PLAIN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Arrivals:
+class PendingParameters:
     """The newest values on their way from the servers to the parameters."""
 
-    def __init__(self, client: Client, flat: Flat) -> None:
+    def __init__(self, client: Client, flat: FlatParameters) -> None:
         self._client, self._flat = client, flat
         self._lock = threading.RLock()
         self._version = client.base
@@ -99,7 +99,7 @@ class Arrivals:
 class WaitPoint:
     """A forward pre-hook that waits for some parameters. Copies of the model get one that does nothing."""
 
-    def __init__(self, arrivals: Arrivals | None, places: frozenset[int] = frozenset()) -> None:
+    def __init__(self, arrivals: PendingParameters | None, places: frozenset[int] = frozenset()) -> None:
         self._arrivals, self._places = arrivals, places
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
@@ -121,7 +121,7 @@ class WaitPoints:
         parameters: the trainable ones, in the order that `arrivals` counts them.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], arrivals: Arrivals) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], arrivals: PendingParameters) -> None:
         self._points = [
             (module, WaitPoint(arrivals, frozenset(places))) for module, places in plan(model, parameters) if places
         ]

@@ -19,11 +19,11 @@ from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.ps.dense.server.aggregation import square
 from psctl.ps.server_optimizers import fit_name, numbers
-from psctl.sync.flat_parameters import Client, Flat
-from psctl.sync.gradient_hooks import Watch
-from psctl.sync.gradient_trace import Trace
-from psctl.sync.parameter_waits import Arrivals, WaitPoints
-from psctl.sync.synchronizer import InStep, Share
+from psctl.sync.flat_parameters import Client, FlatParameters
+from psctl.sync.gradient_hooks import GradientHooks
+from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.parameter_waits import PendingParameters, WaitPoints
+from psctl.sync.synchronizer import ExampleWeight, InStep
 
 CURE = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
@@ -31,7 +31,7 @@ CURE = (
 )
 
 
-class Served(InStep):
+class ParameterServerSync(InStep):
     """Gradients go to servers that hold the values and step the optimizer.
 
     Args:
@@ -55,10 +55,10 @@ class Served(InStep):
         names: Sequence[str],
         optimizer: torch.optim.Optimizer,
         client: Client,
-        flat: Flat,
-        share: Share,
+        flat: FlatParameters,
+        share: ExampleWeight,
         clock: Clock,
-        trace: Trace | None = None,
+        trace: GradientTrace | None = None,
         *,
         asp: bool = False,
         unfit: Callable[[int, str], NoReturn] | None = None,
@@ -71,9 +71,9 @@ class Served(InStep):
         self._pushed: set[int] = set()
         self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # place -> gradient and its version then
         self._members = [id(one) for group in optimizer.param_groups for one in group["params"]]
-        self._arrivals = Arrivals(client, flat)
+        self._arrivals = PendingParameters(client, flat)
         self._points = WaitPoints(model, flat.parameters, self._arrivals)
-        self._watch = Watch(
+        self._watch = GradientHooks(
             names, flat.parameters, flat.members, ready=self._push, fired=self._fired, refuse=self._refuse
         )
 

@@ -12,7 +12,7 @@ from torch import nn
 from psctl.sync.compression_residuals import Residuals
 
 
-class Share:
+class ExampleWeight:
     """How much of the examples behind the gradients is this rank's: the weight of what it sends.
 
     Batches drawn since the last time gradients were sent count; with a loader of one's own, ranks count equally.
@@ -57,7 +57,7 @@ class Share:
         return self._mine * self._world / self._all
 
 
-class Way(Protocol):
+class Synchronizer(Protocol):
     """One way to synchronise, bound to a model."""
 
     @property
@@ -191,7 +191,7 @@ class InStep(Exact):
         return
 
 
-class Alone(AtWorkers, InStep):
+class SingleWorker(AtWorkers, InStep):
     """One worker has nothing to synchronise.
 
     Args:

@@ -20,14 +20,14 @@ import msgspec
 from psctl.errors import TimedOut
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class StepActions(msgspec.Struct, frozen=True):
     """What is to be done when a step has ended."""
 
     save: bool = False
     stop: bool = False
 
 
-class Cuts:
+class StepAgreement:
     """One worker's side of the agreement; `position` and `heard` are the network thread's, the rest is the main one's.
 
     Args:
@@ -42,7 +42,7 @@ class Cuts:
         self._decided = finished  # the last step whose end was decided
         self._patience, self._period = patience, period
         self._open: dict[int, int] = {}  # ticket -> position answered
-        self._cuts: dict[int, Verdict] = {}
+        self._cuts: dict[int, StepActions] = {}
 
     def position(self, ticket: int) -> int:
         """Return the step in progress, or the next one before a period's end: the answer to Propose(ticket)."""
@@ -52,15 +52,15 @@ class Cuts:
             self._open[ticket] = here
             return here
 
-    def heard(self, ticket: int, step: int, verdict: Verdict) -> None:
+    def heard(self, ticket: int, step: int, verdict: StepActions) -> None:
         """Take in a CutAt."""
         with self._changed:
             self._open.pop(ticket, None)
-            before = self._cuts.get(step, Verdict())
-            self._cuts[step] = Verdict(before.save or verdict.save, before.stop or verdict.stop)
+            before = self._cuts.get(step, StepActions())
+            self._cuts[step] = StepActions(before.save or verdict.save, before.stop or verdict.stop)
             self._changed.notify_all()
 
-    def ending(self, step: int) -> Verdict:
+    def ending(self, step: int) -> StepActions:
         """Say what is to be done after `step`, which is about to end; waits for a CutAt that may name it.
 
         Raises:
@@ -75,7 +75,7 @@ class Cuts:
                 )
             self._decided = step
             due = [self._cuts.pop(at) for at in sorted(self._cuts) if at <= step]
-            return Verdict(any(each.save for each in due), any(each.stop for each in due))
+            return StepActions(any(each.save for each in due), any(each.stop for each in due))
 
     def ended(self, step: int) -> None:
         """Note that `step` has ended."""

@@ -18,7 +18,7 @@ def place_of(step: int, *, inside: bool) -> int:
     return 2 * step + inside
 
 
-class Position(msgspec.Struct, frozen=True):
+class DataPosition(msgspec.Struct, frozen=True):
     """The next batch to train on.
 
     `loop` counts the calls of run.epochs; `loader` those of run.loader, within an epoch from where its loop began (-1:
@@ -31,6 +31,6 @@ class Position(msgspec.Struct, frozen=True):
     clock: int = 0
 
 
-def position_of(state: Mapping[str, Any]) -> Position:
+def position_of(state: Mapping[str, Any]) -> DataPosition:
     """Read the position out of a checkpoint's state."""
-    return Position(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))
+    return DataPosition(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))

@@ -23,7 +23,7 @@ KEPT = 8
 """Clocks, beyond the staleness, whose batches are remembered: more than a change of members looks back."""
 
 
-class Division:
+class ExampleDivision:
     """Who takes part in which clock; `asked` and `heard` are the network thread's, the rest is the main one's.
 
     Args:

@@ -24,7 +24,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward: their children are called."""
 
 
-class States(NamedTuple):
+class GeneratorStates(NamedTuple):
     """The states of a process's generators."""
 
     python: Any
@@ -33,7 +33,7 @@ class States(NamedTuple):
     cuda: tuple[torch.Tensor, ...]
 
     @classmethod
-    def now(cls) -> States:
+    def now(cls) -> GeneratorStates:
         """Return them as they are."""
         numpy = sys.modules.get("numpy")
         cuda = tuple(each.get_state() for each in _on_gpus())
@@ -57,7 +57,7 @@ class States(NamedTuple):
             found["numpy"] = _joined([*words.tolist(), at], gauss if held else None)
         return found | {f"cuda/{place}": state for place, state in enumerate(self.cuda)}
 
-    def changed(self, tensors: Mapping[str, torch.Tensor]) -> States:
+    def changed(self, tensors: Mapping[str, torch.Tensor]) -> GeneratorStates:
         """Return them with those that a checkpoint holds, which may be of fewer or more generators."""
         found = self
         if "python" in tensors:
@@ -74,7 +74,7 @@ class States(NamedTuple):
         cuda = tuple(tensors.get(f"cuda/{place}", state) for place, state in enumerate(self.cuda))
         return found._replace(cuda=cuda)
 
-    def differing(self, before: States) -> dict[str, torch.Tensor]:
+    def differing(self, before: GeneratorStates) -> dict[str, torch.Tensor]:
         """Return those of `tensors` that are not as before."""
         same = self.python == before.python and _same(self.numpy, before.numpy) and torch.equal(self.cpu, before.cpu)
         if same and not self.cuda:
@@ -108,7 +108,7 @@ def place(rank: int) -> str:
     return f"random/{rank}/"
 
 
-class Saved(NamedTuple):
+class SavedGenerators(NamedTuple):
     """What a process goes on from: states by name, `now` and where the `epoch` began.
 
     `origin`: the states at the beginning of the loop, of the rank that they were taken of: a script that has others
@@ -120,17 +120,17 @@ class Saved(NamedTuple):
     origin: Mapping[str, torch.Tensor] | None = None
 
 
-class Generators:
+class RandomGenerators:
     """A process's generators, as those of steps and as the script's own by turns."""
 
     def __init__(self) -> None:
-        self._own: States | None = None  # within a step: the script's
-        self._origin: States | None = None  # where the loop began, before anything that was saved was put
-        self._epoch: States | None = None  # where the epoch began
-        self._ended: States | None = None  # where the last step that is saved ended
-        self._saved: Saved | None = None
+        self._own: GeneratorStates | None = None  # within a step: the script's
+        self._origin: GeneratorStates | None = None  # where the loop began, before anything that was saved was put
+        self._epoch: GeneratorStates | None = None  # where the epoch began
+        self._ended: GeneratorStates | None = None  # where the last step that is saved ended
+        self._saved: SavedGenerators | None = None
 
-    def resume(self, saved: Saved | None) -> None:
+    def resume(self, saved: SavedGenerators | None) -> None:
         """Go on with saved states, if there are: at the beginning of the resumed epoch, and after the first step."""
         self._saved = saved
 
@@ -142,7 +142,7 @@ class Generators:
     def enter(self) -> None:
         """A step begins: put the script's states away, unless they are."""
         if self._own is None:
-            now = self._loop_begins(States.now())
+            now = self._loop_begins(GeneratorStates.now())
             self._own, self._saved = (now.changed(self._saved.now) if self._saved is not None else now), None
 
     def leave(self) -> None:
@@ -159,7 +159,7 @@ class Generators:
             again: from its beginning; what came after that counts for nothing.
         """
         self.leave()
-        now = self._loop_begins(States.now())
+        now = self._loop_begins(GeneratorStates.now())
         if resumed and self._saved is not None:
             now = now.changed(self._saved.epoch)
             now.put()
@@ -187,18 +187,18 @@ class Generators:
         found = {"now": now, "epoch": self._epoch or now} | ({"origin": self._origin or now} if origin else {})
         return {f"{moment}/{name}": one for moment, states in found.items() for name, one in states.tensors().items()}
 
-    def left(self) -> Saved:
+    def left(self) -> SavedGenerators:
         """Return what another process needs that runs the script up to its loop, and goes on from here."""
         if self._origin is None:
-            return Saved({}, {}, {})
+            return SavedGenerators({}, {}, {})
         here = self._now()
         now, epoch = here.differing(self._origin), (self._epoch or here).differing(self._origin)
-        return Saved(now, epoch, self._origin.tensors() if now or epoch else {})
+        return SavedGenerators(now, epoch, self._origin.tensors() if now or epoch else {})
 
-    def _now(self) -> States:
-        return self._own or States.now()
+    def _now(self) -> GeneratorStates:
+        return self._own or GeneratorStates.now()
 
-    def _loop_begins(self, now: States) -> States:
+    def _loop_begins(self, now: GeneratorStates) -> GeneratorStates:
         """Note where the loop began, once; drop what was saved of a rank that the script has seeded otherwise."""
         if self._origin is None:
             self._origin, saved = now, self._saved
@@ -215,7 +215,7 @@ def saved_for(rank: int, names: Sequence[str]) -> list[str]:
     return own or [name for name in names if name.startswith(place(0))]
 
 
-def saved_from(rank: int, tensors: Mapping[str, torch.Tensor]) -> Saved | None:
+def saved_from(rank: int, tensors: Mapping[str, torch.Tensor]) -> SavedGenerators | None:
     """Return what the tensors of `saved_for` say; None where there are none."""
     moments: dict[str, dict[str, torch.Tensor]] = {"now": {}, "epoch": {}, "origin": {}}
     for path, tensor in tensors.items():
@@ -223,7 +223,7 @@ def saved_from(rank: int, tensors: Mapping[str, torch.Tensor]) -> Saved | None:
         if moment in moments:
             moments[moment][name] = tensor
     own = any(path.startswith(place(rank)) for path in tensors)
-    return Saved(moments["now"], moments["epoch"], None if own else moments["origin"]) if tensors else None
+    return SavedGenerators(moments["now"], moments["epoch"], None if own else moments["origin"]) if tensors else None
 
 
 class StepBegins:

@@ -17,14 +17,14 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.ps.pieces import bytes_view, torch_dtype
-from psctl.train_state.data_position import Position, position_of
+from psctl.train_state.data_position import DataPosition, position_of
 from psctl.train_state.example_sharing import Batch
-from psctl.train_state.random_generators import Generators, Saved
-from psctl.train_state.tracked_state import Tracked
-from psctl.train_state.training_parts import Parts
+from psctl.train_state.random_generators import RandomGenerators, SavedGenerators
+from psctl.train_state.tracked_state import TrackedState
+from psctl.train_state.training_parts import TrainingParts
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredTensor(msgspec.Struct, frozen=True):
     """One tensor."""
 
     name: str
@@ -33,23 +33,23 @@ class Kept(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Aside(msgspec.Struct, frozen=True):
+class RankState(msgspec.Struct, frozen=True):
     """All of it."""
 
     position: dict[str, int]
     groups: list[dict[str, Any]]
     scheduler: Any
     tracked: dict[str, Any]
-    tensors: list[Kept]
+    tensors: list[StoredTensor]
     frozen: str
     batches: dict[int, list[Batch]]
 
 
-_DECODER = msgspec.msgpack.Decoder(Aside)
+_DECODER = msgspec.msgpack.Decoder(RankState)
 
 
 def capture(
-    parts: Parts, tracked: Tracked, generators: Generators, position: Position, frozen: str,
+    parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, position: DataPosition, frozen: str,
     batches: dict[int, list[Batch]],
 ) -> bytes:  # fmt: skip
     """Return the state of now.
@@ -66,13 +66,13 @@ def capture(
     tensors = [_kept(name, one) for name, one in found.items()]
     where = msgspec.structs.asdict(position)
     return msgspec.msgpack.encode(
-        Aside(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches)
+        RankState(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches)
     )
 
 
 def restore(
-    data: bytes, parts: Parts, tracked: Tracked, generators: Generators, *, own: bool
-) -> tuple[Position, dict[int, list[Batch]]]:
+    data: bytes, parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, *, own: bool
+) -> tuple[DataPosition, dict[int, list[Batch]]]:
     """Give this worker the state that `capture` returned; returns where to go on, and the last batches.
 
     Args:
@@ -99,7 +99,7 @@ def restore(
     tracked.resume(aside.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
     now, epoch, origin = ({name: tensors[path] for path, name in _below(tensors, f"random/{moment}/")}
                           for moment in ("now", "epoch", "origin"))  # fmt: skip
-    generators.resume(Saved(now, epoch, None if own else origin))
+    generators.resume(SavedGenerators(now, epoch, None if own else origin))
     return position_of(aside.position), aside.batches
 
 
@@ -107,7 +107,7 @@ def _below(tensors: Iterable[str], place: str) -> list[tuple[str, str]]:
     return [(path, path.removeprefix(place)) for path in tensors if path.startswith(place)]
 
 
-def fingerprint(parts: Parts) -> str:
+def fingerprint(parts: TrainingParts) -> str:
     """Return what tells one set of frozen parameters from another; "" where there are none."""
     found = hashlib.sha256()
     frozen = {name: one for name, one in parts.parameters().items() if not one.requires_grad}
@@ -117,9 +117,9 @@ def fingerprint(parts: Parts) -> str:
     return found.hexdigest() if frozen else ""
 
 
-def _kept(name: str, tensor: torch.Tensor) -> Kept:
+def _kept(name: str, tensor: torch.Tensor) -> StoredTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Kept(name, dtype, tuple(tensor.shape), bytes(_flat(tensor)))
+    return StoredTensor(name, dtype, tuple(tensor.shape), bytes(_flat(tensor)))
 
 
 def _flat(tensor: torch.Tensor) -> memoryview:

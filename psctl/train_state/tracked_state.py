@@ -19,7 +19,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-class Tracked:
+class TrackedState:
     """Things by key, and the state that waits for those that are not tracked yet."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from psctl.train_state.state_trees import pack, unpack
 from psctl.types import TensorSlice
 
 
-class Parts:
+class TrainingParts:
     """The parts of a script's training state that psctl was given.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from psctl.collectives.allreduce_backends import EngineSum, PlayedSum, Summing, played_on_host
+from psctl.collectives.allreduce_backends import AllReduceBackend, EngineAllReduce, ScheduleAllReduce, played_on_host
 from psctl.collectives.data_plane import Plane
 from psctl.job.bench_messages import (
     FILE,
@@ -32,21 +32,21 @@ from psctl.job.bench_messages import (
     to_line,
 )
 from psctl.schedule.algorithms.catalog import Options, build
-from psctl.sync.bucket_allreduce import Group, initialised, local_device
+from psctl.sync.bucket_allreduce import EngineGroup, initialised, local_device
 from psctl.sync.device_copies import CudaCopies
-from psctl.sync.device_sum import DeviceSum
+from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
 
 TOGETHER = 1 << 30
 """Bytes of vectors that the strategies which take turns may hold, about; large ones are measured in smaller groups."""
 
 
-class Ranks:
+class BenchRanks:
     """The groups of all ranks, and what they find together: the slowest, whether all agree (over Gloo, apart)."""
 
     def __init__(self, device: torch.device) -> None:
         self._group: Any = dist.new_group(backend="gloo")
-        ours = Group(device)
+        ours = EngineGroup(device)
         self.where, self.engine = ours.device, ours.group
         """Where vectors are summed, and what the engine's own all-reduce uses."""
         self.played: Any = dist.new_group(backend="nccl" if self.where.type == "cuda" else "gloo")
@@ -95,7 +95,7 @@ class Contestant(Protocol):
         """Give memory and threads back."""
 
 
-class Collective:
+class CollectiveContestant:
     """A collective as training has it: the engine's own, or a schedule that is played.
 
     Args:
@@ -106,7 +106,7 @@ class Collective:
 
     mean = False
 
-    def __init__(self, name: str, summing: Summing, like: torch.Tensor) -> None:
+    def __init__(self, name: str, summing: AllReduceBackend, like: torch.Tensor) -> None:
         self.name, self._summing = name, summing
         self._vector = summing.buffer(like.numel(), like.dtype, like.device)
 
@@ -124,7 +124,7 @@ class Collective:
         self._summing.close()
 
 
-class Served:
+class ServerContestant:
     """Parameter servers that sum (`update: worker`), through psctl's own run: a model of one parameter.
 
     Args:
@@ -174,7 +174,7 @@ class _Given(torch.autograd.Function):
         return context.gradient.view_as(context.gradient), None
 
 
-class Bench:
+class BenchMeasurement:
     """Measures contestants of one size.
 
     Args:
@@ -183,7 +183,7 @@ class Bench:
         source: this rank's whole numbers, on the device.
     """
 
-    def __init__(self, ranks: Ranks, effort: BenchEffort, source: torch.Tensor) -> None:
+    def __init__(self, ranks: BenchRanks, effort: BenchEffort, source: torch.Tensor) -> None:
         self._ranks, self._effort, self._source = ranks, effort, source
 
     def measure(self, contestants: Sequence[Contestant]) -> list[tuple[Contestant, list[float], bool]]:
@@ -241,7 +241,7 @@ def main(arguments: list[str]) -> None:
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
     initialised(device)
-    ranks = Ranks(device)
+    ranks = BenchRanks(device)
     if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
         ranks.plane = _plane(ranks.world)
     for each in question.rounds:
@@ -259,10 +259,10 @@ def _plane(world: int) -> Plane | None:
     return psctl.init()._seat.plane(build("one-shot", world))
 
 
-def _round(question: BenchQuestion, asked: BenchRound, ranks: Ranks, device: torch.device) -> None:
+def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:
     length = max(1, asked.bytes // 4)
     source = bench_patterns.spread(bench_patterns.whole(ranks.rank), length).to(device)
-    bench = Bench(ranks, question.effort, source)
+    bench = BenchMeasurement(ranks, question.effort, source)
     names = list(asked.strategies)
     each = max(1, TOGETHER // (8 * 4 * length))
     for start in range(0, len(names), each):
@@ -275,7 +275,7 @@ def _round(question: BenchQuestion, asked: BenchRound, ranks: Ranks, device: tor
             one.close()
 
 
-def collective(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Collective:
+def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> CollectiveContestant:
     """Return the engine's own all-reduce, or a schedule that is played.
 
     Args:
@@ -285,24 +285,24 @@ def collective(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Ten
         like: what it sums has this length, type and device.
     """
     where = ranks.where if like.is_cuda else like.device
-    summing: Summing
+    summing: AllReduceBackend
     if name == "native":
-        summing = EngineSum(ranks.engine if where == ranks.where else ranks.played_on_host)
+        summing = EngineAllReduce(ranks.engine if where == ranks.where else ranks.played_on_host)
     else:
         schedule = build(name, ranks.world, msgspec.convert(options, Options))
         where = torch.device("cpu") if played_on_host(schedule, where) else where
         group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
-        summing = PlayedSum(schedule, where, plane, group, shared=True)
-    return Collective(name, summing if where == like.device else DeviceSum(summing, CudaCopies()), like)
+        summing = ScheduleAllReduce(schedule, where, plane, group, shared=True)
+    return CollectiveContestant(name, summing if where == like.device else StagedAllReduce(summing, CudaCopies()), like)
 
 
-def _contestant(name: str, options: dict[str, Any], ranks: Ranks, like: torch.Tensor) -> Contestant:
+def _contestant(name: str, options: dict[str, Any], ranks: BenchRanks, like: torch.Tensor) -> Contestant:
     if name == "ps":
-        return Served(like.numel())
+        return ServerContestant(like.numel())
     return collective(name, options, ranks, like)
 
 
-def _say(ranks: Ranks, answer: BenchProgress | BenchRow) -> None:
+def _say(ranks: BenchRanks, answer: BenchProgress | BenchRow) -> None:
     if ranks.rank == 0:
         print(to_line(answer), flush=True)
 

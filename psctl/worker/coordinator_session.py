@@ -51,8 +51,8 @@ from psctl.job.training_messages import (
 from psctl.process import bootstrap
 from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.schedule.transfer import Schedule
-from psctl.train_state.common_step import Cuts, Verdict
-from psctl.train_state.example_sharing import Division
+from psctl.train_state.common_step import StepActions, StepAgreement
+from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Address, Layout, Member, TensorSlice
 
 PART = 512 * 1024
@@ -96,7 +96,7 @@ def leave_process(why: PsctlError) -> NoReturn:
     os._exit(1)
 
 
-class Session:
+class CoordinatorSession:
     """One worker's part in a job. It is the connection's handler: net calls joined, place, received and lost.
 
     Args:
@@ -119,7 +119,7 @@ class Session:
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._go = False
-        self._cuts: Cuts | None = None
+        self._cuts: StepAgreement | None = None
         self._early: list[ProposeCut] = []
         self._saved: dict[int, str] = {}
         self._lost: ConnectionFailed | None = None
@@ -134,7 +134,7 @@ class Session:
         self._tables: TablesAt | None = None
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._workers: WorkersAt | None = None
-        self.division: Division | None = None
+        self.division: ExampleDivision | None = None
         """Who shares the examples of each clock; None before that is decided."""
 
     # ---- the handler: network thread ----
@@ -183,7 +183,7 @@ class Session:
                     self._answer(message)
                 case CutAt():
                     assert self._cuts is not None, "a cut before any step"
-                    self._cuts.heard(message.ticket, message.step, Verdict(message.save, message.stop))
+                    self._cuts.heard(message.ticket, message.step, StepActions(message.save, message.stop))
                 case CheckpointSaved():
                     self._saved[message.step] = message.problem
                 case LoadEnd():
@@ -213,10 +213,10 @@ class Session:
                 return
         self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
 
-    def _divided(self, decision: Decision) -> Division:
+    def _divided(self, decision: Decision) -> ExampleDivision:
         assert self._welcome is not None, "it comes before any decision"
         first = decision.resume.step if decision.resume is not None else 0
-        return Division(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
+        return ExampleDivision(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
 
     def _answer(self, propose: ProposeCut) -> None:
         if self._cuts is None:
@@ -286,7 +286,7 @@ class Session:
     def begin(self, step: int) -> None:
         """Say that this worker has its start values, and wait until all have. `step` steps were done before."""
         with self._changed:
-            self._cuts = Cuts(step, period=self._decision.period if self._decision is not None else 1)
+            self._cuts = StepAgreement(step, period=self._decision.period if self._decision is not None else 1)
             early, self._early = self._early, []
             for propose in early:
                 self._answer(propose)
@@ -304,7 +304,7 @@ class Session:
             for message in early:
                 listener(message)
 
-    def ending(self, step: int) -> Verdict:
+    def ending(self, step: int) -> StepActions:
         """Ask what is to be done after `step`; called just before it ends."""
         assert self._cuts is not None, "begin() comes first"
         return self._cuts.ending(step)

@@ -10,7 +10,7 @@ from psctl.clock import Clock
 BEAT_SECONDS = 1.0
 
 
-class Pulse:
+class HeartbeatThread:
     """A background thread that beats until it is ended.
 
     Args:

@@ -27,14 +27,14 @@ from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.schedule.transfer import Schedule
 from psctl.sync.flat_parameters import Client
-from psctl.sync.gradient_trace import Trace, from_environment
+from psctl.sync.gradient_trace import GradientTrace, from_environment
 from psctl.transport.peer import Credentials, dial
 from psctl.transport.shared_memory import inherited
 from psctl.types import Address, Member
 from psctl.worker import coordinator_session as sessions
-from psctl.worker.coordinator_session import Session
+from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
-from psctl.worker.standalone import Lines, Lone, torchrun_rank
+from psctl.worker.standalone import ProgressLines, StandaloneSession, torchrun_rank
 
 DIAL_SECONDS = 20.0
 """Seconds to reach the coordinator or a server."""
@@ -80,9 +80,16 @@ def init() -> Run:
 def lone(rank: int, world: int, strategy: str) -> Run:
     """Return a run without a job."""
     clock = SystemClock()
-    lines = Lines(clock=clock) if rank == 0 else None
+    lines = ProgressLines(clock=clock) if rank == 0 else None
     links = Within if strategy == "alone" else _no_store
-    return Run(Lone(rank, world, strategy), _no_servers, clock, links=links, trace=from_environment(rank), lines=lines)
+    return Run(
+        StandaloneSession(rank, world, strategy),
+        _no_servers,
+        clock,
+        links=links,
+        trace=from_environment(rank),
+        lines=lines,
+    )
 
 
 def join(orders: ProcessOrders, folder: Path) -> Run:
@@ -101,7 +108,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         job=orders.job, member=orders.member, authority=orders.authority,
         certificate=orders.certificate, key=orders.key, knock=orders.knock,
     )  # fmt: skip
-    session = Session(orders.member, connect=meet)
+    session = CoordinatorSession(orders.member, connect=meet)
     handler = Renewing(credentials, session, lambda _: None)  # what a worker prints is its script's
     seat = Member("coordinator", 0)
     session.joined(dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion))
@@ -144,7 +151,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
 
 
-def _left(trace: Trace) -> Any:
+def _left(trace: GradientTrace) -> Any:
     """Return the client's trace as one into ours: same file, same clock."""
 
     def note(what: tuple[float, str, int, int]) -> None:

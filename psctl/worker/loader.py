@@ -143,7 +143,7 @@ class Loader:
         takes = {self.clock: first} | {
             clock: Batch(0, epoch, (self._positions(clock),), first.ranks) for clock in later
         }  # fmt: skip
-        clocks = Clocks(
+        clocks = EpochBatches(
             self._dataset, self._collate, self._order(epoch), (seed, epoch, rank),
             {clock: [(one.start, one.stop) for one in _some(batch, rank)] for clock, batch in takes.items()},
         )  # fmt: skip
@@ -160,7 +160,7 @@ class Loader:
         return torch.randperm(self._examples, generator=generator)
 
 
-class Clocks(Dataset[Any]):
+class EpochBatches(Dataset[Any]):
     """One rank's batches of an epoch, by clock; runs in loader processes too, each batch under a seed of its own."""
 
     def __init__(

@@ -20,21 +20,21 @@ from psctl.kv.store_connections import Links, Within
 from psctl.sync.bucket_allreduce import local_device
 from psctl.sync.build_synchronizer import Seat, Tools, start
 from psctl.sync.flat_parameters import Client
-from psctl.sync.gradient_hooks import Watch
-from psctl.sync.gradient_trace import Trace
-from psctl.sync.local_sgd import Factory
+from psctl.sync.gradient_hooks import GradientHooks
+from psctl.sync.gradient_trace import GradientTrace
+from psctl.sync.local_sgd import OptimizerFactory
 from psctl.sync.optimizer_step import replace_step
-from psctl.sync.synchronizer import Share, Way
+from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.class_swap import swap
 from psctl.train_state.random_generators import Entrances
 from psctl.train_state.step_seed import reseed
-from psctl.train_state.tracked_state import Tracked
-from psctl.train_state.training_parts import Parts, wanted
-from psctl.worker.heartbeat import Pulse
+from psctl.train_state.tracked_state import TrackedState
+from psctl.train_state.training_parts import TrainingParts, wanted
+from psctl.worker.heartbeat import HeartbeatThread
 from psctl.worker.loader import Loader
-from psctl.worker.standalone import Lines
-from psctl.worker.step_reports import Reports, Since
-from psctl.worker.training_progress import Course
+from psctl.worker.standalone import ProgressLines
+from psctl.worker.step_reports import ReportInterval, StepReports
+from psctl.worker.training_progress import TrainingProgress
 
 
 class Run:
@@ -66,28 +66,28 @@ class Run:
         clock: Clock,
         *,
         links: Callable[[], Links] | None = None,
-        trace: Trace | None = None,
-        lines: Lines | None = None,
+        trace: GradientTrace | None = None,
+        lines: ProgressLines | None = None,
         folder: str = "",
     ) -> None:
         self._seat, self._connect, self._clock, self._trace, self._lines = seat, connect, clock, trace, lines
         self._welcome = welcome = seat.join()
-        self._share = Share(welcome.world)
-        self._tracked = Tracked()
-        self._reports = Reports()
-        self._course = Course(seat, welcome, self._share, self._tracked)
+        self._share = ExampleWeight(welcome.world)
+        self._tracked = TrackedState()
+        self._reports = StepReports()
+        self._course = TrainingProgress(seat, welcome, self._share, self._tracked)
         self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course, folder)
         self._course.on_save = self._mark
-        self._way: Way | None = None
-        self._stepless: Watch | None = None
+        self._way: Synchronizer | None = None
+        self._stepless: GradientHooks | None = None
         self._strategy = ""
         self._resumed: str | None = None
-        self._since: Since | None = None  # the last report
+        self._since: ReportInterval | None = None  # the last report
         self._over = False
         reseed(welcome.seed, "init")
         if welcome.resume is not None and welcome.resume.checkpoint:
             self._go_on_from(welcome.resume)
-        self._pulse = Pulse(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
+        self._pulse = HeartbeatThread(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
 
     # ---- who and where ----
 
@@ -134,7 +134,7 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Any = None,
         *,
-        outer: Factory | None = None,
+        outer: OptimizerFactory | None = None,
     ) -> Any:
         """Take the model, its optimizer and its scheduler into the job; returns as many as were given.
 
@@ -168,7 +168,7 @@ class Run:
         if self._way is not None:
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
-        parts = Parts(model, optimizer, scheduler)
+        parts = TrainingParts(model, optimizer, scheduler)
         layout = describe(model, optimizer, apart=outer is not None)
         decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
@@ -184,7 +184,7 @@ class Run:
             self._step_by_backward(parts)
         self._way = way
         self._seat.begin(self.step)
-        self._since = Since(way, self._clock)
+        self._since = ReportInterval(way, self._clock)
         self._course.begin(parts, way, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
@@ -351,7 +351,7 @@ class Run:
 
     # ---- inside ----
 
-    def _prepared(self, what: str) -> Way:
+    def _prepared(self, what: str) -> Synchronizer:
         if self._way is None:
             raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
         return self._way
@@ -363,9 +363,9 @@ class Run:
             self._lines.step(self.step, self.epoch, self._share.mine, self._reports.line)
         return result
 
-    def _step_by_backward(self, parts: Parts) -> None:
+    def _step_by_backward(self, parts: TrainingParts) -> None:
         trainable = parts.trainable()
-        self._stepless = Watch(
+        self._stepless = GradientHooks(
             list(trainable), list(trainable.values()), [],
             ready=lambda _: None, ended=self._stepped, per_backward=True,
         )  # fmt: skip

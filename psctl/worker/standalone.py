@@ -13,8 +13,8 @@ from psctl.clock import Clock, SystemClock
 from psctl.collectives.data_plane import Plane
 from psctl.job.training_messages import Decision, Welcome
 from psctl.schedule.transfer import Schedule
-from psctl.train_state.common_step import Verdict
-from psctl.train_state.example_sharing import Division
+from psctl.train_state.common_step import StepActions
+from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Layout, Member, TensorSlice
 
 LINE_SECONDS = 5.0
@@ -27,7 +27,7 @@ def torchrun_rank() -> tuple[int, int] | None:
     return (int(rank), int(world)) if rank is not None and world is not None else None
 
 
-class Lone:
+class StandaloneSession:
     """What a run asks of its session, answered without a job.
 
     Args:
@@ -37,7 +37,7 @@ class Lone:
     """
 
     keeps = False
-    division: Division | None = None
+    division: ExampleDivision | None = None
 
     def __init__(self, rank: int, world: int, strategy: str, seed: int = 0) -> None:
         self.me = Member("worker", rank)
@@ -59,8 +59,8 @@ class Lone:
     def listen(self, listener: Callable[[Any], None]) -> None:
         return
 
-    def ending(self, step: int) -> Verdict:
-        return Verdict()
+    def ending(self, step: int) -> StepActions:
+        return StepActions()
 
     def ended(self, step: int) -> None:
         return
@@ -94,7 +94,7 @@ class Lone:
         return
 
 
-class Lines:
+class ProgressLines:
     """Prints where training is, one line every few seconds and one at the end.
 
     Args:

@@ -11,11 +11,11 @@ import torch
 from psctl.clock import Clock
 from psctl.errors import UsageError
 from psctl.job.training_messages import StepReport, WorkerReport
-from psctl.sync.synchronizer import Way
-from psctl.worker.training_progress import Course
+from psctl.sync.synchronizer import Synchronizer
+from psctl.worker.training_progress import TrainingProgress
 
 
-class Reports:
+class StepReports:
     """Numbers by step. `add` is the main thread's, `take` any thread's."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Reports:
         return " · ".join(f"{name} {float(value):.4g}" for name, value in last.items())
 
 
-class Since:
+class ReportInterval:
     """What a rank did since its last report. `tell` may be called by any thread.
 
     Args:
@@ -61,7 +61,7 @@ class Since:
         clock: the machine's time.
     """
 
-    def __init__(self, way: Way, clock: Clock) -> None:
+    def __init__(self, way: Synchronizer, clock: Clock) -> None:
         self._way, self._clock = way, clock
         self._telling = threading.Lock()
         self._told = self._now(0.0)
@@ -70,7 +70,7 @@ class Since:
         way = self._way
         return self._clock.now(), examples, way.sync_seconds, way.under_way_seconds, way.bytes_moved
 
-    def tell(self, send: Callable[[WorkerReport], None], course: Course, reports: Reports) -> None:
+    def tell(self, send: Callable[[WorkerReport], None], course: TrainingProgress, reports: StepReports) -> None:
         """Send the report of this interval and begin the next, in one act, so that no report overtakes another.
 
         Args:

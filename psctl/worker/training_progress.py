@@ -22,22 +22,22 @@ import torch
 from psctl.job.membership_messages import ExamplesShared
 from psctl.job.training_messages import Resume, Welcome
 from psctl.sync.build_synchronizer import Seat
-from psctl.sync.synchronizer import Share, Way
-from psctl.train_state.common_step import Verdict
-from psctl.train_state.data_position import Position, place_of, position_of
+from psctl.sync.synchronizer import ExampleWeight, Synchronizer
+from psctl.train_state.common_step import StepActions
+from psctl.train_state.data_position import DataPosition, place_of, position_of
 from psctl.train_state.example_sharing import Batch, members_of
-from psctl.train_state.random_generators import Generators, place, saved_for, saved_from
+from psctl.train_state.random_generators import RandomGenerators, place, saved_for, saved_from
 from psctl.train_state.rank_state import capture, fingerprint, restore
 from psctl.train_state.step_seed import reseed
-from psctl.train_state.tracked_state import Tracked
-from psctl.train_state.training_parts import Parts, local, wanted
+from psctl.train_state.tracked_state import TrackedState
+from psctl.train_state.training_parts import TrainingParts, local, wanted
 from psctl.worker.loader import Loader
 
 SAVE_PATIENCE = 300.0
 """Seconds to wait at the end until the last checkpoint is whole on disk."""
 
 
-class Course:
+class TrainingProgress:
     """Counts steps and epochs, and saves.
 
     Args:
@@ -47,7 +47,7 @@ class Course:
         tracked: what else belongs into a checkpoint.
     """
 
-    def __init__(self, seat: Seat, welcome: Welcome, share: Share, tracked: Tracked) -> None:
+    def __init__(self, seat: Seat, welcome: Welcome, share: ExampleWeight, tracked: TrackedState) -> None:
         self.rank, self.world, self.seed = seat.me.rank, welcome.world, welcome.seed
         self.step = 0
         self.epoch = 0
@@ -57,18 +57,18 @@ class Course:
         """A batch was drawn, or a gradient computed, that no step has used yet."""
         self.on_save: Callable[[int], Any] = lambda step: None
         """Told, on every rank, where the checkpoint of a step cuts what this rank does."""
-        self.generators = Generators()
+        self.generators = RandomGenerators()
         """The script's own random numbers, apart from those of steps."""
         self._seat, self._share, self._tracked = seat, share, tracked
         self._every = welcome.every_steps
-        self._parts: Parts | None = None
-        self._way: Way | None = None
+        self._parts: TrainingParts | None = None
+        self._way: Synchronizer | None = None
         self._frozen = ""
         self._sums: Mapping[str, Any] = {}
         self._rested = self._saved = 0
         self._sent: int | None = None  # the last step that this rank sent its part of
-        self._verdict = Verdict()
-        self._begin = Position()
+        self._verdict = StepActions()
+        self._begin = DataPosition()
         self._resuming = False  # the first pass over the saved loader begins where it was
         self._loops = 0
         self._last_epoch: int | None = None  # of the loop of epochs that is going on
@@ -105,7 +105,7 @@ class Course:
         tensors = self._seat.load(wanted(resume.tensors, names, resume.checkpoint))
         self.generators.resume(saved_from(self.rank, dict(zip(names, tensors, strict=True))))
 
-    def begin(self, parts: Parts, way: Way, sums: Mapping[str, Any]) -> None:
+    def begin(self, parts: TrainingParts, way: Synchronizer, sums: Mapping[str, Any]) -> None:
         """Take the model on: it has its start values. `sums`: the order of sums, for checkpoints."""
         self._parts, self._way, self._sums = parts, way, sums
         self._frozen = fingerprint(parts) if way.update == "server" else ""
@@ -124,7 +124,7 @@ class Course:
         step = self.step + 1
         verdict = self._seat.ending(step)
         save = verdict.save or self._due(step) or self._is_last()
-        self._verdict = Verdict(save, verdict.stop)
+        self._verdict = StepActions(save, verdict.stop)
         result = act(save)
         self.step = step
         self._seat.ended(step)
@@ -173,7 +173,7 @@ class Course:
                 self.generators.epoch_begins(resumed=here, again=self._begin.loader < 0 or self._begin.clock == 0)
                 yield epoch
                 self.generators.epoch_ends()
-                self.rest(Position(loop, epoch + 1, self._number(), 0))
+                self.rest(DataPosition(loop, epoch + 1, self._number(), 0))
         finally:
             self._last_epoch, self._loaders = None, made
 
@@ -247,7 +247,7 @@ class Course:
             self.in_step = False
             if self._last_epoch is None:
                 self.epoch = self._begin.epoch + loader.passes
-                self.rest(Position(max(0, self._loops - 1), self.epoch, loader.index, 0))
+                self.rest(DataPosition(max(0, self._loops - 1), self.epoch, loader.index, 0))
 
     def reported(self) -> None:
         """The script reported; without a loader of psctl's that is the point of rest."""
@@ -256,7 +256,7 @@ class Course:
 
     # ---- rest ----
 
-    def rest(self, position: Position | None = None, *, late: bool = False) -> None:
+    def rest(self, position: DataPosition | None = None, *, late: bool = False) -> None:
         """Do what was decided for the last step, once.
 
         Args:
@@ -275,14 +275,14 @@ class Course:
         if self._verdict.stop:
             self._stop()
 
-    def _leave(self, position: Position) -> None:
+    def _leave(self, position: DataPosition) -> None:
         """Leave rank 0's own state, under asp every rank's, where a worker that joins at this step finds it."""
         parts, way = self._parts, self._way
         if parts is not None and way is not None and (self.rank == 0 or way.alone):
             kept = self._tracked, self.generators, position
             way.leave(self.step, lambda: capture(parts, *kept, self._frozen, self._batches))
 
-    def take_place(self, resume: Resume | None, parts: Parts, way: Way) -> None:
+    def take_place(self, resume: Resume | None, parts: TrainingParts, way: Synchronizer) -> None:
         """Go on where a lost worker was, if that is what this process is for: the others train already."""
         if resume is not None and not resume.checkpoint:
             own = self.rank == 0 or way.alone
@@ -290,7 +290,7 @@ class Course:
             position, self._batches = found
             self._go_on(resume.step, position)
 
-    def _go_on(self, step: int, position: Position) -> None:
+    def _go_on(self, step: int, position: DataPosition) -> None:
         self.step = self._rested = self._saved = step
         self._begin = position
         self.epoch = position.epoch
@@ -321,15 +321,15 @@ class Course:
         self._feeding = None
         raise SystemExit(0)
 
-    def _here(self) -> Position:
+    def _here(self) -> DataPosition:
         feeding = self._feeding
         loop = max(0, self._loops - 1)
-        return Position(loop, self.epoch, self._number(), feeding.clock if feeding is not None else 0)
+        return DataPosition(loop, self.epoch, self._number(), feeding.clock if feeding is not None else 0)
 
     def _number(self) -> int:
         return self._feeding.index if self._feeding is not None else -1
 
-    def _save(self, position: Position, *, late: bool = False) -> None:
+    def _save(self, position: DataPosition, *, late: bool = False) -> None:
         """Send this rank's part of the checkpoint of the last step: rank 0's, for its buffers and state count.
 
         The states of the script's generators and what pushes left out are each rank's own; where ranks step apart, the

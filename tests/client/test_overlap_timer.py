@@ -11,7 +11,7 @@ from torch import nn
 
 from psctl.client.overlap_timer import UnderWay
 from psctl.clock import ManualClock
-from psctl.sync.gradient_trace import Trace, from_environment
+from psctl.sync.gradient_trace import GradientTrace, from_environment
 from tests.helpers.job_world import Job
 
 
@@ -28,7 +28,7 @@ def script(run):
 @pytest.mark.parametrize("update", ["server", "worker"])
 def test_the_first_push_has_left_before_the_last_gradient_is_computed(update, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    Job(2, 2, update=update, target=1 << 18, traces={0: Trace(str(path))}).run(script)
+    Job(2, 2, update=update, target=1 << 18, traces={0: GradientTrace(str(path))}).run(script)
     events = [json.loads(line) for line in path.read_text().splitlines()]
     for clock in range(1, 5):
         computed = [one["time"] for one in events if one["event"] == "gradient" and one["clock"] == clock]
@@ -66,7 +66,7 @@ def test_time_under_way_is_from_the_first_beginning_to_the_end() -> None:
 
 def test_a_trace_is_lines_of_json_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(3.0)
-    trace = Trace(str(tmp_path / "t"), clock, rank=2)
+    trace = GradientTrace(str(tmp_path / "t"), clock, rank=2)
     trace("gradient", clock=1, parameter="a")
     clock.advance(1)
     trace("push-bytes-left", clock=1, shard=0)

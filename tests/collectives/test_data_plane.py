@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psctl.collectives.player import Player
+from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.shm_exchange import possible
 from psctl.errors import PeerLost
 from psctl.schedule.algorithms import catalog
@@ -117,7 +117,7 @@ def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int], n
                 for peer in sealed._peers.values():
                     peer._stream.shutdown()
             return
-        Player(schedule, rank, cast.planes[rank]).play(buffers[rank])
+        SchedulePlayer(schedule, rank, cast.planes[rank]).play(buffers[rank])
 
     errors = cast.all(sum_or_die)
     cast.close()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from psctl.collectives.player import Player, Queue
+from psctl.collectives.player import PlayQueue, SchedulePlayer
 from psctl.errors import PeerLost
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import Network, star
@@ -34,7 +34,7 @@ class Cast:
         self.channels = [
             MemoryChannel(self.hub, node, ahead, (fails or {}).get(node, -1)) for node in range(schedule.nodes)
         ]
-        self.players = [Player(schedule, node, channel, short) for node, channel in enumerate(self.channels)]
+        self.players = [SchedulePlayer(schedule, node, channel, short) for node, channel in enumerate(self.channels)]
 
     def play(self, vectors: Sequence[torch.Tensor]) -> list[BaseException | None]:
         """Play in place; helpers begin with anything. Returns what each rank raised."""
@@ -165,7 +165,7 @@ def test_a_queue_plays_in_order_and_tells_what_failed() -> None:
             raise PeerLost("a peer is gone")
         vector.add_(1)
 
-    queue = Queue(play)
+    queue = PlayQueue(play)
     vectors = [torch.tensor([number]) for number in range(4)]
     tickets = [queue.put(vector) for vector in vectors]
     tickets[0].wait()

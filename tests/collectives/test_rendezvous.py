@@ -11,7 +11,7 @@ import torch
 
 from psctl.collectives import rendezvous
 from psctl.collectives.data_plane import Plane
-from psctl.collectives.player import Player
+from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.rendezvous import Meeting, partners
 from psctl.errors import PsctlError
 from psctl.job.training_messages import WorkerAt
@@ -83,7 +83,7 @@ def test_workers_of_one_host_and_of_several_connect_and_sum(tmp_path: Path) -> N
     assert [plane.lends(2) for plane in planes[:2]] == [True, False]
     assert not [each for each in tmp_path.rglob("*") if not each.is_dir()], "no socket is left in a folder"
     vectors = [torch.full((100_000,), float(rank)) for rank in range(3)]
-    players = [Player(catalog.build("ring", 3), rank, plane) for rank, plane in enumerate(planes)]
+    players = [SchedulePlayer(catalog.build("ring", 3), rank, plane) for rank, plane in enumerate(planes)]
     threads = [threading.Thread(target=player.play, args=(vectors[rank],)) for rank, player in enumerate(players)]
     for thread in threads:
         thread.start()

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from psctl.collectives import sealed_pieces, step_executor
-from psctl.collectives.allreduce_backends import PlayedSum
+from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.collectives.data_plane import Plane
-from psctl.collectives.player import Player
-from psctl.collectives.rank_program import script
+from psctl.collectives.player import SchedulePlayer
+from psctl.collectives.rank_program import make_program
 from psctl.collectives.sealed_pieces import PART, Part, Sealed
 from psctl.collectives.shm_vectors import Shared
 from psctl.collectives.step_executor import SPAN
@@ -145,13 +145,13 @@ def test_parts_that_do_not_follow_each_other_end_the_stream(
 def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
     span = SPAN // 8
     schedule = catalog.build("one-shot", 2)
-    step = script(schedule, 1).steps[0]
+    step = make_program(schedule, 1).steps[0]
     vector, coming = torch.arange(3 * span), torch.full((3 * span,), 7)
     data = bytes_view(coming)
     two.expect(step.out[0].tag, data.nbytes, of=1)
     plane = Plane(1, 2, {}, Shared(Segments(Member("worker", 1), None), {}), two.ends[1])
     two.changed[1] = plane._changed
-    player = threading.Thread(target=Player(schedule, 1, plane).play, args=(vector,))
+    player = threading.Thread(target=SchedulePlayer(schedule, 1, plane).play, args=(vector,))
     player.start()
 
     def send(first: int, last: int) -> None:
@@ -180,7 +180,7 @@ def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monke
     expected = sum(torch.arange(length) * (rank + 1) for rank in range(world))
 
     def play(rank: int) -> list[torch.Tensor]:
-        played = PlayedSum(schedule, torch.device("cpu"), cast.planes[rank], shared=True)
+        played = ScheduleAllReduce(schedule, torch.device("cpu"), cast.planes[rank], shared=True)
         vectors = [torch.arange(length) * (rank + 1) for _ in range(3)]
         for vector in vectors:
             played.play(vector)

@@ -22,16 +22,16 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
-from psctl.collectives.allreduce_backends import EngineSum, PlayedSum
+from psctl.collectives.allreduce_backends import EngineAllReduce, ScheduleAllReduce
 from psctl.collectives.channel import BatchChannel
-from psctl.collectives.player import Player
+from psctl.collectives.player import SchedulePlayer
 from psctl.errors import PsctlError
 from psctl.job.training_messages import Decision
 from psctl.schedule.algorithms import catalog
-from psctl.sync.bucket_allreduce import Group, shared_gpu
+from psctl.sync.bucket_allreduce import EngineGroup, shared_gpu
 from psctl.types import STRATEGIES, Layout
 from psctl.worker.run import Run
-from psctl.worker.standalone import Lone
+from psctl.worker.standalone import StandaloneSession
 
 NAMES = tuple(name for name in STRATEGIES if name not in ("native", "ps"))
 LENGTHS = (0, 1, 3, 37, 1003, 300_000, 700_000)  # of float32: the last is too long to go step by step
@@ -52,7 +52,7 @@ def options(world: int) -> catalog.Options:
 def sums(rank: int, world: int, name: str) -> dict[str, Any]:
     """Sum vectors of all lengths twice; returns whether whole numbers were right, and the bits of the floats."""
     device = torch.device("cpu")
-    played = PlayedSum(catalog.build(name, world, options(world)), device)
+    played = ScheduleAllReduce(catalog.build(name, world, options(world)), device)
     generator = torch.Generator().manual_seed(rank)
     right, bits = True, hashlib.sha256()
     for length in (*LENGTHS, *LENGTHS[::-1]):
@@ -70,7 +70,7 @@ def sums(rank: int, world: int, name: str) -> dict[str, Any]:
 def batched(rank: int, world: int, name: str) -> bool:
     """Sum with a step's messages in one batch, as NCCL wants them."""
     schedule = catalog.build(name, world, options(world))
-    player = Player(schedule, rank, BatchChannel(dist.new_group()))
+    player = SchedulePlayer(schedule, rank, BatchChannel(dist.new_group()))
     right = True
     for length in (0, 37, 5000):
         vector = torch.arange(length) * (rank + 1)
@@ -82,7 +82,7 @@ def batched(rank: int, world: int, name: str) -> bool:
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-class Decided(Lone):
+class Decided(StandaloneSession):
     """A seat whose coordinator has decided."""
 
     period = 1
@@ -142,15 +142,15 @@ def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
 def gpus(rank: int) -> list[Any]:
     """Meet as ranks 1 and 3 on one GPU would, and as ranks with one each; returns the pairs, and a sum's place."""
     found: list[Any] = [shared_gpu(f"GPU-{1 if rank == 3 else rank}"), shared_gpu(f"GPU-{rank}")]
-    group = Group(torch.device("cpu"), lambda device: "GPU-0")  # as if all had one
+    group = EngineGroup(torch.device("cpu"), lambda device: "GPU-0")  # as if all had one
     vector = torch.ones(3)
-    EngineSum(group.group).put(vector).wait()
+    EngineAllReduce(group.group).put(vector).wait()
     return [*found, group.device.type, vector.tolist()]
 
 
 def loss(rank: int, world: int) -> dict[str, Any]:
     """The last rank dies while the others sum a long vector; returns what they learn of it."""
-    played = PlayedSum(catalog.build("ring", world, options(world)), torch.device("cpu"))
+    played = ScheduleAllReduce(catalog.build("ring", world, options(world)), torch.device("cpu"))
     played.put(torch.ones(2_000_000)).wait()
     if rank == world - 1:
         os._exit(0)

@@ -62,7 +62,7 @@ from psctl.transport.peer import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member, TensorSlice, first_assignment
-from psctl.worker.coordinator_session import Session
+from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
 
 WAIT = 20.0
@@ -227,8 +227,8 @@ class Job:
             raise errors[0][1]
         return results
 
-    def _seat(self, member: Member, errors) -> Session:
-        session = Session(member, leave=errors.append)
+    def _seat(self, member: Member, errors) -> CoordinatorSession:
+        session = CoordinatorSession(member, leave=errors.append)
         self._wires[member] = Wire(session)
         session.joined(Link(self, member))
         return session

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from psctl.collectives.data_plane import Plane
-from psctl.collectives.player import Player
+from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
 from psctl.collectives.shm_vectors import Shared
 from psctl.schedule.transfer import Schedule
@@ -90,7 +90,7 @@ class PlaneCast:
         return [plane.buffer(length, dtype) for plane in self.planes]
 
     def play(self, schedule: Schedule, vectors: Sequence[torch.Tensor]) -> list[BaseException | None]:
-        players = [Player(schedule, rank, plane) for rank, plane in enumerate(self.planes)]
+        players = [SchedulePlayer(schedule, rank, plane) for rank, plane in enumerate(self.planes)]
         return self.all(lambda rank: players[rank].play(vectors[rank]))
 
     def all(self, do: Callable[[int], Any]) -> list[BaseException | None]:

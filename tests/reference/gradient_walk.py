@@ -27,9 +27,9 @@ from torch import nn
 import psctl
 from psctl.clock import SystemClock
 from psctl.ps.server_optimizers import numbers
-from psctl.sync.flat_parameters import Flat
-from psctl.sync.ps_sync import Served
-from psctl.sync.synchronizer import Share
+from psctl.sync.flat_parameters import FlatParameters
+from psctl.sync.ps_sync import ParameterServerSync
+from psctl.sync.synchronizer import ExampleWeight
 from tests.helpers.ps_world import World, flat_values, make_layout
 
 ROOT = str(Path(psctl.__file__).resolve().parent.parent) + "/"
@@ -97,8 +97,8 @@ def walk() -> dict[str, list[Call]]:
     with World(layout, workers=1, servers=1, target=1 << 20) as world:
         client = world.clients[0]
         world.start(flat_values(layout, [parameter.detach() for parameter in net.parameters()]))
-        flat = Flat(layout, world.decision.shards, list(net.parameters()))
-        synchronizer = Served(net, ["weight"], optimizer, client, flat, Share(1), SystemClock())
+        flat = FlatParameters(layout, world.decision.shards, list(net.parameters()))
+        synchronizer = ParameterServerSync(net, ["weight"], optimizer, client, flat, ExampleWeight(1), SystemClock())
         data = torch.ones(2, 16)
 
         def step() -> None:

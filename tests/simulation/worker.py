@@ -38,7 +38,7 @@ from psctl.ps.dense.host_sums import host_sum
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.messages import Beside, HandIn
 from psctl.ps.pieces import pieces
-from psctl.train_state.example_sharing import Division
+from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Address, Assignment, Member, ServerAt
 from tests.simulation.beside import Lines, Memory
 from tests.simulation.feed import Feed, Place
@@ -71,7 +71,7 @@ class Worker:
         self._memory = Memory(network)
         self._lines: Lines | None = None  # to others of this host
         self.step = 0
-        self._division: Division | None = None
+        self._division: ExampleDivision | None = None
         self._feed: Feed | None = None  # where members may change
         network.dial(process, coordinator, Member("coordinator", 0), self, self._unreachable)
         process.spawn(self._main())
@@ -93,7 +93,7 @@ class Worker:
                 if message.elastic:
                     first = message.resume.step if message.resume is not None else 0
                     world, staleness = self._scenario.spec.world, message.staleness or 0
-                    self._division = Division(world, first, elastic=True, staleness=staleness)
+                    self._division = ExampleDivision(world, first, elastic=True, staleness=staleness)
             case NextClockWanted(ticket=ticket) if self._division is not None:
                 self._tell(NextClock(ticket, self._division.asked(ticket)))
             case ExamplesShared() if self._division is not None:

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from psctl.collectives.allreduce_backends import PlayedSum
+from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.schedule.algorithms import catalog
 from psctl.sync.device_copies import CudaCopies
-from psctl.sync.device_sum import DeviceSum
+from psctl.sync.device_sum import StagedAllReduce
 from tests.helpers.device import Device
 from tests.helpers.plane_cast import PlaneCast
 
@@ -36,8 +36,8 @@ def test_vectors_on_devices_are_summed_on_the_host(name: str) -> None:
 
         def rank(me: int) -> None:
             with Device(random.Random(me)) as device:
-                played = PlayedSum(schedule, torch.device("cpu"), cast.planes[me], shared=True)
-                summing = DeviceSum(played, OnDevice(device))
+                played = ScheduleAllReduce(schedule, torch.device("cpu"), cast.planes[me], shared=True)
+                summing = StagedAllReduce(played, OnDevice(device))
                 flats = [device.own(summing.buffer(size, torch.float32, torch.device("cpu"))) for size in (5, 50_000)]
                 for step in range(3):
                     works = []

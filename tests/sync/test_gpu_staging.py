@@ -15,12 +15,12 @@ from psctl.client.model_layout import describe
 from psctl.clock import SystemClock
 from psctl.ps.pieces import pieces
 from psctl.ps.shards import cut, spaces
-from psctl.sync.allreduce_sync import Joint
-from psctl.sync.device_copies import CudaCopies, Events, Span
-from psctl.sync.flat_parameters import Flat, ServerSum
-from psctl.sync.gpu_staging import DeviceFlat, Staged, Staging, staged
-from psctl.sync.ps_sync import Served
-from psctl.sync.synchronizer import Share
+from psctl.sync.allreduce_sync import AllReduceSync
+from psctl.sync.device_copies import CopySpan, CudaCopies, CudaEvents
+from psctl.sync.flat_parameters import FlatParameters, ServerReducer
+from psctl.sync.gpu_staging import GpuParameters, Staged, Staging, staged
+from psctl.sync.ps_sync import ParameterServerSync
+from psctl.sync.synchronizer import ExampleWeight
 from psctl.types import Layout
 from tests.helpers.device import Device, GivenBack, Never, Stream
 from tests.helpers.ps_world import World
@@ -183,20 +183,20 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
             device.own(one)
     client = connect(layout) if connect else Client(layout, cut(layout, 2, 256), update, late)
     rest = (layout, cut(layout, 2, 256), parameters)  # parameters are cut, and parameters share a shard
-    flat = Flat(*rest)
+    flat = FlatParameters(*rest)
     if device is not None and connect:
         client, flat = staged(client, OnDevice(device), False, *rest)
     elif device is not None:
         copies = OnDevice(device)
         staging = Staging(copies)
-        client, flat = Staged(client, staging), DeviceFlat(staging, False, *rest)
+        client, flat = Staged(client, staging), GpuParameters(staging, False, *rest)
         change(copies, staging, flat)
     client.start(flat.values())
-    names, share = list(dict(net.named_parameters())), Share(1)
+    names, share = list(dict(net.named_parameters())), ExampleWeight(1)
     if update == "server":
-        way = Served(net, names, optimizer, client, flat, share, SystemClock())
+        way = ParameterServerSync(net, names, optimizer, client, flat, share, SystemClock())
     else:
-        way = Joint("ps", names, parameters, ServerSum(client, flat), share, SystemClock())
+        way = AllReduceSync("ps", names, parameters, ServerReducer(client, flat), share, SystemClock())
     seen = []
     for _ in range(3):
         optimizer.zero_grad(set_to_none=plan.random() < 0.5)
@@ -283,7 +283,7 @@ def not_computed(copies, staging, flat) -> None:
 def not_arrived(copies, staging, flat) -> None:
     """A push leaves before its bytes are on the host."""
     down = copies.down
-    copies.down = lambda spans: Events([]) if down(spans) else None
+    copies.down = lambda spans: CudaEvents([]) if down(spans) else None
 
 
 def not_pushed(copies, staging, flat) -> None:
@@ -305,7 +305,7 @@ def not_in_order(copies, staging, flat) -> None:
 def not_read(copies, staging, flat) -> None:
     """Servers are told that values were read which are not copied yet."""
     up = copies.up
-    copies.up = lambda spans: Events([]) if up(spans) else None
+    copies.up = lambda spans: CudaEvents([]) if up(spans) else None
 
 
 @pytest.mark.parametrize("bug", [not_computed, not_arrived, not_pushed, not_in_order])
@@ -321,7 +321,7 @@ def two_versions(seed: int, change=lambda copies, staging, flat: None) -> list[f
         client = Client(layout, cut(layout, 1, 256), "server", random.Random(seed))
         copies = OnDevice(device)
         staging = Staging(copies)
-        flat = DeviceFlat(staging, False, layout, client.shards, parameters)
+        flat = GpuParameters(staging, False, layout, client.shards, parameters)
         staged = Staged(client, staging)
         change(copies, staging, flat)
         staged.start({"float32": torch.zeros(4)})
@@ -348,12 +348,12 @@ def test_memory_that_is_copied_is_held_until_it_is() -> None:
             copies = OnDevice(device)
             staging, found, bare = Staging(copies), torch.zeros(8), torch.zeros(8)
             source = device.own(torch.arange(8.0))
-            staging.down([Span(source + 1, 0, found)])  # nobody else holds the sum
+            staging.down([CopySpan(source + 1, 0, found)])  # nobody else holds the sum
             staging.then(lambda: None)
             staging.settle()
             assert torch.equal(found, torch.arange(8.0) + 1)
             if seed == 0:  # as it would be if nobody held it
-                copies.down([Span(source + 2, 0, bare)])
+                copies.down([CopySpan(source + 2, 0, bare)])
                 with pytest.raises(GivenBack):
                     device.finish()
 
@@ -362,12 +362,12 @@ def test_what_lies_on_the_host_is_copied_at_once_and_the_rest_beside_it() -> Non
     with Device(random.Random(1)) as device:
         staging = Staging(OnDevice(device))
         there, away, found = torch.ones(3), device.own(torch.full((2,), 2.0)), torch.zeros(5)
-        staging.down([Span(there, 0, found[:3]), Span(away, 0, found[3:])])
+        staging.down([CopySpan(there, 0, found[:3]), CopySpan(away, 0, found[3:])])
         assert found[:3].tolist() == [1, 1, 1]
         staging.then(lambda: None)
         staging.settle()
         assert found.tolist() == [1, 1, 1, 2, 2]
-        staging.up([Span(there, 0, found[2:]), Span(away, 0, found[:2])])
+        staging.up([CopySpan(there, 0, found[2:]), CopySpan(away, 0, found[:2])])
         assert there.tolist() == [1, 2, 2]
         staging.read()
         assert away.clone().sum().item() == 2

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.collectives.rank_program import Write
-from psctl.collectives.schedule_chunks import Chunks
+from psctl.collectives.rank_program import ChunkWrite
+from psctl.collectives.schedule_chunks import VectorChunks
 from psctl.schedule.algorithms import catalog
-from psctl.sync.bucket_allreduce import AllReduce
+from psctl.sync.bucket_allreduce import BucketReducer
 from psctl.sync.compression_residuals import Residuals
 from psctl.types import Layout, ParameterInfo, TensorSlice
 
@@ -41,7 +41,7 @@ class WithOther:
 def reduced(halves: torch.dtype | None, weight: float, *values: torch.Tensor | None) -> tuple[list, WithOther]:
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))]
     summing, group = WithOther(), SimpleNamespace(world=2)
-    reducer = AllReduce(group, summing, parameters, halves)  # type: ignore[arg-type]
+    reducer = BucketReducer(group, summing, parameters, halves)  # type: ignore[arg-type]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.grad = value
     for bucket in range(len(reducer.buckets)):
@@ -76,10 +76,10 @@ def test_without_compression_nothing_is_rounded() -> None:
 
 def test_a_sum_of_many_halves_is_rounded_once() -> None:
     schedule = catalog.build("sharded", 4)
-    chunks = Chunks(schedule, 4)
+    chunks = VectorChunks(schedule, 4)
     vector = torch.full((4,), 256.0, dtype=torch.bfloat16)
     aside = {rank: torch.full((1,), 1.0, dtype=torch.bfloat16) for rank in (1, 2, 3)}
-    chunks.write(Write(0, 0, (1, 2, 3), reduces=True, own=True, before=-1, readers=()), 0, vector, aside)
+    chunks.write(ChunkWrite(0, 0, (1, 2, 3), reduces=True, own=True, before=-1, readers=()), 0, vector, aside)
     assert float(vector[0]) == float(torch.tensor(259.0).to(torch.bfloat16)) != 256.0
 
 

@@ -16,10 +16,10 @@ from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.job.training_messages import Decision
 from psctl.sync.build_synchronizer import Tools, start
-from psctl.sync.synchronizer import Share
-from psctl.train_state.training_parts import Parts
+from psctl.sync.synchronizer import ExampleWeight
+from psctl.train_state.training_parts import TrainingParts
 from psctl.worker.run import Run
-from psctl.worker.standalone import Lone
+from psctl.worker.standalone import StandaloneSession
 from tests.helpers.job_world import Job
 
 ROWS, BATCH = 64, 8  # 8 steps an epoch, 4 examples a rank
@@ -259,10 +259,10 @@ def test_digits_are_read_as_well_with_eight_steps_a_period() -> None:
 
 
 def test_alone_the_outer_optimizer_steps_on_its_own_change() -> None:
-    run = Run(Lone(0, 1, "alone", 0), None, SystemClock())
+    run = Run(StandaloneSession(0, 1, "alone", 0), None, SystemClock())
     values, moved = train(run, sgd, averaging)
     run.finish()
-    plain = Run(Lone(0, 1, "alone", 0), None, SystemClock())
+    plain = Run(StandaloneSession(0, 1, "alone", 0), None, SystemClock())
     assert near(values, train(plain, sgd)[0])
     assert moved == 0
 
@@ -274,9 +274,9 @@ def test_what_cannot_be_is_refused_with_a_cure() -> None:
         play(outer=lambda parameters: parameters)
     with pytest.raises(UsageError, match=r"other parameters"):
         play(outer=lambda parameters: sgd(parameters[:1]))
-    parts = Parts(Net(), None, None)
+    parts = TrainingParts(Net(), None, None)
     with pytest.raises(UsageError, match=r"between whose steps workers step alone"):
         start(
             parts, Decision("ps", "server", describe(parts.model, None), []),
-            Tools(Lone(0, 1, "ps"), 1, None, Share(1), SystemClock(), None, nesterov),
+            Tools(StandaloneSession(0, 1, "ps"), 1, None, ExampleWeight(1), SystemClock(), None, nesterov),
         )  # fmt: skip

@@ -11,13 +11,13 @@ from torch import nn
 
 from psctl.client.model_layout import describe
 from psctl.clock import SystemClock
-from psctl.sync.allreduce_sync import Joint
+from psctl.sync.allreduce_sync import AllReduceSync
 from psctl.sync.bucket_allreduce import gpu_of
-from psctl.sync.device_copies import CudaCopies, Span
-from psctl.sync.flat_parameters import Flat, ServerSum
+from psctl.sync.device_copies import CopySpan, CudaCopies
+from psctl.sync.flat_parameters import FlatParameters, ServerReducer
 from psctl.sync.gpu_staging import Staging, staged
-from psctl.sync.ps_sync import Served
-from psctl.sync.synchronizer import Share
+from psctl.sync.ps_sync import ParameterServerSync
+from psctl.sync.synchronizer import ExampleWeight
 from tests.helpers.ps_world import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -38,7 +38,7 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         for _ in range(5):  # the copies are begun long before these are done
             result = result @ source
         strided = result.t() if turn % 2 else result
-        staging.down([Span(strided, 0, hosts[turn % 2])])
+        staging.down([CopySpan(strided, 0, hosts[turn % 2])])
         arrived: list[bool] = []
         staging.then(lambda arrived=arrived: arrived.append(True))
         wanted = strided.reshape(-1).clone()
@@ -48,7 +48,7 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         assert arrived
         assert torch.equal(hosts[turn % 2].view(torch.int32), wanted.cpu().view(torch.int32))
         back = torch.full((2048, 2048), float("nan"), device="cuda")
-        staging.up([Span(back, 0, hosts[turn % 2])])
+        staging.up([CopySpan(back, 0, hosts[turn % 2])])
         seen = back.reshape(-1).clone()
         staging.read()
         assert torch.equal(seen, wanted)
@@ -62,7 +62,7 @@ def test_a_copy_does_not_hold_up_whoever_begins_it() -> None:
     torch.cuda.synchronize()
     began = time.perf_counter()
     result = source @ source @ source
-    staging.down([Span(result, 0, host)])
+    staging.down([CopySpan(result, 0, host)])
     staging.then(lambda: None)
     launched = time.perf_counter() - began
     staging.settle()
@@ -81,17 +81,17 @@ def train(update: str, device: str) -> list[torch.Tensor]:
     net = net.to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     layout, parameters = describe(net, optimizer), list(net.parameters())
-    names, share = list(dict(net.named_parameters())), Share(1)
+    names, share = list(dict(net.named_parameters())), ExampleWeight(1)
     with World(layout, servers=2, update=update, target=4096) as world:
         rest = layout, world.decision.shards, parameters
-        client, flat = world.clients[0], Flat(*rest)
+        client, flat = world.clients[0], FlatParameters(*rest)
         if device == "cuda":
             client, flat = staged(client, CudaCopies(), False, *rest)
         client.start(flat.values())
         if update == "server":
-            way = Served(net, names, optimizer, client, flat, share, SystemClock())
+            way = ParameterServerSync(net, names, optimizer, client, flat, share, SystemClock())
         else:
-            way = Joint("ps", names, parameters, ServerSum(client, flat), share, SystemClock())
+            way = AllReduceSync("ps", names, parameters, ServerReducer(client, flat), share, SystemClock())
         for _ in range(30):
             optimizer.zero_grad()
             x = torch.rand(16, 1, 8, 8, generator=chance)

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from psctl.clock import ManualClock, SystemClock
 from psctl.ps.server_optimizers import FIT
 from psctl.worker.run import Run
-from psctl.worker.standalone import Lines, Lone
+from psctl.worker.standalone import ProgressLines, StandaloneSession
 from tests.helpers.job_world import Job
 
 
@@ -60,7 +60,7 @@ def train(
 
 
 def alone(script, seed=0, **options):
-    run = Run(Lone(0, 1, "alone", seed), None, SystemClock())
+    run = Run(StandaloneSession(0, 1, "alone", seed), None, SystemClock())
     result = script(run, **options)
     run.finish()
     return result
@@ -95,7 +95,7 @@ def test_clipping_goes_by_the_joint_norm(update) -> None:
 def test_alone_the_lines_of_progress_count_every_example_once() -> None:
     said: list[str] = []
     clock = ManualClock()
-    run = Run(Lone(0, 1, "alone"), None, clock, lines=Lines(said.append, clock))
+    run = Run(StandaloneSession(0, 1, "alone"), None, clock, lines=ProgressLines(said.append, clock))
     net = Net()
     model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     for _ in run.epochs(2):

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.errors import TimedOut
-from psctl.train_state.common_step import Cuts, Verdict
+from psctl.train_state.common_step import StepActions, StepAgreement
 
 
 def test_a_step_that_no_cut_names_ends_with_nothing_to_do() -> None:
-    cuts = Cuts(0)
-    assert cuts.ending(1) == Verdict()
+    cuts = StepAgreement(0)
+    assert cuts.ending(1) == StepActions()
 
 
 def test_the_answer_is_the_step_in_progress() -> None:
-    cuts = Cuts(4)
+    cuts = StepAgreement(4)
     assert cuts.position(1) == 5
     cuts.ending(5)
     assert cuts.position(2) == 5, "its end is decided, but it goes on"
@@ -27,30 +27,30 @@ def test_the_answer_is_the_step_in_progress() -> None:
 
 
 def test_a_worker_that_answered_ends_that_step_and_waits_in_the_next() -> None:
-    cuts = Cuts(4, patience=0.01)
+    cuts = StepAgreement(4, patience=0.01)
     cuts.position(1)
-    assert cuts.ending(5) == Verdict()
+    assert cuts.ending(5) == StepActions()
     cuts.ended(5)
     with pytest.raises(TimedOut, match="did not name it"):
         cuts.ending(6)
 
 
 def test_the_cut_is_heard_where_it_was_named() -> None:
-    cuts = Cuts(4)
+    cuts = StepAgreement(4)
     cuts.position(1)
-    threading.Timer(0.02, cuts.heard, (1, 6, Verdict(save=True, stop=True))).start()
-    assert cuts.ending(5) == Verdict()
+    threading.Timer(0.02, cuts.heard, (1, 6, StepActions(save=True, stop=True))).start()
+    assert cuts.ending(5) == StepActions()
     cuts.ended(5)
-    assert cuts.ending(6) == Verdict(save=True, stop=True)
+    assert cuts.ending(6) == StepActions(save=True, stop=True)
 
 
 def test_two_cuts_at_one_step_are_both_done() -> None:
-    cuts = Cuts(0)
-    cuts.heard(1, 2, Verdict(save=True))
-    cuts.heard(2, 2, Verdict(stop=True))
-    assert cuts.ending(1) == Verdict()
-    assert cuts.ending(2) == Verdict(save=True, stop=True)
-    assert cuts.ending(3) == Verdict()
+    cuts = StepAgreement(0)
+    cuts.heard(1, 2, StepActions(save=True))
+    cuts.heard(2, 2, StepActions(stop=True))
+    assert cuts.ending(1) == StepActions()
+    assert cuts.ending(2) == StepActions(save=True, stop=True)
+    assert cuts.ending(3) == StepActions()
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 3))
@@ -58,7 +58,7 @@ def test_every_worker_knows_of_the_cut_before_that_step_ends(ahead, more) -> Non
     """Workers stand at different steps when asked, and walk on as far as they may before they hear."""
     workers = []
     for steps in ahead:
-        cuts = Cuts(0, patience=0.0)
+        cuts = StepAgreement(0, patience=0.0)
         for step in range(1, steps + 1):
             cuts.ending(step)
             cuts.ended(step)
@@ -68,14 +68,14 @@ def test_every_worker_knows_of_the_cut_before_that_step_ends(ahead, more) -> Non
         step = steps
         for _ in range(more):
             try:
-                assert cuts.ending(step + 1) == Verdict()
+                assert cuts.ending(step + 1) == StepActions()
             except TimedOut:
                 break
             cuts.ended(step + 1)
             step += 1
         assert step < at
-        cuts.heard(1, at, Verdict(save=True))
+        cuts.heard(1, at, StepActions(save=True))
         for later in range(step + 1, at):
-            assert cuts.ending(later) == Verdict()
+            assert cuts.ending(later) == StepActions()
             cuts.ended(later)
-        assert cuts.ending(at) == Verdict(save=True)
+        assert cuts.ending(at) == StepActions(save=True)

@@ -12,7 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from psctl.train_state.random_generators import Generators, Saved, States, saved_for, saved_from
+from psctl.train_state.random_generators import (
+    GeneratorStates,
+    RandomGenerators,
+    SavedGenerators,
+    saved_for,
+    saved_from,
+)
 from tests.helpers.job_world import Job
 
 
@@ -151,18 +157,18 @@ def test_leaving_a_pass_early_gives_the_generators_back() -> None:
 def test_states_are_the_same_when_they_come_back_from_tensors() -> None:
     seed(1)
     random.gauss(), np.random.standard_normal(), torch.randn(3)  # the second numbers of pairs are kept too
-    states = States.now()
+    states = GeneratorStates.now()
     expected = drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()
     seed(2)
-    States.now().changed(states.tensors()).put()
+    GeneratorStates.now().changed(states.tensors()).put()
     assert (drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()) == expected
     states.put()
-    assert States.now().differing(states) == {}
+    assert GeneratorStates.now().differing(states) == {}
     random.random()
-    assert set(States.now().differing(states)) == {"python"}
+    assert set(GeneratorStates.now().differing(states)) == {"python"}
 
 
-def loop(generators: Generators, steps: int) -> list[tuple]:
+def loop(generators: RandomGenerators, steps: int) -> list[tuple]:
     """What a script draws after each step, with a number drawn before."""
     found = []
     for step in range(steps):
@@ -177,32 +183,32 @@ def loop(generators: Generators, steps: int) -> list[tuple]:
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_rank_that_takes_anothers_place_goes_on_as_rank_0_unless_the_script_seeds_ranks_apart(apart) -> None:
     seed(1)
-    zero = Generators()
+    zero = RandomGenerators()
     loop(zero, 3)
     left, expected = zero.left(), drawn()
     seed(2 if apart else 1)
-    own, taking = States.now(), Generators()
-    taking.resume(Saved(*left))
+    own, taking = GeneratorStates.now(), RandomGenerators()
+    taking.resume(SavedGenerators(*left))
     assert loop(taking, 1)[0] == (expected if not apart else (own.put(), drawn())[1])
 
 
 def test_a_process_that_goes_on_between_two_epochs_begins_the_next_as_the_undisturbed_one() -> None:
     seed(1)
-    zero = Generators()
+    zero = RandomGenerators()
     zero.epoch_begins(resumed=False, again=True)
     loop(zero, 3)
     zero.epoch_ends()
     left, expected = zero.left(), drawn()
     seed(1)
-    taking = Generators()
-    taking.resume(Saved(*left))
+    taking = RandomGenerators()
+    taking.resume(SavedGenerators(*left))
     taking.epoch_begins(resumed=True, again=True)
     assert drawn() == expected
 
 
 def test_a_script_that_draws_nothing_in_its_loop_leaves_nothing() -> None:
     seed(1)
-    generators = Generators()
+    generators = RandomGenerators()
     generators.epoch_begins(resumed=False, again=True)
     generators.enter()
     generators.leave()
@@ -213,7 +219,7 @@ def test_a_rank_takes_its_own_states_of_a_checkpoint_and_a_new_one_rank_0s() -> 
     found = {}
     for rank in range(2):
         seed(rank)
-        generators = Generators()
+        generators = RandomGenerators()
         loop(generators, 1)
         parts = generators.saved(marked=False, origin=rank == 0)
         found |= {f"random/{rank}/{name}": one for name, one in parts.items()}

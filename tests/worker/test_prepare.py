@@ -16,7 +16,7 @@ from psctl.errors import NotInThisVersion, UsageError
 from psctl.sync.parameter_waits import plan
 from psctl.worker import init
 from psctl.worker.run import Run
-from psctl.worker.standalone import Lone
+from psctl.worker.standalone import StandaloneSession
 from tests.helpers.job_world import Job
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 def lone() -> Run:
-    return Run(Lone(0, 1, "alone"), None, SystemClock())
+    return Run(StandaloneSession(0, 1, "alone"), None, SystemClock())
 
 
 def one_step(model, optimizer) -> None:
