@@ -1,41 +1,40 @@
-"""The command line: verbs, global options, and the one place where an error becomes an exit code."""
+"""The command line: the commands, the global options, and the place where an error becomes an exit code."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 import psctl
-from psctl.cli.commands import (
-    attach,
-    bench,
-    checkpoint,
-    doctor,
-    down,
-    init,
-    jobs,
-    list_clusters,
-    logs,
-    plan,
-    scale,
-    status,
-    stop,
-    store,
-    topo,
-    train,
-    up,
-    use,
-    validate,
-)
+from psctl.cli.commands.attach import attach
+from psctl.cli.commands.bench import bench
+from psctl.cli.commands.checkpoint import checkpoint
+from psctl.cli.commands.clusters import clusters
+from psctl.cli.commands.doctor import doctor
+from psctl.cli.commands.down import down
+from psctl.cli.commands.init import init
+from psctl.cli.commands.jobs import jobs
+from psctl.cli.commands.logs import logs
+from psctl.cli.commands.plan import plan
+from psctl.cli.commands.scale import scale
+from psctl.cli.commands.status import status
+from psctl.cli.commands.stop import stop
+from psctl.cli.commands.store import store
+from psctl.cli.commands.topo import topo
+from psctl.cli.commands.train import train
+from psctl.cli.commands.up import up
+from psctl.cli.commands.use import use
+from psctl.cli.commands.validate import validate
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context, Told, print_json, quiet_pipe
-from psctl.cli.shared.global_options import Options, output_of, split
+from psctl.cli.shared.context import ReportedError, print_json, quiet_pipe
+from psctl.cli.shared.global_options import output_of, share_options
 from psctl.cli.shared.signals import Terminated
 from psctl.errors import PsctlError, UsageError
 
@@ -43,18 +42,18 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, 
 
 GLOBALS = "Global options (psctl --help) may stand before or after any command: -o json, -q, -v, -y, --debug ..."
 
-VERBS = (
-    init, validate, doctor, up, down, use, list_clusters, topo, plan, train, attach, logs, status, jobs, stop, scale,
+COMMANDS = (
+    init, validate, doctor, up, down, use, clusters, topo, plan, train, attach, logs, status, jobs, stop, scale,
     store, checkpoint, bench,
 )  # fmt: skip
-"""In the order of a user's way through them."""
+"""In the order in which a user needs them."""
 
 
-def make_app() -> typer.Typer:
-    """Return the application."""
+def make_command() -> TyperGroup:
+    """Return the root command, `psctl`, with all commands below it."""
     app = typer.Typer(
         name="psctl",
-        help="Distributed training over SSH: looks at your machines, picks the fastest way to synchronise, runs it.\n\n"
+        help="Distributed training over SSH: looks at your machines, chooses how to synchronize, runs the job.\n\n"
         "Three commands from nothing to a run: pip install psctl; psctl init mine; psctl train mine/job.yaml",
         epilog="Exit codes: 0 done, 1 job failed, 2 usage, 3 unreachable, 4 host not fit, 5 timed out, 6 not found, "
         "7 busy, 8 host key, 9 checkpoint, 10 partial.",
@@ -64,17 +63,29 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback()(root)
-    for module in VERBS:
-        name = module.__name__.rpartition(".")[2]
-        if isinstance(module.VERB, typer.Typer):
-            app.add_typer(module.VERB, name=name, epilog=GLOBALS)
+    for verb in COMMANDS:
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, epilog=GLOBALS)
         else:
-            app.command(name=name, epilog=GLOBALS)(module.VERB)
-    return app
+            app.command(name=verb.__name__, epilog=GLOBALS)(verb)
+    command = get_command(app)
+    assert isinstance(command, TyperGroup), "an application with several commands"
+    share_options(command)
+    return command
+
+
+def _print_version(context: typer.Context, asked: bool) -> None:
+    """Print the version and exit."""
+    if not asked:
+        return
+    if context.find_root().params.get("output", "table") == "table":
+        print(f"psctl {psctl.__version__}")
+    else:
+        print_json({"version": psctl.__version__})
+    raise typer.Exit
 
 
 def root(
-    context: typer.Context,
     output: Annotated[
         str,
         typer.Option(
@@ -82,50 +93,43 @@ def root(
             "--output",
             metavar="table|json|jsonl",
             envvar="PSCTL_OUTPUT",
-            help="How to print results; topo draws dot and svg, too.",
+            help="Format of results; topo also has dot and svg.",
+            is_eager=True,  # --version prints in this format
+            callback=lambda value: value.removeprefix("="),  # of -o=json
         ),
     ] = "table",
-    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colour (as NO_COLOR=1).")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors only.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colour, as with NO_COLOR=1.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only results and errors.")] = False,
     verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, help="Say which cluster is meant and how hosts were reached.")
+        int, typer.Option("-v", "--verbose", count=True, help="Print which cluster is used and how hosts are reached.")
     ] = 0,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Say yes to every question.")] = False,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask; fail where a question would come.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Answer yes to every question.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Ask nothing; fail where a question is needed.")] = False,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DUR", help="Longest wait to reach a host, such as 30s.")
     ] = None,
-    forks: Annotated[int, typer.Option("--forks", help="Hosts that are worked on at once.")] = 16,
-    version: Annotated[bool, typer.Option("--version", help="Print psctl's version.")] = False,
+    forks: Annotated[int, typer.Option("--forks", help="Number of hosts to work on at once.")] = 16,
+    version: Annotated[bool, typer.Option("--version", help="Print psctl's version.", callback=_print_version)] = False,
 ) -> None:
-    """Read the options that every command has."""
-    assert not version, "answered before the command line is read"
-    options = Options(
-        output=output, no_color=no_color, quiet=quiet, verbose=verbose, debug=debug, yes=yes, no_input=no_input,
-        timeout=timeout, forks=forks, verb=context.invoked_subcommand or "",
-    )  # fmt: skip
-    context.obj = Context(options, os.environ, context.obj or ())
+    """Declare the global options; `GlobalOptions.of` reads them once the command has been parsed."""
 
 
-def run(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    output = output_of(arguments, os.environ if environment is None else environment)
-    code = 0  # kept when the reader of stdout goes away
+    code = 0  # kept when the reader of stdout closes it
     with quiet_pipe():
-        code = _run(list(arguments), output, "--debug" in arguments)
+        code = _run(list(arguments))
     return code  # noqa: RET504
 
 
-def _run(arguments: list[str], output: str, debug: bool) -> int:
+def _run(arguments: list[str]) -> int:
+    command = make_command()
+    if "_PSCTL_COMPLETE" in os.environ:
+        return completion.answer(command, os.environ)
+    output, debug = output_of(command, arguments, os.environ), "--debug" in arguments
     try:
-        front, rest = split(arguments)
-        if "--version" in front:
-            return _version(output)
-        command = get_command(make_app())
-        if "_PSCTL_COMPLETE" in os.environ:
-            return completion.answer(command, os.environ)
-        with command.make_context("psctl", [*front, *rest], obj=arguments) as context:
+        with command.make_context("psctl", list(arguments), obj=arguments) as context:
             code = command.invoke(context)
         return code if isinstance(code, int) else 0
     except typer.Exit as leaving:
@@ -134,22 +138,22 @@ def _run(arguments: list[str], output: str, debug: bool) -> int:
         return _interrupted(130, output)
     except Terminated:
         return _interrupted(143, output)
-    except Told as told:
-        return _report(told.error, output, debug, told=True)
+    except ReportedError as reported:
+        return _report(reported.error, output, debug, in_results=True)
     except PsctlError as error:
         return _report(error, output, debug)
     except _ClickError as error:
         return _usage(error, output, debug)
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - the last resort: a defect of ours, said in one line like any error
+    except Exception as error:  # noqa: BLE001 - the last resort: a defect of psctl is reported in one line, as any error
         defect = PsctlError(f"psctl has a defect: {type(error).__name__}: {error}", hint="--debug shows where it is")
         defect.__cause__ = error
         return _report(defect, output, debug)
 
 
 def _interrupted(code: int, output: str) -> int:
-    """Ctrl-C or SIGTERM before there was a job, or in a short command: what was begun has been undone."""
+    """Report Ctrl-C or SIGTERM in a command that follows no job; the command has undone its changes."""
     error = PsctlError("interrupted", hint="what was begun was undone")
     error.code, error.exit = "interrupted", code
     if output != "table":
@@ -157,38 +161,30 @@ def _interrupted(code: int, output: str) -> int:
     return code
 
 
-def _version(output: str) -> int:
-    if output == "table":
-        print(f"psctl {psctl.__version__}")
-    else:
-        print_json({"version": psctl.__version__})
-    return 0
-
-
-def _usage(error: Exception, output: str, debug: bool) -> int:
-    """What typer refuses is a usage error like any other; a bare `psctl` gets the help."""
-    said = error.format_message() if hasattr(error, "format_message") else str(error)
-    context = getattr(error, "ctx", None)
+def _usage(error: Any, output: str, debug: bool) -> int:
+    """Report an error of typer's as any usage error; for a bare `psctl`, print the help."""
+    message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         if output == "table":
-            print(said)
+            print(message)
             return 2
-        said = "no command was given"
+        message = "no command was given"
+    context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", "psctl") or "psctl"
-    return _report(UsageError(said.rstrip("."), hint=f"{path} --help"), output, debug)
+    return _report(UsageError(message.rstrip("."), hint=f"{path} --help"), output, debug)
 
 
-def _report(error: PsctlError, output: str, debug: bool, *, told: bool = False) -> int:
-    """Say what went wrong: two lines on stderr, or a document on stdout unless it was `told` with the results."""
+def _report(error: PsctlError, output: str, debug: bool, *, in_results: bool = False) -> int:
+    """Print an error on stderr, or as a document on stdout unless it is `in_results` already; return the exit code."""
     if debug:
         from psctl.view.text import sanitize
 
-        sys.stderr.write(sanitize("".join(traceback.format_exception(error))))  # a host's words may be in it
+        sys.stderr.write(sanitize("".join(traceback.format_exception(error))))  # it may quote output of a host
     if output == "table":
         from psctl.view.console import make_console
         from psctl.view.failure import draw_error
 
         draw_error(make_console(sys.stderr), error)
-    elif not told:
+    elif not in_results:
         print_json(error.document())
     return error.exit

@@ -1,4 +1,4 @@
-"""The entry point: signals first, then the command line, then one exit code."""
+"""The entry point: installs the signal handlers, runs the command line, exits with its code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run psctl with the process's own arguments and leave with its exit code."""
+    """Run psctl with the process's arguments and exit with its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         from psctl.cli.app import run

@@ -45,11 +45,6 @@ def make_console(stream: IO[str], *, no_color: bool = False, environment: Mappin
     )
 
 
-def is_live(console: Console) -> bool:
-    """Can a picture be redrawn on it?"""
-    return console.is_terminal
-
-
 def say(console: Console, *lines: str | Text, style: str = "") -> None:
     """Print lines, none of them cut or wrapped by us; to a pipe they go as they are, tabs and all."""
     for line in lines:

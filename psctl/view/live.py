@@ -1,8 +1,8 @@
-"""The live screen: a picture of the job that is redrawn in place, with what ranks print scrolling above it.
+"""The live screen: a picture of the job that is redrawn in place; the output of ranks scrolls above it.
 
-One thread draws, a few times a second; whoever follows the job only hands events over and never waits for the terminal.
-Lines that came between two drawings are printed as one; of a flood the newest are shown and the rest counted, for the
-log files on the hosts have them all.
+One thread draws a few times a second, so the thread that follows the job never waits for the terminal. Lines that
+arrive between two drawings are printed together; of too many the newest are shown and the rest counted, for the log
+files on the hosts have them all.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ BURST = 400
 """Lines shown at most between two drawings."""
 
 
-def follower(console: Console, hint: str = "") -> LiveScreen | PlainLog:
-    """Return what shows a job on this console: a live screen at a terminal, else plain lines."""
+def make_screen(console: Console, hint: str = "") -> LiveScreen | PlainLog:
+    """Return a live screen for a terminal, else plain lines."""
     return LiveScreen(console, hint) if console.is_terminal else PlainLog(console, hint)
 
 
 class LiveScreen:
-    """Draws a job on a terminal from `enter` to `exit`; then its last picture is gone and the lines above it stay.
+    """Draws a job on a terminal while its context is open; then it erases the picture and keeps the lines above it.
 
     Args:
         console: of stderr, a terminal.
-        hint: the line at the bottom: what keys do.
+        hint: the line at the bottom: the effect of Ctrl-C.
         clock: for tests.
     """
 
@@ -56,7 +56,7 @@ class LiveScreen:
         self._lock = threading.Lock()
         self._lines: deque[Text] = deque(maxlen=BURST)
         self._dropped = 0
-        self._came = self._clock.now()
+        self._latest = self._clock.now()
         self._drawn: tuple[int, list[int]] = (0, [])  # the terminal's width and each line's, when last drawn
         self._ended = threading.Event()
         self._live = Live(
@@ -77,18 +77,18 @@ class LiveScreen:
         self.draw()
         self._live.stop()
 
-    def event(self, event: kinds.AnyEvent) -> None:
-        """Take in one event."""
+    def on_event(self, event: kinds.AnyEvent) -> None:
+        """Apply an event to the picture, and queue the lines of a log event."""
         with self._lock:
             self.state.apply(event)
-            self._came = self._clock.now()
+            self._latest = self._clock.now()
             if isinstance(event, kinds.Log):
                 lines = rank_lines(event.rank, self.state.host_of(event.rank), event.text, self._glyphs)
                 self._dropped += max(0, len(self._lines) + len(lines) - BURST)
                 self._lines.extend(lines)
 
-    def hint(self, text: str) -> None:
-        """Change the line at the bottom."""
+    def set_hint(self, text: str) -> None:
+        """Replace the line at the bottom."""
         with self._lock:
             self._hint = text
 
@@ -97,26 +97,26 @@ class LiveScreen:
             self.draw()
 
     def draw(self) -> None:
-        """Print the new lines and draw the picture anew, for the terminal's size of now."""
+        """Print the new lines and redraw the picture for the terminal's present size."""
         width, height = self._console.size
         with self._lock:
             lines, dropped = list(self._lines), self._dropped
             self._lines.clear()
             self._dropped = 0
-            age = self._clock.now() - self._came
+            age = self._clock.now() - self._latest
             drawing = picture(self.state, width, height, age, self._hint, self._glyphs)
-        self._take_back(width)
+        self._erase_wrapped(width)
         self._live.update(drawing)
         rows = self._console.render_lines(drawing, self._console.options.update(width=width), pad=False)
         self._drawn = width, [Segment.get_line_length(row) for row in rows]
         if dropped:
-            self._console.print(Text(f"… {dropped:,} lines left out here (psctl logs has them)", style="dim"))
+            self._console.print(Text(f"… {dropped:,} lines omitted here (psctl logs prints them)", style="dim"))
         if lines:
             self._console.print(Text("\n").join(lines), soft_wrap=True)
         self._live.refresh()
 
-    def _take_back(self, width: int) -> None:
-        """Erase a picture that a terminal has wrapped because it became narrower, and stand where its end was."""
+    def _erase_wrapped(self, width: int) -> None:
+        """Erase a picture that a narrower terminal has wrapped, and move the cursor to where its end was."""
         before, lengths = self._drawn
         if width >= before or not lengths:
             return

@@ -1,7 +1,7 @@
-"""A followed job where nothing can be redrawn: one line an event, one line of progress every few seconds.
+"""A followed job as plain lines, for pipes and files: a line an event, a line of progress every few seconds.
 
-Lines of psctl begin with the time and the event's name and go on with name=value, so that grep and cut can read them;
-lines of ranks begin with `role/rank host │`. Nothing is cut.
+Lines of psctl begin with the time and the event's name, followed by name=value, so that grep and cut can read them;
+lines of ranks begin with `role/rank host │`. Nothing is truncated.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from psctl.view.text import clock_time, number, one_line
 INTERVAL = 5.0
 """Seconds of the run between two lines of progress."""
 
-_TOLD = {"failed", "lost"}
+_PRINTED_STATES = {"failed", "lost"}
 
 
 class PlainLog:
-    """Prints a job line by line. Used like a LiveScreen.
+    """Prints a job line by line; it has the methods of LiveScreen.
 
     Args:
         console: of stderr.
-        hint: ignored: there is no key to press.
+        hint: ignored.
         interval: seconds of the run between two lines of progress.
     """
 
@@ -40,7 +40,7 @@ class PlainLog:
         self._interval = interval
         self._glyphs = Glyphs(console)
         self._printed = -math.inf  # time of the last line of progress
-        self._kept: kinds.Progress | None = None  # newest progress, not printed yet
+        self._pending: kinds.Progress | None = None  # the newest progress, while not printed
         self._job_state = ""
 
     def __enter__(self) -> Self:
@@ -49,53 +49,55 @@ class PlainLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._flush()
+        self._print_progress()
 
-    def event(self, event: kinds.AnyEvent) -> None:
-        """Take in one event and print what is to be said of it."""
+    def on_event(self, event: kinds.AnyEvent) -> None:
+        """Apply an event and print its line, if any."""
         self.state.apply(event)
         match event:
             case kinds.Log():
-                self._rank_lines(event)
+                self._print_log(event)
             case kinds.Progress():
-                self._kept = event
+                self._pending = event
                 if event.time >= self._printed + self._interval:
-                    self._flush()
+                    self._print_progress()
             case kinds.StateChanged():
-                self._state(event)
+                self._print_state(event)
             case kinds.Finished():
-                self._flush()
+                self._print_progress()
             case _:
-                self._say(event.time, describe(event))
+                self._print(event.time, describe(event))
 
-    def hint(self, text: str) -> None:
-        """Print what the next key does."""
+    def set_hint(self, text: str) -> None:
+        """Print the effect of the next Ctrl-C."""
         say(self._console, text)
 
-    def _rank_lines(self, event: kinds.Log) -> None:
+    def _print_log(self, event: kinds.Log) -> None:
         host = self.state.host_of(event.rank)
         say(self._console, *rank_lines(event.rank, host, event.text, self._glyphs))
 
-    def _flush(self) -> None:
-        if self._kept is not None:
-            self._printed = self._kept.time
-            self._say(self._kept.time, describe(self._kept))
-            self._kept = None
+    def _print_progress(self) -> None:
+        if self._pending is not None:
+            self._printed = self._pending.time
+            self._print(self._pending.time, describe(self._pending))
+            self._pending = None
 
-    def _state(self, event: kinds.StateChanged) -> None:
+    def _print_state(self, event: kinds.StateChanged) -> None:
         if event.role == "job":
             if event.state != self._job_state:
-                self._say(event.time, f"state {event.state}")
+                self._print(event.time, f"state {event.state}")
             self._job_state = event.state
-        elif event.state in _TOLD:
-            self._say(event.time, f"{event.state} {event.role}/{event.rank} {event.host}: {one_line(event.last_error)}")
+        elif event.state in _PRINTED_STATES:
+            self._print(
+                event.time, f"{event.state} {event.role}/{event.rank} {event.host}: {one_line(event.last_error)}"
+            )
 
-    def _say(self, time: float, text: str) -> None:
+    def _print(self, time: float, text: str) -> None:
         say(self._console, f"{clock_time(time)} {text}")
 
 
 def describe(event: kinds.AnyEvent) -> str:
-    """Return an event as one plain line: its name, then name=value or words."""
+    """Return an event as one plain line: its name, then name=value or text."""
     match event:
         case kinds.Started():
             roles = spans([f"{role.role}/{role.rank}" for role in event.roles])
@@ -108,8 +110,8 @@ def describe(event: kinds.AnyEvent) -> str:
             text = (
                 f"progress step={event.step} epoch={event.epoch} {metrics}"
                 f" examples_per_second={event.examples_per_second:.0f}"
-                f" compute={_joined(event.compute_seconds)} sync={_joined(event.sync_seconds)}"
-                f" hidden={_joined(event.hidden_seconds)}"
+                f" compute={_seconds(event.compute_seconds)} sync={_seconds(event.sync_seconds)}"
+                f" hidden={_seconds(event.hidden_seconds)}"
             )
         case kinds.CheckpointWritten():
             size = format_bytes(event.bytes).replace(" ", "")
@@ -135,5 +137,5 @@ def describe(event: kinds.AnyEvent) -> str:
     return one_line(text)
 
 
-def _joined(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return format_seconds(seconds).replace(" ", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.cli.shared.interrupts import Ladder
+from psctl.cli.shared.interrupts import InterruptPolicy
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_every_press_climbs_the_ladder(
     acts: list[str | None],
     exit_code: int | None,
 ) -> None:
-    ladder = Ladder(terminal, on_interrupt)
-    assert [ladder.press(press, now) for press, now in presses] == acts  # type: ignore[arg-type]
+    policy = InterruptPolicy(terminal, on_interrupt)
+    assert [policy.next_action(press, now) for press, now in presses] == acts  # type: ignore[arg-type]
     if exit_code is None:
-        assert ladder.by == ""
+        assert policy.by == ""
     else:
-        assert ladder.exit == exit_code
+        assert policy.exit == exit_code

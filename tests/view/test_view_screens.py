@@ -15,7 +15,7 @@ from psctl.job import events as kinds
 from psctl.view.console import Glyphs, make_console, rank_lines, say
 from psctl.view.failure import Uncounted, draw_end, draw_error, signal_name
 from psctl.view.job_view import LiveState
-from psctl.view.live import BURST, LiveScreen, follower
+from psctl.view.live import BURST, LiveScreen, make_screen
 from psctl.view.picture import picture
 from psctl.view.plain import PlainLog, describe
 
@@ -169,12 +169,12 @@ def test_a_live_screen_prints_rank_lines_above_and_takes_its_picture_away():
     clock = ManualClock()
     with LiveScreen(console, "Ctrl-C: detach", clock) as screen:
         for event in RUN:
-            screen.event(event)
-        screen.event(
+            screen.on_event(event)
+        screen.on_event(
             kinds.Log(time=171.0, rank="worker/1", stream="stdout", text="[rank1] \x1b]0;evil\x07hello [bold]")
         )
         screen.draw()
-        screen.hint("Ctrl-C again: stop")
+        screen.set_hint("Ctrl-C again: stop")
         screen.draw()
     text = stream.getvalue()
     plain = Text.from_ansi(text).plain
@@ -189,26 +189,26 @@ def test_a_flood_of_lines_is_cut_and_counted():
     stream, console = terminal()
     screen = LiveScreen(console)
     for number in range(BURST + 30):
-        screen.event(kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=f"line {number}"))
+        screen.on_event(kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=f"line {number}"))
     screen.draw()
     plain = Text.from_ansi(stream.getvalue()).plain
-    assert "… 30 lines left out here" in plain
+    assert "… 30 lines omitted here" in plain
     assert f"line {BURST + 29}" in plain
     assert "line 29\n" not in plain
 
 
 def test_a_follower_is_live_at_a_terminal_and_plain_in_a_pipe_or_a_dumb_one():
-    assert isinstance(follower(terminal()[1]), LiveScreen)
-    assert isinstance(follower(pipe()[1]), PlainLog)
-    assert isinstance(follower(terminal(TERM="dumb")[1]), PlainLog)
+    assert isinstance(make_screen(terminal()[1]), LiveScreen)
+    assert isinstance(make_screen(pipe()[1]), PlainLog)
+    assert isinstance(make_screen(terminal(TERM="dumb")[1]), PlainLog)
 
 
 def test_plain_lines_are_one_an_event_and_progress_only_every_few_seconds():
     stream, console = pipe()
     with PlainLog(console) as log:
         for event in RUN:
-            log.event(event)
-        log.event(kinds.Log(time=171.0, rank="worker/1", stream="stderr", text="Epoch 1:\r\x1b[31mdone\nnext"))
+            log.on_event(event)
+        log.on_event(kinds.Log(time=171.0, rank="worker/1", stream="stderr", text="Epoch 1:\r\x1b[31mdone\nnext"))
     lines = [line[9:] if line[2] == ":" else line for line in stream.getvalue().splitlines()]
     assert lines[0] == "started digits-3: server/0, worker/0-1 on node-a, node-b"
     assert lines[1:3] == ["state running", "plan strategy=ps decided=true: 2 hosts"]
@@ -224,9 +224,9 @@ def test_plain_lines_are_one_an_event_and_progress_only_every_few_seconds():
 def test_the_last_progress_is_always_told():
     stream, console = pipe()
     log = PlainLog(console)
-    log.event(progress(100.0, 1, 2.0))
-    log.event(progress(101.0, 2, 1.0))
-    log.event(kinds.Finished(time=101.0, status="done", exit=0, steps=2, seconds=1.0, metrics={}))
+    log.on_event(progress(100.0, 1, 2.0))
+    log.on_event(progress(101.0, 2, 1.0))
+    log.on_event(kinds.Finished(time=101.0, status="done", exit=0, steps=2, seconds=1.0, metrics={}))
     assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["step=1", "step=2"]
 
 

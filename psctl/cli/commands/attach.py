@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context
+from psctl.cli.shared.context import Context, head_of
+from psctl.cli.shared.parameters import JobArgument, OnInterruptOption
 
 
-def attach(
-    context: typer.Context,
-    job: Annotated[
-        str | None,
-        typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.", autocompletion=completion.jobs),
-    ] = None,
-    on_interrupt: Annotated[
-        str | None, typer.Option("--on-interrupt", metavar="detach|stop", help="What the first Ctrl-C does.")
-    ] = None,
-) -> int:
-    """Follow a job again, from its first event; ends with the job's own exit code."""
-    from psctl.cli.shared.following import Presses, check_on_interrupt, follow
+def attach(context: typer.Context, job: JobArgument = None, on_interrupt: OnInterruptOption = None) -> int:
+    """Follow a job again, from its first event; exit with the job's own exit code."""
+    from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
     from psctl.launch import agent_calls
-    from psctl.types import HostName
 
-    own: Context = context.obj
+    own = Context.of(context)
     check_on_interrupt(on_interrupt)
     record = own.home.job(job)
-    with Presses() as presses, own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        runs = agent_calls.alive(fleet.shells[HostName(record.head.name)], record.head)
-        return follow(own, record, presses, on_interrupt, fleet, runs=runs)
-
-
-VERB = attach
+    with SignalQueue() as signals, own.connect(own.cluster_of(record), [record.head.name]) as fleet:
+        runs = agent_calls.alive(head_of(fleet, record), record.head)
+        return follow(own, record, signals, on_interrupt, fleet, runs=runs)

@@ -1,4 +1,4 @@
-"""psctl bench: every strategy measured on the cluster itself, beside what the plan predicts."""
+"""psctl bench: measure strategies on a cluster and compare them with the plan."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import typer
 
 from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
+from psctl.cli.shared.parameters import ClusterOption, ServersOption, WorkersOption
 
 
 def bench(
     context: typer.Context,
-    operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull", help="What to measure.")],
-    cluster: completion.ClusterOption = None,
-    workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers.")] = None,
-    servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of parameter servers.")] = None,
+    operation: Annotated[str, typer.Argument(metavar="allreduce|pushpull", help="Operation to measure.")],
+    cluster: ClusterOption = None,
+    workers: WorkersOption = None,
+    servers: ServersOption = None,
     sizes: Annotated[
         str | None, typer.Option("--sizes", metavar="1KB:256MB", help="A:B by powers of four, or a list A,B,C.")
     ] = None,
@@ -24,30 +25,30 @@ def bench(
         typer.Option(
             "--strategy",
             metavar="all|S,S",
-            help="What to measure; all: what is feasible.",
+            help="Strategies to measure; all: every feasible one.",
             autocompletion=completion.strategies,
         ),
     ] = None,
     congestion: Annotated[
         str | None,
         typer.Option(
-            "--congestion", metavar="all|C,C", help="pushpull: compare TCP congestion controls, and recommend."
+            "--congestion", metavar="all|C,C", help="pushpull: compare TCP congestion controls and recommend one."
         ),
     ] = None,
 ) -> int:
-    """Measure strategies on a cluster, beside their predictions; what messages cost is kept for later plans.
+    """Measure strategies on a cluster beside their predictions; later plans use the measured cost of messages.
 
-    allreduce: a vector is summed over all workers, by each strategy. pushpull: workers push it to parameter servers and
+    allreduce: each strategy sums a vector over all workers. pushpull: workers push it to parameter servers and
     pull the sum. A time is the slowest worker's, from a barrier on. --congestion then repeats the largest size under
     each congestion control that all hosts allow.
     """
-    from psctl.cli.shared.bench_jobs import Benching
+    from psctl.cli.shared.bench_jobs import BenchCall
     from psctl.errors import UsageError
     from psctl.launch.bench import bench_runs
     from psctl.launch.bench.congestion import controls_of
     from psctl.view.bench_tables import draw_bench
 
-    own: Context = context.obj
+    own = Context.of(context)
     if operation not in ("allreduce", "pushpull"):
         raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
     if congestion is not None and operation != "pushpull":
@@ -57,10 +58,7 @@ def bench(
         bench_runs.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
         controls_of(congestion),
     )  # fmt: skip
-    run = Benching(own, own.cluster(cluster), wish)
-    code = run.go()
-    own.result(run.document(), draw_bench)
+    call = BenchCall(own, own.cluster(cluster), wish)
+    code = call.run()
+    own.print_result(call.document(), draw_bench)
     return code
-
-
-VERB = bench

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,38 +9,44 @@ import typer
 
 from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
+from psctl.cli.shared.parameters import (
+    CheckpointArgument,
+    ClusterOption,
+    DetachOption,
+    DryRunOption,
+    OnInterruptOption,
+    ServersOption,
+    SettingsOption,
+    StrategyOption,
+    WorkersOption,
+)
 
 if TYPE_CHECKING:
     from psctl.launch.checkpoints.checkpoint_actions import Located
     from psctl.launch.home import JobRecord
-    from psctl.remote.shell import Shell
 
-VERB = typer.Typer(
-    help="List, show, verify, restore, export, pull and prune checkpoints.", no_args_is_help=True, rich_markup_mode=None
+checkpoint = typer.Typer(
+    name="checkpoint",
+    help="List, show, verify, restore, export, pull and prune checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
-Reference = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB@STEP", help="digits-3@500, digits-3@latest, digits@best.", autocompletion=completion.checkpoints
-    ),
-]
 
-
-@VERB.command("list")
+@checkpoint.command("list")
 def list_(
     context: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(help="A job, or a name for all its runs; nothing: all jobs.", autocompletion=completion.jobs),
+        typer.Argument(help="A job, or a name for all its runs; without it all jobs.", autocompletion=completion.jobs),
     ] = None,
 ) -> None:
-    """List checkpoints, oldest first, torn ones marked."""
+    """List checkpoints, oldest first; mark torn ones."""
     from psctl.errors import Partial
     from psctl.launch.checkpoints.checkpoint_listing import list_all
     from psctl.view.tables import draw_checkpoints
 
-    own: Context = context.obj
+    own = Context.of(context)
     records = own.home.jobs()
     if job is not None:
         exact = own.home.job(job)
@@ -60,22 +64,22 @@ def list_(
         name, error = next(iter(listed.missing.items()))
         text = f"the checkpoints of {', '.join(listed.missing)} are not listed: {error.message}"
         failure = Partial(text, hint=error.hint or "the others are above", where=name)
-    own.results({"checkpoints": listed.rows}, draw_checkpoints, failure)
+    own.print_results({"checkpoints": listed.rows}, draw_checkpoints, failure)
 
 
-@VERB.command()
-def show(context: typer.Context, checkpoint: Reference) -> None:
+@checkpoint.command()
+def show(context: typer.Context, checkpoint: CheckpointArgument) -> None:
     """Show what a checkpoint holds."""
     from psctl.launch.checkpoints import checkpoint_actions
 
-    own: Context = context.obj
+    own = Context.of(context)
     record, which = _record(own, checkpoint)
-    with _head_shell(own, record) as shell:
+    with own.head_shell(record) as shell:
         found = checkpoint_actions.locate(shell, record, which)
-    own.result(found.brief, _draw_brief)
+    own.print_result(found.brief, _draw_brief)
 
 
-@VERB.command()
+@checkpoint.command()
 def verify(
     context: typer.Context,
     checkpoint: Annotated[
@@ -92,132 +96,128 @@ def verify(
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_checkpoints
 
-    own: Context = context.obj
+    own = Context.of(context)
     if "/" in checkpoint or Path(checkpoint).is_dir():
         row = _verify_here(own, Path(checkpoint))
     else:
         record, which = _record(own, checkpoint)
-        with _head_shell(own, record) as shell:
+        with own.head_shell(record) as shell:
             row = checkpoint_actions.examine(shell, record, which)
     failure: errors.PsctlError | None = None
     if row["problems"]:
         kind = errors.CheckpointCorrupt if row["complete"] else errors.CheckpointIncomplete
         hint = "psctl checkpoint list shows the others"
         failure = kind(f"{row['id']}: {row['problems'][0]}", hint=hint, where=str(row["id"]))
-    own.results({"checkpoints": [row]}, draw_checkpoints, failure)
+    own.print_results({"checkpoints": [row]}, draw_checkpoints, failure)
 
 
-@VERB.command()
+@checkpoint.command()
 def restore(
     context: typer.Context,
-    checkpoint: Reference,
-    cluster: completion.ClusterOption = None,
-    workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Number of workers, any.")] = None,
-    servers: Annotated[str | None, typer.Option("--servers", metavar="N", help="Number of servers, any.")] = None,
-    strategy: completion.StrategyOption = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file.")
-    ] = None,
+    checkpoint: CheckpointArgument,
+    cluster: ClusterOption = None,
+    workers: WorkersOption = None,
+    servers: ServersOption = None,
+    strategy: StrategyOption = None,
+    settings: SettingsOption = None,
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="JOB.yaml", help="Another job file and its folder, not the saved ones."),
+        typer.Option("--job", metavar="JOB.yaml", help="Another job file and its folder in place of the saved ones."),
     ] = None,
     trust_manifest: Annotated[
         bool,
         typer.Option(
             "--trust-manifest",
-            help="Run the job file and code that the checkpoint names where this machine recorded others.",
+            help="Run the job file and code of the checkpoint even if this machine recorded others.",
         ),
     ] = False,
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Start it, print its name, and leave.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
-    on_interrupt: Annotated[
-        str | None, typer.Option("--on-interrupt", metavar="detach|stop", help="What the first Ctrl-C does.")
-    ] = None,
+    detach: DetachOption = False,
+    dry_run: DryRunOption = False,
+    on_interrupt: OnInterruptOption = None,
 ) -> int:
-    """Verify a checkpoint, then go on from it as a new job, on any number of workers and servers."""
+    """Verify a checkpoint, then continue from it as a new job, on any number of workers and servers."""
     from psctl.cli.shared import launching
     from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
     from psctl.launch.jobs.prepare import load_wanted
 
-    own: Context = context.obj
+    own = Context.of(context)
     record, which = _record(own, checkpoint)
     own.progress("", f"verifying {checkpoint}")
     found = checkpoint_actions.find(own.home, record, which, own.connect)
-    given = launching.overrides(workers, servers, strategy, settings or [])
+    given = launching.overrides(workers, servers, strategy, settings)
     if job is not None:
-        text, source = own.cwd_file(job, "a job file")
+        text, source = own.read_file(job, "a job file")
         wanted, code = load_wanted(text, source, given, []), None
     else:
         runs = manifest_trust.source_of(record, found.manifest, lambda lines: _agree(own, found, lines, trust_manifest))
         wanted, code = load_wanted(runs.job_file, record.job_source, given, []), runs.code
         if not runs.own:
             manifest_trust.refuse_shell(wanted.job, wanted.env, found.id)
-    run = launching.Run(own, wanted, own.cluster(cluster), code)
+    launch = launching.JobLaunch(own, wanted, own.cluster(cluster), code)
     if dry_run:
-        run.dry()
+        launch.print_dry_run()
         return 0
-    return run.go(located=found, detach=detach, on_interrupt=on_interrupt)
+    return launch.run(located=found, detach=detach, on_interrupt=on_interrupt)
 
 
-@VERB.command()
+@checkpoint.command()
 def export(
     context: typer.Context,
-    checkpoint: Reference,
+    checkpoint: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, such as model.safetensors.")],
 ) -> None:
     """Write the model of a checkpoint as one safetensors file with the model's own names."""
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
-    own: Context = context.obj
+    own = Context.of(context)
     record, which = _record(own, checkpoint)
-    with _head_shell(own, record) as shell:
+    with own.head_shell(record) as shell:
         found = checkpoint_actions.locate(shell, record, which)
         size = checkpoint_actions.export(shell, found, out)
-    own.result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
+    own.print_result({"id": found.id, "path": str(out.absolute()), "bytes": size}, draw_fields)
 
 
-@VERB.command()
+@checkpoint.command()
 def pull(
     context: typer.Context,
-    checkpoint: Reference,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Gets a folder JOB@STEP in it.")],
+    checkpoint: CheckpointArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder in which to create JOB@STEP.")],
 ) -> None:
-    """Bring a checkpoint to this machine, proved."""
+    """Copy a checkpoint to this machine and verify it."""
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.view.tables import draw_fields
 
-    own: Context = context.obj
+    own = Context.of(context)
     record, which = _record(own, checkpoint)
-    with _head_shell(own, record) as shell:
+    with own.head_shell(record) as shell:
         found = checkpoint_actions.locate(shell, record, which)
         target = checkpoint_actions.pull(shell, found, folder)
-    own.result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
+    own.print_result({"id": found.id, "path": str(target.absolute()), "bytes": found.manifest.bytes}, draw_fields)
 
 
-@VERB.command()
+@checkpoint.command()
 def prune(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="The job, such as digits-3.", autocompletion=completion.jobs)],
-    keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Newest checkpoints that stay.")],
+    keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Number of newest checkpoints to keep.")],
 ) -> None:
-    """Remove a job's older checkpoints; the best one stays too."""
+    """Remove a job's older checkpoints; keep the best one too."""
     from psctl.launch.checkpoints import checkpoint_actions
     from psctl.launch.checkpoints.checkpoint_listing import rows_of
     from psctl.view.tables import draw_pruned
 
-    own: Context = context.obj
+    own = Context.of(context)
     record = own.home.job(job)
-    with _head_shell(own, record, acts=True) as shell:
-        doomed = checkpoint_actions.to_prune(shell, record, keep)
-        if doomed:
-            own.confirm(f"remove {len(doomed)} of {record.job}'s checkpoints: {', '.join(doomed)}")
-        rows = checkpoint_actions.prune(shell, record, keep) if doomed else []
+    with own.head_shell(record, acts=True) as shell:
+        removed = checkpoint_actions.to_prune(shell, record, keep)
+        if removed:
+            own.confirm(f"remove {len(removed)} of {record.job}'s checkpoints: {', '.join(removed)}")
+        rows = checkpoint_actions.prune(shell, record, keep) if removed else []
         kept = rows_of(shell, record.head, record)
-    own.result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
+    own.print_result({"job": record.job, "host": record.head.name, "checkpoints": rows, "kept": kept}, draw_pruned)
     if rows and len(record.hosts) > 1:
-        own.tell("copies that the job's other hosts keep were not removed")
+        own.tell("copies on the job's other hosts were not removed")
 
 
 def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
@@ -225,17 +225,6 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
     job, which = checkpoint_actions.split(reference)
     return own.home.job(job), which
-
-
-@contextmanager
-def _head_shell(own: Context, record: JobRecord, *, acts: bool = False) -> Iterator[Shell]:
-    """Give a shell on the host that keeps a job's checkpoints; raises what keeps us from there."""
-    from psctl.types import HostName
-
-    with own.connect(own.cluster_of(record, acts=acts), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        yield fleet.shells[HostName(record.head.name)]
 
 
 def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
@@ -256,15 +245,15 @@ def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
 
 
 def _agree(own: Context, found: Located, lines: list[str], trusted: bool) -> bool:
-    """Show in what a manifest differs from this machine's record of the job, and ask; --yes is no answer to that."""
+    """Print how a manifest differs from this machine's record of the job, and ask; --yes is no answer to this."""
     from psctl.view.console import say
     from psctl.view.text import one_line
 
     say(own.err, f"{found.id} names another job file or code than {found.record.job} was started with:")
     say(own.err, *(f"  {one_line(line)}" for line in lines))
-    return trusted or own.agreed(
+    return trusted or own.ask(
         "run the job file and code that the checkpoint names",
-        hint="--job JOB.yaml runs a job file of this machine; --trust-manifest takes the checkpoint's",
+        hint="--job JOB.yaml runs a job file of this machine; --trust-manifest runs the checkpoint's",
     )
 
 

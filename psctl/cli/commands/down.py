@@ -7,18 +7,13 @@ from typing import Annotated
 
 import typer
 
-from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
+from psctl.cli.shared.parameters import ClusterArgument
 
 
 def down(
     context: typer.Context,
-    cluster: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
-        ),
-    ] = None,
+    cluster: ClusterArgument = None,
     purge: Annotated[bool, typer.Option("--purge", help="Remove logs and checkpoints there too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Stop running jobs first.")] = False,
 ) -> None:
@@ -31,7 +26,7 @@ def down(
     from psctl.launch.hosts.converge import verdict
     from psctl.view.tables import draw_up
 
-    own: Context = context.obj
+    own = Context.of(context)
     chosen = own.cluster(cluster)
     where = ", ".join(host.name for host in chosen.spec.hosts)
     if purge:
@@ -48,11 +43,8 @@ def down(
         own.home.forget(chosen.spec.name)
     elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():
         own.home.remember(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
-    own.results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
+    own.print_results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
     own.tell(f"{chosen.spec.name} is down")
     if not purge:
         named = chosen.spec.name if chosen.embedded else shown_path(Path(chosen.known.source))
         own.tell(f"logs and checkpoints are still there; psctl down {named} --purge removes them")
-
-
-VERB = down

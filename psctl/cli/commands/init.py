@@ -1,4 +1,4 @@
-"""psctl init: a folder to start from."""
+"""psctl init: make a folder with a job and a cluster file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psctl.cli.shared.context import Context
 
 def init(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill; made when missing.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill; created if missing.")] = Path("."),
     template: Annotated[
         str,
         typer.Option(
@@ -24,7 +24,7 @@ def init(
         ),
     ] = "digits",
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="a,b,c", help="Hosts to train on, as ssh knows them.")
+        str | None, typer.Option("--hosts", metavar="a,b,c", help="Hosts to train on, as ssh names them.")
     ] = None,
     hostfile: Annotated[
         str | None,
@@ -35,8 +35,8 @@ def init(
     from psctl.launch import scaffold
     from psctl.view.tables import draw_fields
 
-    own: Context = context.obj
-    text = scaffold.cluster_text(hosts, own.cwd_file(hostfile, "a hostfile") if hostfile else None)
+    own = Context.of(context)
+    text = scaffold.cluster_text(hosts, own.read_file(hostfile, "a hostfile") if hostfile else None)
     files = scaffold.plan_files(folder, template, text)
     present = [path for path in files if path.exists()]
     if present:
@@ -44,7 +44,7 @@ def init(
         own.confirm(f"{shown} {'is' if len(present) == 1 else 'are'} there already: overwrite")
     scaffold.write(files)
     job = folder / "job.yaml"
-    own.result(
+    own.print_result(
         {"folder": str(folder.absolute()), "template": template, "files": [str(path) for path in files]},
         lambda console, made: draw_fields(console, dict.fromkeys(made["files"], "written")),
     )
@@ -52,6 +52,3 @@ def init(
         own.tell(f"next: psctl train {job}     (on this machine; hosts go into {folder / 'cluster.yaml'})")
     else:
         own.tell(f"next: psctl doctor {folder / 'cluster.yaml'}", f"then: psctl train {job}")
-
-
-VERB = init

@@ -1,4 +1,4 @@
-"""psctl jobs: every job that was started from this machine."""
+"""psctl jobs: list the jobs that were started from this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ def jobs(context: typer.Context) -> None:
     from psctl.launch.jobs.job_status import refresh
     from psctl.view.tables import draw_jobs
 
-    own: Context = context.obj
+    own = Context.of(context)
     rows = refresh(own.home, own.home.jobs(), own.connect)
-    own.result({"jobs": rows}, draw_jobs)
-    for row in rows:
-        if row.get("problem"):
-            own.warn(f"{row['job']}: {row['problem']}")
-
-
-VERB = jobs
+    own.print_result({"jobs": rows}, draw_jobs)
+    own.warn_of_problems(rows)

@@ -1,29 +1,28 @@
-"""psctl logs: what the processes of a job printed."""
+"""psctl logs: print the output of a job's processes."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context, Told, duration_ago, print_json
+from psctl.cli.shared.context import Context, ReportedError, head_of, print_json
+from psctl.cli.shared.parameters import JobArgument
+from psctl.errors import UsageError
 
 if TYPE_CHECKING:
     from psctl.launch.home import JobRecord
     from psctl.launch.jobs.job_logs import Line, Selector
-    from psctl.view.console import Glyphs
 
 
 def logs(
     context: typer.Context,
-    job: Annotated[
-        str | None,
-        typer.Argument(help="digits-3, or digits for its newest; nothing: the newest.", autocompletion=completion.jobs),
-    ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing what comes.")] = False,
+    job: JobArgument = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing new lines.")] = False,
     role: Annotated[
         str,
         typer.Option(
@@ -34,20 +33,20 @@ def logs(
             autocompletion=completion.ranks,
         ),
     ] = "",
-    tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Last lines only.")] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="5m", help="Lines of that time only.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="5m", help="Only lines of this time.")] = None,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="RE", help="Lines that match a regular expression.")
+        str | None, typer.Option("--grep", metavar="RE", help="Only lines that match a regular expression.")
     ] = None,
 ) -> None:
-    """Print what the processes of a job printed, from all its hosts.
+    """Print the output of a job's processes on all its hosts.
 
-    Without -f and --since the log files of the hosts are read, which hold the newest lines of each rank up to
-    `logs: {max}` of the job file; with them the job's event log is, in the order of time.
+    Without -f and --since it reads the log files of the hosts, which hold the newest lines of each rank up to
+    `logs: {max}` of the job file; with them it reads the job's event log, in the order of time.
     """
     from psctl.launch.jobs.job_logs import Selector
 
-    own: Context = context.obj
+    own = Context.of(context)
     selector = Selector(role)
     record = own.home.job(job)
     if follow or since is not None:
@@ -70,7 +69,7 @@ def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int |
         lines, removed, missing = collect(record, fleet, selector, tail, grep)
     for gap in removed:
         own.warn(
-            f"{gap.rank} on {gap.host}: the first {gap.lines:,} lines of {gap.stream} are not kept any more "
+            f"{gap.rank} on {gap.host}: the first {gap.lines:,} lines of {gap.stream} were removed "
             "(logs: {max} in the job file)"
         )
     error = verdict(missing, len(record.hosts), "read")
@@ -78,7 +77,7 @@ def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int |
         raise error
     _print(own, lines, error.document() if error else {})
     if error is not None:
-        raise Told(error)
+        raise ReportedError(error)
 
 
 def _from_events(
@@ -91,23 +90,21 @@ def _from_events(
     since: str | None,
     grep: str | None,
 ) -> None:
-    """Print the log events of a job: those that are there, and with `follow` those that come."""
+    """Print the log events of a job; with `follow`, new ones too until its end."""
     from psctl.clock import SystemClock
     from psctl.job.events import Log, RoleOf, Started, StateChanged
     from psctl.launch.jobs.event_stream import Follower
     from psctl.launch.jobs.job_logs import Line, check, pattern_of, tail_of
 
-    after = duration_ago(since, "--since") if since is not None else 0.0
+    after = _moment_of(since) if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
     hosts: dict[str, str] = {}
     with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
-        for error in fleet.failed.values():
-            raise error
-        shell = next(iter(fleet.shells.values()))
+        shell = head_of(fleet, record)
         check(shell, record, selector)
         follower = Follower(record, lambda: shell, SystemClock(), own.warn, shell)
-        held: list[Line] | None = []  # what was there already, until --tail has been applied to it
-        one_document = follow and own.options.output == "json"  # printed whole, at the job's end
+        held: list[Line] | None = []  # lines of the past, until --tail has been applied to them
+        one_document = follow and own.options.output == "json"  # printed at the job's end
         for event in follower.events():
             if event is None:
                 if held is not None and not one_document:
@@ -133,8 +130,8 @@ def _from_events(
 
 
 def _print(own: Context, lines: Iterable[Line], more: Mapping[str, Any] | None = None) -> None:
-    """Print lines: each behind its rank and host, or as JSON, with what `more` has to say."""
-    from psctl.view.console import Glyphs
+    """Print lines, each after its rank and host, or as JSON with the keys of `more`."""
+    from psctl.view.console import Glyphs, rank_lines, say
 
     lines = list(lines)
     if own.options.output == "json":
@@ -145,16 +142,17 @@ def _print(own: Context, lines: Iterable[Line], more: Mapping[str, Any] | None =
         if glyphs is None:
             print_json({"event": "log", **line._asdict()})
         else:
-            _print_line(own, line, glyphs)
+            say(own.out, *rank_lines(line.rank, line.host, line.text, glyphs))
     if more and glyphs is None:
         print_json(more)
     sys.stdout.flush()
 
 
-def _print_line(own: Context, line: Line, glyphs: Glyphs) -> None:
-    from psctl.view.console import rank_lines, say
+def _moment_of(since: str) -> float:
+    """Return the moment that --since means, in seconds since the epoch. Raises UsageError when it is no duration."""
+    from psctl.units import parse_duration
 
-    say(own.out, *rank_lines(line.rank, line.host, line.text, glyphs))
-
-
-VERB = logs
+    try:
+        return time.time() - parse_duration(since)
+    except ValueError as error:
+        raise UsageError(f"--since {error}", hint="such as --since 5m") from None

@@ -1,4 +1,4 @@
-"""psctl plan: the predicted time of every strategy, the choice, the reason."""
+"""psctl plan: predict the time of every strategy and choose one."""
 
 from __future__ import annotations
 
@@ -8,44 +8,43 @@ import typer
 
 from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
+from psctl.cli.shared.parameters import ClusterOption, SizeOption
 
 
 def plan(
     context: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(metavar="JOB.yaml", help="Job file; nothing: any job.", autocompletion=completion.files),
+        typer.Argument(metavar="JOB.yaml", help="Job file; without it any job.", autocompletion=completion.files),
     ] = None,
-    cluster: completion.ClusterOption = None,
+    cluster: ClusterOption = None,
     topology: Annotated[
         str | None,
-        typer.Option(
-            "--topology", metavar="FILE", help="Machines from a file: what topo -o json prints, or a saved matrix."
-        ),
+        typer.Option("--topology", metavar="FILE", help="Machines of a file: output of topo -o json, or a matrix."),
     ] = None,
-    size: Annotated[str | None, typer.Option("--size", metavar="160MB", help="Bytes of gradients a worker.")] = None,
+    size: SizeOption = None,
     parameters: Annotated[
         str | None,
-        typer.Option("--parameters", metavar="1e9", help="Parameters of the model: what it asks of servers, too."),
+        typer.Option("--parameters", metavar="1e9", help="Parameters of the model: also plan the servers' memory."),
     ] = None,
     world: Annotated[
-        int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may serve.")
+        int | None, typer.Option("--world", min=1, metavar="N", help="Number of ranks; further hosts may be servers.")
     ] = None,
 ) -> None:
-    """Predict the time of every strategy and say which is chosen, and why; changes nothing."""
+    """Predict the time of every strategy, and print which is chosen and why; change nothing."""
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
     from psctl.launch.jobs import job_planning
     from psctl.view.tables import draw_plan
 
-    own: Context = context.obj
+    own = Context.of(context)
     if topology is not None and cluster is not None:
         raise UsageError("--topology describes machines, and --cluster names others", hint="give one of them")
     if parameters is not None and size is not None:
         raise UsageError("--parameters gives the size, and --size another", hint="give one of them")
     model = job_planning.model_of(parameters) if parameters is not None else None
-    wanted = job_planning.job_of(*own.cwd_file(job, "a job file")) if job else None
-    known = model.size if model is not None else launching.size_of(size)
+    wanted = job_planning.job_of(*own.read_file(job, "a job file")) if job else None
+    known = model.size if model is not None else launching.parse_size_option(size)
     if known is None and wanted is not None:
         known = wanted.sync.size or launching.last_size(own, wanted.name)
     if topology is not None:
@@ -55,9 +54,6 @@ def plan(
         chosen = own.cluster(cluster, asked.cluster, launching.folder_of(asked.source) if wanted else None)
         with own.connect(chosen) as fleet:
             made, document = job_planning.plan(own.home, chosen, fleet, asked, known, world, model)
-    own.result(document, draw_plan)
+    own.print_result(document, draw_plan)
     if own.options.verbose:
         own.detail(*job_planning.schedule_text(made))
-
-
-VERB = plan

@@ -1,4 +1,4 @@
-"""psctl scale: more or fewer processes for a running job."""
+"""psctl scale: change the number of processes of a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psctl.cli.shared.context import Context
 def scale(
     context: typer.Context,
     job: Annotated[
-        str | None, typer.Argument(help="A running job; nothing: the newest.", autocompletion=completion.jobs)
+        str | None, typer.Argument(help="A running job; without it the newest.", autocompletion=completion.jobs)
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Number of workers.")] = None,
     servers: Annotated[int | None, typer.Option("--servers", metavar="M", min=1, help="Number of servers.")] = None,
@@ -22,27 +22,20 @@ def scale(
     import msgspec
 
     from psctl.errors import NoSuchJob, UsageError
-    from psctl.launch.jobs.job_scale import scale as ask
-    from psctl.types import HostName
+    from psctl.launch.jobs.job_scale import scale as request_scale
     from psctl.view.tables import draw_fields
 
-    own: Context = context.obj
+    own = Context.of(context)
     if workers is None and servers is None:
         raise UsageError("nothing is asked for", hint="psctl scale JOB --workers N --servers M")
     record = own.home.job(job)
     if record.over:
         raise NoSuchJob(f"{record.job} runs no more", hint=f"psctl checkpoint list {record.job}", where=record.job)
-    head = HostName(record.head.name)
-    with own.connect(own.cluster_of(record, acts=True), [head]) as fleet:
-        if head in fleet.failed:
-            raise fleet.failed[head]
-        done = ask(fleet.shells[head], record, workers, servers)
+    with own.head_shell(record, acts=True) as shell:
+        done = request_scale(shell, record, workers, servers)
     lines = {
         name: str(counts.after) if counts.before == counts.after else f"{counts.before} -> {counts.after}"
         for name, counts in (("workers", done.workers), ("servers", done.servers))
     }
-    own.result(msgspec.to_builtins(done), lambda console, _: draw_fields(console, {"job": done.job, **lines}))
-    own.tell(f"watch it: psctl attach {record.job}")
-
-
-VERB = scale
+    own.print_result(msgspec.to_builtins(done), lambda console, _: draw_fields(console, {"job": done.job, **lines}))
+    own.tell(f"follow it: psctl attach {record.job}")

@@ -1,4 +1,4 @@
-"""psctl status: what runs, rank by rank, and the hosts."""
+"""psctl status: show running jobs and their hosts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,20 @@ def status(
     context: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(help="One job; nothing: all that run, else the newest.", autocompletion=completion.jobs),
+        typer.Argument(help="One job; without it all running jobs, else the newest.", autocompletion=completion.jobs),
     ] = None,
 ) -> None:
     """Show running jobs rank by rank, and the hosts of their cluster."""
-    from psctl.launch.jobs import job_status as looking
+    from psctl.launch.jobs import job_status
     from psctl.view.tables import draw_status
 
-    own: Context = context.obj
+    own = Context.of(context)
     if job is not None:
         records = [own.home.job(job)]
     else:
-        everything = own.home.jobs()
-        records = [record for record in everything if not record.over] or everything[-1:]
+        known = own.home.jobs()
+        records = [record for record in known if not record.over] or known[-1:]
     chosen = own.cluster_of(records[-1]) if records else own.cluster(None)
-    jobs = looking.refresh(own.home, records, own.connect)
-    own.result({"jobs": jobs, "hosts": looking.host_rows(own.home, chosen, own.connect)}, draw_status)
-    for row in jobs:
-        if row.get("problem"):
-            own.warn(f"{row['job']}: {row['problem']}")
-
-
-VERB = status
+    rows = job_status.refresh(own.home, records, own.connect)
+    own.print_result({"jobs": rows, "hosts": job_status.host_rows(own.home, chosen, own.connect)}, draw_status)
+    own.warn_of_problems(rows)

@@ -1,4 +1,4 @@
-"""psctl store: read keys of a running job's store from outside the job."""
+"""psctl store: read keys of a running job's store."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ from typing import Annotated
 
 import typer
 
-from psctl.cli.shared import completion
 from psctl.cli.shared.context import Context
+from psctl.cli.shared.parameters import RunningJobArgument
 
 
 def store(
     context: typer.Context,
-    job: Annotated[
-        str, typer.Argument(help="A running job: digits-3, or digits for its newest.", autocompletion=completion.jobs)
-    ],
+    job: RunningJobArgument,
     keys: Annotated[
-        list[str] | None, typer.Argument(help="Names, or integers; none: what the store has.", show_default=False)
+        list[str] | None, typer.Argument(help="Names or integers; without them a list of the keys.", show_default=False)
     ] = None,
-    name: Annotated[
-        str, typer.Option("--store", metavar="NAME", help="Which store, as run.store() names it.")
-    ] = "default",
+    name: Annotated[str, typer.Option("--store", metavar="NAME", help="Name of the store in run.store().")] = "default",
     file: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="More keys, one a line.")] = None,
 ) -> None:
-    """Read keys of a running job's run.store(); changes nothing and holds nobody up."""
+    """Read keys of a running job's run.store(); change nothing and delay no worker."""
     import msgspec
 
     from psctl.clock import SystemClock
     from psctl.errors import UsageError
     from psctl.launch.jobs.store_query import Reader, over
-    from psctl.types import HostName
     from psctl.view.tables import draw_store
 
-    own: Context = context.obj
+    own = Context.of(context)
     record = own.home.job(job)
     if record.over:
         raise over(record)
@@ -46,16 +41,13 @@ def store(
     wanted = [_key(word) for word in words]
     if file is not None and not wanted:
         raise UsageError(f"{file} has no keys", hint="one key a line")
-    head = HostName(record.head.name)
-    with own.connect(own.cluster_of(record), [head]) as fleet:
-        if head in fleet.failed:
-            raise fleet.failed[head]
-        found = Reader(fleet.shells[head], record, name, SystemClock()).read(wanted)
-    own.result(msgspec.to_builtins(found), draw_store)
+    with own.head_shell(record) as shell:
+        found = Reader(shell, record, name, SystemClock()).read(wanted)
+    own.print_result(msgspec.to_builtins(found), draw_store)
 
 
 def _key(word: str) -> str | int:
-    """Return what is meant: an integer key where it is written as one, else a name."""
+    """Return a key of the command line: an integer where it is written as one, else a name."""
     from psctl.errors import UsageError
 
     digits = word.removeprefix("-")
@@ -64,6 +56,3 @@ def _key(word: str) -> str | int:
     if len(digits) > 19 or not -(1 << 63) <= int(word) < 1 << 63:
         raise UsageError(f"{word}: an integer key has 64 bits with sign", hint="psctl store --help")
     return int(word)
-
-
-VERB = store

@@ -1,4 +1,4 @@
-"""psctl topo: the machines and what joins them."""
+"""psctl topo: show machines and links."""
 
 from __future__ import annotations
 
@@ -7,38 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from psctl.cli.shared import completion
-from psctl.cli.shared.context import Context
+from psctl.cli.shared.context import Context, ReportedError
 from psctl.cli.shared.global_options import PICTURES
+from psctl.cli.shared.parameters import ClusterArgument
 
 
 def topo(
     context: typer.Context,
-    cluster: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CLUSTER", help="Cluster file or name; nothing: the current.", autocompletion=completion.clusters
-        ),
-    ] = None,
+    cluster: ClusterArgument = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the links between hosts and between GPUs, and keep the result.")
     ] = False,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Show what each machine's matrix says of pairs, in place of its tree.")
-    ] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Print each machine's matrix instead of its tree.")] = False,
     from_: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="DIR|FILE",
-            help="Read saved output in place of asking hosts: of nvidia-smi topo -m and its kin, or of topo -o json.",
+            help="Read saved output (nvidia-smi topo -m and others, or topo -o json) and contact no host.",
         ),
     ] = None,
 ) -> None:
-    """Show what is inside the hosts and between them, how much each link carries, and which strategy suits them."""
+    """Show the devices and links of the hosts, the rate of each link, and the strategy that suits them."""
     from psctl.errors import UsageError
 
-    own: Context = context.obj
+    own = Context.of(context)
     if from_ is not None and (cluster is not None or measure):
         other = "--measure" if measure else "a cluster"
         raise UsageError(f"--from reads saved output; {other} makes no sense with it", hint="give one of them")
@@ -49,11 +42,11 @@ def topo(
 
         _show(own, saved_topology(from_), matrix, None)
     else:
-        _look(own, cluster, measure, matrix)
+        _show_live(own, cluster, measure, matrix)
 
 
-def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> None:
-    """Ask the hosts, and show what they are."""
+def _show_live(own: Context, cluster: str | None, measure: bool, matrix: bool) -> None:
+    """Probe the hosts and show them."""
     from psctl.launch.hosts.converge import look_at_all, verdict
     from psctl.launch.measure import survey
 
@@ -61,7 +54,7 @@ def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> Non
     with own.connect(chosen) as fleet:
         state = look_at_all(chosen, fleet)
         for name in state.sites:
-            state.failed.pop(name, None)  # looking needs no room on the disk
+            state.failed.pop(name, None)  # a probe needs no space on the disk
         known: Any = None
         if state.sites:
             look = survey.measured_links if measure else survey.known_links
@@ -73,13 +66,11 @@ def _look(own: Context, cluster: str | None, measure: bool, matrix: bool) -> Non
 
 
 def _show(own: Context, document: dict[str, Any], matrix: bool, error: Any) -> None:
-    """Print the document, or draw it; a picture of which nothing could be seen is none."""
-    from psctl.cli.shared.context import Told
-
+    """Print or draw the document. Raises `error` in place of a picture in which every host failed."""
     if own.options.output not in PICTURES:
         from psctl.view.topo import draw_topo
 
-        own.results(document, lambda console, shown: draw_topo(console, shown, matrix), error)
+        own.print_results(document, lambda console, shown: draw_topo(console, shown, matrix), error)
         return
     if error is not None and all(host.get("error") for host in document["hosts"]):
         raise error
@@ -90,7 +81,4 @@ def _show(own: Context, document: dict[str, Any], matrix: bool, error: Any) -> N
     sys.stdout.flush()
     sys.stdout.buffer.write(draw(document).encode())
     if error is not None:
-        raise Told(error)
-
-
-VERB = topo
+        raise ReportedError(error)

@@ -21,21 +21,18 @@ def use(
         ),
     ],
 ) -> None:
-    """Make a cluster the one that commands mean when none is named; no host is asked."""
+    """Make a cluster the default of all commands; contact no host."""
     import msgspec
 
     from psctl.launch import clusters
     from psctl.view.tables import draw_clusters
 
-    own: Context = context.obj
+    own = Context.of(context)
     chosen = own.cluster(cluster)
     clusters.use(own.home, chosen)
     row = next(row for row in clusters.rows(own.home) if row.current)
-    own.result(msgspec.to_builtins(row), lambda console, shown: draw_clusters(console, {"clusters": [shown]}))
+    own.print_result(msgspec.to_builtins(row), lambda console, shown: draw_clusters(console, {"clusters": [shown]}))
     other = own.environment.get("PSCTL_CLUSTER")
     if other:
-        own.warn(f"PSCTL_CLUSTER={other} stands above the current cluster in this shell")
+        own.warn(f"PSCTL_CLUSTER={other} in this shell takes precedence over the current cluster")
     own.tell(f"Next: {own.train_command(chosen)}")
-
-
-VERB = use

@@ -21,14 +21,14 @@ def validate(
         typer.Argument(metavar="FILE...", help="Cluster and job files.", autocompletion=completion.files),
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema: of both kinds of file, or of those that FILEs are.")
+        bool, typer.Option("--schema", help="Print the JSON Schema of both kinds of file, or of the kinds of FILE...")
     ] = False,
 ) -> None:
-    """Check cluster and job files, and the script: all that is wrong, at which line and column, and what is meant."""
+    """Check cluster and job files and the script; print every error with line, column and nearest valid name."""
     from psctl.errors import UsageError
     from psctl.spec.schema import cluster_schema, job_schema
 
-    own: Context = context.obj
+    own = Context.of(context)
     if schema:
         kinds = {_kind(own, file) for file in files or []} or {"cluster", "job"}
         made = {"cluster": cluster_schema, "job": job_schema}
@@ -47,13 +47,13 @@ def validate(
             if first is not None:
                 draw_error(own.err, first)
         first = error or first
-    own.results({"files": rows}, _draw, first)
+    own.print_results({"files": rows}, _draw, first)
 
 
 def _kind(own: Context, file: str) -> str:
     from psctl.spec.kinds import kind_of
 
-    text, _ = own.cwd_file(file, "a cluster or job file")
+    text, _ = own.read_file(file, "a cluster or job file")
     return kind_of(text, file)
 
 
@@ -64,7 +64,7 @@ def _check(own: Context, file: str) -> tuple[dict[str, Any], PsctlError | None]:
 
     kind = None
     try:
-        text, path = own.cwd_file(file, "a cluster or job file")
+        text, path = own.read_file(file, "a cluster or job file")
         shown = file if Path(file).expanduser().is_file() else path
         kind = kind_of(text, shown)
         raise_all(_problems(kind, text, shown))
@@ -74,7 +74,7 @@ def _check(own: Context, file: str) -> tuple[dict[str, Any], PsctlError | None]:
 
 
 def _problems(kind: str, text: str, source: str) -> list[PsctlError]:
-    """Return all that is wrong with a file, and with the script that it names."""
+    """Return the errors of a file, and of the script that it names."""
     from psctl.errors import PsctlError
     from psctl.launch.jobs import script_entry
     from psctl.spec.kinds import load
@@ -93,6 +93,3 @@ def _draw(console: Any, document: Any) -> None:
     for row in document["files"]:
         if row["valid"]:
             say(console, f"{row['file']}: valid {row['kind']} file")
-
-
-VERB = validate

@@ -1,4 +1,4 @@
-"""The jobs of a bench, one after another, from the first connection to the last answer."""
+"""One call of `psctl bench`: its jobs, one after another, and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from psctl import errors
 from psctl.cli.shared.context import Context
-from psctl.cli.shared.following import Following, Presses, Show
+from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
 from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, from_line
 from psctl.job.events import AnyEvent, Finished, Log
 from psctl.launch.bench import bench_runs, congestion
@@ -24,36 +24,38 @@ from psctl.remote.fleet import Fleet
 from psctl.units import format_bytes, format_seconds
 
 
-class Benching:
+class BenchCall:
     """One call of `psctl bench`.
 
     Args:
-        context: of the call.
+        context: the call.
         chosen: the cluster.
-        wish: what is to be measured.
+        wish: what to measure.
     """
 
     def __init__(self, context: Context, chosen: Chosen, wish: bench_runs.Wish) -> None:
-        self._context, self._chosen, self._wish = context, chosen, wish
+        self._context = context
+        self._chosen = chosen
+        self._wish = wish
         self._results: list[bench_runs.Result] = []
         self._outlook: bench_runs.Outlook | None = None
         self._controls: list[str] = []
-        self._control: str | None = None  # under which a job runs that compares
-        self._times: dict[str, list[float]] = {}  # by control
+        self._control: str | None = None  # congestion control of the current job, when controls are compared
+        self._times: dict[str, list[float]] = {}  # by congestion control
 
-    def go(self) -> int:
-        """Measure; return the exit code: 0, or that of an interrupt, after which the results are those up to it.
+    def run(self) -> int:
+        """Measure; return 0, or the exit code of an interrupt, after which `document` has the results so far.
 
         Raises:
             PsctlError: a host cannot be used, slots are held, or a job failed.
         """
-        with Presses() as presses:
-            stage = self._look()
-            assert self._outlook is not None, "made by looking"
+        with SignalQueue() as signals:
+            stage = self._predict()
+            assert self._outlook is not None, "set by _predict"
             jobs = self._outlook.jobs(self._wish)
             turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
             for job, self._control in [*((job, None) for job in jobs), *turns]:
-                code = self._measure(job, presses)
+                code = self._measure(job, signals)
                 if code:
                     return code
         found = bench_runs.calibrate(stage, self._outlook, self._results)
@@ -61,8 +63,8 @@ class Benching:
         return 0
 
     def document(self) -> dict[str, Any]:
-        """Return what `bench -o json` prints; beside the promised records, the winner of each size."""
-        assert self._outlook is not None, "after go"
+        """Return the document that `bench -o json` prints: the records, and the winner of each size."""
+        assert self._outlook is not None, "after run"
         found: dict[str, Any] = {
             "cluster": self._chosen.spec.name,
             "results": [each.document() for each in self._results],
@@ -72,8 +74,8 @@ class Benching:
             found["congestion"] = congestion.compared(self._times, self._chosen.spec.network.congestion)
         return found
 
-    def _look(self) -> Stage:
-        """Reach all hosts, and predict."""
+    def _predict(self) -> Stage:
+        """Connect to all hosts, make them ready and predict the times."""
         own, say = self._context, self._context.progress
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
             asked = bench_runs.wanted(Path(folder), self._wish, bench_runs.whole_job(self._wish))
@@ -83,7 +85,7 @@ class Benching:
             self._controls = congestion.allowed(stage, self._wish.controls)
             return stage
 
-    def _measure(self, job: bench_runs.Job, presses: Presses) -> int:
+    def _measure(self, job: bench_runs.Job, signals: SignalQueue) -> int:
         own, control = self._context, self._control
         chosen = self._chosen if control is None else congestion.under(self._chosen, control)
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
@@ -92,14 +94,14 @@ class Benching:
             with own.home.starting():
                 stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
                 record = prepare.run(stage, request, None, self._detail, own.warn)
-            return Measuring(own, record, presses, stage.fleet, self._hear).run()
+            return BenchFollower(own, record, signals, stage.fleet, self._on_answer).run()
 
     def _detail(self, host: str, sentence: str) -> None:
         self._context.detail(f"{host}: {sentence}" if host else sentence)
 
-    def _hear(self, answer: BenchAnswer) -> None:
-        """Take in what rank 0 said."""
-        assert self._outlook is not None, "jobs follow a look"
+    def _on_answer(self, answer: BenchAnswer) -> None:
+        """Keep and print an answer of rank 0."""
+        assert self._outlook is not None, "set by _predict"
         match answer:
             case BenchProgress():
                 self._context.tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
@@ -115,49 +117,53 @@ class Benching:
                 self._context.tell(f"  {answer.strategy} took {took}{predicted}{wrong}")
 
 
-class Measuring(Following):
-    """Follows a job of a bench: what it answers goes to `hear`, the rest is shown to nobody.
+class BenchFollower(JobFollower):
+    """Follows a job of a bench and passes its answers on; nothing else is shown.
 
     Args:
-        context, record, presses, fleet: as for `Following`.
-        hear: told of each answer.
+        context, record, signals, fleet: as for `JobFollower`.
+        on_answer: called with each answer.
     """
 
     def __init__(
-        self, context: Context, record: JobRecord, presses: Presses, fleet: Fleet, hear: Callable[[BenchAnswer], None]
+        self,
+        context: Context,
+        record: JobRecord,
+        signals: SignalQueue,
+        fleet: Fleet,
+        on_answer: Callable[[BenchAnswer], None],
     ) -> None:
-        super().__init__(context, record, presses, "stop", fleet, runs=True)
-        self._hear = hear
+        super().__init__(context, record, signals, "stop", fleet, runs=True)
+        self._on_answer = on_answer
 
-    def _shown(self) -> Show:
-        return _Answers(self.context, self._hear)
+    def _make_output(self) -> EventOutput:
+        return _AnswerOutput(self.context, self._on_answer)
 
-    def _end(self, last: Finished | None, show: Show) -> int:
-        assert last is not None, "an interrupt stops it, so there is an end"
-        self._settle(last, show)
-        for line in self._left():
-            self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
+    def _finish(self, last: Finished | None, output: EventOutput) -> int:
+        assert last is not None, "an interrupt stops the job, so it ends"
+        self._record_end(last, output)
+        self._warn_of_leftovers()
         if last.status == "failed":
             failure = last.failure or {}
             raise errors.JobFailed(
-                f"{failure.get('member', self.record.job)} failed: {failure.get('exception', 'without a word')}",
+                f"{failure.get('member', self.record.job)} failed: {failure.get('exception', 'no reason is known')}",
                 hint=f"psctl logs {self.record.job}", where=self.record.job,
             )  # fmt: skip
         return last.exit
 
 
-class _Answers(Show):
-    """Hears the answers among a job's events."""
+class _AnswerOutput(EventOutput):
+    """Finds the answers among a job's events."""
 
-    def __init__(self, context: Context, hear: Callable[[BenchAnswer], None]) -> None:
+    def __init__(self, context: Context, on_answer: Callable[[BenchAnswer], None]) -> None:
         super().__init__(context)
         self.screen = None
         self._jsonl = False
-        self._hear = hear
+        self._on_answer = on_answer
 
-    def event(self, event: AnyEvent) -> None:
-        super().event(event)
+    def on_event(self, event: AnyEvent) -> None:
+        super().on_event(event)
         if isinstance(event, Log) and event.rank == "worker/0" and event.stream == "stdout":
             answer = from_line(event.text)
             if answer is not None:
-                self._hear(answer)
+                self._on_answer(answer)

@@ -1,4 +1,4 @@
-"""Tab completion: names that this machine's own records hold; no host is asked, and torch and SSH are not loaded."""
+"""Tab completion from this machine's records; it contacts no host and loads neither torch nor SSH."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 ROLES = ("worker", "server", "coordinator")
 
 BREAKS = re.compile(r"[@:=]+")
-"""What bash makes words of their own: digits-3@500 comes as three."""
+"""Characters that bash splits at: it passes digits-3@500 as three words."""
 
 
 def jobs() -> list[str]:
-    """Names of jobs, and the names that all runs of one share."""
+    """Return the names of jobs, and the names without number."""
     records = _home().jobs()
     return [*dict.fromkeys(record.name for record in records), *(record.job for record in reversed(records))]
 
 
 def checkpoints() -> list[str]:
-    """Checkpoints of every job: latest, best, and the steps that are known here."""
+    """Return the checkpoints of every job: latest, best, and the steps in this machine's records."""
     home = _home()
     return [name for record in reversed(home.jobs()) for name in _checkpoints(home, record)]
 
 
 def resumes() -> list[str]:
-    """What --resume takes."""
+    """Return the values of --resume."""
     return ["auto", "latest", "never", *checkpoints()]
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Known clusters, and cluster files."""
+    """Return known clusters and cluster files."""
     return [*dict.fromkeys(("local", *_home().clusters())), *files(incomplete)]
 
 
 def files(incomplete: str) -> list[str]:
-    """YAML files, and the folders on the way to them."""
+    """Return YAML files and folders."""
     above, _, begun = incomplete.rpartition("/")
     folder = Path(f"{above}/" if above or incomplete.startswith("/") else ".").expanduser()
     start = f"{above}/" if "/" in incomplete else ""
@@ -59,21 +59,21 @@ def files(incomplete: str) -> list[str]:
 
 
 def strategies() -> list[str]:
-    """Names of strategies, and auto."""
+    """Return the names of strategies, and auto."""
     from psctl.types import STRATEGIES
 
     return ["auto", *STRATEGIES]
 
 
 def templates() -> list[str]:
-    """Names of job templates."""
+    """Return the names of job templates."""
     from psctl.launch.scaffold import templates as shipped
 
     return shipped()
 
 
 def ranks(ctx: typer.Context) -> list[str]:
-    """Roles, and the ranks of the job that is named, as they were last seen."""
+    """Return roles, and the ranks of the job on the command line as last recorded."""
     records = _home().jobs()
     asked = ctx.params.get("job")
     chosen = [each for each in records if asked in (None, each.job, each.name)][-1:]
@@ -94,41 +94,35 @@ def _home() -> Home:
     return Home.of(os.environ)
 
 
-ClusterOption = Annotated[str | None, typer.Option("--cluster", help="Cluster file or name.", autocompletion=clusters)]
-StrategyOption = Annotated[
-    str | None, typer.Option("--strategy", metavar="NAME", help="Way to synchronise.", autocompletion=strategies)
-]
-
-
 # ---- answering the shell ---------------------------------------------------------------------------------------------
 
 
 def answer(command: Any, environment: MutableMapping[str, str]) -> int:
-    """Answer the shell, which asks by variables of its own; return the exit code."""
+    """Print the completions that the shell requests by environment variables; return the exit code."""
     cut = ""
     if environment.get("_PSCTL_COMPLETE") == "complete_bash" and "COMP_WORDS" in environment:
         words, at, cut = rejoined(environment["COMP_WORDS"].split("\n"), int(environment.get("COMP_CWORD", "0")))
         environment.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(at))
-    said, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(said):
+    printed, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(printed):
         try:
             command.main(prog_name="psctl")
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
-    for line in said.getvalue().splitlines():
+    for line in printed.getvalue().splitlines():
         print(line.removeprefix(cut))
     return code
 
 
 def rejoined(words: list[str], at: int) -> tuple[list[str], int, str]:
-    """Put words together again that bash took apart at @, : and =.
+    """Join the words that bash split at @, : and =.
 
     Args:
-        words: the command line as bash has it.
-        at: the index of the word that is being written.
+        words: the command line as bash split it.
+        at: the index of the word to complete.
 
     Returns:
-        the words and the index as they were typed, and what of that word bash does not replace.
+        the words as typed, the index of the word to complete, and the part of it that bash does not replace.
     """
     found: list[str] = []
     place, cut = at, ""

@@ -1,4 +1,4 @@
-"""What a verb has at hand: the options, the user's streams, this machine's memory, and connections to hosts."""
+"""A call of psctl, as its command sees it: the options, the user's streams, this machine's records, the hosts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psctl.cli.shared.global_options import Options
+import typer
+
+from psctl.cli.shared.global_options import GlobalOptions
 from psctl.errors import PsctlError, UsageError
 
 Console = Any
-"""A stream that can be drawn on; what it is, is view's own affair."""
+"""A stream to draw on: rich's Console, which only `psctl.view` imports."""
 
 if TYPE_CHECKING:
     from psctl.launch.clusters import Chosen
     from psctl.launch.home import Home, JobRecord
     from psctl.remote.fleet import Fleet
+    from psctl.remote.shell import Shell
 
 
-class Told(Exception):
-    """A command failed in part, and its results were printed, the error among them.
+class ReportedError(Exception):
+    """Ends a command that failed in part, after its results and the error among them were printed.
 
     Args:
-        error: what the command ends with.
+        error: the error that the exit code follows from.
     """
 
     def __init__(self, error: PsctlError) -> None:
@@ -42,107 +45,125 @@ class Context:
 
     Args:
         options: the global options.
-        environment: the process's.
-        words: the command line, without the program's name.
+        environment: the process's environment.
+        arguments: the command line, without the program's name.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str], words: Sequence[str] = ()) -> None:
-        self.options, self.environment, self.words = options, environment, words
+    def __init__(self, options: GlobalOptions, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+        self.options = options
+        self.environment = environment
+        self.arguments = arguments
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Context:
+        """Return the call that typer has parsed.
+
+        Raises:
+            UsageError: a global option is invalid.
+        """
+        return cls(GlobalOptions.of(context), os.environ, context.obj or ())
 
     @cached_property
     def home(self) -> Home:
-        """What is remembered on this machine."""
+        """The records of this machine."""
         from psctl.launch.home import Home
 
         return Home.of(self.environment)
 
     @cached_property
     def out(self) -> Console:
-        """Where results go."""
+        """stdout, for results."""
         from psctl.view.console import make_console
 
         return make_console(sys.stdout, no_color=self.options.no_color)
 
     @cached_property
     def err(self) -> Console:
-        """Where progress, prompts, warnings and errors go."""
+        """stderr, for progress, questions, warnings and errors."""
         from psctl.view.console import make_console
 
         return make_console(sys.stderr, no_color=self.options.no_color)
 
-    # ---- saying things -------------------------------------------------------------------------------------------
+    # ---- output --------------------------------------------------------------------------------------------------
 
-    def result(self, document: Mapping[str, Any], draw: Callable[[Console, Mapping[str, Any]], None]) -> None:
+    def print_result(self, document: Mapping[str, Any], draw: Callable[[Console, Mapping[str, Any]], None]) -> None:
         """Print a result: drawn for people, else as one JSON document."""
         if self.options.machine:
             print_json(document)
         else:
             draw(self.out, document)
 
-    def results(
+    def print_results(
         self,
         document: Mapping[str, Any],
         draw: Callable[[Console, Mapping[str, Any]], None],
         error: PsctlError | None,
     ) -> None:
-        """Print a result over many hosts; when some failed, the error stands in the document and ends the command."""
-        self.result({**document, **error.document()} if error else document, draw)
+        """Print a result of many hosts.
+
+        Raises:
+            ReportedError: `error` was given; it is part of the document.
+        """
+        self.print_result({**document, **error.document()} if error else document, draw)
         if error is not None:
-            raise Told(error)
+            raise ReportedError(error)
 
     def tell(self, *lines: str) -> None:
-        """Say what goes on or what to do next, on stderr; not with -q, and not to programs."""
+        """Print lines about progress or the next command on stderr; not with -q, nor with -o json or jsonl."""
         if not (self.options.quiet or self.options.machine):
             from psctl.view.console import say
 
             say(self.err, *lines)
 
     def detail(self, *lines: str) -> None:
-        """Say with -v what psctl decided or found by itself."""
+        """Print, with -v, a decision that psctl made by itself."""
         if self.options.verbose:
             self.tell(*lines)
 
     def warn(self, line: str) -> None:
-        """Say something that must not be missed, on stderr."""
+        """Print a warning on stderr, with -o json too."""
         if not self.options.quiet:
             from psctl.view.console import say
             from psctl.view.text import one_line
 
             say(self.err, f"warning: {one_line(line)}")
 
+    def warn_of_problems(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print a warning for each job whose row has a `problem`."""
+        for row in rows:
+            if row.get("problem"):
+                self.warn(f"{row['job']}: {row['problem']}")
+
     def progress(self, host: str, sentence: str) -> None:
-        """Say what is being done on a host ("": on all)."""
+        """Print an action on a host ("": on all)."""
         self.tell(f"{host}: {sentence}" if host else sentence)
 
+    # ---- questions -----------------------------------------------------------------------------------------------
+
     def confirm(self, question: str) -> None:
-        """Ask before something is lost.
+        """Ask before something is removed or ended; --yes is an answer.
 
         Args:
-            question: what would be lost, without the question mark.
+            question: the action, without the question mark.
 
         Raises:
-            UsageError: it was declined, or nobody is there to ask.
+            UsageError: the user declined, or stdin is no terminal.
         """
         if self.options.yes:
             return
-        if self.options.no_input or not sys.stdin.isatty():
-            words = ["--yes", *self.words] if "--" in self.words else [*self.words, "--yes"]
-            raise UsageError(
-                f"{question}: nobody is there to be asked, so nothing was done", hint=shlex.join(["psctl", *words])
-            )
-        sys.stderr.write(f"{question}? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        given = self.arguments
+        words = ["--yes", *given] if "--" in given else [*given, "--yes"]
+        if not self.ask(question, note=", so nothing was done", hint=shlex.join(["psctl", *words])):
             raise UsageError("nothing was done", hint="--yes says yes without asking")
 
-    def agreed(self, question: str, *, hint: str) -> bool:
-        """Ask what --yes does not answer; return the answer.
+    def ask(self, question: str, *, hint: str, note: str = "") -> bool:
+        """Ask a question that --yes does not answer; return the answer.
 
         Raises:
-            UsageError: nobody is there to ask; `hint` says what to do instead.
+            UsageError: stdin is no terminal, or --no-input; with `note` and `hint`.
         """
         if self.options.no_input or not sys.stdin.isatty():
-            raise UsageError(f"{question}: nobody is there to be asked", hint=hint)
+            raise UsageError(f"{question}: nobody is there to be asked{note}", hint=hint)
         sys.stderr.write(f"{question}? [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -150,36 +171,36 @@ class Context:
     # ---- clusters and jobs ---------------------------------------------------------------------------------------
 
     def cluster(self, asked: str | None, job_cluster: str | None = None, job_folder: Path | None = None) -> Chosen:
-        """Return the cluster that this call means."""
+        """Return the cluster that this call works on, and print its name."""
         from psctl.launch.clusters import choose
 
         chosen = choose(self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment)
-        return self._in_time(self._named(chosen))
+        return self._with_timeout(self._announced(chosen))
 
     def cluster_of(self, record: JobRecord, *, acts: bool = False) -> Chosen:
-        """Return the cluster that a job runs on; a command that `acts` on the job names it."""
+        """Return the cluster that a job runs on; a command that `acts` on the job prints its name."""
         from psctl.launch.clusters import recall
 
         chosen = recall(self.home, record.cluster)
-        return self._in_time(self._named(chosen) if acts else chosen)
+        return self._with_timeout(self._announced(chosen) if acts else chosen)
 
-    def _named(self, chosen: Chosen) -> Chosen:
-        """Say which cluster a command works on."""
+    def _announced(self, chosen: Chosen) -> Chosen:
+        """Print which cluster a command works on."""
         self.tell(f"cluster: {chosen.title}")
         self.detail(f"cluster file: {chosen.known.source or 'none, this machine alone'}")
         return chosen
+
+    def _with_timeout(self, chosen: Chosen) -> Chosen:
+        """Return the cluster with --timeout in place of its own `connect_timeout`."""
+        from psctl.launch.clusters import waiting
+
+        return chosen if self.options.timeout is None else waiting(chosen, self.options.timeout)
 
     def train_command(self, chosen: Chosen) -> str:
         """Return the command that trains on a cluster from here."""
         from psctl.launch.clusters import train_command
 
         return train_command(self.home, chosen, self.environment)
-
-    def _in_time(self, chosen: Chosen) -> Chosen:
-        """Return the cluster with --timeout in place of its own `connect_timeout`."""
-        from psctl.launch.clusters import waiting
-
-        return chosen if self.options.timeout is None else waiting(chosen, self.options.timeout)
 
     def connect(self, chosen: Chosen, names: Sequence[str] | None = None) -> Fleet:
         """Connect to a cluster's hosts, all or these."""
@@ -194,8 +215,18 @@ class Context:
         self.detail(*(f"{name}: {error.message}" for name, error in fleet.failed.items()))
         return fleet
 
-    def cwd_file(self, reference: str, what: str) -> tuple[str, str]:
-        """Return the text and the absolute path of a file that the command line names."""
+    @contextlib.contextmanager
+    def head_shell(self, record: JobRecord, *, acts: bool = False) -> Iterator[Shell]:
+        """Give a shell on a job's head.
+
+        Raises:
+            PsctlError: the head was not reached.
+        """
+        with self.connect(self.cluster_of(record, acts=acts), [record.head.name]) as fleet:
+            yield head_of(fleet, record)
+
+    def read_file(self, reference: str, what: str) -> tuple[str, str]:
+        """Return the text and the absolute path of a file that the command line names; of a folder, its job.yaml."""
         from psctl.launch.clusters import read_text
 
         path = Path(reference).expanduser()
@@ -204,36 +235,35 @@ class Context:
         return read_text(path, what), str(Path(os.path.abspath(path)))
 
 
+def head_of(fleet: Fleet, record: JobRecord) -> Shell:
+    """Return the shell on a job's head. Raises the error of the connection when it failed."""
+    from psctl.types import HostName
+
+    for error in fleet.failed.values():
+        raise error
+    return fleet.shells[HostName(record.head.name)]
+
+
 def print_json(document: Any) -> None:
-    """Print one JSON document as one line, at once."""
-    sys.stdout.write(json.dumps(_plain(document), allow_nan=False) + "\n")
+    """Print one JSON document as one line, and flush it."""
+    sys.stdout.write(json.dumps(_finite(document), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold: no number that is none."""
+def _finite(value: Any) -> Any:
+    """Return a value that JSON can hold: null in place of nan and of the infinities."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
 
 
-def duration_ago(text: str, option: str) -> float:
-    """Return the moment that lies a duration back, in seconds since the epoch. UsageError when it is none."""
-    from psctl.units import parse_duration
-
-    try:
-        return time.time() - parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {error}", hint=f"such as {option} 5m") from None
-
-
 @contextlib.contextmanager
-def quiet_pipe() -> Any:
-    """A reader that goes away (`| head`) is no error: stdout is turned to nowhere, so that the exit is quiet too."""
+def quiet_pipe() -> Iterator[None]:
+    """Exit without an error when the reader of stdout closes it (`| head`); the rest of the output is dropped."""
     try:
         yield
         sys.stdout.flush()

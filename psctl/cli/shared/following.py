@@ -1,4 +1,4 @@
-"""A job on the user's screen, from its first event to its last, with Ctrl-C in between: `train` and `attach`."""
+"""Follows a job from its first event to its last, and acts on Ctrl-C: `train` and `attach`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from psctl import errors
-from psctl.cli.shared.context import Context, print_json
-from psctl.cli.shared.interrupts import Act, Ladder, Press
+from psctl.cli.shared.context import Context, head_of, print_json
+from psctl.cli.shared.interrupts import Action, Input, InterruptPolicy
 from psctl.cli.shared.signals import Terminated
 from psctl.clock import SystemClock
 from psctl.job.events import (
@@ -40,10 +39,9 @@ from psctl.launch.jobs.prepare import split_notes
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
 from psctl.types import HostName
-from psctl.view.console import is_live, say
+from psctl.view.console import say
 from psctl.view.failure import Uncounted, draw_end
-from psctl.view.live import LiveScreen
-from psctl.view.plain import PlainLog
+from psctl.view.live import make_screen
 
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
@@ -51,22 +49,22 @@ if TYPE_CHECKING:
 HINT = "Ctrl-C detaches; the job goes on"
 
 
-class Presses:
-    """Signals as a queue while a job is followed; before that they end psctl as usual, by an exception."""
+class SignalQueue:
+    """Queues SIGINT and SIGTERM while a job is followed; before that they raise, as in any command."""
 
     def __init__(self) -> None:
-        self.queue: deque[Press] = deque()
+        self.queue: deque[Input] = deque()
         self.following = False
 
-    def __enter__(self) -> Presses:
-        self._before = {number: signal.signal(number, self._came) for number in (signal.SIGINT, signal.SIGTERM)}
+    def __enter__(self) -> SignalQueue:
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.following:
             self.queue.append("interrupt" if number == signal.SIGINT else "terminate")
         elif number == signal.SIGINT:
@@ -75,24 +73,24 @@ class Presses:
             raise Terminated
 
 
-class Show:
-    """Where events go: a live screen or plain lines for people, JSON lines for programs."""
+class EventOutput:
+    """Shows events: on a live screen or as plain lines for people, as JSON lines for programs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._jsonl = context.options.output == "jsonl"
-        live = is_live(context.err) and not context.options.quiet
         silent = context.options.machine or context.options.quiet
-        self.screen: Any = None if silent else (LiveScreen if live else PlainLog)(context.err, HINT)
+        self.screen = None if silent else make_screen(context.err, HINT)
         self.checkpoint: CheckpointWritten | None = None
         self.plan: Planned | None = None
-        self.printed: Log | None = None  # the last line of the lowest rank that has printed one
+        self.printed: Log | None = None  # the last line of worker/0, or of the first rank that printed
         self.ranks: dict[str, dict[str, Any]] = {}
-        self.began: float | None = None  # the head's clock
-        self.base = self.step = 0  # finished steps of the job: before this run, and until now
+        self.began: float | None = None  # by the head's clock
+        self.base = 0  # finished steps of the job before this run
+        self.step = 0  # finished steps until now
 
-    def event(self, event: AnyEvent) -> None:
-        """Show one event."""
+    def on_event(self, event: AnyEvent) -> None:
+        """Show an event, and keep what the end of the job is described by."""
         match event:
             case CheckpointWritten():
                 self.checkpoint = event
@@ -113,16 +111,16 @@ class Show:
         if self._jsonl and isinstance(event, PROMISED):
             print_json(msgspec.to_builtins(event))
         if self.screen is not None:
-            self.screen.event(event)
+            self.screen.on_event(event)
 
-    def hint(self, text: str) -> None:
-        """Say what the next key does, or what became of the connection."""
+    def show_hint(self, text: str) -> None:
+        """Show what Ctrl-C does next, or the state of the connection."""
         if self.screen is not None:
-            self.screen.hint(text)
+            self.screen.set_hint(text)
         elif not self._context.options.quiet:
             say(self._context.err, text)
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> EventOutput:
         if self.screen is not None:
             self.screen.__enter__()
         return self
@@ -132,136 +130,127 @@ class Show:
             self.screen.__exit__(None, None, None)
 
 
-class Following:
-    """Follows one job to its end, or until the user leaves.
+class JobFollower:
+    """Follows one job to its end, or until the user detaches.
 
     Args:
-        context: of the call.
+        context: the call.
         record: the job.
-        presses: Ctrl-C and SIGTERM.
+        signals: Ctrl-C and SIGTERM.
         on_interrupt: --on-interrupt.
-        fleet: connections that are there already, for its head at least.
-        runs: the job is not known to be over.
+        fleet: open connections, to the head at least; None when there are none.
+        runs: whether the job still runs, as far as is known.
     """
 
     def __init__(
         self,
         context: Context,
         record: JobRecord,
-        presses: Presses,
+        signals: SignalQueue,
         on_interrupt: str | None,
         fleet: Fleet | None,
         runs: bool,
     ) -> None:
-        self.context, self.record, self._presses = context, record, presses
-        self._fleet, self._runs = fleet, runs
+        self.context = context
+        self.record = record
+        self._signals = signals
+        self._fleet = fleet
+        self._runs = runs
         self._clock = SystemClock()
-        self._unanswered: bool | None = None  # `save` of a wish to stop that nobody has heard yet
-        self._ladder = Ladder(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
-        self._acts: dict[Act, Callable[[Show], None]] = {
-            "announce": self._announce, "leave": self._nothing, "save": self._save, "stop": self._stop,
-            "kill": self._kill,
-        }  # fmt: skip
+        self._unanswered: bool | None = None  # `save` of a stop request that the head has not received yet
+        self._policy = InterruptPolicy(sys.stderr.isatty() and sys.stdin.isatty(), on_interrupt)
 
     def run(self) -> int:
         """Follow; return the exit code."""
-        follower = Follower(self.record, self._connect, self._clock, self._noticed, self._head())
-        last: Finished | None = None
-        with self._shown() as show:
-            self._show = show
-            self._presses.following = True
+        with self._make_output() as output:
+            follower = Follower(self.record, self._connect, self._clock, output.show_hint, self._head())
+            last: Finished | None = None
+            self._signals.following = True
             try:
                 for event in follower.events():
                     if isinstance(event, Finished):
-                        last = event = self._own(event)
+                        last = event = self._with_own_exit(event)
                     if event is not None:
-                        show.event(event)
+                        output.on_event(event)
                     if event is None and last is None and self._unanswered is not None:
-                        self._ask(save=self._unanswered)
-                    if last is None and (act := self._next_act()) is not None:
-                        self._acts[act](show)
-                        if act in ("leave", "kill"):
+                        self._request_stop(save=self._unanswered)
+                    if last is None and (action := self._next_action()) is not None:
+                        self._act(action, output)
+                        if action in ("leave", "kill"):
                             break
             finally:
-                self._presses.following = False
-            if last is None and self._ladder.state == "killed":
-                last = self._killed(show)
-                show.event(last)
-        return self._end(last, show)
+                self._signals.following = False
+            if last is None and self._policy.state == "killed":
+                last = self._killed(output)
+                output.on_event(last)
+        return self._finish(last, output)
 
-    def _shown(self) -> Show:
-        """Return where the events go."""
-        return Show(self.context)
+    def _make_output(self) -> EventOutput:
+        return EventOutput(self.context)
 
-    def _next_act(self) -> Act | None:
-        now = self._clock.now()
-        if self._presses.queue:
-            return self._ladder.press(self._presses.queue.popleft(), now)
-        return self._ladder.press("time", now)
+    # ---- signals -------------------------------------------------------------------------------------------------
 
-    # ---- the acts ------------------------------------------------------------------------------------------------
+    def _next_action(self) -> Action | None:
+        received: Input = self._signals.queue.popleft() if self._signals.queue else "time"
+        return self._policy.next_action(received, self._clock.now())
 
-    def _announce(self, show: Show) -> None:
+    def _act(self, action: Action, output: EventOutput) -> None:
         job = self.record.job
-        show.hint(
-            f"detaching from {job}, which goes on. Come back: psctl attach {job}. Stop it: psctl stop {job}, "
-            "or press Ctrl-C again within 3 s (checkpoint, then stop)"
-        )
+        match action:
+            case "announce":
+                output.show_hint(
+                    f"detaching from {job}, which goes on. Come back: psctl attach {job}. Stop it: psctl stop {job}, "
+                    "or press Ctrl-C again within 3 s (checkpoint, then stop)"
+                )
+            case "save":
+                output.show_hint(f"saving a checkpoint of {job}, then stopping it; Ctrl-C once more kills it")
+                self._request_stop(save=True)
+            case "stop":
+                output.show_hint(f"stopping {job}; once more kills it")
+                self._request_stop(save=False)
+            case "kill":
+                output.show_hint(f"killing {job}")
+                names = [host.name for host in self.record.hosts]
+                with self.context.connect(self.context.cluster_of(self.record), names) as fleet:
+                    job_end.kill(fleet, self.record)
+            case "leave":
+                pass  # the caller stops following
 
-    def _save(self, show: Show) -> None:
-        show.hint(f"saving a checkpoint of {self.record.job}, then stopping it; Ctrl-C once more kills it")
-        self._ask(save=True)
-
-    def _stop(self, show: Show) -> None:
-        show.hint(f"stopping {self.record.job}; once more kills it")
-        self._ask(save=False)
-
-    def _kill(self, show: Show) -> None:
-        show.hint(f"killing {self.record.job}")
-        with self.context.connect(self.context.cluster_of(self.record), self._names()) as fleet:
-            job_end.kill(fleet, self.record)
-
-    def _nothing(self, show: Show) -> None:
-        """Leaving is what the caller does."""
-
-    def _ask(self, *, save: bool) -> None:
-        """Ask the head to stop; an agent that does not listen yet is asked again at the next idle moment."""
+    def _request_stop(self, *, save: bool) -> None:
+        """Ask the head to stop the job; if its agent does not listen yet, ask again at the next idle moment."""
         shell = self._head() or self._connect()
-        answered = job_end.ask_to_stop(shell, self.record, save=save, by=self._ladder.by)
+        answered = job_end.ask_to_stop(shell, self.record, save=save, by=self._policy.by)
         self._unanswered = None if answered else save
 
     # ---- connections ---------------------------------------------------------------------------------------------
-
-    def _names(self) -> list[str]:
-        return [host.name for host in self.record.hosts]
 
     def _head(self) -> Shell | None:
         return self._fleet.shells.get(HostName(self.record.head.name)) if self._fleet else None
 
     def _connect(self) -> Shell:
-        """Connect to the head anew; the old connection is dropped."""
+        """Connect to the head again, in place of the old connection."""
         self._fleet = self.context.connect(self.context.cluster_of(self.record), [self.record.head.name])
-        for error in self._fleet.failed.values():
-            raise error
-        return self._fleet.shells[HostName(self.record.head.name)]
-
-    def _noticed(self, sentence: str) -> None:
-        self._show.hint(sentence)
+        return head_of(self._fleet, self.record)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    def _own(self, event: Finished) -> Finished:
-        """A job that was stopped from here ends with the code of the signal; another's stop, now, is exit 1."""
+    def _with_own_exit(self, event: Finished) -> Finished:
+        """Return the end of the job as seen from here.
+
+        A stop by this process exits with the signal's code, a stop by another one while this one follows with 1.
+        """
         if event.failure:
             failure = resumed_by(event.failure, self.record, self._train_options())
             event = msgspec.structs.replace(event, failure=failure)
-        if event.status != "stopped" or not (self._ladder.by or self._runs):
+        if event.status != "stopped" or not (self._policy.by or self._runs):
             return event
-        return msgspec.structs.replace(event, exit=self._ladder.exit if self._ladder.by else 1)
+        return msgspec.structs.replace(event, exit=self._policy.exit if self._policy.by else 1)
 
     def _train_options(self) -> list[str]:
-        """Return the options with which `train` runs this job again: those that it was given (variables without their
-        values), and --cluster where the job's cluster is not the one that `train` would take."""
+        """Return the options with which `train` runs this job again.
+
+        They are those that it was given (variables without values), and --cluster where `train` would choose another.
+        """
         record, own = self.record, self.context
         text, settings, variables = split_notes(record.job_file)
         words = [f"--set {shlex.quote(each)}" for each in settings]
@@ -274,14 +263,15 @@ class Following:
                 return words
         return [*words, f"--cluster {reference(own.home, ran_on)}"]
 
-    def _killed(self, show: Show) -> Finished:
+    def _killed(self, output: EventOutput) -> Finished:
         now = self._clock.wall()
         return Finished(
-            time=now, status="stopped", exit=self._ladder.exit, steps=show.step - show.base,
-            seconds=max(0.0, now - (show.began or now)), metrics={},
+            time=now, status="stopped", exit=self._policy.exit, steps=output.step - output.base,
+            seconds=max(0.0, now - (output.began or now)), metrics={},
         )  # fmt: skip
 
-    def _end(self, last: Finished | None, show: Show) -> int:
+    def _finish(self, last: Finished | None, output: EventOutput) -> int:
+        """Record and print the end of the job, or that psctl detached from it; return the exit code."""
         job = self.record.job
         if last is None:
             if self.context.options.output == "json":
@@ -289,27 +279,28 @@ class Following:
             self.context.tell(f"detached from {job}, which goes on", f"  come back: psctl attach {job}",
                               f"  stop it:   psctl stop {job}")  # fmt: skip
             return 0
-        self._settle(last, show)
-        for line in self._left():
-            self.context.warn(f"left running: {line}; psctl stop {job} --force ends it")
+        self._record_end(last, output)
+        self._warn_of_leftovers()
         if self.context.options.output == "json":
             print_json({"job": job, **msgspec.to_builtins(last)})
         if not self.context.options.machine:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
-                uncounted = Uncounted(show.printed) if show.plan is None else None
-                draw_end(self.context.err, job, last, show.checkpoint, local, uncounted)
+                uncounted = Uncounted(output.printed) if output.plan is None else None
+                draw_end(self.context.err, job, last, output.checkpoint, local, uncounted)
         return last.exit
 
-    def _left(self) -> list[str]:
-        """Wait until the job's processes have left the hosts that we are connected to; return those that do not."""
-        return job_end.sweep(self._fleet, self.record.hosts, kill=False) if self._fleet is not None else []
+    def _warn_of_leftovers(self) -> None:
+        """Wait until the job's processes on the connected hosts have ended; name those that have not."""
+        if self._fleet is not None:
+            for line in job_end.sweep(self._fleet, self.record.hosts, kill=False):
+                self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
 
-    def _settle(self, last: Finished, show: Show) -> None:
+    def _record_end(self, last: Finished, output: EventOutput) -> None:
         settled = msgspec.structs.replace(
             self.record, state=last.status, exit=1 if last.status == "stopped" else last.exit,
-            step=job_end.last_step({"ranks": show.ranks}, last.steps),
-            ranks=list(show.ranks.values()), size=show.plan.size if show.plan else self.record.size,
+            step=job_end.last_step({"ranks": output.ranks}, last.steps),
+            ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
         self.context.home.update(settled)
 
@@ -317,25 +308,25 @@ class Following:
 def follow(
     context: Context,
     record: JobRecord,
-    presses: Presses,
+    signals: SignalQueue,
     on_interrupt: str | None = None,
     fleet: Fleet | None = None,
     *,
     runs: bool = True,
 ) -> int:
-    """Follow a job; return the exit code that psctl ends with: the job's own, and 1 when another stops it meanwhile.
+    """Follow a job; return psctl's exit code: the job's own, or 1 when another process stops the job meanwhile.
 
     Args:
-        context, record, presses, on_interrupt, fleet: as for `Following`.
-        runs: whether the job runs; that of one which is over ends with the job's code, whoever stopped it.
+        context, record, signals, on_interrupt, fleet: as for `JobFollower`.
+        runs: whether the job runs; following a job that is over ends with the job's code.
 
     Raises:
-        HostUnreachable: its head is not reached any more; the job may go on.
+        HostUnreachable: the head cannot be reached any more; the job may go on.
     """
-    return Following(context, record, presses, on_interrupt, fleet, runs).run()
+    return JobFollower(context, record, signals, on_interrupt, fleet, runs).run()
 
 
 def check_on_interrupt(value: str | None) -> None:
-    """Refuse an --on-interrupt that is none."""
+    """Raise UsageError for an invalid --on-interrupt."""
     if value not in (None, "detach", "stop"):
         raise errors.UsageError(f"--on-interrupt {value}: unknown", hint="detach or stop")

@@ -1,79 +1,41 @@
-"""Options that every command has: before it or after it. They are moved to the front, where one place reads them."""
+"""The options that every command accepts, before its name and after it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup, TyperOption
 
 from psctl.errors import UsageError
 from psctl.units import parse_duration
 
 FORMATS = ("table", "json", "jsonl")
-"""What -o takes with every command."""
+"""Formats of -o that every command has."""
 
 PICTURES = ("dot", "svg")
-"""What -o takes with topo alone."""
-
-FLAGS = {
-    "--no-color": "no_color", "-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose",
-    "--debug": "debug", "-y": "yes", "--yes": "yes", "--no-input": "no_input", "--version": "version",
-}  # fmt: skip
-
-VALUES = {"-o": "output", "--output": "output", "--timeout": "timeout", "--forks": "forks"}
-
-TAKES_VALUE = frozenset({
-    "--cluster", "--workers", "--servers", "--strategy", "--set", "--env", "--resume", "--on-interrupt", "--hosts",
-    "--from-hostfile", "--template", "--from", "--topology", "--size", "--world", "-r", "--role", "--tail", "--since",
-    "--grep", "--job", "--keep", "--sizes",
-})  # fmt: skip
-"""Options of commands whose next word is theirs, whatever it looks like."""
-
-_SHORT = re.compile(r"-[qvy]{2,}")
+"""Formats of -o that only `topo` has."""
 
 
-def hoist(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the global options first; everything behind `--` stays where it is."""
-    front, rest = split(arguments)
-    return front + rest
-
-
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the global options and all the rest."""
-    front: list[str] = []
-    rest: list[str] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        name, equals, _ = word.partition("=")
-        if word == "--":
-            rest += [word, *words]
-            break
-        if word in TAKES_VALUE and words:
-            rest += [word, words.pop(0)]
-        elif word[:2] == "-o" and len(word) > 2:
-            front.append(f"--output={word[2:].removeprefix('=')}")  # -ojson and -o=json, for which typer has one form
-        elif word in FLAGS or (equals and name in VALUES):
-            front.append(word)
-        elif _SHORT.fullmatch(word):
-            front += [f"-{letter}" for letter in word[1:]]
-        elif word in VALUES:
-            front += [word, *words[:1]]
-            del words[:1]
-        else:
-            rest.append(word)
-    return front, rest
-
-
-class Options:
+class GlobalOptions:
     """The global options of one call.
 
     Args:
-        front: what `hoist` put first.
-        environment: for PSCTL_OUTPUT.
-        verb: the command that they are for; "" where it is not known.
+        output: --output.
+        no_color: --no-color.
+        quiet: --quiet.
+        verbose: how often --verbose was given.
+        debug: --debug.
+        yes: --yes.
+        no_input: --no-input.
+        timeout: --timeout, a duration.
+        forks: --forks.
+        verb: the command; "" when it is not known.
 
     Raises:
-        UsageError: a format that is unknown or that this command has not, a number or duration that is none.
+        UsageError: the format is unknown or this command does not have it, or a number or duration is invalid.
     """
 
     def __init__(
@@ -90,8 +52,13 @@ class Options:
         forks: int = 16,
         verb: str = "",
     ) -> None:
-        self.output, self.no_color, self.quiet, self.verbose = output, no_color, quiet, verbose
-        self.debug, self.yes, self.no_input = debug, yes, no_input
+        self.output = output
+        self.no_color = no_color
+        self.quiet = quiet
+        self.verbose = verbose
+        self.debug = debug
+        self.yes = yes
+        self.no_input = no_input
         self.forks = forks
         if output in PICTURES and verb != "topo":
             raise UsageError(f"-o {output}: only topo draws pictures", hint=f"one of {', '.join(FORMATS)}")
@@ -105,21 +72,72 @@ class Options:
         except ValueError as error:
             raise UsageError(f"--timeout {error}", hint="such as --timeout 30s") from None
 
+    @classmethod
+    def of(cls, context: typer.Context) -> GlobalOptions:
+        """Return the options of a command line that has been parsed."""
+        root = context.find_root()
+        values = {name: value for name, value in root.params.items() if name != "version"}
+        return cls(**values, verb=root.invoked_subcommand or "")
+
     @property
     def machine(self) -> bool:
         """Whether another program reads stdout."""
         return self.output != "table"
 
 
-def output_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the format that the arguments ask for, however wrong the rest of them is: errors are printed in it.
+def share_options(root: TyperGroup) -> None:
+    """Let every command below `root` accept the options of `root` too; their help does not repeat them."""
+    shared = [option for option in root.params if isinstance(option, TyperOption) and option.expose_value]
+    for command in _commands(root):
+        command.params = [*command.params, *map(_hidden, shared)]
 
-    Pictures count as table: what goes wrong stands on stderr, and no picture on stdout.
+
+def _hidden(option: TyperOption) -> TyperOption:
+    """Return an option that sets the value of the same option of the root."""
+    twin = copy.copy(option)
+    twin.hidden, twin.expose_value, twin.envvar = True, False, None
+    inner = option.callback
+
+    def keep(context: Any, parameter: Any, value: Any) -> Any:
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name == "COMMANDLINE":
+            value = inner(context, parameter, value) if inner else value
+            context.find_root().params[parameter.name] = value
+        return value
+
+    twin.callback = keep
+    return twin
+
+
+def _commands(group: TyperGroup) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield command
+        if isinstance(command, TyperGroup):
+            yield from _commands(command)
+
+
+def output_of(root: TyperGroup, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the format in which an error of this command line is printed, even if the line cannot be parsed.
+
+    dot and svg count as table: errors are then printed on stderr only.
     """
-    front, _ = split(arguments)
+    options = [option for command in (root, *_commands(root)) for option in command.params]
+    valued = {
+        name for option in options if isinstance(option, TyperOption) and not (option.is_flag or option.count)
+        for name in option.opts
+    }  # fmt: skip
     found = environment.get("PSCTL_OUTPUT") or "table"
-    for index, word in enumerate(front):
+    words = iter(arguments)
+    for word in words:
         name, equals, value = word.partition("=")
-        if VALUES.get(name) == "output":
-            found = value if equals else front[index + 1] if index + 1 < len(front) else found
+        if word == "--":
+            break
+        if word in ("-o", "--output"):
+            found = next(words, found)
+        elif name == "--output" and equals:
+            found = value
+        elif word.startswith("-o"):
+            found = word[2:].removeprefix("=")
+        elif word in valued:
+            next(words, None)
     return found if found in FORMATS else "table"

@@ -1,15 +1,14 @@
-"""What `train` and `checkpoint restore` share: from a job file to a followed run."""
+"""From a job file to a followed job: the common part of `train` and `checkpoint restore`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from psctl import errors
 from psctl.cli.shared.context import Context, print_json
-from psctl.cli.shared.following import Presses, check_on_interrupt, follow
+from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.clusters import Chosen
 from psctl.launch.home import JobRecord
@@ -21,29 +20,35 @@ from psctl.view.tables import draw_dry_run
 NEVER, AUTO, LATEST = "never", "auto", "latest"
 
 
-class Run:
-    """One run of a job.
+class JobLaunch:
+    """Starts one job and follows it.
 
     Args:
-        context: of the call.
+        context: the call.
         wanted: the job.
         chosen: the cluster.
-        code: hash of code that lies on hosts already; None packs the job's folder.
+        code: hash of code that hosts have already; None packs the job's folder.
     """
 
     def __init__(self, context: Context, wanted: prepare.Wanted, chosen: Chosen, code: str | None = None) -> None:
-        self.context, self.wanted, self.chosen = context, wanted, chosen
+        self.context = context
+        self.wanted = wanted
+        self.chosen = chosen
         self._code = code
 
-    def dry(self, size: int | None = None) -> None:
-        """Print what would be done; `size` is that of --size, in bytes."""
+    def print_dry_run(self, size: int | None = None) -> None:
+        """Print what would be done.
+
+        Args:
+            size: --size, in bytes.
+        """
         request = self._request()
         with self._reach(request) as stage:
             known = size or request.job.sync.size or last_size(self.context, request.job.name)
             document = prepare.dry_run(stage, request, known)
-        self.context.result(document, draw_dry_run)
+        self.context.print_result(document, draw_dry_run)
 
-    def go(
+    def run(
         self,
         resume: str = NEVER,
         *,
@@ -54,37 +59,35 @@ class Run:
         """Start the job and follow it, unless detached; return the exit code."""
         check_on_interrupt(on_interrupt)
         request = self._request()
-        with Presses() as presses, contextlib.ExitStack() as stack:
+        with SignalQueue() as signals, contextlib.ExitStack() as stack:
             with self.context.home.starting():
                 stage = stack.enter_context(self._reach(request))
                 if located is None:
                     located = self._resume_from(stage, resume)
                 record = prepare.run(stage, request, located, self.context.progress, self.context.warn)
             if detach:
-                self._detached(record)
+                self._print_detached(record)
                 return 0
-            self._greet(record)
-            return follow(self.context, record, presses, on_interrupt, stage.fleet)
+            self._print_started(record)
+            return follow(self.context, record, signals, on_interrupt, stage.fleet)
 
     def _request(self) -> Request:
         if self._code is None:
             return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress)
         return prepare.request_by_hash(self.wanted, self.chosen, os.environ, self._code)
 
-    @contextlib.contextmanager
-    def _reach(self, request: Request) -> Iterator[Stage]:
+    def _reach(self, request: Request) -> contextlib.AbstractContextManager[Stage]:
         own = self.context
-        with prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress) as stage:
-            yield stage
+        return prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress)
 
     def _resume_from(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
-        """Return the checkpoint that --resume means."""
+        """Return the checkpoint that --resume names, None for none."""
         if resume == NEVER:
             return None
         if resume in (AUTO, LATEST):
             found = self._newest(stage, resume)
             if found is None:
-                self._none_found(resume)
+                self._report_none_found(resume)
             return found
         job, which = checkpoint_actions.split(resume)
         record = self.context.home.job(job)
@@ -92,9 +95,9 @@ class Run:
         return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
     def _newest(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
-        """Return the newest sound checkpoint of this job's earlier runs on this cluster; auto passes over done runs.
+        """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.
 
-        A job of that name on another cluster may be another one altogether.
+        A job of the same name on another cluster may be another job.
         """
         for record in self._earlier(here=True):
             if resume == AUTO and record.state == "done":
@@ -111,20 +114,20 @@ class Run:
         name = self.chosen.known.name
         return [record for record in reversed(named) if (record.cluster.name == name) == here]
 
-    def _none_found(self, resume: str) -> None:
-        """No job of this name has a checkpoint on this cluster: refuse `latest`; say of others that are passed over."""
+    def _report_none_found(self, resume: str) -> None:
+        """Refuse `latest` where no job of this name has a checkpoint on this cluster; name a job on another cluster."""
         name, elsewhere = self.wanted.job.name, self._earlier(here=False)
         where = f" on cluster {self.chosen.known.name}" if elsewhere else ""
-        hint = "--resume auto starts anew then"
+        hint = "--resume auto then starts from the beginning"
         if elsewhere:
             other = elsewhere[0]
-            hint = f"{other.job} ran on cluster {other.cluster.name}; --resume {other.job}@latest goes on from it"
+            hint = f"{other.job} ran on cluster {other.cluster.name}; --resume {other.job}@latest continues from it"
         if resume == LATEST:
             raise errors.NoSuchCheckpoint(f"no job {name} has a checkpoint{where}", hint=hint, where=name)
         if elsewhere:
-            self.context.tell(f"{name} starts anew{where}: {hint}")
+            self.context.tell(f"{name} starts from the beginning{where}: {hint}")
 
-    def _greet(self, record: JobRecord) -> None:
+    def _print_started(self, record: JobRecord) -> None:
         hosts = len(record.hosts)
         where = (
             "this machine"
@@ -133,23 +136,23 @@ class Run:
         )
         self.context.tell(f"{record.job} on {where}")
 
-    def _detached(self, record: JobRecord) -> None:
+    def _print_detached(self, record: JobRecord) -> None:
         if self.context.options.machine:
             print_json({"job": record.job, "cluster": record.cluster.name})
             return
         print(record.job, flush=True)
         self.context.tell(
-            f"{record.job} runs on its own",
+            f"{record.job} runs detached",
             f"  follow: psctl attach {record.job}",
             f"  logs:   psctl logs {record.job} -f",
             f"  stop:   psctl stop {record.job}",
         )
 
 
-def overrides(workers: str | None, servers: str | None, strategy: str | None, settings: list[str]) -> list[str]:
-    """Return the short forms of --set as --set, the plain ones first."""
+def overrides(workers: str | None, servers: str | None, strategy: str | None, settings: list[str] | None) -> list[str]:
+    """Return the values of --set, then those of the options that are short for it."""
     short = {"workers": workers, "servers": servers, "sync.strategy": strategy}
-    return [*settings, *(f"{key}={value}" for key, value in short.items() if value is not None)]
+    return [*(settings or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
 
 
 def folder_of(source: str) -> Path:
@@ -158,7 +161,7 @@ def folder_of(source: str) -> Path:
 
 
 def check_resume(context: Context, value: str) -> None:
-    """Refuse a --resume that is none of its forms, or names an unknown job."""
+    """Raise UsageError for an invalid --resume, NoSuchJob for one that names an unknown job."""
     if value not in (NEVER, AUTO, LATEST):
         try:
             job, _ = checkpoint_actions.split(value)
@@ -168,8 +171,8 @@ def check_resume(context: Context, value: str) -> None:
         context.home.job(job)
 
 
-def size_of(text: str | None) -> int | None:
-    """Read --size. UsageError when it is none."""
+def parse_size_option(text: str | None) -> int | None:
+    """Return --size in bytes. Raises UsageError when it is no size."""
     if text is None:
         return None
     try:

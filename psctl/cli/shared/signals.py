@@ -1,7 +1,7 @@
-"""What SIGTERM is inside psctl."""
+"""SIGTERM as an exception."""
 
 from __future__ import annotations
 
 
 class Terminated(BaseException):
-    """SIGTERM came: what must be put away is, on the way out."""
+    """Raised by SIGTERM, so that open contexts are cleaned up."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psctl.cli.shared.context import Context
-from psctl.cli.shared.global_options import Options
+from psctl.cli.shared.global_options import GlobalOptions
 from psctl.errors import UsageError
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
 from tests.checkpoint.conftest import write
@@ -158,7 +158,7 @@ def test_checkpoints_are_pruned_only_when_someone_says_yes(tmp_path: Path) -> No
 
 def test_a_question_at_a_terminal_is_answered_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.openpty()
-    context = Context(Options(), {}, ["down", "--purge"])
+    context = Context(GlobalOptions(), {}, ["down", "--purge"])
     with os.fdopen(theirs) as stdin, os.fdopen(ours, "wb", buffering=0) as typing:
         monkeypatch.setattr(sys, "stdin", stdin)
         for answer in ("n", "", "maybe"):

@@ -1,0 +1,18 @@
+"""psctl clusters: list the known clusters and mark the current one."""
+
+from __future__ import annotations
+
+import typer
+
+from psctl.cli.shared.context import Context
+
+
+def clusters(context: typer.Context) -> None:
+    """List the known clusters from this machine's records; contact no host."""
+    import msgspec
+
+    from psctl.launch.clusters import rows
+    from psctl.view.tables import draw_clusters
+
+    own = Context.of(context)
+    own.print_result({"clusters": msgspec.to_builtins(rows(own.home))}, draw_clusters)
