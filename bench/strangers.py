@@ -41,8 +41,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from psctl.errors import ConnectionFailed  # noqa: E402
-from psctl.transport.credentials import make_context  # noqa: E402
-from psctl.transport.peer import Acceptor, Credentials, Peer  # noqa: E402
+from psctl.transport.connect import Acceptor  # noqa: E402
+from psctl.transport.credentials import Credentials, make_context  # noqa: E402
+from psctl.transport.peer_connection import PeerConnection  # noqa: E402
 from psctl.transport.protocol import preauth  # noqa: E402
 from psctl.transport.protocol.authority import Pair, issue, make_authority  # noqa: E402
 from psctl.types import Member  # noqa: E402
@@ -274,15 +275,15 @@ def report(times: dict[str, list[float]], made: int, grown: str) -> None:
 class Nobody:
     """A handler that has no peers."""
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         raise AssertionError(f"{peer} was let in")
 
-    def place(self, peer: Peer, message: object, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: object, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: Peer, message: object, payload: memoryview | None) -> None: ...
+    def on_message(self, peer: PeerConnection, message: object, payload: memoryview | None) -> None: ...
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None: ...
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None: ...
 
 
 def each_sort(other: Proof, count: int) -> None:

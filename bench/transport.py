@@ -21,7 +21,9 @@ import msgspec
 
 from psctl.errors import ConnectionFailed
 from psctl.transport import tcp_stream
-from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, Member
@@ -52,17 +54,17 @@ class Sink:
         self.landing = memoryview(bytearray(64 << 20))
         self.over = threading.Event()
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         pass
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return self.landing[message.offset : message.offset + size]
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         if isinstance(message, Echo):
             peer.send(message)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         self.over.set()
 
 
@@ -72,16 +74,16 @@ class Source:
     def __init__(self) -> None:
         self.back = threading.Semaphore(0)
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         pass
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         self.back.release()
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         self.back.release()
 
 

@@ -11,7 +11,7 @@ from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDon
 from psctl.orders import JobOrder
 
 
-class Copies:
+class CheckpointCopies:
     """Receives copies on the link's reader thread. One at a time: the coordinator sends them in order.
 
     Args:

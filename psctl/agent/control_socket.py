@@ -19,18 +19,18 @@ LONGEST = 1 << 16
 """Bytes of a request."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class ControlRequest(msgspec.Struct, frozen=True):
     """One command."""
 
     command: str
     arguments: dict[str, Any] = {}
 
 
-class Refused(Exception):
+class ControlRefused(Exception):
     """The command is unknown or wrong; the caller's fault."""
 
 
-class Ear:
+class ControlSocket:
     """Answers requests on a thread of its own, one at a time.
 
     Args:
@@ -39,7 +39,7 @@ class Ear:
         answer: called with each request; raises Refused.
     """
 
-    def __init__(self, job_dir: Path, private: Path, answer: Callable[[Request], dict[str, Any]]) -> None:
+    def __init__(self, job_dir: Path, private: Path, answer: Callable[[ControlRequest], dict[str, Any]]) -> None:
         self._answer = answer
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         folder = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,8 +70,8 @@ class Ear:
 
     def _reply(self, line: bytes) -> dict[str, Any]:
         try:
-            return self._answer(msgspec.json.decode(line, type=Request))
-        except (Refused, msgspec.DecodeError) as error:
+            return self._answer(msgspec.json.decode(line, type=ControlRequest))
+        except (ControlRefused, msgspec.DecodeError) as error:
             return {"error": {"code": "refused", "message": str(error)}}
 
 

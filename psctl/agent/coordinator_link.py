@@ -14,14 +14,16 @@ from typing import Any
 
 import msgspec
 
-from psctl.agent.checkpoint_copies import Copies
+from psctl.agent.checkpoint_copies import CheckpointCopies
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import Register
-from psctl.process.certificate_renewal import Renewing
-from psctl.transport.peer import Credentials, Peer, dial
+from psctl.process.certificate_renewal import CertificateRenewer
+from psctl.transport.connect import dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member
 
 PATIENCE = 10.0
@@ -43,14 +45,14 @@ class LinkGone(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Heard(msgspec.Struct, frozen=True):
+class FromCoordinator(msgspec.Struct, frozen=True):
     """The coordinator says something."""
 
     message: JobMessage
     payload: bytes = b""
 
 
-class Link:
+class CoordinatorLink:
     """Keeps one connection; what happens goes to `put`, copies of checkpoints straight to disk.
 
     Args:
@@ -62,12 +64,17 @@ class Link:
     """
 
     def __init__(
-        self, credentials: Credentials, register: Register, congestion: str, put: Callable[[Any], None], copies: Copies
+        self,
+        credentials: Credentials,
+        register: Register,
+        congestion: str,
+        put: Callable[[Any], None],
+        copies: CheckpointCopies,
     ) -> None:
         self._credentials, self._register, self._congestion = credentials, register, congestion
         self._put, self._copies = put, copies
         self._lock = threading.Lock()
-        self._peer: Peer | None = None
+        self._peer: PeerConnection | None = None
         self._lost = threading.Event()
         self._why = ""
         self._over = threading.Event()
@@ -118,30 +125,30 @@ class Link:
                 return
             self._peer, since = None, time.monotonic()
 
-    def _dial(self, address: Address, left: float) -> Peer:
+    def _dial(self, address: Address, left: float) -> PeerConnection:
         timeout = max(0.1, min(HANDSHAKE, left))
-        handler = Renewing(self._credentials, self, print)
+        handler = CertificateRenewer(self._credentials, self, print)
         return dial(address, self._credentials, COORDINATOR, COORDINATION, handler, timeout, self._congestion)
 
     # ---- net's handler, on the connection's reader thread ------------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """The connection is made."""
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Payloads are written to disk from a lent buffer."""
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Hand on what the coordinator says."""
         match message:
             case CheckpointCopyBegin() | CheckpointCopyPart() | CheckpointCopyEnd():
                 for answer in self._copies.take(message, payload):
                     peer.send(answer, urgent=True)
             case _:
-                self._put(Heard(message, b"" if payload is None else bytes(payload)))
+                self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """The connection ended; the link's thread tries again."""
         self._why = error.message
         self._lost.set()

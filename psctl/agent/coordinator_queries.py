@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from psctl.agent.control_socket import Refused
-from psctl.agent.coordinator_link import Heard
+from psctl.agent.control_socket import ControlRefused
+from psctl.agent.coordinator_link import FromCoordinator
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
@@ -22,7 +22,7 @@ READING = 5.0
 """Seconds for a reading: whoever wants the job to stop waits behind it."""
 
 
-class Questions:
+class CoordinatorQueries:
     """Asks on the ear's thread; what the main thread hears of it goes to `heard`.
 
     Args:
@@ -32,9 +32,9 @@ class Questions:
     def __init__(self, send: Callable[[Any], bool]) -> None:
         self._send = send
         self._ticket = 0
-        self._answers: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
 
-    def heard(self, answer: Heard) -> None:
+    def heard(self, answer: FromCoordinator) -> None:
         """Take an answer; one to a former question is dropped when the next is asked."""
         self._answers.put(answer)
 
@@ -43,7 +43,7 @@ class Questions:
         for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), PATIENCE):
             if isinstance(answer.message, ScaleAnswer):
                 return {name: getattr(answer.message, name) for name in ("workers", "servers", "problem", "hint")}
-        raise Refused(f"the coordinator did not answer within {PATIENCE:.0f} s")
+        raise ControlRefused(f"the coordinator did not answer within {PATIENCE:.0f} s")
 
     def read(self, store: str, names: list[str], keys: list[int]) -> dict[str, Any]:
         """Ask all servers for keys of a store; `servers` were asked, and those in `answers` have answered in time."""
@@ -59,12 +59,12 @@ class Questions:
                 break
         return {"servers": asked, "answers": found}
 
-    def _ask(self, make: Callable[[int], Any], patience: float) -> Iterator[Heard]:
+    def _ask(self, make: Callable[[int], Any], patience: float) -> Iterator[FromCoordinator]:
         """Yield what comes in answer until the time is over."""
         self._ticket += 1
         deadline = time.monotonic() + patience
         if not self._send(make(self._ticket)):
-            raise Refused("the coordinator is not connected now; ask again")
+            raise ControlRefused("the coordinator is not connected now; ask again")
         while (left := deadline - time.monotonic()) > 0:
             try:
                 answer = self._answers.get(timeout=left)

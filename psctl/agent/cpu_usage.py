@@ -13,7 +13,7 @@ SHARE = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Busy:
+class CpuUsage:
     """Compares the processor time of sessions from look to look; each child of an agent has a session of its own."""
 
     def __init__(self) -> None:

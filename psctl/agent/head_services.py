@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from psctl.agent import spawn
-from psctl.agent.processes import Child, Processes
+from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.torch_store_port import MasterPort, StoreSocket
 from psctl.orders import AgentOrders
 from psctl.process import sealed_memory
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.transport import loopback_tcp
-from psctl.transport.peer import Credentials
+from psctl.transport.credentials import Credentials
 from psctl.types import Address
 
 LOG = "coordinator.log"
@@ -34,7 +34,7 @@ class CoordinatorAt(msgspec.Struct, frozen=True):
     address: Address
 
 
-class Head:
+class HeadServices:
     """The coordinator and the store of a job; used from the agent's main thread.
 
     Args:
@@ -50,9 +50,9 @@ class Head:
         self._orders, self._files, self._processes, self._put = orders, files, processes, put
         self._credentials, self._master_port = credentials, master_port
         self._store: StoreSocket | None = None
-        self.coordinator: Child | None = None
-        self.store_host: Child | None = None
-        self._old_stores: list[Child] = []  # that were told to end
+        self.coordinator: AgentChild | None = None
+        self.store_host: AgentChild | None = None
+        self._old_stores: list[AgentChild] = []  # that were told to end
 
     def start(self) -> str:
         """Bind the store's socket and start the coordinator; CoordinatorAt follows when it listens.
@@ -77,7 +77,7 @@ class Head:
         threading.Thread(target=self._read_report, args=(reader,), name="psctl report", daemon=True).start()
         return store.problem
 
-    def _spawn(self, report: int, orders: int) -> Child:
+    def _spawn(self, report: int, orders: int) -> AgentChild:
         environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, orders)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(self._files.job_dir / LOG, flags, 0o600)
@@ -120,7 +120,7 @@ class Head:
         self.store_host = None
         store.watch(lambda: self._put(StoreWanted()))
 
-    def store_ended(self, child: Child) -> bool:
+    def store_ended(self, child: AgentChild) -> bool:
         """Was this child a process that served the store?
 
         If it was killed, by whomever, another one, with an empty store, is started when it is wanted: who is in

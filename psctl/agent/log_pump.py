@@ -53,7 +53,7 @@ class _Stream:
         self.open = True
 
 
-class Pump:
+class LogPump:
     """Takes in the output of all processes of a host.
 
     Args:

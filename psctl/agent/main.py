@@ -23,18 +23,18 @@ import msgspec
 import psutil
 
 from psctl.agent import spawn, supervisor
-from psctl.agent.checkpoint_copies import Copies
-from psctl.agent.control_socket import Ear, Request
-from psctl.agent.coordinator_link import Heard, Link, LinkGone, LinkUp
-from psctl.agent.coordinator_queries import Questions
-from psctl.agent.cpu_usage import Busy
-from psctl.agent.head_services import CoordinatorAt, Head, StoreWanted
-from psctl.agent.log_pump import Pump
-from psctl.agent.processes import Child, Processes
-from psctl.agent.shm_broker import ChildrensSegments
+from psctl.agent.checkpoint_copies import CheckpointCopies
+from psctl.agent.control_socket import ControlRequest, ControlSocket
+from psctl.agent.coordinator_link import CoordinatorLink, FromCoordinator, LinkGone, LinkUp
+from psctl.agent.coordinator_queries import CoordinatorQueries
+from psctl.agent.cpu_usage import CpuUsage
+from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
+from psctl.agent.log_pump import LogPump
+from psctl.agent.processes import AgentChild, Processes
+from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
-from psctl.agent.stack_requests import ChildrensStacks
-from psctl.agent.status_answers import Asked, Standing, answer
+from psctl.agent.stack_requests import StackDumps
+from psctl.agent.status_answers import AgentStatus, StopRequested, answer
 from psctl.agent.torch_store_port import MasterPort
 from psctl.errors import PsctlError
 from psctl.job.process_messages import (
@@ -70,7 +70,7 @@ class ChildEnded(msgspec.Struct, frozen=True):
     """A child, or an orphan that fell to us, has ended."""
 
 
-class Terminated(msgspec.Struct, frozen=True):
+class SigtermReceived(msgspec.Struct, frozen=True):
     """We got SIGTERM."""
 
 
@@ -94,12 +94,12 @@ class Agent:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._secrets = Secrets(orders.secrets.values())
         self._processes = Processes(lifeline_end)
-        self._members: dict[Child, Member] = {}
-        self._segments, self._busy = ChildrensSegments(), Busy()
-        self._stacks = ChildrensStacks(orders.code_dir, self._secrets)
-        self._kill_each: dict[Child, float] = {}  # when those end that were told to
+        self._members: dict[AgentChild, Member] = {}
+        self._segments, self._busy = SegmentBroker(), CpuUsage()
+        self._stacks = StackDumps(orders.code_dir, self._secrets)
+        self._kill_each: dict[AgentChild, float] = {}  # when those end that were told to
         self._untold: list[ProcessExited] = []  # ends that there was no connection for
-        self._pump = Pump(self.files.logs, orders.job.log_limit, self._secrets, self._pass_on, self._say)
+        self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._pass_on, self._say)
         self._coordinator: Address | None = orders.coordinator
         self._wanted: StopWanted | None = None  # a stop that nobody could be told yet
         self._stopping = ""
@@ -110,11 +110,11 @@ class Agent:
         self._left = False
         credentials = spawn.credentials_of(orders)
         self._master_port = MasterPort(orders.job, credentials)
-        self._head = Head(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
+        self._head = HeadServices(orders, self.files, self._processes, self._queue.put, credentials, self._master_port)
         register = Register(self.host.name, os.getpid(), self.host.cores, psutil.virtual_memory().total, self.host.gpus)
-        self._copies = Copies(Path(orders.workdir) / "checkpoints", orders.job)
-        self._link = Link(credentials, register, orders.job.congestion, self._queue.put, self._copies)
-        self._questions = Questions(self._link.send)
+        self._copies = CheckpointCopies(Path(orders.workdir) / "checkpoints", orders.job)
+        self._link = CoordinatorLink(credentials, register, orders.job.congestion, self._queue.put, self._copies)
+        self._questions = CoordinatorQueries(self._link.send)
 
     # ---- the main thread -------------------------------------------------------------------------------------------
 
@@ -143,11 +143,11 @@ class Agent:
 
     def _listen(self, keeper_pipe: int) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: self._queue.put(ChildEnded()))
-        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(Terminated()))
+        signal.signal(signal.SIGTERM, lambda *_: self._queue.put(SigtermReceived()))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         lifeline.reap_descendants()
-        Ear(self.files.job_dir, self.files.private, self._answer)
+        ControlSocket(self.files.job_dir, self.files.private, self._answer)
         watch = threading.Thread(target=self._watch_keeper, args=(keeper_pipe,), name="psctl keeper", daemon=True)
         watch.start()
 
@@ -173,17 +173,17 @@ class Agent:
                     self._tell(message)
                 if self._wanted is not None:
                     self._link.send(self._wanted)
-            case Heard(message=ScaleAnswer() | ReadBy() | ReadRows()):
+            case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
                 self._questions.heard(event)
-            case Heard(message=message):
+            case FromCoordinator(message=message):
                 self._heard(message)
             case LinkGone(reason=reason):
                 self._coordinator_lost(reason)
             case StoreWanted() if not self._stopping:
                 self._head.start_store()
-            case Asked(stop=stop):
+            case StopRequested(stop=stop):
                 self._stop_wanted(stop)
-            case Terminated():
+            case SigtermReceived():
                 self._stop_wanted(StopWanted(False, False, f"the agent on {self.host.name}, which got SIGTERM"))
                 self._stop_processes(self.orders.grace, "SIGTERM")
                 self._leave_at = time.monotonic() + self.orders.grace + LEAVE
@@ -224,7 +224,7 @@ class Agent:
         self._members[child] = member
         self._link.send(ProcessStarted(member, child.pid))
 
-    def _spawn(self, start: StartProcess, descriptors: list[int]) -> Child:
+    def _spawn(self, start: StartProcess, descriptors: list[int]) -> AgentChild:
         given = {**start.environment, **self._master_port.environment(start)}
         environment = spawn.environment_of(self.orders, given, self.files, start.member, descriptors[-1])
         cwd = self.orders.code_dir if start.member.role == "worker" else self.orders.job_dir
@@ -240,7 +240,7 @@ class Agent:
             for reader, stream in zip(readers, ("stdout", "stderr"), strict=True):
                 self._pump.add(start.member, stream, reader)
 
-    def _child_ended(self, child: Child) -> None:
+    def _child_ended(self, child: AgentChild) -> None:
         status = child.status if child.status is not None else 0
         if child is self._head.coordinator:
             self._coordinator_ended(child)
@@ -315,7 +315,7 @@ class Agent:
             case _:
                 self._say(f"the coordinator sent a {type(message).__name__}, which is not for an agent")
 
-    def _coordinator_ended(self, child: Child) -> None:
+    def _coordinator_ended(self, child: AgentChild) -> None:
         if child.status:
             tail = self._head.tail()
             failure = spawn.account(self.files, COORDINATOR, self.host.name, child, tail, self._secrets)
@@ -373,10 +373,10 @@ class Agent:
 
     # ---- other threads ---------------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> dict[str, Any]:
+    def _answer(self, request: ControlRequest) -> dict[str, Any]:
         """Answer psctl, on the ear's thread."""
         processes = [(member, child.pid) for child, member in list(self._members.items())]
-        standing = Standing(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
+        standing = AgentStatus(self.orders.job.name, self.host.name, self._coordinator, processes, self._stopping)
         return answer(request, standing, self._queue.put, self._questions)
 
     def _pass_on(self, lines: OutputLines) -> None:

@@ -21,7 +21,7 @@ from psctl.job.process_messages import HostSample
 from psctl.process import lifeline
 
 
-class Child:
+class AgentChild:
     """A process that the agent has started.
 
     `memory` tells, once it has ended in trouble, what speaks for the kernel having killed it or a process of its own
@@ -60,8 +60,8 @@ class Processes:
     def __init__(self, lifeline_end: int) -> None:
         self._lifeline = lifeline_end
         self._memory_kills = MemoryKills()
-        self._children: dict[int, Child] = {}
-        self._ended: list[Child] = []
+        self._children: dict[int, AgentChild] = {}
+        self._ended: list[AgentChild] = []
 
     def start(
         self,
@@ -73,7 +73,7 @@ class Processes:
         stderr: int,
         descriptors: Sequence[int] = (),
         umask: int = -1,
-    ) -> Child:
+    ) -> AgentChild:
         """Start a process that arms itself (process/lifeline.py).
 
         Args:
@@ -100,7 +100,7 @@ class Processes:
             )  # fmt: skip
         finally:
             os.close(tie)
-        child = Child(name, popen)
+        child = AgentChild(name, popen)
         self._children[child.pid] = child
         return child
 
@@ -110,7 +110,7 @@ class Processes:
         return HostSample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
     @property
-    def running(self) -> list[Child]:
+    def running(self) -> list[AgentChild]:
         """Children that have not ended."""
         return list(self._children.values())
 
@@ -126,23 +126,23 @@ class Processes:
                     child.ended(os.waitstatus_to_exitcode(status), self._memory_kills)
                     self._ended.append(child)
 
-    def ended(self) -> list[Child]:
+    def ended(self) -> list[AgentChild]:
         """Return children that have ended since the last call."""
         self.reap()
         ended, self._ended = self._ended, []
         return ended
 
-    def end_family(self, child: Child) -> None:
+    def end_family(self, child: AgentChild) -> None:
         """End what a child that has ended left behind in its session."""
         supervisor.sweep(lambda process: _session(process) == child.pid, reap=self.reap)
 
-    def signal_all(self, number: int, but: Child | None = None) -> None:
+    def signal_all(self, number: int, but: AgentChild | None = None) -> None:
         """Send a signal to all children that run, except one."""
         for child in self.running:
             if child is not but:
                 child.signal(number)
 
-    def end_all(self, but: Child | None = None) -> None:
+    def end_all(self, but: AgentChild | None = None) -> None:
         """End all children and all that descends from them, except one child; wait until they are gone."""
         spared = {but.pid, *_family(but.pid)} if but is not None and but.status is None else set()
         self.signal_all(signal.SIGKILL, but)

@@ -10,19 +10,19 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from psctl.transport.shared_memory import SegmentsOfHost, pair
+from psctl.transport.shared_memory import SegmentServer, pair
 from psctl.types import Member
 
 OFF = "PSCTL_SHARED_MEMORY"
 """Set to "off" where psctl starts an agent, its processes send all bytes: to measure that, and to look for faults."""
 
 
-class ChildrensSegments:
+class SegmentBroker:
     """Segments of an agent's children; called on its main thread."""
 
     def __init__(self) -> None:
         wanted = os.environ.get(OFF) != "off"
-        self._segments = SegmentsOfHost(psutil.virtual_memory().total if wanted else 0)
+        self._segments = SegmentServer(psutil.virtual_memory().total if wanted else 0)
         self._ends: dict[Member, socket.socket] = {}
 
     @contextmanager

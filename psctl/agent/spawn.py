@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import psctl
-from psctl.agent.processes import Child
+from psctl.agent.processes import AgentChild
 from psctl.agent.supervisor import PRIVATE, SLOTS
 from psctl.errors import MessageRefused, PsctlError
 from psctl.job.environment import NAMES, SPINS
@@ -24,7 +24,7 @@ from psctl.process import bootstrap, lifeline
 from psctl.process.process_orders import CoordinatorOrders, ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.process.secret_masking import Secrets
-from psctl.transport.peer import Credentials
+from psctl.transport.credentials import Credentials
 from psctl.types import Address, Member
 
 SERVERS = 64
@@ -192,7 +192,9 @@ def not_started(orders: AgentOrders, member: Member, error: PsctlError | OSError
     return ProcessFailure(str(member), host, 127, time.time(), 0, text, [], [], code, status, hint)
 
 
-def account(files: Files, member: Member, host: str, child: Child, tail: list[str], secrets: Secrets) -> ProcessFailure:
+def account(
+    files: Files, member: Member, host: str, child: AgentChild, tail: list[str], secrets: Secrets
+) -> ProcessFailure:
     """Return how a process failed: from the account it wrote itself, else from its status and last lines."""
     status = child.status or 0
     said: dict[str, Any] = {}

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from psctl.agent.processes import Child
+from psctl.agent.processes import AgentChild
 from psctl.job.process_messages import Stacks
 from psctl.process import stack_dump
 from psctl.process.secret_masking import Secrets
@@ -31,7 +31,7 @@ FRAMES, THREADS, LINE = 40, 16, 300
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-class ChildrensStacks:
+class StackDumps:
     """Stacks of an agent's children; called on its main thread.
 
     Args:
@@ -56,7 +56,7 @@ class ChildrensStacks:
         if descriptor is not None:
             os.close(descriptor)
 
-    def ask(self, children: Sequence[tuple[Child, Member]], send: Callable[[Stacks], object]) -> None:
+    def ask(self, children: Sequence[tuple[AgentChild, Member]], send: Callable[[Stacks], object]) -> None:
         """Ask these children; `send` is called on another thread with each one's answer."""
         asked: list[tuple[Member, int, int]] = []
         for child, member in children:

@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import msgspec
 
 from psctl.agent import supervisor
-from psctl.agent.control_socket import Refused, Request
-from psctl.agent.coordinator_queries import Questions
+from psctl.agent.control_socket import ControlRefused, ControlRequest
+from psctl.agent.coordinator_queries import CoordinatorQueries
 from psctl.job.process_messages import StopWanted
 from psctl.types import Address, Count, Member, Name
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StopRequested(msgspec.Struct, frozen=True):
     """psctl wants the job to stop."""
 
     stop: StopWanted
 
 
-class Standing(msgspec.Struct, frozen=True):
+class AgentStatus(msgspec.Struct, frozen=True):
     """Where the agent stands when it is asked."""
 
     job: str
@@ -48,7 +48,9 @@ class _Read(msgspec.Struct):
     keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
 
 
-def answer(request: Request, standing: Standing, put: Callable[[Asked], None], questions: Questions) -> dict[str, Any]:
+def answer(
+    request: ControlRequest, standing: AgentStatus, put: Callable[[StopRequested], None], questions: CoordinatorQueries
+) -> dict[str, Any]:
     """Answer one request; Refused when it is unknown or wrong.
 
     Args:
@@ -65,25 +67,25 @@ def answer(request: Request, standing: Standing, put: Callable[[Asked], None], q
             try:
                 stop = msgspec.convert({"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop)
             except msgspec.ValidationError as error:
-                raise Refused(str(error)) from error
-            put(Asked(StopWanted(stop.save, stop.force, stop.by)))
+                raise ControlRefused(str(error)) from error
+            put(StopRequested(StopWanted(stop.save, stop.force, stop.by)))
             return {"accepted": True}
         case "scale":
             return questions.scale(**_arguments(request, _Scale))
         case "read":
             return questions.read(**_arguments(request, _Read))
         case _:
-            raise Refused(f"no such command: {request.command}")
+            raise ControlRefused(f"no such command: {request.command}")
 
 
-def _arguments(request: Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _arguments(request: ControlRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
     try:
         return msgspec.structs.asdict(msgspec.convert(request.arguments, kind))
     except msgspec.ValidationError as error:
-        raise Refused(str(error)) from error
+        raise ControlRefused(str(error)) from error
 
 
-def _hello(standing: Standing) -> dict[str, Any]:
+def _hello(standing: AgentStatus) -> dict[str, Any]:
     kept_by = os.getppid()
     return {
         "job": standing.job,

@@ -19,9 +19,10 @@ from psctl.agent.torch_store_tunnel import TUNNELS, Tunnel, TunnelsEnd, join
 from psctl.errors import ConnectionFailed, PsctlError
 from psctl.job.process_messages import StartProcess
 from psctl.orders import JobOrder
-from psctl.process.rejected_connections import TurnedAway
+from psctl.process.rejected_connections import RejectionLog
 from psctl.transport import loopback_tcp
-from psctl.transport.peer import Acceptor, Credentials, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
 from psctl.types import Address, Member
 
 HEAD = Member("agent", 0)
@@ -41,7 +42,7 @@ class MasterPort:
 
     def __init__(self, order: JobOrder, credentials: Credentials) -> None:
         self._order, self._credentials = order, credentials
-        self._turned_away = TurnedAway("MASTER_PORT")
+        self._turned_away = RejectionLog("MASTER_PORT")
         self._address: Address | None = None
 
     def environment(self, start: StartProcess) -> dict[str, str]:
@@ -128,7 +129,7 @@ class StoreSocket:
         """Where agents of other hosts dial; None: there are none."""
         master_port.open(front, self._carry)
         if len(order.hosts) > 1:
-            failed = TurnedAway("the store's tunnels")
+            failed = RejectionLog("the store's tunnels")
             acceptor = Acceptor(
                 order.hosts[0].address, order.ports, credentials, TUNNELS, TunnelsEnd(self._socket, failed),
                 lambda member: None if member.role == "agent" else f"{member} is not an agent",

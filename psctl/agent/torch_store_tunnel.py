@@ -16,8 +16,8 @@ import msgspec
 
 from psctl.errors import ConnectionFailed
 from psctl.permits import Direction, Permit, Permits
-from psctl.transport.loopback_tcp import Guarded
-from psctl.transport.peer import Peer
+from psctl.transport.loopback_tcp import GuardedListener
+from psctl.transport.peer_connection import PeerConnection
 
 ROOM = 256 << 10
 """Bytes that are read from a connection at once."""
@@ -51,7 +51,7 @@ class Tunnel:
         self._local = local
         self._no_more = threading.Event()  # comes from the other end
 
-    def send_all(self, peer: Peer) -> None:
+    def send_all(self, peer: PeerConnection) -> None:
         """Send what the local end says until that ends. ConnectionFailed, OSError: it broke."""
         while data := self._local.recv(ROOM):
             peer.send(Carried(), data)
@@ -59,7 +59,7 @@ class Tunnel:
                 peer.flush()
         peer.send(NoMore())
 
-    def run(self, peer: Peer) -> None:
+    def run(self, peer: PeerConnection) -> None:
         """Carry until both directions have ended, or anything broke; then close the peer, which we dialled.
 
         Raises:
@@ -74,14 +74,14 @@ class Tunnel:
 
     # ---- net's handler, on the peer's reader thread ------------------------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """The connection is made."""
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Payloads are handed on from a lent buffer."""
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Hand on what comes; while the local end takes nothing, nothing more is read from the peer."""
         if payload is not None:
             self._local.sendall(payload)
@@ -89,7 +89,7 @@ class Tunnel:
             self._local.shutdown(socket.SHUT_WR)
             self._no_more.set()
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Nothing more comes or goes."""
         self._no_more.set()
         with contextlib.suppress(OSError):  # it has ended too
@@ -104,12 +104,12 @@ class TunnelsEnd:
         failed: told of what broke.
     """
 
-    def __init__(self, store: Guarded, failed: Callable[[str, ConnectionFailed], None]) -> None:
+    def __init__(self, store: GuardedListener, failed: Callable[[str, ConnectionFailed], None]) -> None:
         self._store, self._failed = store, failed
         self._lock = threading.Lock()
-        self._tunnels: dict[Peer, Tunnel] = {}
+        self._tunnels: dict[PeerConnection, Tunnel] = {}
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Connect to the store."""
         try:
             local = self._store.connect()
@@ -121,7 +121,7 @@ class TunnelsEnd:
             self._tunnels[peer] = tunnel
         threading.Thread(target=self._run, args=(peer, tunnel, local), name=f"psctl tunnel {peer}", daemon=True).start()
 
-    def _run(self, peer: Peer, tunnel: Tunnel, local: socket.socket) -> None:
+    def _run(self, peer: PeerConnection, tunnel: Tunnel, local: socket.socket) -> None:
         try:
             tunnel.send_all(peer)  # the other end closes the peer
         except (ConnectionFailed, OSError) as error:
@@ -129,28 +129,28 @@ class TunnelsEnd:
         peer.join()
         self._store.release(local)
 
-    def _broke(self, peer: Peer, error: ConnectionFailed | OSError) -> None:
+    def _broke(self, peer: PeerConnection, error: ConnectionFailed | OSError) -> None:
         why = f"the store's connection broke: {error}"
         peer.close(why)
         self._failed(peer.name, ConnectionFailed(f"{peer.name}: {why}"))
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Payloads are handed on from a lent buffer."""
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Hand on to the store."""
         with self._lock:
             tunnel = self._tunnels.get(peer)
         if tunnel is not None:  # else it was closed for want of a connection
-            tunnel.received(peer, message, payload)
+            tunnel.on_message(peer, message, payload)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """A tunnel ended."""
         with self._lock:
             tunnel = self._tunnels.pop(peer, None)
         if tunnel is not None:
-            tunnel.lost(peer, error)
+            tunnel.on_connection_lost(peer, error)
 
 
 def join(one: socket.socket, other: socket.socket) -> None:

@@ -11,10 +11,10 @@ from psctl.types import ServerAt
 class Client(Protocol):
     """Whom it is told to."""
 
-    def joined(self, at: ServerAt, peer: Any) -> None: ...
-    def place(self, at: ServerAt, peer: Any, message: Any, size: int) -> memoryview | None: ...
-    def received(self, at: ServerAt, peer: Any, message: Any, payload: memoryview | None) -> None: ...
-    def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None: ...
+    def on_connected(self, at: ServerAt, peer: Any) -> None: ...
+    def receive_buffer_for(self, at: ServerAt, peer: Any, message: Any, size: int) -> memoryview | None: ...
+    def on_message(self, at: ServerAt, peer: Any, message: Any, payload: memoryview | None) -> None: ...
+    def on_connection_lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None: ...
 
 
 class Heard:
@@ -23,14 +23,14 @@ class Heard:
     def __init__(self, client: Client, at: ServerAt) -> None:
         self._client, self._at = client, at
 
-    def joined(self, peer: Any) -> None:
-        self._client.joined(self._at, peer)
+    def on_connected(self, peer: Any) -> None:
+        self._client.on_connected(self._at, peer)
 
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
-        return self._client.place(self._at, peer, message, size)
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
+        return self._client.receive_buffer_for(self._at, peer, message, size)
 
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        self._client.received(self._at, peer, message, payload)
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+        self._client.on_message(self._at, peer, message, payload)
 
-    def lost(self, peer: Any, error: ConnectionFailed) -> None:
-        self._client.lost(self._at, peer, error)
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+        self._client.on_connection_lost(self._at, peer, error)

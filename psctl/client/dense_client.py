@@ -39,12 +39,12 @@ from typing import Any
 import torch
 
 from psctl.client.connection_handler import Heard
-from psctl.client.host_aggregation import HostPushes
+from psctl.client.host_aggregation import HostAggregation
 from psctl.client.model_layout import terms_of
 from psctl.client.overlap_timer import UnderWay
 from psctl.client.server_links import Links, named
 from psctl.client.server_waits import Waiting
-from psctl.client.shared_buffers import Sharing, alone
+from psctl.client.shared_buffers import SharedBuffers, alone
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
@@ -86,8 +86,8 @@ class ParameterClient:
         patience: float,
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
         tell: Callable[[Any], object] = lambda message: None,
-        sharing: Sharing | None = None,
-        host: HostPushes | None = None,
+        sharing: SharedBuffers | None = None,
+        host: HostAggregation | None = None,
     ) -> None:
         self.base = decision.resume.step if decision.resume else 0  # the first clock
         terms = terms_of(decision, world)
@@ -341,18 +341,18 @@ class ParameterClient:
             elif self._host is not None:
                 self._host.do(one)
 
-    def joined(self, at: ServerAt, peer: Any) -> None:
+    def on_connected(self, at: ServerAt, peer: Any) -> None:
         if self._trace is not None:
             peer.on_written = self._written
         if not self._links.up(at, peer):
             peer.close("it is not of the newest assignment")
         self._sharing.greet(peer)
 
-    def place(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
+    def receive_buffer_for(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
             return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
-    def received(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
+    def on_message(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.heard(peer, message)
         with self._lock:
             if not self._links.serves(at, peer):
@@ -362,7 +362,7 @@ class ParameterClient:
                 self._under_way.end()
             self._waiting.heard(at.rank, peer)
 
-    def lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
             if self._links.down(at, peer, error):
                 self._send(self._mind.lost(at.rank))

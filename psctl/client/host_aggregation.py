@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from psctl.client.host_connections import HostLines
-from psctl.client.shared_buffers import Sharing
+from psctl.client.host_connections import HostConnections
+from psctl.client.shared_buffers import SharedBuffers
 from psctl.errors import ProtocolError
 from psctl.job.training_messages import WorkerListens, WorkersAt
 from psctl.ps.dense.client.dense_client_state import ClientMind
@@ -28,7 +28,7 @@ GOODBYE = 5.0
 """Seconds that the end waits for a sum that is being made."""
 
 
-class HostPushes:
+class HostAggregation:
     """One worker's end; `do` and `told` may be called by any thread.
 
     Args:
@@ -37,7 +37,7 @@ class HostPushes:
         sharing: memory of this process and of the host's others.
     """
 
-    def __init__(self, me: Member, folder: Path, sharing: Sharing) -> None:
+    def __init__(self, me: Member, folder: Path, sharing: SharedBuffers) -> None:
         self._me, self._folder, self._sharing = me, folder, sharing
         self._gathers: queue.SimpleQueue[Gather | None] = queue.SimpleQueue()
 
@@ -57,7 +57,7 @@ class HostPushes:
         self._mind, self._say = mind, say
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
-        self._lines = HostLines(self._me, self._folder, self)
+        self._lines = HostConnections(self._me, self._folder, self)
         tell(WorkerListens(None, self._lines.secret))
 
     def told(self, message: WorkersAt) -> None:

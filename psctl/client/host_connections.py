@@ -26,7 +26,7 @@ from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import Beside
 from psctl.transport import unix_channel
-from psctl.transport.unix_channel import BYE, PIECE, Line
+from psctl.transport.unix_channel import BYE, PIECE, UnixChannel
 from psctl.types import Member
 
 PATIENCE = 2.0
@@ -45,7 +45,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Beside).decode
 
 
-class Heard(Protocol):
+class HostMessages(Protocol):
     """Whom it is told to, on the reading thread alone."""
 
     def up(self, member: Member) -> None: ...
@@ -53,7 +53,7 @@ class Heard(Protocol):
     def down(self, member: Member) -> None: ...
 
 
-class HostLines:
+class HostConnections:
     """One worker's lines. `send` and `told` may be called by any thread.
 
     Args:
@@ -62,15 +62,15 @@ class HostLines:
         heard: told of lines and of what comes.
     """
 
-    def __init__(self, me: Member, folder: Path, heard: Heard) -> None:
+    def __init__(self, me: Member, folder: Path, heard: HostMessages) -> None:
         self._me, self._folder, self._heard = me, folder, heard
         self.secret = secrets.token_bytes(unix_channel.SECRET)
         """What others of this host must show."""
         self._door = unix_channel.listen(folder, _name(me.rank, me.incarnation))
         self._lock = threading.Lock()
         self._known: dict[int, WorkerAt] = {}
-        self._lines: dict[int, tuple[Member, Line]] = {}
-        self._made: queue.SimpleQueue[tuple[Member, Line]] = queue.SimpleQueue()
+        self._lines: dict[int, tuple[Member, UnixChannel]] = {}
+        self._made: queue.SimpleQueue[tuple[Member, UnixChannel]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._threads: list[threading.Thread] = []
@@ -152,7 +152,7 @@ class HostLines:
 
     def _add(self, each: WorkerAt, connected: socket.socket) -> None:
         member = Member("worker", each.rank, each.incarnation)
-        self._made.put((member, Line(connected, str(member))))
+        self._made.put((member, UnixChannel(connected, str(member))))
         os.eventfd_write(self._wake, 1)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class HostLines:
     def _read(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        by_descriptor: dict[int, tuple[Member, Line]] = {}
+        by_descriptor: dict[int, tuple[Member, UnixChannel]] = {}
         while not self._closed.is_set():
             for descriptor, event in poll.poll():
                 if descriptor == self._wake:
@@ -193,7 +193,7 @@ class HostLines:
                 line.close()
             self._lines.clear()
 
-    def _serve(self, member: Member, line: Line, event: int) -> bool:
+    def _serve(self, member: Member, line: UnixChannel, event: int) -> bool:
         """Send what waits and take in what has come; tell whether more may come."""
         try:
             with self._lock:
@@ -208,7 +208,7 @@ class HostLines:
             return False  # it speaks another language: we do without it
         return not ended
 
-    def _over(self, member: Member, line: Line) -> None:
+    def _over(self, member: Member, line: UnixChannel) -> None:
         with self._lock:
             if self._lines.get(member.rank) == (member, line):
                 del self._lines[member.rank]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PsctlError
-from psctl.transport.read_lease import Turn
+from psctl.transport.read_lease import ReadLease
 from psctl.types import Member, ServerAt
 
 FIRST_PAUSE = 0.05
@@ -29,7 +29,7 @@ class Connection(Protocol):
     """What is needed of a net.peer.Peer."""
 
     bytes_received: int
-    turn: Turn
+    turn: ReadLease
 
     @property
     def bytes_sent(self) -> int: ...

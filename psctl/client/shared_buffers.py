@@ -21,7 +21,7 @@ from psctl.errors import ProtocolError
 from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.messages import IsNear, Near, Place, Push, Values
 from psctl.ps.table_messages import Fetched, Update
-from psctl.transport.shared_memory import Segment, Segments
+from psctl.transport.shared_memory import Segment, SegmentClient
 from psctl.types import Member
 
 PAGE = 4096
@@ -30,14 +30,14 @@ FIRST = 64 << 20
 """Bytes of a process's first segment at least; each further one is at least twice as large."""
 
 
-class Sharing(Lending):
+class SharedBuffers(Lending):
     """One process's end; may be called by any thread.
 
     Args:
         segments: makes and finds segments.
     """
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: SegmentClient) -> None:
         self._segments = segments
         self._lock = threading.Lock()
         self._own: list[tuple[int, Segment]] = []  # with the address of its first byte
@@ -141,6 +141,6 @@ class Sharing(Lending):
             return found
 
 
-def alone(me: Member) -> Sharing:
+def alone(me: Member) -> SharedBuffers:
     """Return the end of a process that shares nothing: all bytes are sent."""
-    return Sharing(Segments(me, None))
+    return SharedBuffers(SegmentClient(me, None))

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from psctl.client.shared_buffers import Sharing
+from psctl.client.shared_buffers import SharedBuffers
 from psctl.ps.tables.reductions import Array
-from psctl.transport.shared_memory import Segments
+from psctl.transport.shared_memory import SegmentClient
 
 SMALLEST = 1 << 16
 """Bytes of the smallest room: less is sent."""
@@ -33,15 +33,15 @@ MOST = 1 << 28
 """Bytes of rooms that a process has at most; pages that were never used take no memory."""
 
 
-class TableMemory:
+class SharedRows:
     """One process's end; may be called by any thread.
 
     Args:
         segments: makes and finds segments.
     """
 
-    def __init__(self, segments: Segments) -> None:
-        self.sharing = Sharing(segments)
+    def __init__(self, segments: SegmentClient) -> None:
+        self.sharing = SharedBuffers(segments)
         self._left = MOST if self.sharing.room(1) is not None else 0
         self._free: dict[int, list[memoryview]] = {}
 

@@ -24,7 +24,7 @@ from psctl.collectives.channel import (
     PendingTransfer,
     VectorExchange,
 )
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import PlayQueue, SchedulePlayer
 from psctl.schedule.transfer import Schedule
 
@@ -144,7 +144,7 @@ class ScheduleAllReduce:
     """
 
     def __init__(
-        self, schedule: Schedule, device: torch.device, plane: Plane | None = None, group: Any = None,
+        self, schedule: Schedule, device: torch.device, plane: DataPlane | None = None, group: Any = None,
         *, shared: bool = False,
     ) -> None:  # fmt: skip
         self._schedule, self._plane, self._shared = schedule, plane, shared
@@ -212,7 +212,7 @@ def played_on_host(schedule: Schedule, device: torch.device) -> bool:
 
 
 def _players(
-    schedule: Schedule, nodes: Sequence[int], plane: Plane | None, group: Any, *, on_host: bool
+    schedule: Schedule, nodes: Sequence[int], plane: DataPlane | None, group: Any, *, on_host: bool
 ) -> list[SchedulePlayer]:  # fmt: skip
     """Return the players of the nodes in this process."""
     if not on_host:

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 import torch
 
 from psctl.collectives.channel import NOBODY_SENDS, Parcel, PendingTransfer
-from psctl.collectives.sealed_pieces import Sealed
-from psctl.collectives.shm_exchange import SLOT, Board, possible, room
-from psctl.collectives.shm_vectors import Shared
+from psctl.collectives.sealed_pieces import SealedStreams
+from psctl.collectives.shm_exchange import SLOT, ShmExchange, possible, room
+from psctl.collectives.shm_vectors import SharedVectors
 from psctl.ps.pieces import bytes_view
-from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Line, Record
+from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Record, UnixChannel
 
 INLINE = 64 << 10
 """Bytes of a piece up to which it travels in its record. Recursive doubling of 64 KB by four ranks: 0.12 ms so, 0.35 ms
@@ -42,7 +42,7 @@ BOARD = NOBODY_SENDS - 1
 T = TypeVar("T")
 
 
-class Plane:
+class DataPlane:
     """One process's end of it; a `Channel`. May be called from several threads.
 
     Args:
@@ -56,18 +56,23 @@ class Plane:
     ahead = True
 
     def __init__(
-        self, me: int, world: int, lines: Mapping[int, Line], shared: Shared, sealed: Sealed | None = None
+        self,
+        me: int,
+        world: int,
+        lines: Mapping[int, UnixChannel],
+        shared: SharedVectors,
+        sealed: SealedStreams | None = None,
     ) -> None:
         self.me, self._lines, self._shared, self._sealed = me, dict(lines), shared, sealed
         self._world = world
         self._changed = threading.Condition()  # entered again where a stream's writer is the sender itself
-        self._arrived: dict[tuple[int, int], deque[Loan]] = {}
+        self._arrived: dict[tuple[int, int], deque[BorrowedPiece]] = {}
         self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were given back
         self._broken = ""
         self._awaited: list[int] = []  # by the threads that wait now
         self._polling = False
-        self._board: Board | None = None
+        self._board: ShmExchange | None = None
         self._board_asked = not possible() or len(self._lines) != world - 1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -98,11 +103,11 @@ class Plane:
     def lends(self, peer: int) -> bool:
         return self._process(peer) in self._lines
 
-    def borrow(self, peer: int, tag: int) -> Loan:
+    def borrow(self, peer: int, tag: int) -> BorrowedPiece:
         key = self._process(peer), tag
         arrived = self._arrived
 
-        def look() -> Loan | None:
+        def look() -> BorrowedPiece | None:
             found = arrived.get(key)
             return found.popleft() if found else None
 
@@ -141,13 +146,13 @@ class Plane:
         assert isinstance(pending, _Sealing), "what is lent is borrowed, not received"
         return pending.await_first(size)
 
-    def board(self, size: int) -> Board | None:
+    def board(self, size: int) -> ShmExchange | None:
         if not 0 < size <= SLOT:
             return None
         if not self._board_asked:
             self._board_asked = True
             memory = self._board_memory()
-            self._board = None if memory is None else Board(memory, self.me, self._world, self._look)
+            self._board = None if memory is None else ShmExchange(memory, self.me, self._world, self._look)
         return self._board
 
     def _board_memory(self) -> torch.Tensor | None:
@@ -286,16 +291,16 @@ class Plane:
         key = peer, record.tag
         if record.kind == PIECE:
             assert record.data is not None, "no piece is empty"
-            self._arrived.setdefault(key, deque()).append(Loan(record.data, None))
+            self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
         elif record.kind == LENT:
             lent = self._shared.read(peer, record.segment, record.offset, record.size)
-            self._arrived.setdefault(key, deque()).append(Loan(lent, lambda: self.give_back(*key)))
+            self._arrived.setdefault(key, deque()).append(BorrowedPiece(lent, lambda: self.give_back(*key)))
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
         elif record.kind == BYE:
             self._lines[peer].ended = (record.data or b"").decode(errors="replace") or "it has left"
 
-    def _watch(self, line: Line) -> None:
+    def _watch(self, line: UnixChannel) -> None:
         """Poll a line for what it still has to do."""
         events = 0 if line.ended else select.EPOLLIN
         if line.waiting and not line.ended:
@@ -316,7 +321,7 @@ class Plane:
             os.eventfd_write(self._wake, 1)
 
 
-class Loan:
+class BorrowedPiece:
     """A piece that has come: bytes to be read, and given back.
 
     Args:
@@ -346,7 +351,7 @@ class _Lent:
 
     __slots__ = ("_count", "_key", "_plane")
 
-    def __init__(self, plane: Plane, key: tuple[int, int], count: int) -> None:
+    def __init__(self, plane: DataPlane, key: tuple[int, int], count: int) -> None:
         self._plane, self._key, self._count = plane, key, count
 
     def wait(self) -> None:
@@ -358,7 +363,7 @@ class _Leaving:
 
     __slots__ = ("_number", "_peer", "_plane")
 
-    def __init__(self, plane: Plane, peer: int, number: int) -> None:
+    def __init__(self, plane: DataPlane, peer: int, number: int) -> None:
         self._plane, self._peer, self._number = plane, peer, number
 
     def wait(self) -> None:
@@ -370,7 +375,7 @@ class _Sealing:
 
     __slots__ = ("_done", "_peer", "_plane")
 
-    def __init__(self, plane: Plane, peer: int, done: Any) -> None:
+    def __init__(self, plane: DataPlane, peer: int, done: Any) -> None:
         self._plane, self._peer, self._done = plane, peer, done
 
     def wait(self) -> None:

@@ -14,18 +14,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from psctl.collectives.data_plane import Plane
-from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
-from psctl.collectives.shm_vectors import Shared
+from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
+from psctl.collectives.shm_vectors import SharedVectors
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
-from psctl.process.rejected_connections import TurnedAway
+from psctl.process.rejected_connections import RejectionLog
 from psctl.schedule.transfer import Schedule
 from psctl.transport import unix_channel
-from psctl.transport.peer import Acceptor, Credentials, dial
-from psctl.transport.shared_memory import Segments
-from psctl.transport.unix_channel import Line
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.shared_memory import SegmentClient
+from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Address, Member
 
 PATIENCE = 20.0
@@ -42,7 +43,7 @@ def partners(schedule: Schedule, me: int) -> set[int]:
     return {other for pair in pairs if me in pair for other in pair if other != me}
 
 
-class Meeting:
+class Rendezvous:
     """One process that connects to its partners.
 
     Args:
@@ -54,8 +55,13 @@ class Meeting:
     """
 
     def __init__(
-        self, orders: ProcessOrders, credentials: Credentials, segments: Segments, folder: Path, hosts: Sequence[int]
-    ) -> None:  # fmt: skip
+        self,
+        orders: ProcessOrders,
+        credentials: Credentials,
+        segments: SegmentClient,
+        folder: Path,
+        hosts: Sequence[int],
+    ) -> None:
         self._orders, self._folder, self._hosts = orders, folder, hosts
         self._me, self._credentials, self._segments = orders.member.rank, credentials, segments
         self._secret = secrets.token_bytes(unix_channel.SECRET)
@@ -63,7 +69,7 @@ class Meeting:
         self._told = threading.Event()
         self._deadline = 0.0
 
-    def make(self, schedule: Schedule, ask: Ask) -> Plane:
+    def make(self, schedule: Schedule, ask: Ask) -> DataPlane:
         """Connect, and return this process's end.
 
         Raises:
@@ -71,10 +77,10 @@ class Meeting:
         """
         others = partners(schedule, self._me)
         near = {rank for rank in others if self._hosts[rank] == self._hosts[self._me]}
-        sealed = Sealed() if others != near else None
+        sealed = SealedStreams() if others != near else None
         acceptor = self._acceptor(sealed) if sealed is not None else None
         door = unix_channel.listen(self._folder, _name(self._me)) if near else None
-        lines: dict[int, Line] = {}
+        lines: dict[int, UnixChannel] = {}
         try:
             found = ask(acceptor.address if acceptor is not None else None, self._secret)
             self._workers = {each.rank: each for each in found}
@@ -97,19 +103,19 @@ class Meeting:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return Plane(self._me, schedule.world, lines, Shared(self._segments, members), sealed)
+        return DataPlane(self._me, schedule.world, lines, SharedVectors(self._segments, members), sealed)
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
     # ---- within the host -----------------------------------------------------------------------------------------
 
-    def _connect(self, door: socket.socket, near: set[int], lines: dict[int, Line]) -> None:
+    def _connect(self, door: socket.socket, near: set[int], lines: dict[int, UnixChannel]) -> None:
         """Add a line to each of these ranks."""
         for rank in sorted(rank for rank in near if rank < self._me):
             theirs = self._workers[rank].secret
             made = unix_channel.meet(self._folder, _name(rank), self._me, self._secret, theirs, self._left())
-            lines[rank] = Line(made, f"worker/{rank}")
+            lines[rank] = UnixChannel(made, f"worker/{rank}")
         coming = {rank: self._workers[rank].secret for rank in near if rank > self._me}
         while coming:
             door.settimeout(self._left())
@@ -123,14 +129,14 @@ class Meeting:
                 connected.close()
                 continue
             del coming[rank]
-            lines[rank] = Line(connected, f"worker/{rank}")
+            lines[rank] = UnixChannel(connected, f"worker/{rank}")
 
     # ---- between hosts -------------------------------------------------------------------------------------------
 
-    def _acceptor(self, sealed: Sealed) -> Acceptor:
+    def _acceptor(self, sealed: SealedStreams) -> Acceptor:
         return Acceptor(
             self._orders.bind, self._orders.ports, self._credentials, PlaneKinds, sealed, self._against,
-            self._orders.congestion, refused=TurnedAway(str(self._orders.member)),
+            self._orders.congestion, refused=RejectionLog(str(self._orders.member)),
         )  # fmt: skip
 
     def _against(self, member: Member) -> str | None:
@@ -141,7 +147,7 @@ class Meeting:
             return f"{member} of incarnation {member.incarnation} does not take part"
         return None
 
-    def _streams(self, sealed: Sealed, far: set[int]) -> None:
+    def _streams(self, sealed: SealedStreams, far: set[int]) -> None:
         for rank in sorted(rank for rank in far if rank < self._me):
             at = self._workers[rank]
             if at.address is None:

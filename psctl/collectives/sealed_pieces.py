@@ -25,7 +25,7 @@ KEEPING = 2048
 """Bytes that keeping a part aside takes beside its own."""
 
 
-class Part(msgspec.Struct, frozen=True, tag=True):
+class PiecePart(msgspec.Struct, frozen=True, tag=True):
     """Payload: the bytes from `offset` on of a piece of `size` bytes. `number` counts what this sender has sent."""
 
     tag: int
@@ -34,10 +34,10 @@ class Part(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-PlaneKinds = Part
+PlaneKinds = PiecePart
 
 
-class Posted:
+class PostedPiece:
     """A piece that is sent or expected; `over` when it has left, or is there.
 
     Args:
@@ -59,7 +59,7 @@ class Posted:
         """Parts that lie aside."""
 
 
-class Sealed:
+class SealedStreams:
     """The sealed streams of one process, and the handler of all of them."""
 
     def __init__(self) -> None:
@@ -69,10 +69,10 @@ class Sealed:
         self._ended: dict[int, str] = {}
         self._closing = False
         self._number = 0
-        self._sending: dict[int, Posted] = {}  # by the number of the last part
-        self._expected: dict[tuple[int, int], deque[Posted]] = {}
-        self._early: dict[tuple[int, int], deque[Posted]] = {}
-        self._filling: dict[tuple[int, int], Posted] = {}
+        self._sending: dict[int, PostedPiece] = {}  # by the number of the last part
+        self._expected: dict[tuple[int, int], deque[PostedPiece]] = {}
+        self._early: dict[tuple[int, int], deque[PostedPiece]] = {}
+        self._filling: dict[tuple[int, int], PostedPiece] = {}
 
     def begin(self, changed: threading.Condition, awake: Callable[[], None]) -> None:
         """Share the lock of who waits, and learn how to wake who polls; before anything is sent."""
@@ -80,23 +80,23 @@ class Sealed:
 
     # ---- with the lock -------------------------------------------------------------------------------------------
 
-    def send(self, peer: int, tag: int, data: memoryview) -> Posted:
+    def send(self, peer: int, tag: int, data: memoryview) -> PostedPiece:
         """Send a piece."""
-        posted = Posted(data, len(data))
+        posted = PostedPiece(data, len(data))
         to = self._peers[peer]
         for offset in range(0, len(data), PART):
             self._number += 1
             part = data[offset : offset + PART]
             if offset + len(part) == len(data):
                 self._sending[self._number] = posted
-            to.send(Part(tag, offset, len(data), self._number), part)
+            to.send(PiecePart(tag, offset, len(data), self._number), part)
         return posted
 
-    def expect(self, peer: int, tag: int, place: memoryview) -> Posted:
+    def expect(self, peer: int, tag: int, place: memoryview) -> PostedPiece:
         """Let the next piece of a peer with this tag arrive in its place."""
         early = self._early.get((peer, tag))
         if not early:
-            posted = Posted(place, len(place))
+            posted = PostedPiece(place, len(place))
             self._expected.setdefault((peer, tag), deque()).append(posted)
             return posted
         posted = early.popleft()
@@ -121,14 +121,14 @@ class Sealed:
 
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         """A stream is made."""
         peer.on_written = self._written
         with self._changed:
             self._peers[peer.member.rank] = peer
             self._changed.notify_all()
 
-    def place(self, peer: Any, message: Part, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: PiecePart, size: int) -> memoryview | None:
         """Say where a part goes: straight to its place, or aside."""
         key = peer.member.rank, message.tag
         with self._changed:
@@ -143,15 +143,15 @@ class Sealed:
             piece.aside = piece.place is None
             return piece.place[message.offset : stop] if piece.place is not None else memoryview(bytearray(size))
 
-    def _next(self, key: tuple[int, int], size: int) -> Posted:
+    def _next(self, key: tuple[int, int], size: int) -> PostedPiece:
         expected = self._expected.get(key)
         if expected:
             return expected.popleft()
-        early = Posted(None, size)
+        early = PostedPiece(None, size)
         self._early.setdefault(key, deque()).append(early)
         return early
 
-    def received(self, peer: Any, message: Part, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: PiecePart, payload: memoryview | None) -> None:
         """A part is in its place, or aside."""
         if payload is None:
             raise ProtocolError("it sent a part of nothing")
@@ -172,7 +172,7 @@ class Sealed:
             self._changed.notify_all()
         self._awake()
 
-    def _written(self, message: Part, size: int) -> None:
+    def _written(self, message: PiecePart, size: int) -> None:
         with self._changed:
             posted = self._sending.pop(message.number, None)
             if posted is None:
@@ -181,7 +181,7 @@ class Sealed:
             self._changed.notify_all()
         self._awake()
 
-    def lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         """A stream has ended."""
         with self._changed:
             self._ended[peer.member.rank] = error.message

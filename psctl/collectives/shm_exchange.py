@@ -49,7 +49,7 @@ class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Board:
+class ShmExchange:
     """One process's end.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from psctl.errors import ProtocolError
-from psctl.transport.shared_memory import Segment, Segments
+from psctl.transport.shared_memory import Segment, SegmentClient
 from psctl.types import Member
 
 SEGMENT = 32 << 20
@@ -17,7 +17,7 @@ LINE = 64
 """Vectors begin at a processor's cache line, so that none shares one with another's."""
 
 
-class Shared:
+class SharedVectors:
     """The memory that a process shares with others of its host.
 
     Args:
@@ -25,7 +25,7 @@ class Shared:
         members: the others of its host, by rank.
     """
 
-    def __init__(self, segments: Segments, members: Mapping[int, Member]) -> None:
+    def __init__(self, segments: SegmentClient, members: Mapping[int, Member]) -> None:
         self._segments, self._members = segments, members
         self._ours: list[tuple[int, Segment, torch.Tensor]] = []  # its address, itself, its bytes
         self._free = 0  # from here on, of the newest

@@ -33,7 +33,7 @@ from psctl.job.checkpoint_messages import (
 )
 from psctl.job.training_messages import Resume
 from psctl.orders import JobOrder
-from psctl.transport.peer import Peer
+from psctl.transport.peer_connection import PeerConnection
 
 QUEUED = 8 << 20
 """Bytes of a copy that wait for the network at most."""
@@ -143,7 +143,7 @@ class CheckpointSaver:
             self._closed.add(commit.step)
         self._work.put(lambda: self._answer(self._commit(commit, save)))
 
-    def copy(self, step: int, peer: Peer | None) -> None:
+    def copy(self, step: int, peer: PeerConnection | None) -> None:
         """Send a checkpoint to an agent; CopySent follows."""
         self._work.put(lambda: self._answer(self._copy(step, peer)))
 
@@ -212,7 +212,7 @@ class CheckpointSaver:
                 print(f"psctl: {error.message}", file=sys.stderr, flush=True)
         return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
 
-    def _copy(self, step: int, peer: Peer | None) -> CheckpointCopySent:
+    def _copy(self, step: int, peer: PeerConnection | None) -> CheckpointCopySent:
         if peer is None:
             return CheckpointCopySent(step, "its host is not connected")
         folder = self._root / self._order.name / files.folder_name(step)

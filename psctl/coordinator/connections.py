@@ -23,7 +23,7 @@ from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBeg
 from psctl.job.message import JobMessage
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import StartBegin, StartEnd, StartPart
-from psctl.transport.peer import Peer
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member
 
 QUEUED = 8 << 20
@@ -55,9 +55,11 @@ class CoordinatorConnections:
     ) -> None:  # fmt: skip
         self._put, self._saver, self._resume, self._refuses = put, saver, resume, refuses
         self._lock = threading.Lock()
-        self._peers: dict[Member, Peer] = {}
-        self._parts: dict[Peer, set[tuple[int, bool]]] = {}  # parts of checkpoints that have begun: (step, of tables)
-        self._wanted: dict[Peer, deque[LoadWanted]] = {}  # of those that a thread reads for just now
+        self._peers: dict[Member, PeerConnection] = {}
+        self._parts: dict[
+            PeerConnection, set[tuple[int, bool]]
+        ] = {}  # parts of checkpoints that have begun: (step, of tables)
+        self._wanted: dict[PeerConnection, deque[LoadWanted]] = {}  # of those that a thread reads for just now
 
     def go_on_from(self, folder: Path | None) -> None:
         """Read from this checkpoint from now on; None: there is none, all begin with their start values."""
@@ -69,7 +71,7 @@ class CoordinatorConnections:
         if peer is not None:
             peer.send(message, urgent=True)
 
-    def peer(self, member: Member) -> Peer | None:
+    def peer(self, member: Member) -> PeerConnection | None:
         """Return the connection of a member."""
         with self._lock:
             return self._peers.get(member)
@@ -97,17 +99,17 @@ class CoordinatorConnections:
 
     # ---- net's handler, on each peer's reader thread ---------------------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """A member is connected; a newer connection of the same member takes the place of an older one."""
         with self._lock:
             self._peers[peer.member] = peer
         self._put(Connected(peer.member))
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Payloads are written or handed on from a lent buffer."""
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Bytes go their way, the rest goes to the mind."""
         match message:
             case SavePart():
@@ -133,7 +135,7 @@ class CoordinatorConnections:
             case _:
                 self._put(MessageReceived(peer.member, message))
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """A connection ended; an older one of a member that came again does not count."""
         with self._lock:
             current = self._peers.get(peer.member) is peer
@@ -147,7 +149,7 @@ class CoordinatorConnections:
 
     # ---- bulk ------------------------------------------------------------------------------------------------------
 
-    def _hand_on(self, peer: Peer, message: JobMessage, payload: memoryview | None) -> None:
+    def _hand_on(self, peer: PeerConnection, message: JobMessage, payload: memoryview | None) -> None:
         """Start values of worker 0 go to every other worker."""
         data = bytes(payload) if payload is not None else None
         with self._lock:
@@ -156,7 +158,7 @@ class CoordinatorConnections:
             other.send(message, data)
             _wait(other)
 
-    def _ask_servers(self, peer: Peer, wanted: ReadWanted) -> None:
+    def _ask_servers(self, peer: PeerConnection, wanted: ReadWanted) -> None:
         """Hand on what a reader outside the job wants."""
         with self._lock:
             servers = [each for member, each in self._peers.items() if member.role == "server"]
@@ -164,13 +166,13 @@ class CoordinatorConnections:
         for server in servers:
             server.send(msgspec.structs.replace(wanted, host=peer.member.rank))
 
-    def _answer_reader(self, peer: Peer, rows: ReadRows, payload: memoryview | None) -> None:
+    def _answer_reader(self, peer: PeerConnection, rows: ReadRows, payload: memoryview | None) -> None:
         """Hand on a server's answer; a reader that does not take what it asked for asks again."""
         reader = self.peer(Member("agent", rows.host))
         if reader is not None and reader.pending() <= QUEUED:
             reader.send(rows, bytes(payload) if payload is not None else None)
 
-    def _begin(self, peer: Peer, message: SaveBegin) -> None:
+    def _begin(self, peer: PeerConnection, message: SaveBegin) -> None:
         """Note that a member begins a part of a checkpoint, if it may."""
         why = self._refuses(peer.member, message)
         parts = self._parts.setdefault(peer, set())
@@ -180,13 +182,13 @@ class CoordinatorConnections:
             raise MessageRefused(f"it broke the protocol: SaveBegin: {why}", where=str(peer.member))
         parts.add((message.step, message.tables))
 
-    def _begun(self, peer: Peer, message: SavePart | SaveEnd) -> None:
+    def _begun(self, peer: PeerConnection, message: SavePart | SaveEnd) -> None:
         """Refuse what belongs to no part that this member has begun."""
         if (message.step, message.tables) not in self._parts.get(peer, ()):
             why = f"{type(message).__name__} of step {message.step}, whose part it has not begun"
             raise MessageRefused(f"it broke the protocol: {why}", where=str(peer.member))
 
-    def _want(self, peer: Peer, message: LoadWanted) -> None:
+    def _want(self, peer: PeerConnection, message: LoadWanted) -> None:
         """Have a thread read what a member wants, one a member."""
         with self._lock:
             waiting = self._wanted.setdefault(peer, deque())
@@ -199,7 +201,7 @@ class CoordinatorConnections:
             name = f"psctl load {peer.member}"
             threading.Thread(target=self._load_all, args=(peer,), name=name, daemon=True).start()
 
-    def _load_all(self, peer: Peer) -> None:
+    def _load_all(self, peer: PeerConnection) -> None:
         """Answer one after another what a member wants, until it wants nothing more."""
         while True:
             with self._lock:
@@ -211,7 +213,7 @@ class CoordinatorConnections:
                     del self._wanted[peer]
                     return
 
-    def _load(self, peer: Peer, wanted: LoadWanted) -> None:
+    def _load(self, peer: PeerConnection, wanted: LoadWanted) -> None:
         """Send the wanted slices of the checkpoint that the job goes on from."""
         try:
             if self._resume is None:
@@ -227,12 +229,12 @@ class CoordinatorConnections:
             peer.send(LoadEnd(wanted.ticket, error.message))
 
 
-def _sender(peer: Peer, message: SaveBegin | SavePart | SaveEnd) -> str:
+def _sender(peer: PeerConnection, message: SaveBegin | SavePart | SaveEnd) -> str:
     """Return whose part of a checkpoint this is, as its file is called."""
     return f"tables/{peer.member.rank}" if message.tables else str(peer.member)
 
 
-def _wait(peer: Peer) -> None:
+def _wait(peer: PeerConnection) -> None:
     """Let the network take what is queued, so that memory does not."""
     if peer.pending() > QUEUED:
         with contextlib.suppress(ConnectionFailed):  # told by `lost`

@@ -51,9 +51,10 @@ from psctl.plan.choose import choose
 from psctl.process import lifeline, sealed_memory, stderr_log
 from psctl.process.certificate_renewal import Renewals
 from psctl.process.process_orders import CoordinatorOrders
-from psctl.process.rejected_connections import TurnedAway
+from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.shards import cut, sizes
-from psctl.transport.peer import Acceptor, Credentials
+from psctl.transport.connect import Acceptor
+from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import Pair, issue, sign
 from psctl.types import Member
 
@@ -95,7 +96,7 @@ class CoordinatorProcess:
         head = order.hosts[0]
         self._acceptor = Acceptor(
             head.address, order.ports, self._credentials, COORDINATION, self._desk, self._allow, order.congestion,
-            refused=TurnedAway("the coordinator"),
+            refused=RejectionLog("the coordinator"),
         )  # fmt: skip
         self._open = True
 

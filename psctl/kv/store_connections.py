@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from psctl.client import server_links
-from psctl.client.shared_rows import TableMemory
+from psctl.client.shared_rows import SharedRows
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.table_server_messages import TablesAt
 from psctl.process.user_functions import JobFunctions
@@ -130,7 +130,7 @@ class Dialled:
     def __init__(
         self, first: TablesAt, dial: Callable[[Member, Any, Any], Any],
         unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
-        memory: TableMemory | None = None,
+        memory: SharedRows | None = None,
     ) -> None:  # fmt: skip
         self.memory = memory
         self.shards = first.shards
@@ -245,16 +245,16 @@ class _End:
         self._parts = Assembly(LARGEST)
         self._read = 0  # answers that were lent
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         """Take it into use."""
         if self._dialled.memory is not None:
             self._dialled.memory.sharing.greet(peer)
         self._dialled.up(self._at, peer)
 
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
         return self._parts.place(message, size)
 
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         memory = self._dialled.memory
         if memory is not None and (isinstance(message, IsNear) or getattr(message, "at", None) is not None):
             lent = memory.sharing.heard(peer, message)
@@ -267,7 +267,7 @@ class _End:
         if whole is not None:
             self._dialled.hear(self._at.rank, *whole)
 
-    def lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         if self._dialled.memory is not None:
             self._dialled.memory.sharing.parted(peer.member)
         self._dialled.down(self._at, peer, error)

@@ -14,7 +14,7 @@ from typing import Any
 from psctl.errors import ConnectionFailed
 from psctl.job.process_messages import NewCertificate
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer import Handler, Peer
+from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
 from psctl.transport.protocol.authority import LIFE
 from psctl.types import Member
 
@@ -40,28 +40,28 @@ class Renewals:
         return [each for each in connected if now - self._issued.get(each, self._start) > self._life / 2]
 
 
-class Renewing:
+class CertificateRenewer:
     """The handler in front of a process's connection to the coordinator: takes new certificates, hands on the rest."""
 
-    def __init__(self, credentials: Credentials, handler: Handler, say: Callable[[str], None]) -> None:
+    def __init__(self, credentials: Credentials, handler: ConnectionHandler, say: Callable[[str], None]) -> None:
         self._credentials, self._handler, self._say = credentials, handler, say
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """The connection is made."""
-        self._handler.joined(peer)
+        self._handler.on_connected(peer)
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Return where a payload goes."""
-        return self._handler.place(peer, message, size)
+        return self._handler.receive_buffer_for(peer, message, size)
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Use a new certificate; hand on every other message."""
         if isinstance(message, NewCertificate):
             self._credentials.renew(message.certificate, message.key)
             self._say(f"psctl: {self._credentials.member} has a new certificate since {time.strftime('%F %T')}")
         else:
-            self._handler.received(peer, message, payload)
+            self._handler.on_message(peer, message, payload)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """The connection is over."""
-        self._handler.lost(peer, error)
+        self._handler.on_connection_lost(peer, error)

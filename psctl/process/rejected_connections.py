@@ -17,7 +17,7 @@ PAUSE = 60.0
 """Seconds between two lines at least; however many come, a log grows by no more."""
 
 
-class TurnedAway:
+class RejectionLog:
     """Told of callers that came to nothing, on any thread.
 
     Args:

@@ -13,7 +13,7 @@ QUEUED = 8 << 20
 
 
 class Coordinator(Protocol):
-    """What the server needs of its connection to the coordinator; psctl.transport.peer.Peer has it."""
+    """What the server needs of its connection to the coordinator; psctl.transport.connect.Peer has it."""
 
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
     def flush(self, timeout: float | None = None) -> None: ...

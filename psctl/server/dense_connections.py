@@ -22,13 +22,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from psctl.client.server_links import Links
-from psctl.client.shared_buffers import Sharing, alone
+from psctl.client.shared_buffers import SharedBuffers, alone
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.ps.dense.server.dense_server import LEDGER, ServerMind
 from psctl.ps.messages import Near, Step
 from psctl.ps.outputs import CaughtUp, HandedOver, Held, Instruction, Save, Send, ToServer
-from psctl.transport.peer import Peer
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Assignment, Member, ServerAt
 
 HELD_BACK = 600.0
@@ -67,7 +67,7 @@ class Desk:
         me: Member,
         save: Callable[[Save], None],
         report: Callable[[Report], None] = lambda _: None,
-        sharing: Sharing | None = None,
+        sharing: SharedBuffers | None = None,
     ) -> None:
         self._me, self._save, self._report, self.sharing = me, save, report, sharing or alone(me)
         self._mind: ServerMind | None = None
@@ -76,7 +76,7 @@ class Desk:
         self._lock = threading.Lock()
         self._steps = threading.Lock()
         self._locks = Locks()
-        self._peers: dict[Who, Peer] = {}
+        self._peers: dict[Who, PeerConnection] = {}
         self._newest: dict[Who, int] = {}  # incarnation that may speak; those below are dead
         self._alive: set[Member] | None = None  # servers
         self._epoch = -1
@@ -169,7 +169,7 @@ class Desk:
         """As `allow`, where only workers are spoken to."""
         return self.allow(member) if member.role == "worker" else f"tables are for workers, not for {member}"
 
-    def _dismiss(self, peers: Sequence[Peer]) -> None:
+    def _dismiss(self, peers: Sequence[PeerConnection]) -> None:
         """End connections of the dead, to the last byte."""
         for peer in peers:
             peer.close("you were given up for dead")
@@ -178,7 +178,7 @@ class Desk:
 
     # ---- the handler: called on each connection's reader thread --------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Hold who comes early back until there is a mind, then let him in."""
         who = _who(peer.member)
         mind = self._mind_for(peer)
@@ -195,14 +195,14 @@ class Desk:
             raise ProtocolError(refusal)
         self.follow(mind.joined(who[1]) if who[0] == "worker" else mind.server_joined(who[1]))
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Let the mind say where a payload goes."""
         (role, rank), mind = self._speaks(peer)
         if role == "worker":
             return mind.place(rank, message, size)
         return mind.place_from(rank, message, size)
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Hand a message to the mind and do what it says."""
         (role, rank), mind = self._speaks(peer)
         size = 0 if payload is None else len(payload)
@@ -215,7 +215,7 @@ class Desk:
             else:
                 self.follow(mind.received_from(rank, message, size))
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Forget who is gone. Whether the job goes on is the coordinator's to say."""
         who = _who(peer.member)
         if isinstance(error, MessageRefused):
@@ -240,14 +240,14 @@ class Desk:
         shard = getattr(message, "shard", None)
         return nullcontext() if shard is None else self._locks[shard]
 
-    def _speaks(self, peer: Peer) -> tuple[Who, ServerMind]:
+    def _speaks(self, peer: PeerConnection) -> tuple[Who, ServerMind]:
         """Return who speaks, and to whom: a member has been let in when there was a mind."""
         who = peer.member.role, peer.member.rank
         if self._peers.get(who) is not peer:
             raise ProtocolError(f"{peer.member} has another connection")
         return who, self._mind if self._mind is not None and not self._closed else self._mind_for(peer)
 
-    def _mind_for(self, peer: Peer) -> ServerMind:
+    def _mind_for(self, peer: PeerConnection) -> ServerMind:
         if not self._open:
             self._opened.wait(HELD_BACK)
         if self._mind is None or self._closed:
@@ -270,15 +270,15 @@ class Fellow:
 
     def __init__(self, desk: Desk, links: Links, at: ServerAt) -> None:
         self._desk, self._links, self._at = desk, links, at
-        self.place, self.received = desk.place, desk.received
+        self.receive_buffer_for, self.on_message = desk.receive_buffer_for, desk.on_message
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Take it into use, unless it is not wanted any more."""
         if not self._links.up(self._at, peer):
             raise ProtocolError(f"server/{self._at.rank} is not of the newest assignment")
-        self._desk.joined(peer)
+        self._desk.on_connected(peer)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """It is over; the links make it again while that server lives."""
-        self._desk.lost(peer, error)
+        self._desk.on_connection_lost(peer, error)
         self._links.down(self._at, peer, error)

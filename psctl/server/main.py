@@ -21,8 +21,8 @@ import torch
 
 from psctl.client.model_layout import terms_of
 from psctl.client.server_links import Links, named
-from psctl.client.shared_buffers import Sharing
-from psctl.client.shared_rows import TableMemory
+from psctl.client.shared_buffers import SharedBuffers
+from psctl.client.shared_rows import SharedRows
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.job_permits import COORDINATION
@@ -39,9 +39,9 @@ from psctl.job.membership_messages import (
 )
 from psctl.job.training_messages import Decision, Heartbeat, Join, Leave, MemberReady, Welcome
 from psctl.process import lifeline
-from psctl.process.certificate_renewal import Renewing
+from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
-from psctl.process.rejected_connections import TurnedAway
+from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.dense.server.dense_server import ServerMind
 from psctl.ps.outputs import CaughtUp, HandedOver, Held, Save
 from psctl.ps.permits import PARAMETERS, TABLES
@@ -52,7 +52,9 @@ from psctl.server.checkpoint_stream import Coordinator, stream_save
 from psctl.server.dense_connections import Desk, Fellow, Report
 from psctl.server.table_connections import TableDesk
 from psctl.server.table_service import TablePart
-from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.shared_memory import inherited
 from psctl.types import Address, Assignment, Member, ServerAt
 
@@ -76,8 +78,8 @@ class Server:
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
-        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: Sharing | None = None, memory: Any = None,
-        folder: str = "",
+        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: SharedBuffers | None = None,
+        memory: Any = None, folder: str = "",
     ) -> None:  # fmt: skip
         self.me = me
         save = self._save_tables_later
@@ -269,10 +271,10 @@ class Server:
 
     # ---- the handler: the coordinator connection's reader thread -------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Nothing to do: `run` speaks first."""
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Loaded bytes go straight to where they are wanted."""
         if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
             return self.tables.place(message, size)
@@ -284,7 +286,7 @@ class Server:
             return None
         return whole[message.offset : message.offset + size]
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Take in what the coordinator says."""
         try:
             if self.tables is not None and self.tables.heard(message):
@@ -316,7 +318,7 @@ class Server:
                     pass  # LoadPart stands where `place` said; the rest is for workers
             self._changed.notify_all()
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Without a coordinator nobody would say when to stop."""
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
@@ -324,7 +326,7 @@ class Server:
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
-    turned_away = TurnedAway(str(orders.member))
+    turned_away = RejectionLog(str(orders.member))
 
     def allow_tables(member: Member) -> str | None:
         assert server.tables is not None, "it has some"
@@ -340,11 +342,11 @@ def serve(orders: ProcessOrders) -> int:
         return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
 
     segments = inherited(orders.member, orders.segments)
-    own, memory = Sharing(segments), TableMemory(segments)
+    own, memory = SharedBuffers(segments), SharedRows(segments)
     server = Server(orders.member, lambda desk: accept(TABLES, desk), dialler(TABLES), own, memory, orders.folder)
     with ExitStack() as closing:
         address = accept(PARAMETERS, server.desk)
-        renewing = Renewing(who, server, print)
+        renewing = CertificateRenewer(who, server, print)
         coordinator = dial(orders.coordinator, who, "coordinator", COORDINATION, renewing, congestion=orders.congestion)
         status = server.run(coordinator, address, dialler(PARAMETERS))
         if server.tables is not None:

@@ -20,7 +20,7 @@ import torch
 
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.client.server_links import Links, named
-from psctl.client.shared_rows import TableMemory
+from psctl.client.shared_rows import SharedRows
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.job.table_server_messages import TablesAssigned
@@ -32,7 +32,7 @@ from psctl.ps.tables.server.held_answers import READERS, Send
 from psctl.ps.tables.server.snapshot_reads import Look, Seen
 from psctl.ps.tables.server.table_server import Output, TableMind
 from psctl.ps.tables.table_packing import Assembly, in_parts, private
-from psctl.transport.peer import Peer
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Member, ServerAt
 
 HELD_BACK = 600.0
@@ -60,7 +60,7 @@ class TableDesk:
     def __init__(
         self, rank: int, report: Callable[[Report], Any], dial: Callable[[Member, Any, Any], Any],
         unreachable: Callable[[ServerAt, ConnectionFailed], Any] = lambda at, error: None,
-        memory: TableMemory | None = None, folder: str = "",
+        memory: SharedRows | None = None, folder: str = "",
     ) -> None:  # fmt: skip
         self._rank, self._report, self._memory, self._folder = rank, report, memory, folder
         self._lent: dict[int, deque[memoryview]] = {}  # by worker: answers that it may be reading
@@ -69,8 +69,8 @@ class TableDesk:
         self._opened = threading.Event()
         self._closed = False
         self._lock = threading.RLock()
-        self._peers: dict[tuple[str, int], Peer] = {}
-        self._parts: dict[Peer, Assembly] = {}
+        self._peers: dict[tuple[str, int], PeerConnection] = {}
+        self._parts: dict[PeerConnection, Assembly] = {}
         self._alive: frozenset[Member] = frozenset()
         self._epoch = -1
         self._links = Links(lambda at: dial(named(at), at.address, _Fellow(self, at)), unreachable)
@@ -161,7 +161,7 @@ class TableDesk:
 
     # ---- the handler: called on each connection's reader thread --------------------------------------------------
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Somebody is there (again): what an older connection of his asked for is forgotten."""
         mind, who = self._mind_for(peer), (peer.member.role, peer.member.rank)
         former = self._peers.get(who)
@@ -182,14 +182,14 @@ class TableDesk:
             else:
                 mind.lost(peer.member.rank)
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """A worker's payloads gather in a buffer a message; another server's go where the mind says."""
         if peer.member.role == "worker":
             return self._parts[peer].place(message, size)
         with self._lock:
             return self._mind_for(peer).place_from(peer.member.rank, message, size)
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Hand a whole message to the mind and do what it says."""
         size = 0 if payload is None else len(payload)
         mind = self._mind_for(peer)
@@ -211,7 +211,7 @@ class TableDesk:
             if self._speaks(peer):
                 self._follow(mind.received(peer.member.rank, *whole))
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Forget a connection; what came by it stays, and so does what it may be reading."""
         if self._memory is not None:
             self._memory.sharing.parted(peer.member)
@@ -242,7 +242,7 @@ class TableDesk:
             for _ in range(more):
                 held.popleft()
 
-    def _send(self, peer: Peer, output: Send) -> None:
+    def _send(self, peer: PeerConnection, output: Send) -> None:
         lent = None
         if self._memory is not None:
             lent = self._memory.lent(output.worker, output.message, output.payload)
@@ -253,10 +253,10 @@ class TableDesk:
         for message, payload in in_parts(output.message, output.payload):
             peer.send(message, payload)
 
-    def _speaks(self, peer: Peer) -> bool:
+    def _speaks(self, peer: PeerConnection) -> bool:
         return self._peers.get((peer.member.role, peer.member.rank)) is peer
 
-    def _mind_for(self, peer: Peer) -> TableMind:
+    def _mind_for(self, peer: PeerConnection) -> TableMind:
         if not self._opened.is_set():
             self._opened.wait(HELD_BACK)
         if self._mind is None or self._closed:
@@ -281,7 +281,7 @@ class TableDesk:
                     self._report(output)
 
 
-def _dismiss(peers: Sequence[Peer]) -> None:
+def _dismiss(peers: Sequence[PeerConnection]) -> None:
     """End connections of the dead, to the last byte."""
     for peer in peers:
         peer.close("you were given up for dead")
@@ -294,15 +294,15 @@ class _Fellow:
 
     def __init__(self, desk: TableDesk, at: ServerAt) -> None:
         self._desk, self._at = desk, at
-        self.place, self.received = desk.place, desk.received
+        self.receive_buffer_for, self.on_message = desk.receive_buffer_for, desk.on_message
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """Take it into use, unless it is not wanted any more."""
         if not self._desk.links.up(self._at, peer):
             raise ProtocolError(f"server/{self._at.rank} is not of the newest assignment")
-        self._desk.joined(peer)
+        self._desk.on_connected(peer)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """It is over; the links make it again while that server lives."""
-        self._desk.lost(peer, error)
+        self._desk.on_connection_lost(peer, error)
         self._desk.links.down(self._at, peer, error)

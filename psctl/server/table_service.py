@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from psctl.client.shared_rows import TableMemory
+from psctl.client.shared_rows import SharedRows
 from psctl.errors import ConnectionFailed
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone
@@ -51,7 +51,7 @@ class TablePart:
 
     def __init__(
         self, me: Member, listen: Callable[[TableDesk], Address], dial: Callable[[Member, Any, Any], Any],
-        save: Callable[[Save], Any], memory: TableMemory | None = None, folder: str = "",
+        save: Callable[[Save], Any], memory: SharedRows | None = None, folder: str = "",
     ) -> None:  # fmt: skip
         self.desk = TableDesk(me.rank, self._report, dial, self._unreachable, memory, folder)
         self._listen, self._save = listen, save

@@ -129,14 +129,14 @@ def listen(ports: tuple[int, int] | None) -> socket.socket:
     return _listen(ports, [HOST])[0]
 
 
-def listen_twice(ports: tuple[int, int] | None) -> tuple[socket.socket, Guarded]:
+def listen_twice(ports: tuple[int, int] | None) -> tuple[socket.socket, GuardedListener]:
     """Listen on loopback, and behind a guard on the same port of another address of loopback.
 
     Raises:
         PortTaken: as `listen`.
     """
     front, back = _listen(ports, [HOST, GUARDED_HOST])
-    return front, Guarded(back)
+    return front, GuardedListener(back)
 
 
 def _listen(ports: tuple[int, int] | None, hosts: list[str]) -> list[socket.socket]:
@@ -173,7 +173,7 @@ def _listen_at(port: int, hosts: list[str]) -> list[socket.socket]:
     return made
 
 
-class Guarded:
+class GuardedListener:
     """A listening socket that hears only connections made by `connect`, whoever accepts them.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from psctl.transport.protocol.connection_messages import Bye
-from psctl.transport.protocol.send_queue import BATCH, Frame, Outbox, control
+from psctl.transport.protocol.send_queue import BATCH, Frame, SendQueue, control
 from psctl.transport.stream import Stream
 
 GOODBYE = 0.1
@@ -31,7 +31,7 @@ Batch = tuple[list[Frame], memoryview | None]
 """Frames, and what is left of their sealed bytes when another thread has begun with them."""
 
 
-class Outgoing:
+class OutgoingQueue:
     """See the module's docstring.
 
     Args:
@@ -52,7 +52,7 @@ class Outgoing:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for the writer: something may be written, or all is over
         self._drained = threading.Condition(self._lock)  # nothing is queued, or nobody writes, or all is over
-        self._outbox = Outbox(window)
+        self._outbox = SendQueue(window)
         self._busy = False
         self._rest: Batch | None = None
         self._over = False

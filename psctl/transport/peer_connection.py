@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.transport.credentials import Credentials
-from psctl.transport.outgoing_queue import Outgoing
+from psctl.transport.outgoing_queue import OutgoingQueue
 from psctl.transport.protocol.assembly import Received
-from psctl.transport.protocol.connection import Codec, Connection, Credited, Ended, Event, Joined, Left, Named
+from psctl.transport.protocol.connection import Codec, ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
 from psctl.transport.protocol.sealing import Bytes
-from psctl.transport.read_lease import Turn
+from psctl.transport.read_lease import ReadLease
 from psctl.transport.stream import Stream, why_gone
 from psctl.types import Member
 
@@ -32,56 +32,56 @@ CREDIT = 8
 """Credit is given back for each so many-th part of the window. Given at a half, four workers and four servers with both
 directions busy (100 MB, 200 Mbit/s) took 1.21 times what the wire needs, and 1.12 at an eighth."""
 SHORT = 16 << 10
-"""Bytes up to which what came counts as short (`Peer.offer_turn`)."""
+"""Bytes up to which what came counts as short (`PeerConnection.offer_turn`)."""
 PAUSE = 0.003
 """Seconds between two words of credit before half of the window is owed. On a fast link an eighth is read in less, and
 who sends would be woken four times as often for nothing."""
 
 
-class Handler(Protocol):
+class ConnectionHandler(Protocol):
     """What a room does with its peers. All are called on the peer's reader thread, `place` and `received` also on one
     that reads in its place; what they raise ends that peer."""
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """The connection is made; before anything else."""
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Return where the payload of `message` goes: a writable view of `size` bytes; None: a buffer lent."""
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """A message has arrived, whole. A payload that was lent may not be kept."""
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """The connection is over: exactly once, last, also after our own close."""
 
 
-class Peer:
+class PeerConnection:
     """The process at the other end of a sealed connection. Made by `dial` and `Acceptor`."""
 
     member: Member
 
     def __init__(
-        self, stream: Stream, credentials: Credentials, codec: Codec, handler: Handler, *, accepting: bool
+        self, stream: Stream, credentials: Credentials, codec: Codec, handler: ConnectionHandler, *, accepting: bool
     ) -> None:
         self.name = stream.name
         self.bytes_received = 0
         self._stream, self._codec, self._handler = stream, codec, handler
-        self._connection = Connection(
+        self._connection = ConnectionProtocol(
             credentials.accepting if accepting else credentials.dialling,
             accepting=accepting,
             job=credentials.job,
             me=credentials.member,
             codec=codec,
             window=stream.window,
-            place=partial(handler.place, self),
+            place=partial(handler.receive_buffer_for, self),
         )
         self._part, self._credited = max(1, stream.window // CREDIT), 0.0
         self._lock = threading.Lock()
-        self._out: Outgoing | None = None
+        self._out: OutgoingQueue | None = None
         self._closing: str | None = None
         self._ended: ConnectionFailed | None = None
         self._reader: threading.Thread | None = None
-        self.turn = Turn()  # to read; who takes it calls `read_here`
+        self.turn = ReadLease()  # to read; who takes it calls `read_here`
         self._came = 0  # bytes that were received last
         self._over: ConnectionFailed | None = None  # why nothing more arrives,
         self._fault: Exception | None = None  # or what was raised, as found by who read in the reader's place
@@ -166,7 +166,7 @@ class Peer:
         return self._out.bytes if self._out is not None else 0
 
     @property
-    def _outgoing(self) -> Outgoing:
+    def _outgoing(self) -> OutgoingQueue:
         assert self._out is not None, "a peer is given out once it has joined"
         return self._out
 
@@ -224,7 +224,7 @@ class Peer:
         try:
             joined = self._shake(decide, deadline)
             self._stream.limit(None)
-            self._out = Outgoing(self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}")
+            self._out = OutgoingQueue(self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}")
         except ConnectionFailed as error:
             with contextlib.suppress(OSError):  # the last word (why, or TLS's alert) is worth an attempt
                 self._stream.limit(0.5)
@@ -297,7 +297,7 @@ class Peer:
         self._reader = threading.current_thread()
         self._outgoing.start()
         try:
-            self._handler.joined(self)
+            self._handler.on_connected(self)
             error = self._read()
         except ProtocolError as fault:
             error = type(fault)(f"{self.name}: {fault.message}", where=self.name)
@@ -339,7 +339,7 @@ class Peer:
                     if not corked:
                         out.cork(me)
                         corked = True
-                    handler.received(self, message, payload)
+                    handler.on_message(self, message, payload)
                 case None:
                     if corked:
                         out.cork(None)
@@ -391,7 +391,7 @@ class Peer:
         out.join()
         self._stream.close()
         self._connection.release()
-        self._handler.lost(self, error)
+        self._handler.on_connection_lost(self, error)
 
     def _goodbye(self, reason: str) -> None:
         """Say Bye if that is possible at once, then end the stream."""

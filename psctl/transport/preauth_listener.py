@@ -30,7 +30,7 @@ class Caller(NamedTuple):
     deadline: float
 
 
-class Door:
+class PreauthListener:
     """Lets in who shows the knock.
 
     Args:
@@ -138,7 +138,7 @@ def _source(stream: Stream) -> str:
     return stream.name.rpartition(":")[0]
 
 
-def show_knock(stream: Stream, secret: str, deadline: float) -> None:
+def send_preauth_answer(stream: Stream, secret: str, deadline: float) -> None:
     """Answer the greeting of who was dialled.
 
     Args:

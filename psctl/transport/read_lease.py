@@ -18,7 +18,7 @@ REST = 0.005
 """Seconds between two looks of a reader thread that rests."""
 
 
-class Turn:
+class ReadLease:
     """The turn to read one connection: one thread has it, or it is free."""
 
     def __init__(self) -> None:

@@ -125,7 +125,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-class SegmentsOfHost:
+class SegmentServer:
     """The agent's end: makes segments, and knows who holds which. May be called by any thread.
 
     Args:
@@ -196,7 +196,7 @@ class SegmentsOfHost:
         return Made(number, size), given
 
 
-class Segments:
+class SegmentClient:
     """A child's end: has segments made, and maps those of others. May be called by any thread.
 
     Args:
@@ -265,9 +265,9 @@ class Segments:
             self._end.close()
 
 
-def inherited(me: Member, descriptor: int | None) -> Segments:
+def inherited(me: Member, descriptor: int | None) -> SegmentClient:
     """Return the segments of a process that inherited `descriptor` from its agent; None: it has no such agent."""
     if descriptor is None:
-        return Segments(me, None)
+        return SegmentClient(me, None)
     os.set_inheritable(descriptor, False)  # not for what the process starts in turn
-    return Segments(me, socket.socket(fileno=descriptor))
+    return SegmentClient(me, socket.socket(fileno=descriptor))

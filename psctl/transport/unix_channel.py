@@ -53,7 +53,7 @@ class Record(NamedTuple):
     data: bytearray | None = None
 
 
-class Line:
+class UnixChannel:
     """One end. Not for two threads at once.
 
     Args:

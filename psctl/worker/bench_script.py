@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from psctl.collectives.allreduce_backends import AllReduceBackend, EngineAllReduce, ScheduleAllReduce, played_on_host
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.job.bench_messages import (
     FILE,
     BenchEffort,
@@ -53,7 +53,7 @@ class BenchRanks:
         """What schedules are played over: one for all, for each has its turn."""
         self.played_on_host: Any = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.plane: Plane | None = None
+        self.plane: DataPlane | None = None
         """What schedules on the CPU are played over."""
 
     def meet(self) -> None:
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def _plane(world: int) -> Plane | None:
+def _plane(world: int) -> DataPlane | None:
     """Connect this process with all others, as training does; None where psctl did not start it."""
     import psctl
 

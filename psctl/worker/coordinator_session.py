@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.rendezvous import Ask
 from psctl.errors import ConnectionFailed, JobFailed, PsctlError, UsageError
 from psctl.job.checkpoint_messages import (
@@ -60,7 +60,7 @@ PART = 512 * 1024
 
 T = TypeVar("T")
 
-Connect = Callable[[Schedule, Sequence[int], Ask], Plane]
+Connect = Callable[[Schedule, Sequence[int], Ask], DataPlane]
 
 Membership = Reassign | ExamplesShared | WorkersAt
 """What is said while a job trains of who takes part, who has which shard, and who listens for others of its host."""
@@ -80,7 +80,7 @@ def answer_for_process(ask: Callable[[], int | None]) -> None:
 
 
 class Peer(Protocol):
-    """What a session needs of a connection; psctl.transport.peer.Peer has it."""
+    """What a session needs of a connection; psctl.transport.connect.Peer has it."""
 
     def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
     def flush(self, timeout: float) -> Any: ...
@@ -139,12 +139,12 @@ class CoordinatorSession:
 
     # ---- the handler: network thread ----
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         """The connection is made."""
         with self._changed:
             self._peer = peer
 
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
         """Say where a part of a tensor goes: straight into the tensor."""
         if isinstance(message, LoadPart | StartPart):
             where = self._loading if isinstance(message, LoadPart) else self._starting
@@ -154,7 +154,7 @@ class CoordinatorSession:
                     return view[message.offset : message.offset + size]
         return None
 
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         """Take in one message."""
         if isinstance(message, Membership):
             with self._changed:
@@ -204,7 +204,7 @@ class CoordinatorSession:
                     pass  # parts of tensors: `place` has put them where they belong
             self._changed.notify_all()
 
-    def lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         """The connection ended."""
         with self._changed:
             self._lost = error
@@ -266,7 +266,7 @@ class CoordinatorSession:
             if self._tables is not None:
                 moved(self._tables)
 
-    def plane(self, schedule: Schedule) -> Plane | None:
+    def plane(self, schedule: Schedule) -> DataPlane | None:
         """Connect to the workers of a schedule; None where there is no data plane of our own.
 
         Args:

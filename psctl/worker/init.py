@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from psctl.client.dense_client import ParameterClient
-from psctl.client.host_aggregation import HostPushes
-from psctl.client.shared_buffers import Sharing
-from psctl.client.shared_rows import TableMemory
+from psctl.client.host_aggregation import HostAggregation
+from psctl.client.shared_buffers import SharedBuffers
+from psctl.client.shared_rows import SharedRows
 from psctl.clock import SystemClock
-from psctl.collectives.data_plane import Plane
-from psctl.collectives.rendezvous import Ask, Meeting
+from psctl.collectives.data_plane import DataPlane
+from psctl.collectives.rendezvous import Ask, Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
 from psctl.job.training_messages import Decision
 from psctl.kv.store_connections import Dialled, Links, Within
-from psctl.process.certificate_renewal import Renewing
+from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.schedule.transfer import Schedule
 from psctl.sync.flat_parameters import Client
 from psctl.sync.gradient_trace import GradientTrace, from_environment
-from psctl.transport.peer import Credentials, dial
+from psctl.transport.connect import dial
+from psctl.transport.credentials import Credentials
 from psctl.transport.shared_memory import inherited
 from psctl.types import Address, Member
 from psctl.worker import coordinator_session as sessions
@@ -100,8 +101,8 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         folder: where they lie; this user alone can enter it.
     """
 
-    def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> Plane:
-        return Meeting(orders, credentials, segments, folder, hosts).make(schedule, ask)
+    def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> DataPlane:
+        return Rendezvous(orders, credentials, segments, folder, hosts).make(schedule, ask)
 
     segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
@@ -109,9 +110,11 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         certificate=orders.certificate, key=orders.key, knock=orders.knock,
     )  # fmt: skip
     session = CoordinatorSession(orders.member, connect=meet)
-    handler = Renewing(credentials, session, lambda _: None)  # what a worker prints is its script's
+    handler = CertificateRenewer(credentials, session, lambda _: None)  # what a worker prints is its script's
     seat = Member("coordinator", 0)
-    session.joined(dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion))
+    session.on_connected(
+        dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
+    )
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 
@@ -122,7 +125,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
                 congestion=orders.congestion,
             )  # fmt: skip
 
-        sharing = Sharing(segments)
+        sharing = SharedBuffers(segments)
         together = any(orders.member.rank in group for group in decision.hosts)
         return ParameterClient(
             orders.member,
@@ -134,7 +137,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
             _left(trace) if trace else None,
             session.send,
             sharing,
-            HostPushes(orders.member, folder, sharing) if together else None,
+            HostAggregation(orders.member, folder, sharing) if together else None,
         )
 
     def links() -> Links:
@@ -144,7 +147,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
                 congestion=orders.congestion,
             )  # fmt: skip
 
-        made = Dialled(session.tables(), to_tables, memory=TableMemory(segments))
+        made = Dialled(session.tables(), to_tables, memory=SharedRows(segments))
         session.follow_tables(made.assigned)
         return made
 

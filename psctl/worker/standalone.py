@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from psctl.clock import Clock, SystemClock
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.job.training_messages import Decision, Welcome
 from psctl.schedule.transfer import Schedule
 from psctl.train_state.common_step import StepActions
@@ -50,7 +50,7 @@ class StandaloneSession:
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
         return Decision(self._strategy, "worker", layout, [])
 
-    def plane(self, schedule: Schedule) -> Plane | None:
+    def plane(self, schedule: Schedule) -> DataPlane | None:
         return None  # nobody says where others listen
 
     def begin(self, step: int) -> None:

@@ -500,7 +500,8 @@ WORKER = '''
 """Speaks psctl's messages as a worker does, without torch."""
 import os, queue, sys, time
 from psctl.job import messages as m
-from psctl.transport.peer import Credentials, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.connect import dial
 from psctl.process.process_orders import read_orders
 from psctl.types import Layout, Member, ParameterInfo, TensorSlice
 

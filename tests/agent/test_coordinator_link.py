@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Any
 
-from psctl.agent.coordinator_link import Link, LinkUp
+from psctl.agent.coordinator_link import CoordinatorLink, LinkUp
 from psctl.errors import PeerLost
 from psctl.job.process_messages import ProcessStarted, Register
 from psctl.types import Address, Member
@@ -18,7 +18,7 @@ class Prompt:
     def __init__(self) -> None:
         self.said: list[Any] = []
         self.obeyed = threading.Thread(target=self._obey)
-        self.link: Link | None = None
+        self.link: CoordinatorLink | None = None
 
     def send(self, message: Any, *, urgent: bool) -> bool:
         self.said.append(message)
@@ -41,11 +41,11 @@ class Prompt:
 def test_what_the_first_order_makes_us_say_is_said_behind_the_register(monkeypatch):
     happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
     peer, register = Prompt(), Register("h1", 1, 2, 1 << 30, 0)
-    peer.link = link = Link(None, register, "auto", happened.put, None)
+    peer.link = link = CoordinatorLink(None, register, "auto", happened.put, None)
     monkeypatch.setattr(link, "_dial", lambda address, left: peer)
     link.start(Address("127.0.0.1", 1))
     assert isinstance(happened.get(timeout=10), LinkUp)
     peer.obeyed.join(10)
     assert peer.said == [register, ProcessStarted(Member("worker", 1), 42)]
     link.close(1.0)
-    link.lost(peer, PeerLost("over"))
+    link.on_connection_lost(peer, PeerLost("over"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from psctl.agent import coordinator_queries
-from psctl.agent.control_socket import Refused, Request
-from psctl.agent.coordinator_link import Heard
-from psctl.agent.coordinator_queries import Questions
-from psctl.agent.status_answers import Standing, answer
+from psctl.agent.control_socket import ControlRefused, ControlRequest
+from psctl.agent.coordinator_link import FromCoordinator
+from psctl.agent.coordinator_queries import CoordinatorQueries
+from psctl.agent.status_answers import AgentStatus, answer
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
@@ -25,7 +25,7 @@ class Coordinator:
 
     def __init__(self, *said: Any) -> None:
         self.said, self.asked = said, []  # type: ignore[var-annotated]
-        self.questions = Questions(self._send)
+        self.questions = CoordinatorQueries(self._send)
 
     def _send(self, question: Any) -> bool:
         self.asked.append(question)
@@ -36,10 +36,10 @@ class Coordinator:
 
 def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not_count() -> None:
     coordinator = Coordinator(
-        lambda ticket: Heard(rows(ticket, 0), b"zero"),
-        lambda ticket: Heard(rows(ticket - 1, 1), b"late"),
-        lambda ticket: Heard(ReadBy(ticket, 2)),
-        lambda ticket: Heard(rows(ticket, 1), b"one"),
+        lambda ticket: FromCoordinator(rows(ticket, 0), b"zero"),
+        lambda ticket: FromCoordinator(rows(ticket - 1, 1), b"late"),
+        lambda ticket: FromCoordinator(ReadBy(ticket, 2)),
+        lambda ticket: FromCoordinator(rows(ticket, 1), b"one"),
     )
     for ticket in (1, 2):
         found = coordinator.questions.read("s", ["w"], [1])
@@ -52,17 +52,19 @@ def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not
 
 def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_queries, "READING", 0.05)
-    coordinator = Coordinator(lambda ticket: Heard(ReadBy(ticket, 2)), lambda ticket: Heard(rows(ticket, 0)))
+    coordinator = Coordinator(
+        lambda ticket: FromCoordinator(ReadBy(ticket, 2)), lambda ticket: FromCoordinator(rows(ticket, 0))
+    )
     found = coordinator.questions.read("s", [], [])
     assert (found["servers"], len(found["answers"])) == (2, 1)
 
 
 def test_other_numbers_are_asked_for_and_what_is_no_question_is_refused() -> None:
-    coordinator = Coordinator(lambda ticket: Heard(ScaleAnswer(ticket, 2, 1, "no", "because")))
-    standing = Standing("j", "a", None, [], "")
+    coordinator = Coordinator(lambda ticket: FromCoordinator(ScaleAnswer(ticket, 2, 1, "no", "because")))
+    standing = AgentStatus("j", "a", None, [], "")
 
     def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        return answer(Request(command, arguments), standing, lambda asked: None, coordinator.questions)
+        return answer(ControlRequest(command, arguments), standing, lambda asked: None, coordinator.questions)
 
     assert ask("scale", {"servers": 2}) == {"workers": 2, "servers": 1, "problem": "no", "hint": "because"}
     for wrong in (
@@ -70,8 +72,8 @@ def test_other_numbers_are_asked_for_and_what_is_no_question_is_refused() -> Non
         {"store": "s"},
         {"store": 1, "names": [], "keys": []},
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(ControlRefused):
             ask("read", wrong)
     assert len(coordinator.asked) == 1
-    with pytest.raises(Refused, match="not connected"):
-        Questions(lambda message: False).read("s", [], [])
+    with pytest.raises(ControlRefused, match="not connected"):
+        CoordinatorQueries(lambda message: False).read("s", [], [])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psctl.agent.log_files import ROOM
-from psctl.agent.log_pump import LONGEST, RATE, Pump
+from psctl.agent.log_pump import LONGEST, RATE, LogPump
 from psctl.job.process_messages import OutputLines
 from psctl.launch.remote_programs import host_state
 from psctl.process.secret_masking import Secrets
@@ -26,7 +26,7 @@ class Desk:
     def __init__(self, folder: Path, *secrets: str, limit: int = 10**9) -> None:
         self.said: queue.SimpleQueue[OutputLines] = queue.SimpleQueue()
         self.troubles: list[str] = []
-        self.pump = Pump(folder, limit, Secrets(secrets), self.said.put, self.troubles.append)
+        self.pump = LogPump(folder, limit, Secrets(secrets), self.said.put, self.troubles.append)
         self.path = folder / "worker-1.stderr.log"
         source, self.end = os.pipe()
         self.pump.add(WORKER, "stderr", source)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psctl.agent.memory_kills import FRESH, MemoryKills, counter_files, first_counter
-from psctl.agent.processes import Child
+from psctl.agent.processes import AgentChild
 from psctl.agent.spawn import Files, account
 from psctl.clock import ManualClock
 from psctl.process.secret_masking import Secrets
@@ -99,7 +99,7 @@ def test_the_account_of_a_kill_for_lack_of_memory_names_the_evidence(
     tmp_path: Path, status: int, memory: str, exception: str, hinted: bool
 ) -> None:
     with subprocess.Popen(["true"]) as ended:
-        child = Child("worker/1", ended)
+        child = AgentChild("worker/1", ended)
     child.status, child.memory = status, memory
     failure = account(Files(Orders(tmp_path)), W1, "h1", child, [], Secrets([]))  # type: ignore[arg-type]
     assert failure.exception == exception

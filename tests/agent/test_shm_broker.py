@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from psctl.agent.shm_broker import OFF, ChildrensSegments
+from psctl.agent.shm_broker import OFF, SegmentBroker
 from psctl.transport.shared_memory import inherited
 from psctl.types import Member
 
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def test_a_killed_child_leaves_nothing() -> None:
-    segments = ChildrensSegments()
+    segments = SegmentBroker()
     worker, server = Member("worker", 0), Member("server", 0)
     with segments.opened(worker) as descriptor:
         child = subprocess.Popen(
@@ -57,7 +57,7 @@ def test_a_killed_child_leaves_nothing() -> None:
 
 def test_who_wants_no_shared_memory_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OFF, "off")
-    segments, worker = ChildrensSegments(), Member("worker", 0)
+    segments, worker = SegmentBroker(), Member("worker", 0)
     with segments.opened(worker) as descriptor:
         child = inherited(worker, os.dup(descriptor))
     assert child.make(4096) is None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from psctl.agent.processes import Child
-from psctl.agent.stack_requests import ChildrensStacks
+from psctl.agent.processes import AgentChild
+from psctl.agent.stack_requests import StackDumps
 from psctl.job.process_messages import Stacks
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
@@ -47,7 +47,7 @@ class Scene:
     def __init__(self, folder: Path, *, armed: bool) -> None:
         script = folder / "train.py"
         script.write_text(SCRIPT)
-        self.stacks = ChildrensStacks(str(folder), Secrets(["s3cret"]))
+        self.stacks = StackDumps(str(folder), Secrets(["s3cret"]))
         with self.stacks.opened(W0) as descriptor:
             self.popen = subprocess.Popen(
                 [sys.executable, str(script), str(descriptor if armed else 0)],
@@ -58,7 +58,7 @@ class Scene:
 
     def ask(self) -> Stacks:
         answers: queue.Queue[Stacks] = queue.Queue()
-        self.stacks.ask([(Child("worker/0", self.popen), W0)], answers.put)
+        self.stacks.ask([(AgentChild("worker/0", self.popen), W0)], answers.put)
         return answers.get(timeout=20)
 
     def end(self) -> None:

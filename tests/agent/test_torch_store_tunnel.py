@@ -13,8 +13,10 @@ import pytest
 from psctl.agent.torch_store_tunnel import TUNNELS, Tunnel, TunnelsEnd, join
 from psctl.errors import PsctlError
 from psctl.transport import loopback_tcp
-from psctl.transport.loopback_tcp import Guarded
-from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.loopback_tcp import GuardedListener
+from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member
@@ -34,7 +36,7 @@ class Way:
         self.listening.settimeout(LIMIT)
         authority, knock = make_authority("try", time.time()), new_secret()
         self.failed: list[str] = []
-        self.peers: list[Peer] = []
+        self.peers: list[PeerConnection] = []
 
         def credentials(member: Member) -> Credentials:
             pair = issue(authority, "try", member, time.time())
@@ -170,7 +172,7 @@ def test_ports_of_connections_that_ended_are_let_through_no_longer(way: Way) -> 
     _wait_for_none(way.store)
 
 
-def _wait_for_none(store: Guarded) -> None:
+def _wait_for_none(store: GuardedListener) -> None:
     deadline = time.monotonic() + LIMIT
     while store._ports and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -123,8 +123,8 @@ def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(mon
     class Mute:
         """Takes everything in and never answers."""
 
-        joined = received = lost = staticmethod(lambda *_: None)
-        place = staticmethod(lambda *_: None)
+        on_connected = on_message = on_connection_lost = staticmethod(lambda *_: None)
+        receive_buffer_for = staticmethod(lambda *_: None)
 
     with World(LAYOUT, 1, 1) as world:
         acceptor = world.network.acceptor(credentials(Member("server", 0)), permits.PARAMETERS, Mute())
@@ -162,10 +162,10 @@ class Watcher:
     def __init__(self) -> None:
         self.ended: list[PsctlError] = []
 
-    joined = received = staticmethod(lambda *_: None)
-    place = staticmethod(lambda *_: None)
+    on_connected = on_message = staticmethod(lambda *_: None)
+    receive_buffer_for = staticmethod(lambda *_: None)
 
-    def lost(self, peer, error) -> None:
+    def on_connection_lost(self, peer, error) -> None:
         self.ended.append(error)
 
 
@@ -260,8 +260,8 @@ def test_a_server_ends_with_0_when_told_and_with_1_when_the_coordinator_is_lost(
         send = flush = staticmethod(lambda *_, **__: None)
 
     for tell, status in (
-        (lambda server: server.received(None, Leave("done"), None), 0),
-        (lambda server: server.lost(None, PeerLost("gone")), 1),
+        (lambda server: server.on_message(None, Leave("done"), None), 0),
+        (lambda server: server.on_connection_lost(None, PeerLost("gone")), 1),
     ):
         server = Server(Member("server", 0))
         tell(server)
@@ -381,10 +381,10 @@ class Forger:
         self.gone = threading.Event()
         self.why = ""
 
-    joined = received = staticmethod(lambda *_: None)
-    place = staticmethod(lambda *_: None)
+    on_connected = on_message = staticmethod(lambda *_: None)
+    receive_buffer_for = staticmethod(lambda *_: None)
 
-    def lost(self, peer, error):
+    def on_connection_lost(self, peer, error):
         self.why = error.message
         self.gone.set()
 

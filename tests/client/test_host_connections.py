@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from psctl.client.host_connections import HostLines
+from psctl.client.host_connections import HostConnections
 from psctl.job.training_messages import WorkerAt
 from psctl.ps.messages import Alone, HandIn, Place
 from psctl.transport import unix_channel
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, folder, rank, incarnation=0):
         self.member = Member("worker", rank, incarnation)
         self.said: queue.SimpleQueue = queue.SimpleQueue()
-        self.lines = HostLines(self.member, folder, self)
+        self.lines = HostConnections(self.member, folder, self)
 
     @property
     def at(self):

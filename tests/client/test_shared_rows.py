@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.client.shared_rows import SMALLEST, TableMemory
+from psctl.client.shared_rows import SMALLEST, SharedRows
 from psctl.errors import ProtocolError
 from psctl.kv.store_connections import OWED
 from psctl.ps.table_messages import Back, Fetched
-from psctl.transport.shared_memory import Segments
+from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 from tests.helpers.ps_world import Host
 from tests.kv.test_store import Net
@@ -30,7 +30,7 @@ def address(array) -> int:
 
 
 def test_a_room_is_free_when_its_last_view_is_gone(host: Host) -> None:
-    memory = TableMemory(host.segments(Member("worker", 0)))
+    memory = SharedRows(host.segments(Member("worker", 0)))
     first = memory.room(SIZE - 8)
     where, view = address(first), torch.from_numpy(first[8:16])
     del first
@@ -44,7 +44,10 @@ def test_a_room_is_free_when_its_last_view_is_gone(host: Host) -> None:
 
 def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host) -> None:
     payload = memoryview(bytearray(SIZE))
-    for memory in (TableMemory(Segments(Member("worker", 0), None)), TableMemory(host.segments(Member("worker", 1)))):
+    for memory in (
+        SharedRows(SegmentClient(Member("worker", 0), None)),
+        SharedRows(host.segments(Member("worker", 1))),
+    ):
         assert len(memory.room(SIZE)) == SIZE
         assert memory.lent(0, Fetched("s", 1, [], SIZE), payload) is None
         assert memory.lent(0, Fetched("s", 1, [], SIZE), memory.room(SIZE).data) is None, "nobody is near"
@@ -109,7 +112,7 @@ def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) ->
     with Net(1, host=host) as net:
         peer = net.desks[0]._peers["worker", 0]
         with pytest.raises(ProtocolError, match="gives back 3 answers of 0"):
-            net.desks[0].received(peer, Back(3), None)
+            net.desks[0].on_message(peer, Back(3), None)
 
 
 def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no_more(host: Host) -> None:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from psctl.collectives import rendezvous
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
-from psctl.collectives.rendezvous import Meeting, partners
+from psctl.collectives.rendezvous import Rendezvous, partners
 from psctl.errors import PsctlError
 from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
 from psctl.schedule.algorithms import catalog
-from psctl.transport.shared_memory import Segments
+from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Address, Member
 from tests.helpers.job_world import credentials
 
@@ -43,7 +43,7 @@ class Round:
         self.folder, self.hosts, self.incarnations = folder, hosts, incarnations
         self.told: dict[int, tuple[Address | None, bytes]] = {}
         self.changed = threading.Condition()
-        self.found: list[Plane | BaseException] = [RuntimeError()] * len(hosts)
+        self.found: list[DataPlane | BaseException] = [RuntimeError()] * len(hosts)
 
     def ask(self, rank: int, address: Address | None, secret: bytes) -> list[WorkerAt]:
         with self.changed:
@@ -60,7 +60,7 @@ class Round:
             me = Member("worker", rank)
             folder = self.folder / str(self.hosts[rank])
             folder.mkdir(exist_ok=True)
-            meeting = Meeting(orders(me), credentials(me), Segments(me, None), folder, self.hosts)
+            meeting = Rendezvous(orders(me), credentials(me), SegmentClient(me, None), folder, self.hosts)
             try:
                 self.found[rank] = meeting.make(
                     catalog.build("ring", len(self.hosts)), lambda *given: self.ask(rank, *given)
@@ -79,7 +79,7 @@ def test_workers_of_one_host_and_of_several_connect_and_sum(tmp_path: Path) -> N
     meeting = Round(tmp_path, [0, 1, 0], [0, 0, 0])
     meeting.run()
     planes: list[Any] = meeting.found
-    assert all(isinstance(each, Plane) for each in planes), planes
+    assert all(isinstance(each, DataPlane) for each in planes), planes
     assert [plane.lends(2) for plane in planes[:2]] == [True, False]
     assert not [each for each in tmp_path.rglob("*") if not each.is_dir()], "no socket is left in a folder"
     vectors = [torch.full((100_000,), float(rank)) for rank in range(3)]

@@ -12,19 +12,19 @@ import torch
 
 from psctl.collectives import sealed_pieces, step_executor
 from psctl.collectives.allreduce_backends import ScheduleAllReduce
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.rank_program import make_program
-from psctl.collectives.sealed_pieces import PART, Part, Sealed
-from psctl.collectives.shm_vectors import Shared
+from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
+from psctl.collectives.shm_vectors import SharedVectors
 from psctl.collectives.step_executor import SPAN
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
-from psctl.transport.memory_stream import MemoryNetwork
-from psctl.transport.shared_memory import Segments
+from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 from tests.collectives.test_data_plane import NAMES
+from tests.helpers.memory_stream import MemoryNetwork
 from tests.helpers.plane_cast import PlaneCast, streams
 from tests.schedule.test_all_reduce import options
 
@@ -64,7 +64,7 @@ class Two:
 
         return wait
 
-    def why(self, end: Sealed) -> str:
+    def why(self, end: SealedStreams) -> str:
         """Wait until a stream has ended; return why."""
         rank = self.ends.index(end)
         with self.changed[rank]:
@@ -115,7 +115,7 @@ def test_a_place_may_be_posted_while_its_piece_is_coming(two: Two) -> None:
 
 
 def test_the_size_that_a_peer_announces_takes_no_memory(two: Two) -> None:
-    two.peer(0).send(Part(1, 0, 1 << 60, 1), b"little")
+    two.peer(0).send(PiecePart(1, 0, 1 << 60, 1), b"little")
     two.send(2, b"behind it")
     assert two.expect(2, 9)() == b"behind it"
     with pytest.raises(RuntimeError, match="worker/0: it sent 1152921504606846976 bytes where 6 are expected"):
@@ -138,7 +138,7 @@ def test_parts_that_do_not_follow_each_other_end_the_stream(
     two: Two, parts: list[tuple[int, int, int]], why: str
 ) -> None:
     for offset, size, length in parts:
-        two.peer(0).send(Part(1, offset, size, 0), bytes(length))
+        two.peer(0).send(PiecePart(1, offset, size, 0), bytes(length))
     assert why in two.why(two.ends[1])
 
 
@@ -149,14 +149,14 @@ def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
     vector, coming = torch.arange(3 * span), torch.full((3 * span,), 7)
     data = bytes_view(coming)
     two.expect(step.out[0].tag, data.nbytes, of=1)
-    plane = Plane(1, 2, {}, Shared(Segments(Member("worker", 1), None), {}), two.ends[1])
+    plane = DataPlane(1, 2, {}, SharedVectors(SegmentClient(Member("worker", 1), None), {}), two.ends[1])
     two.changed[1] = plane._changed
     player = threading.Thread(target=SchedulePlayer(schedule, 1, plane).play, args=(vector,))
     player.start()
 
     def send(first: int, last: int) -> None:
         for offset in range(first * SPAN, last * SPAN, PART):
-            part = Part(step.into[0].tag, offset, data.nbytes, 0)
+            part = PiecePart(step.into[0].tag, offset, data.nbytes, 0)
             two.peer(0).send(part, data[offset : offset + PART])
 
     send(0, 1)

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, Board, possible, room
+from psctl.collectives.shm_exchange import LINE, SLOT, WRAP, ShmExchange, possible, room
 from psctl.schedule.algorithms import catalog
 from tests.helpers.plane_cast import PlaneCast
 
@@ -30,7 +30,7 @@ def test_everyone_reads_what_everyone_put_also_where_the_count_begins_anew(befor
     wrong: list[str] = []
 
     def play(me: int) -> None:
-        board = Board(memory, me, world, nobody_is_gone)
+        board = ShmExchange(memory, me, world, nobody_is_gone)
         board._count = before
         for turn, size in enumerate(sizes):
             found = board.exchange(torch.full((size,), 100 * turn + me, dtype=torch.int64))
@@ -57,7 +57,7 @@ def test_who_waits_looks_whether_somebody_is_gone() -> None:
         if looked == 3:
             raise RuntimeError("worker/1: its process ended")
 
-    board = Board(torch.zeros(room(2), dtype=torch.uint8), 0, 2, look)
+    board = ShmExchange(torch.zeros(room(2), dtype=torch.uint8), 0, 2, look)
     with pytest.raises(RuntimeError, match="worker/1"):
         board.exchange(torch.zeros(10))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from psctl.agent.checkpoint_copies import Copies
+from psctl.agent.checkpoint_copies import CheckpointCopies
 from psctl.checkpoint import files, manifest
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
 from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
@@ -43,7 +43,7 @@ class Answers:
 class Wire:
     """A peer whose other end is another host's receiver of copies."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: CheckpointCopies) -> None:
         self.copies = copies
         self.answers: list[CheckpointCopyDone] = []
 
@@ -161,7 +161,7 @@ def test_a_second_copy_is_proved_and_pruned_on_its_host(
     head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
 ) -> None:
     saver, answers, _ = head
-    wire = Wire(Copies(tmp_path / "other", ORDER))
+    wire = Wire(CheckpointCopies(tmp_path / "other", ORDER))
     for step in (1, 2, 3):
         save(saver, step)
         saver.commit(commit(step))
@@ -178,7 +178,7 @@ def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(
     head: tuple[CheckpointSaver, Answers, Path], tmp_path: Path
 ) -> None:
     saver, answers, _ = head
-    copies = Copies(tmp_path / "other", ORDER)
+    copies = CheckpointCopies(tmp_path / "other", ORDER)
     save(saver, 1)
     saver.commit(commit(1))
     answers.next()
@@ -209,6 +209,6 @@ def test_a_job_that_starts_sweeps_what_dead_writers_left_on_its_hosts(tmp_path: 
     for root in (tmp_path / "head", tmp_path / "other"):
         (root / "older-1" / f"0000000500.{os.uname().nodename}.{process.pid}.partial").mkdir(parents=True)
     CheckpointSaver(tmp_path / "head", ORDER, Answers().all.put, functools.partial(sign, AUTHORITY))
-    Copies(tmp_path / "other", ORDER)
+    CheckpointCopies(tmp_path / "other", ORDER)
     for root in (tmp_path / "head", tmp_path / "other"):
         assert list((root / "older-1").iterdir()) == []

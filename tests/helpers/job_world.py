@@ -57,13 +57,13 @@ from psctl.job.training_messages import (
 from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut, sizes
 from psctl.server.main import Server
-from psctl.transport.memory_stream import MemoryNetwork
-from psctl.transport.peer import Credentials
+from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member, TensorSlice, first_assignment
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
+from tests.helpers.memory_stream import MemoryNetwork
 
 WAIT = 20.0
 KNOCK = new_secret()
@@ -104,10 +104,10 @@ class Wire:
         while (item := self._queue.get()) is not None:
             message, payload = item
             if payload is not None:
-                place = self.handler.place(None, message, len(payload))
+                place = self.handler.receive_buffer_for(None, message, len(payload))
                 if place is not None:
                     place[:] = payload
-            self.handler.received(None, message, payload)
+            self.handler.on_message(None, message, payload)
 
 
 class Link:
@@ -230,7 +230,7 @@ class Job:
     def _seat(self, member: Member, errors) -> CoordinatorSession:
         session = CoordinatorSession(member, leave=errors.append)
         self._wires[member] = Wire(session)
-        session.joined(Link(self, member))
+        session.on_connected(Link(self, member))
         return session
 
     def _die(self, member: Member) -> None:
@@ -283,7 +283,7 @@ class Job:
     def fail(self, error) -> None:
         """Let the other workers go, as a coordinator does when one fails."""
         for server in self._servers:
-            server.received(None, Leave("a worker failed"), None)
+            server.on_message(None, Leave("a worker failed"), None)
 
     def propose(self, ticket=1, save=True, stop=False) -> None:
         with self._lock:
@@ -465,7 +465,7 @@ class Job:
 
     def _end(self) -> None:
         for server in self._servers:
-            server.received(None, Leave("the test is over"), None)
+            server.on_message(None, Leave("the test is over"), None)
         for thread in self._threads:
             thread.join(WAIT)
         for acceptor in self._acceptors:

@@ -9,32 +9,35 @@ from typing import Any
 
 import torch
 
-from psctl.collectives.data_plane import Plane
+from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
-from psctl.collectives.sealed_pieces import PlaneKinds, Sealed
-from psctl.collectives.shm_vectors import Shared
+from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
+from psctl.collectives.shm_vectors import SharedVectors
 from psctl.schedule.transfer import Schedule
-from psctl.transport.memory_stream import MemoryNetwork
-from psctl.transport.shared_memory import Segments, SegmentsOfHost, pair
-from psctl.transport.unix_channel import Line
+from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
+from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Member
 from tests.helpers.job_world import credentials
+from tests.helpers.memory_stream import MemoryNetwork
 
 
-def lines(hosts: Sequence[int]) -> list[dict[int, Line]]:
+def lines(hosts: Sequence[int]) -> list[dict[int, UnixChannel]]:
     """Return each rank's lines to the others of its host."""
-    found: list[dict[int, Line]] = [{} for _ in hosts]
+    found: list[dict[int, UnixChannel]] = [{} for _ in hosts]
     for one in range(len(hosts)):
         for other in range(one):
             if hosts[one] == hosts[other]:
                 left, right = socket.socketpair()
-                found[one][other], found[other][one] = Line(left, f"worker/{other}"), Line(right, f"worker/{one}")
+                found[one][other], found[other][one] = (
+                    UnixChannel(left, f"worker/{other}"),
+                    UnixChannel(right, f"worker/{one}"),
+                )
     return found
 
 
-def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[Sealed]:
+def streams(hosts: Sequence[int], network: MemoryNetwork) -> list[SealedStreams]:
     """Return each rank's sealed streams to ranks of other hosts."""
-    found = [Sealed() for _ in hosts]
+    found = [SealedStreams() for _ in hosts]
     members = [Member("worker", rank) for rank in range(len(hosts))]
     acceptors = [network.acceptor(credentials(me), PlaneKinds, found[me.rank]) for me in members]
     for one in members:
@@ -68,23 +71,23 @@ class PlaneCast:
         self.lines = lines(hosts)
         shared = self._memory(hosts)
         self.planes = [
-            Plane(rank, self.world, self.lines[rank], shared[rank], sealed[rank]) for rank in range(self.world)
+            DataPlane(rank, self.world, self.lines[rank], shared[rank], sealed[rank]) for rank in range(self.world)
         ]
 
-    def _memory(self, hosts: Sequence[int]) -> list[Shared]:
-        agents = {host: SegmentsOfHost(self._largest) for host in hosts}
+    def _memory(self, hosts: Sequence[int]) -> list[SharedVectors]:
+        agents = {host: SegmentServer(self._largest) for host in hosts}
         members = [Member("worker", rank) for rank in range(len(hosts))]
         self._segments = []
         for me, host in zip(members, hosts, strict=True):
             ours, theirs = pair()
             thread = threading.Thread(target=agents[host].serve, args=(me, ours))
             thread.start()
-            self._segments.append((Segments(me, theirs), thread, agents[host]))
+            self._segments.append((SegmentClient(me, theirs), thread, agents[host]))
         near = [
             {other.rank: other for other in members if other != me and hosts[other.rank] == host}
             for me, host in zip(members, hosts, strict=True)
         ]
-        return [Shared(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
+        return [SharedVectors(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
 
     def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
         return [plane.buffer(length, dtype) for plane in self.planes]

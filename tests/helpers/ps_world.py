@@ -13,8 +13,8 @@ from functools import cache
 import torch
 
 from psctl.client.dense_client import ParameterClient
-from psctl.client.host_aggregation import HostPushes
-from psctl.client.shared_buffers import Sharing
+from psctl.client.host_aggregation import HostAggregation
+from psctl.client.shared_buffers import SharedBuffers
 from psctl.clock import SystemClock
 from psctl.errors import PeerLost
 from psctl.job.assignment import assign
@@ -24,12 +24,12 @@ from psctl.job.training_messages import Decision, Leave, Resume, Welcome, Worker
 from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut, offsets, sizes
 from psctl.server.main import Server
-from psctl.transport.memory_stream import MemoryNetwork
-from psctl.transport.peer import Credentials
+from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
-from psctl.transport.shared_memory import Segments, SegmentsOfHost, pair
+from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
 from psctl.types import Assignment, Layout, Member, ParameterInfo, ServerAt, TensorSlice
+from tests.helpers.memory_stream import MemoryNetwork
 
 LARGEST = 130 << 20
 """Bytes of a segment of shared memory."""
@@ -53,17 +53,17 @@ class Host:
     """Stands in for an agent that makes shared memory for processes which are threads here."""
 
     def __init__(self) -> None:
-        self._segments = SegmentsOfHost(LARGEST)
+        self._segments = SegmentServer(LARGEST)
         self._children = []
 
-    def sharing(self, member: Member) -> Sharing:
-        return Sharing(self.segments(member))
+    def sharing(self, member: Member) -> SharedBuffers:
+        return SharedBuffers(self.segments(member))
 
-    def segments(self, member: Member) -> Segments:
+    def segments(self, member: Member) -> SegmentClient:
         ours, theirs = pair()
         thread = threading.Thread(target=self._segments.serve, args=(member, ours), daemon=True)
         thread.start()
-        child = Segments(member, theirs)
+        child = SegmentClient(member, theirs)
         self._children.append((child, thread))
         return child
 
@@ -107,9 +107,9 @@ class Coordinator:
                     data = memoryview(whole)[wanted.start * size : wanted.stop * size]
                     part = LoadPart(0, index, 0)
                     if len(data):
-                        self.server.place(None, part, len(data))[:] = data
-                    self.server.received(None, part, data)
-                self.server.received(None, self._load_end, None)
+                        self.server.receive_buffer_for(None, part, len(data))[:] = data
+                    self.server.on_message(None, part, data)
+                self.server.on_message(None, self._load_end, None)
 
     def flush(self, timeout=None) -> None:
         pass
@@ -162,7 +162,7 @@ class World:
 
     def decide(self) -> None:
         for server in self.servers:
-            server.received(None, self.decision, None)
+            server.on_message(None, self.decision, None)
 
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
         me = Member("server", rank)
@@ -177,7 +177,7 @@ class World:
             target=lambda: self.statuses.append(server.run(coordinator, acceptor.address, dial)), daemon=True
         )
         thread.start()
-        server.received(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
+        server.on_message(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)
         self.coordinators.append(coordinator)
         self.servers.append(server)
         self._acceptors.append(acceptor)
@@ -194,7 +194,7 @@ class World:
         return ParameterClient(
             me, self.workers, self.decision, self.dialler(rank), SystemClock(), patience, trace,
             tell=lambda message: self._tell(me, message), sharing=sharing,
-            host=HostPushes(me, self._folder, sharing) if lines else None,
+            host=HostAggregation(me, self._folder, sharing) if lines else None,
         )  # fmt: skip
 
     def _tell(self, me: Member, message) -> None:
@@ -209,7 +209,7 @@ class World:
             for rank in group:
                 self.clients[rank].told(told)
 
-    def _sharing(self, member: Member) -> Sharing | None:
+    def _sharing(self, member: Member) -> SharedBuffers | None:
         return self._host.sharing(member) if self._near(member) else None
 
     # ---- who takes part ----
@@ -218,7 +218,7 @@ class World:
         """End a server as kill -9 does: every connection breaks, nobody answers there any more."""
         member = Member("server", rank)
         self._acceptors[rank].close()
-        self.servers[rank].lost(None, PeerLost("killed"))
+        self.servers[rank].on_connection_lost(None, PeerLost("killed"))
         for dialler, link in list(self.network._links):
             if member in (dialler, self.network._members.get(link.address)):
                 link.kill()
@@ -233,7 +233,7 @@ class World:
         self.assignment = Assignment(old.epoch + 1, chains, copies or [[] for _ in chains], alive)
         for rank, server in enumerate(self.servers):
             if rank not in self.dead:
-                server.received(None, Reassign(self.assignment), None)
+                server.on_message(None, Reassign(self.assignment), None)
         for client in self.clients:
             client.told(Reassign(self.assignment))
 
@@ -293,7 +293,7 @@ class World:
             client.close("the test is over")
         for rank, server in enumerate(self.servers):
             if rank not in self.dead:
-                server.received(None, Leave("the test is over"), None)
+                server.on_message(None, Leave("the test is over"), None)
         self.join_servers()
         for acceptor in self._acceptors:
             acceptor.close()

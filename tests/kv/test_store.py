@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.client.shared_rows import TableMemory
+from psctl.client.shared_rows import SharedRows
 from psctl.errors import JobFailed, TimedOut, UsageError
 from psctl.job.table_server_messages import TablesAssigned, TablesAt
 from psctl.kv import tickets
@@ -20,8 +20,8 @@ from psctl.kv.store_connections import Dialled, Within
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.permits import TABLES
 from psctl.server.table_connections import TableDesk
-from psctl.transport.memory_stream import MemoryNetwork
 from psctl.types import Assignment, Member, ServerAt
+from tests.helpers.memory_stream import MemoryNetwork
 from tests.helpers.ps_world import credentials
 
 SHARDS = 8
@@ -73,9 +73,9 @@ class Net:
         self.links.append(Dialled(TablesAt(self.at, SHARDS), self.dial(me), memory=self.memory(me)))
         return self.links[-1]
 
-    def memory(self, member: Member) -> TableMemory | None:
+    def memory(self, member: Member) -> SharedRows | None:
         if self.host is not None:
-            self.memories.append(TableMemory(self.host.segments(member)))
+            self.memories.append(SharedRows(self.host.segments(member)))
         return self.memories[-1] if self.host is not None else None
 
     def dial(self, who: Member):

@@ -8,7 +8,7 @@ from typing import Any
 
 from psctl.job.process_messages import NewCertificate
 from psctl.job.training_messages import Go
-from psctl.process.certificate_renewal import Renewals, Renewing
+from psctl.process.certificate_renewal import CertificateRenewer, Renewals
 from psctl.transport.credentials import Credentials
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
@@ -33,16 +33,16 @@ class Kept:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         self.told.append("joined")
 
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
         return memoryview(bytearray(size))
 
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         self.told.append(message)
 
-    def lost(self, peer: Any, error: Any) -> None:
+    def on_connection_lost(self, peer: Any, error: Any) -> None:
         self.told.append("lost")
 
 
@@ -53,10 +53,10 @@ def test_a_new_certificate_is_used_and_everything_else_is_handed_on(tmp_path: Pa
         "digits-1", WORKER, authority.certificate_pem, pairs[0].certificate_pem, pairs[0].key_pem, new_secret()
     )
     before, inner, said = (mine.dialling, mine.accepting), Kept(), []
-    renewing, peer = Renewing(mine, inner, said.append), object()
-    renewing.joined(peer)  # type: ignore[arg-type]
-    renewing.received(peer, NewCertificate(pairs[1].certificate_pem, pairs[1].key_pem), None)  # type: ignore[arg-type]
-    renewing.received(peer, Go(), None)  # type: ignore[arg-type]
+    renewing, peer = CertificateRenewer(mine, inner, said.append), object()
+    renewing.on_connected(peer)  # type: ignore[arg-type]
+    renewing.on_message(peer, NewCertificate(pairs[1].certificate_pem, pairs[1].key_pem), None)  # type: ignore[arg-type]
+    renewing.on_message(peer, Go(), None)  # type: ignore[arg-type]
     assert inner.told == ["joined", Go()]
     assert mine.certificate == pairs[1].certificate_pem
     assert mine.dialling is not before[0] and mine.accepting is not before[1]

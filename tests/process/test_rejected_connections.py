@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
-from psctl.process.rejected_connections import PAUSE, TurnedAway
+from psctl.process.rejected_connections import PAUSE, RejectionLog
 
 
 class Words:
     def __init__(self) -> None:
         self.now, self.lines = 100.0, list[str]()
-        self.about = TurnedAway("server/0", self.lines.append, lambda: self.now)
+        self.about = RejectionLog("server/0", self.lines.append, lambda: self.now)
 
 
 def test_the_first_is_told_at_once_and_the_rest_once_a_while() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.agent.log_pump import LONGEST, Pump
+from psctl.agent.log_pump import LONGEST, LogPump
 from psctl.process.secret_masking import Secrets
 from psctl.types import Member
 
@@ -81,7 +81,7 @@ def test_what_is_masked_does_not_hold_the_secret(parts: list[str], value: str) -
 def test_a_line_that_is_cut_does_not_let_a_secret_through(tmp_path: Path) -> None:
     secret = "correct-horse-battery-staple"
     delivered, trouble = [], []
-    pump = Pump(tmp_path, 10**9, Secrets([secret]), delivered.append, trouble.append)
+    pump = LogPump(tmp_path, 10**9, Secrets([secret]), delivered.append, trouble.append)
     reader, writer = os.pipe()
     member = Member("worker", 0)
     pump.add(member, "stdout", reader)

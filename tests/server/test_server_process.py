@@ -22,7 +22,7 @@ from psctl.process.process_orders import ProcessOrders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS
 from psctl.ps.shards import cut
-from psctl.transport.peer import Acceptor, dial
+from psctl.transport.connect import Acceptor, dial
 from psctl.transport.protocol.preauth import ANSWER
 from psctl.types import Address, Member, first_assignment
 from tests.helpers.ps_world import credentials, flat_values, make_layout
@@ -35,17 +35,17 @@ class Coordinator:
         self.messages: queue.Queue = queue.Queue()
         self.peer = None
 
-    def joined(self, peer) -> None:
+    def on_connected(self, peer) -> None:
         self.peer = peer
 
-    def place(self, peer, message, size) -> None:
+    def receive_buffer_for(self, peer, message, size) -> None:
         return None
 
-    def received(self, peer, message, payload) -> None:
+    def on_message(self, peer, message, payload) -> None:
         if not isinstance(message, Heartbeat):
             self.messages.put((message, bytes(payload or b"")))
 
-    def lost(self, peer, error) -> None:
+    def on_connection_lost(self, peer, error) -> None:
         self.messages.put((error, b""))
 
     def next(self, kind):

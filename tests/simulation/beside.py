@@ -98,7 +98,7 @@ class Lines:
 
         self._network.dial(self.process, self._network.doors[member], member, self, failed)
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         rank = peer.member.rank
         former = self._lines.pop(rank, None)
         if former is not None:
@@ -107,14 +107,14 @@ class Lines:
         self._lines[rank] = peer
         self._user.line_up(rank)
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if self._lines.get(peer.member.rank) is peer:
             self._user.beside(peer.member.rank, message)
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self._lines.get(peer.member.rank) is peer:
             del self._lines[peer.member.rank]
             if not self._closed:

@@ -99,7 +99,7 @@ class Holder:
 
     # ---- the handler -------------------------------------------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         rank = peer.member.rank
         peers = self.servers if peer.member.role == "server" else self.clients
         self._dialling.discard(rank)
@@ -116,10 +116,10 @@ class Holder:
         elif led:
             peer.send(Leads())
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return self.chain.place(peer.member.rank, message, size) if self.servers.get(peer.member.rank) is peer else None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         rank = peer.member.rank
         if isinstance(message, Put):
             self._put(rank, message.number)
@@ -128,7 +128,7 @@ class Holder:
             self._follow(self.chain.received(rank, message, 0 if payload is None else len(payload)))
             self._after(led)
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         rank = peer.member.rank
         peers = self.servers if peer.member.role == "server" else self.clients
         if peers.get(rank) is peer:
@@ -221,16 +221,16 @@ class Client:
     def _later(self, rank: int) -> None:
         self.run.world.after(0.05, self.dial, rank)
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         if peer.member.rank in self.ends:
             peer.drop("one is enough")
             return
         self.ends[peer.member.rank] = peer
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if self.ends.get(peer.member.rank) is not peer:
             return
         match message:
@@ -245,7 +245,7 @@ class Client:
                     for rank in sorted(self._leading & self.ends.keys()):
                         self.ends[rank].send(Put(self.next))
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self.ends.get(peer.member.rank) is peer:
             del self.ends[peer.member.rank]
             self._leading.discard(peer.member.rank)

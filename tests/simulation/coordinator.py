@@ -81,14 +81,14 @@ class Coordinator:
 
     # ---- the handler -----------------------------------------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         self._peers[peer.member] = peer
         self._happens(Connected(peer.member))
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
             case SavePart():
                 self.disk.part(peer.member, message, payload)
@@ -104,7 +104,7 @@ class Coordinator:
                 return
         self._happens(MessageReceived(peer.member, message))
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self._peers.get(peer.member) is peer:
             del self._peers[peer.member]
             self._happens(ConnectionLost(peer.member, error.message))
@@ -241,14 +241,14 @@ class Agent:
         self._children: dict[Member, Process] = {}
         network.dial(process, coordinator, ME, self, lambda why: process.end(1))
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         self._end = peer
         peer.send(Register(f"h{self.process.host}", 1, 4, 1 << 30, 0))
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         world = self.process.world
         match message:
             case StartProcess(member=member):
@@ -263,7 +263,7 @@ class Agent:
             case _:
                 pass
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         for child in list(self._children.values()):
             child.end(-9)
 

@@ -85,13 +85,13 @@ class Director:
 
     # ---- the handler -----------------------------------------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         self._peers[peer.member] = peer
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self._peers.get(peer.member) is not peer:
             return
         del self._peers[peer.member]
@@ -101,7 +101,7 @@ class Director:
                 if host == peer.member.rank:
                     self._gone(Member(role, rank, incarnation), -9)  # type: ignore[arg-type]
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         member = peer.member
         match message:
             case Register():

@@ -94,21 +94,21 @@ class Link:
         process = self._links.process
         process.world.after(PAUSE, lambda: self._dial() if process.alive and not self.closed else None)
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         if self.closed:
             peer.drop("it is not of the newest assignment")
             return
         self.end = peer
         self._links.user.up(self.at, peer)
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return self._links.user.place_from(self.at, message, size) if self.end is peer else None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if self.end is peer:
             self._links.user.received_from(self.at, message, 0 if payload is None else len(payload))
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if self.end is not peer:
             return
         self.end = None

@@ -31,12 +31,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Handler(Protocol):
-    """What psctl.transport.peer tells of a connection."""
+    """What psctl.transport.connect tells of a connection."""
 
-    def joined(self, peer: Any) -> None: ...
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None: ...
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None: ...
-    def lost(self, peer: Any, error: ConnectionFailed) -> None: ...
+    def on_connected(self, peer: Any) -> None: ...
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None: ...
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None: ...
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None: ...
 
 
 class Kinds:
@@ -68,7 +68,7 @@ class Connection:
 
 
 class End:
-    """One end of a connection: psctl.transport.peer.Peer's part, for a handler."""
+    """One end of a connection: psctl.transport.connect.Peer's part, for a handler."""
 
     def __init__(self, connection: Connection, owner: Process) -> None:
         self._connection, self.owner = connection, owner
@@ -154,7 +154,7 @@ class End:
         """The handshake is done at this end."""
         if self.open and self.owner.alive:
             self.owner.act()
-            self.handler.joined(self)
+            self.handler.on_connected(self)
             self._joined = True
             self.owner.poke()
             self._deliver()
@@ -179,16 +179,16 @@ class End:
         if self._world.trace is not None:
             self._world.say(lambda: f"{self.owner} <- {self.other.owner}: {_short(message, body)}")
         if body is None:
-            self.handler.received(self, message, None)
+            self.handler.on_message(self, message, None)
             self.owner.poke()
             return
-        place = self.handler.place(self, message, len(body))
+        place = self.handler.receive_buffer_for(self, message, len(body))
         where = memoryview(bytearray(len(body))) if place is None else place.cast("B")
         assert len(where) == len(body), f"{len(where)} bytes given for a payload of {len(body)}"
         pause = self._connection.network.reading()
         if not pause:
             where[:] = body
-            self.handler.received(self, message, where)
+            self.handler.on_message(self, message, where)
             self.owner.poke()
             return
         half = len(body) // 2
@@ -202,7 +202,7 @@ class End:
         where[half:] = body[half:]
         self._busy = False
         try:
-            self.handler.received(self, message, where)
+            self.handler.on_message(self, message, where)
         except ProtocolError as error:
             raise self._refused(error) from error
         self.owner.poke()
@@ -230,7 +230,9 @@ class End:
             if not self._joined:
                 _tell(self.owner, self.failed, why)  # the dial came to nothing
             else:
-                self.handler.lost(self, PeerLost(f"{self.other.owner.member}: {why}", where=str(self.other.owner)))
+                self.handler.on_connection_lost(
+                    self, PeerLost(f"{self.other.owner.member}: {why}", where=str(self.other.owner))
+                )
                 self.owner.poke()
 
     def died(self) -> None:

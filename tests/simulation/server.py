@@ -111,16 +111,16 @@ class Server:
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         self._coordinator = peer
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         if not isinstance(message, LoadPart):
             return None
         loading, at = self._loadings[message.index]
         return loading.place(at)[message.offset : message.offset + size]
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
             case LoadEnd():
                 self._loaded = True
@@ -138,7 +138,7 @@ class Server:
             case _:
                 pass
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         self.process.end(1)
 
     @property
@@ -209,7 +209,7 @@ class Desk:
 
     # ---- the handler, also of what the links dialled ---------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         if self._server.mind is None:
             peer.hold(True)
             self._early.append(peer)
@@ -217,7 +217,7 @@ class Desk:
             self._let_in(peer)
 
     def up(self, at: ServerAt, peer: End) -> None:
-        self.joined(peer)
+        self.on_connected(peer)
 
     def down(self, at: ServerAt) -> None:
         peer = self._peers.get(("server", at.rank))
@@ -242,10 +242,10 @@ class Desk:
         mind = self._mind
         self.follow(mind.joined(who[1]) if who[0] == "worker" else mind.server_joined(who[1]))
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return self._placed(peer.member, message, size) if self._speaks(peer) else None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         if self._speaks(peer):
             self._taken(peer.member, message, 0 if payload is None else len(payload))
 
@@ -269,7 +269,7 @@ class Desk:
         else:
             self.follow(self._mind.received_from(member.rank, message, size))
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         self._lost(peer)
 
     def _lost(self, peer: End) -> None:

@@ -78,13 +78,13 @@ class Worker:
 
     # ---- the coordinator's handler -----------------------------------------------------------------------------
 
-    def joined(self, peer: End) -> None:
+    def on_connected(self, peer: End) -> None:
         self._coordinator = peer
 
-    def place(self, peer: End, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: End, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: End, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: End, message: Any, payload: memoryview | None) -> None:
         match message:
             case Welcome():
                 self._welcome = message
@@ -109,7 +109,7 @@ class Worker:
             case _:
                 pass
 
-    def lost(self, peer: End, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: End, error: ConnectionFailed) -> None:
         if not self._closing:
             self.process.end(1)
 

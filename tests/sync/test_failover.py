@@ -141,7 +141,7 @@ def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
     layout = make_layout(MIXED, "SGD", [{"lr": 0.1}, {"lr": 0.1}])
     with World(layout, 2, 1, target=600) as world:
         world.start(flat_values(layout, start_values(MIXED)))
-        world.servers[0].received(None, WorkerGone(1, 0), None)
+        world.servers[0].on_message(None, WorkerGone(1, 0), None)
         (answer,) = world.coordinators[0].of(LostWorkerClocks)
         assert (answer.rank, answer.incarnation) == (1, 0)
         assert set(answer.clocks.values()) == {-1}
@@ -170,9 +170,9 @@ def test_a_server_that_joins_a_resumed_job_in_mid_run_asks_for_nothing_of_the_ch
     coordinator, server, statuses = Coordinator(), Server(Member("server", 1)), []
     run = threading.Thread(target=lambda: statuses.append(server.run(coordinator, Address("127.0.0.1", 2))))
     run.start()
-    server.received(None, Welcome(1, 0, 0, 1.0, training=True), None)
-    server.received(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
-    server.received(None, Leave("the job goes on without it"), None)
+    server.on_message(None, Welcome(1, 0, 0, 1.0, training=True), None)
+    server.on_message(None, Decision("ps", "server", layout, shards, told, Resume("digits-3@5", 5, {}, [])), None)
+    server.on_message(None, Leave("the job goes on without it"), None)
     run.join(20)
     assert statuses == [0]
     assert coordinator.of(MemberReady)

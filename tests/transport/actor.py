@@ -17,7 +17,9 @@ from typing import Any
 import msgspec
 
 from psctl.errors import ConnectionFailed
-from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member
 
 
@@ -47,16 +49,16 @@ class Actor:
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self.counts: dict[Peer, list[Any]] = {}
+        self.counts: dict[PeerConnection, list[Any]] = {}
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         self.counts[peer] = [0, 0, hashlib.sha256()]
         say(joined=str(peer.member))
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         count = self.counts[peer]
         if isinstance(message, Total):
             peer.send(Total(count[0], count[1], count[2].hexdigest()))
@@ -67,7 +69,7 @@ class Actor:
             count[1] += len(payload)
             count[2].update(payload)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         say(lost=error.message, code=error.code)
         self.over.set()
 

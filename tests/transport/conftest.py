@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from psctl.errors import ConnectionFailed
-from psctl.transport.memory_stream import MemoryNetwork
-from psctl.transport.peer import Acceptor, Credentials, Peer, dial
+from psctl.transport.connect import Acceptor, dial
+from psctl.transport.credentials import Credentials
+from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member
+from tests.helpers.memory_stream import MemoryNetwork
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):
@@ -34,24 +36,24 @@ class Recorder:
     """A handler that queues (what, peer, detail) and can be told where payloads go."""
 
     def __init__(self) -> None:
-        self.told: queue.Queue[tuple[str, Peer, Any]] = queue.Queue()
+        self.told: queue.Queue[tuple[str, PeerConnection, Any]] = queue.Queue()
         self.landing: memoryview | None = None
-        self.on_received: Callable[[Peer, Any], None] = lambda peer, message: None
+        self.on_received: Callable[[PeerConnection, Any], None] = lambda peer, message: None
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         self.told.put(("joined", peer, None))
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return self.landing[:size] if self.landing is not None else None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         self.told.put(("received", peer, (message, None if payload is None else bytes(payload))))
         self.on_received(peer, message)
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         self.told.put(("lost", peer, error))
 
-    def next(self, what: str, timeout: float = 10) -> tuple[Peer, Any]:
+    def next(self, what: str, timeout: float = 10) -> tuple[PeerConnection, Any]:
         """Return (peer, detail) of the next thing told, which must be `what`."""
         found, peer, detail = self.told.get(timeout=timeout)
         assert found == what, f"told {found}: {detail}"
@@ -85,7 +87,7 @@ class Pair:
         self.refused: queue.Queue[str] = queue.Queue()
         self.network = MemoryNetwork(window=window, silence=0.2)
         self._acceptors: list[Acceptor] = []
-        self._peers: list[Peer] = []
+        self._peers: list[PeerConnection] = []
 
     def accept(self, credentials: Credentials | None = None, **options: Any) -> Acceptor:
         mine = credentials or self.job.credentials(SERVER)
@@ -97,14 +99,14 @@ class Pair:
         self._acceptors.append(made)
         return made
 
-    def dial(self, acceptor: Acceptor, credentials: Credentials | None = None, expect: Any = SERVER) -> Peer:
+    def dial(self, acceptor: Acceptor, credentials: Credentials | None = None, expect: Any = SERVER) -> PeerConnection:
         call = self.network.dial if self.kind == "memory" else dial
         mine = credentials or self.job.credentials(WORKER)
         peer = call(acceptor.address, mine, expect, KINDS, self.worker)
         self._peers.append(peer)
         return peer
 
-    def join(self, **options: Any) -> tuple[Peer, Peer]:
+    def join(self, **options: Any) -> tuple[PeerConnection, PeerConnection]:
         """Return (the worker's end, the server's end), joined."""
         mine = self.dial(self.accept(**options))
         self.worker.next("joined")

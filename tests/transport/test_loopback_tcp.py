@@ -12,7 +12,7 @@ import pytest
 
 from psctl.errors import PortTaken
 from psctl.transport import loopback_tcp
-from psctl.transport.loopback_tcp import GUARDED_HOST, HOST, Guarded
+from psctl.transport.loopback_tcp import GUARDED_HOST, HOST, GuardedListener
 from psctl.types import Address
 
 NOBODY = 65534
@@ -35,7 +35,7 @@ def front() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def guarded() -> Iterator[Guarded]:
+def guarded() -> Iterator[GuardedListener]:
     front, back = loopback_tcp.listen_twice(None)
     with front:
         yield back
@@ -60,7 +60,7 @@ def meet(front: socket.socket, caller: socket.socket, host: str = HOST) -> socke
     return front.accept()[0]
 
 
-def hears(guarded: Guarded, caller: socket.socket, milliseconds: float) -> bool:
+def hears(guarded: GuardedListener, caller: socket.socket, milliseconds: float) -> bool:
     """Tell whether a connection that `caller` asks for is made."""
     caller.setblocking(False)
     assert caller.connect_ex((guarded.address.host, guarded.address.port)) == errno.EINPROGRESS
@@ -115,7 +115,7 @@ def test_where_the_kernel_says_nothing_nobody_is_known(front: socket.socket, mon
         assert loopback_tcp.owner(accepted) is None
 
 
-def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: Guarded) -> None:
+def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: GuardedListener) -> None:
     with socket.socket() as stranger:
         assert not hears(guarded, stranger, 50)
     ours = guarded.connect()
@@ -133,7 +133,7 @@ def test_a_guarded_listener_hears_its_own_connections_and_no_others(guarded: Gua
     guarded.release(ours)
 
 
-def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back(guarded: Guarded) -> None:
+def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back(guarded: GuardedListener) -> None:
     ours = guarded.connect()
     port = ours.getsockname()[1]
     with socket.socket() as stranger:
@@ -152,7 +152,9 @@ def test_a_port_of_ours_is_nobody_elses_and_is_forgotten_before_it_is_given_back
         assert not hears(guarded, stranger, 50)
 
 
-def test_as_many_connections_as_are_told_apart_are_heard(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_connections_as_are_told_apart_are_heard(
+    guarded: GuardedListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loopback_tcp, "TOGETHER", 7)
     monkeypatch.setattr(loopback_tcp, "MOST", 20)
     ours = [guarded.connect() for _ in range(20)]
@@ -164,7 +166,7 @@ def test_as_many_connections_as_are_told_apart_are_heard(guarded: Guarded, monke
         guarded.release(each)
 
 
-def test_the_longest_filter_is_taken_by_the_kernel(guarded: Guarded) -> None:
+def test_the_longest_filter_is_taken_by_the_kernel(guarded: GuardedListener) -> None:
     guarded._ports = set(range(1, loopback_tcp.MOST))
     guarded.release(guarded.connect())
     ours = guarded.connect()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
-from psctl.transport.peer import OF_ONE
+from psctl.transport.connect import OF_ONE
 from psctl.types import Member
 
 

@@ -23,7 +23,7 @@ from psctl.permits import NEW, Permits
 from psctl.ps import messages as of_parameters
 from psctl.ps import table_messages as of_tables
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.transport.permit_gate import Gate
+from psctl.transport.permit_gate import PermitGate
 from psctl.transport.protocol.connection import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
 
@@ -43,17 +43,17 @@ class Spy:
     def __init__(self) -> None:
         self.reached: list[Any] = []
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         pass
 
-    def place(self, peer: Any, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
         self.reached.append(message)
         return None
 
-    def received(self, peer: Any, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         self.reached.append(message)
 
-    def lost(self, peer: Any, error: Any) -> None:
+    def on_connection_lost(self, peer: Any, error: Any) -> None:
         pass
 
 
@@ -62,14 +62,14 @@ class Caller:
 
     def __init__(self, permits: Permits, receiver: Role, member: Member) -> None:
         self.member, self.spy = member, Spy()
-        self.gate = Gate(permits, receiver, self.spy)
-        self.gate.joined(self)  # type: ignore[arg-type]
+        self.gate = PermitGate(permits, receiver, self.spy)
+        self.gate.on_connected(self)  # type: ignore[arg-type]
 
     def say(self, message: Any, payload: int = 0) -> None:
         view = memoryview(bytes(payload)) if payload else None
         if view is not None:
-            self.gate.place(self, message, payload)  # type: ignore[arg-type]
-        self.gate.received(self, message, view)  # type: ignore[arg-type]
+            self.gate.receive_buffer_for(self, message, payload)  # type: ignore[arg-type]
+        self.gate.on_message(self, message, view)  # type: ignore[arg-type]
 
     def refused(self, message: Any, payload: int = 0) -> str:
         """Say a message that must not reach the handler; return why not."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psctl.errors import ConnectionFailed
-from psctl.transport.read_lease import Turn
+from psctl.transport.read_lease import ReadLease
 
 
 def within(seconds: float, condition: Any) -> None:
@@ -23,7 +23,7 @@ class Resting:
     """A reader thread that rests once."""
 
     def __init__(self) -> None:
-        self.turn, self.back = Turn(), threading.Event()
+        self.turn, self.back = ReadLease(), threading.Event()
         self._rest = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

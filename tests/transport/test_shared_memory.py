@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psctl.errors import PeerLost, ProtocolError
-from psctl.transport.shared_memory import MOST, Segment, Segments, SegmentsOfHost, inherited, memfd, pair
+from psctl.transport.shared_memory import MOST, Segment, SegmentClient, SegmentServer, inherited, memfd, pair
 from psctl.types import Member
 
 WORKER, SERVER = Member("worker", 0), Member("server", 1)
@@ -22,14 +22,14 @@ class Host:
     """An agent's end, and children that are threads of this process."""
 
     def __init__(self) -> None:
-        self.segments = SegmentsOfHost(1 << 24)
-        self._children: list[tuple[Segments, threading.Thread]] = []
+        self.segments = SegmentServer(1 << 24)
+        self._children: list[tuple[SegmentClient, threading.Thread]] = []
 
-    def child(self, member: Member) -> Segments:
+    def child(self, member: Member) -> SegmentClient:
         ours, theirs = pair()
         thread = threading.Thread(target=self.segments.serve, args=(member, ours))
         thread.start()
-        child = Segments(member, theirs)
+        child = SegmentClient(member, theirs)
         self._children.append((child, thread))
         return child
 
@@ -127,12 +127,12 @@ def test_too_much_is_refused(host: Host) -> None:
 
 
 def test_what_is_no_request_is_answered_and_harms_nobody() -> None:
-    segments, (ours, theirs) = SegmentsOfHost(4096), pair()
+    segments, (ours, theirs) = SegmentServer(4096), pair()
     thread = threading.Thread(target=segments.serve, args=(WORKER, ours))
     thread.start()
     theirs.send(b"\xc1\xc1")
     assert b"not understood" in theirs.recv(4096)
-    child = Segments(WORKER, theirs)
+    child = SegmentClient(WORKER, theirs)
     assert got(child.make(4096)).number == 0
     child.close()
     thread.join(10)
@@ -149,7 +149,7 @@ def test_an_agent_that_is_gone_is_named() -> None:
     ours, theirs = pair()
     ours.close()
     with pytest.raises(PeerLost, match="agent of worker/0"):
-        Segments(WORKER, theirs).make(4096)
+        SegmentClient(WORKER, theirs).make(4096)
     theirs.close()
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from psctl.errors import PeerLost, ProtocolError
+from psctl.transport.connect import dial
 from psctl.transport.credentials import make_context
-from psctl.transport.peer import dial
-from psctl.transport.preauth_listener import MOST, Door, show_knock
+from psctl.transport.preauth_listener import MOST, PreauthListener, send_preauth_answer
 from psctl.transport.protocol import preauth
 from psctl.transport.protocol.receive_buffer import ReceiveBuffer
 from psctl.transport.protocol.tls_records import Records
@@ -140,7 +140,7 @@ def hear(stream: Any, count: int) -> bytes:
 def knocked(pair: Any, address: Address) -> Any:
     """A stream of one who has the job's knock, and nothing else."""
     stream = raw(pair, address)
-    show_knock(stream, pair.job.knock, time.monotonic() + 10)
+    send_preauth_answer(stream, pair.job.knock, time.monotonic() + 10)
     return stream
 
 
@@ -382,7 +382,7 @@ def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
 def test_a_flood_from_one_address_makes_room_at_its_own_cost() -> None:
     listener = listen("127.0.0.1", None)
     dropped: queue.Queue[str] = queue.Queue()
-    door = Door(listener, "00" * 32, 20, lambda name, why: dropped.put(name), most=8)
+    door = PreauthListener(listener, "00" * 32, 20, lambda name, why: dropped.put(name), most=8)
     let_in: queue.Queue[str] = queue.Queue()
 
     def serve() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from psctl.errors import ConnectionFailed, PortTaken, UsageError
 from psctl.transport import tcp_stream
-from psctl.transport.memory_stream import MemoryNetwork
 from psctl.transport.stream import Listener, Stream
 from psctl.types import Address
+from tests.helpers.memory_stream import MemoryNetwork
 
 Make = Callable[[], tuple[Stream, Stream, Listener]]
 

@@ -10,17 +10,17 @@ import pytest
 
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError
 from psctl.transport import unix_channel
-from psctl.transport.unix_channel import BYE, DONE, HEAD, LENT, PIECE, Line, Record
+from psctl.transport.unix_channel import BYE, DONE, HEAD, LENT, PIECE, Record, UnixChannel
 
 OURS, THEIRS = b"a" * 16, b"b" * 16
 
 
-def ends() -> tuple[Line, Line]:
+def ends() -> tuple[UnixChannel, UnixChannel]:
     left, right = socket.socketpair()
-    return Line(left, "worker/1"), Line(right, "worker/0")
+    return UnixChannel(left, "worker/1"), UnixChannel(right, "worker/0")
 
 
-def drained(line: Line, other: Line) -> list[Record]:
+def drained(line: UnixChannel, other: UnixChannel) -> list[Record]:
     """Take in all that the other end has to send."""
     found: list[Record] = []
     while True:

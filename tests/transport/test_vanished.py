@@ -20,7 +20,8 @@ import msgspec
 import pytest
 
 from psctl.errors import ConnectionFailed
-from psctl.transport.peer import Peer, dial
+from psctl.transport.connect import dial
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member
 
 ACTOR = Path(__file__).with_name("actor.py")
@@ -76,17 +77,17 @@ class Waiter:
         self.answered = threading.Event()
         self.error: ConnectionFailed | None = None
 
-    def joined(self, peer: Peer) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         pass
 
-    def place(self, peer: Peer, message: Any, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         return None
 
-    def received(self, peer: Peer, message: Any, payload: memoryview | None) -> None:
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         self.total = message
         self.answered.set()
 
-    def lost(self, peer: Peer, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         self.error = error
         self.answered.set()
 

@@ -16,7 +16,7 @@ def test_a_worker_that_loses_the_coordinator_tells_its_agent_that_it_was_a_conne
     monkeypatch.setattr(sessions.os, "_exit", ends.append)
     with sealed_memory.holding(json.dumps({"error_file": str(tmp_path / "error.json")}).encode()) as orders:
         monkeypatch.setenv("PSCTL_ORDERS", f"{tmp_path}/worker-1:{orders}")
-        CoordinatorSession(Member("worker", 1)).lost(None, ConnectionFailed("no word for 5 s"))
+        CoordinatorSession(Member("worker", 1)).on_connection_lost(None, ConnectionFailed("no word for 5 s"))
     found = json.loads((tmp_path / "error.json").read_text())
     assert (ends, found["code"]) == ([1], "connection-failed")
     assert found["exception"] == "ConnectionFailed: the connection to the coordinator is lost: no word for 5 s"

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.agent.shm_broker import OFF, ChildrensSegments
+from psctl.agent.shm_broker import OFF, SegmentBroker
 from psctl.job.checkpoint_messages import CheckpointSaved, SaveEnd
 from psctl.job.job_permits import COORDINATION
 from psctl.job.training_messages import Decision, Go, Join, Leave, MemberReady, Prepare, ScriptFinished, Welcome
 from psctl.process.process_orders import ProcessOrders
 from psctl.ps.shards import cut
 from psctl.server import main
-from psctl.transport.peer import Acceptor
-from psctl.transport.shared_memory import Segments, inherited
+from psctl.transport.connect import Acceptor
+from psctl.transport.shared_memory import SegmentClient, inherited
 from psctl.types import Member, first_assignment
 from psctl.worker import init
 from tests.helpers.job_world import credentials
@@ -35,16 +35,16 @@ class Coordinator:
         self.update, self.peers, self.address = update, dict[Member, Any](), None
         self.listens, self.over = threading.Event(), threading.Event()
 
-    def joined(self, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         self.peers[peer.member] = peer
 
-    def place(self, peer: Any, message: Any, size: int) -> None:
+    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> None:
         return None
 
-    def lost(self, peer: Any, error: Exception) -> None:
+    def on_connection_lost(self, peer: Any, error: Exception) -> None:
         return
 
-    def received(self, peer: Any, message: Any, payload: Any) -> None:
+    def on_message(self, peer: Any, message: Any, payload: Any) -> None:
         match message:
             case Join():
                 peer.send(Welcome(1, 0, 0, 1.0))
@@ -69,16 +69,16 @@ class Coordinator:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that trains under `update`: the values at the end, and the bytes that were moved."""
     made: list[Any] = []
-    held: list[Segments] = []  # for as long as a process lives; here for as long as the test does
+    held: list[SegmentClient] = []  # for as long as a process lives; here for as long as the test does
 
-    def inherit(me: Member, descriptor: int | None) -> Segments:
+    def inherit(me: Member, descriptor: int | None) -> SegmentClient:
         held.append(inherited(me, descriptor))
         return held[-1]
 
     for module in (init, main):
         monkeypatch.setattr(module, "inherited", inherit)
 
-    def orders(member: Member, at: Any, segments: ChildrensSegments) -> ProcessOrders:
+    def orders(member: Member, at: Any, segments: SegmentBroker) -> ProcessOrders:
         mine = credentials(member)
         with segments.opened(member) as descriptor:
             own = os.dup(descriptor)
@@ -89,7 +89,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         )  # fmt: skip
 
     def train(update: str) -> tuple[list[torch.Tensor], int]:
-        segments, coordinator = ChildrensSegments(), Coordinator(update)
+        segments, coordinator = SegmentBroker(), Coordinator(update)
         acceptor = Acceptor("127.0.0.1", None, credentials(Member("coordinator", 0)), COORDINATION, coordinator)
         serving = threading.Thread(target=main.serve, args=(orders(SERVER, acceptor.address, segments),))
         serving.start()

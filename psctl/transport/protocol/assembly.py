@@ -10,13 +10,13 @@ import msgspec
 
 from psctl.errors import ProtocolError
 from psctl.transport.protocol.connection_messages import Long
-from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, Opened, Prefix
+from psctl.transport.protocol.frames import MAX_HEADER, MAX_PAYLOAD, WHOLE, FrameOpener, Prefix
 from psctl.transport.protocol.sealing import Bytes
 
 Place = Callable[[Any, int], memoryview | None]
 
 
-class Decoder(Protocol):
+class HeaderDecoder(Protocol):
     """What makes messages of headers; Codec is one."""
 
     def decode(self, header: Bytes) -> Any: ...
@@ -31,7 +31,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Assembly:
+class PartialMessage:
     """A long message that is arriving in pieces."""
 
     header: int
@@ -42,7 +42,7 @@ class Assembly:
     filled: int = 0
 
 
-class Assembler:
+class MessageAssembler:
     """What one connection has of messages that are not whole.
 
     Args:
@@ -50,18 +50,18 @@ class Assembler:
         place: as Connection has it.
     """
 
-    def __init__(self, codec: Decoder, place: Place) -> None:
+    def __init__(self, codec: HeaderDecoder, place: Place) -> None:
         self._codec, self._place = codec, place
-        self._long: Assembly | None = None
+        self._long: PartialMessage | None = None
 
-    def message(self, opened: Opened, prefix: Prefix, frame: memoryview, header: memoryview) -> Received:
+    def message(self, opened: FrameOpener, prefix: Prefix, frame: memoryview, header: memoryview) -> Received:
         """Return the message that a frame holds whole; also between the pieces of another."""
         message, payload = self._codec.decode(header), prefix[2]
         if not payload:
             return Received(message, None)
         return Received(message, opened.payload(prefix, frame, self._placed(message, payload)))
 
-    def begin(self, opened: Opened, prefix: Prefix, frame: memoryview, header: memoryview) -> None:
+    def begin(self, opened: FrameOpener, prefix: Prefix, frame: memoryview, header: memoryview) -> None:
         """Begin a message whose payload goes on in pieces."""
         payload, (whole,) = prefix[2], WHOLE.unpack_from(header)
         self._alone()
@@ -70,20 +70,20 @@ class Assembler:
         message = self._codec.decode(header[WHOLE.size :])
         into = self._placed(message, whole) or memoryview(bytearray(whole))
         opened.payload(prefix, frame, into[:payload])
-        self._long = Assembly(0, whole, bytearray(), message, into, payload)
+        self._long = PartialMessage(0, whole, bytearray(), message, into, payload)
 
     def announced(self, said: Long) -> None:
         """Begin a message that comes in nothing but pieces."""
         self._alone()
         if not (0 < said.header <= MAX_HEADER and 0 <= said.payload <= MAX_PAYLOAD):
             raise ProtocolError(f"it announced {said.header} bytes of header and {said.payload} of payload")
-        self._long = Assembly(said.header, said.payload, bytearray())
+        self._long = PartialMessage(said.header, said.payload, bytearray())
 
     def _alone(self) -> None:
         if self._long is not None:
             raise ProtocolError("it began a long message inside another")
 
-    def piece(self, opened: Opened, frame: memoryview, size: int) -> Received | None:
+    def piece(self, opened: FrameOpener, frame: memoryview, size: int) -> Received | None:
         """Add a piece to the long message; memory grows with what has really arrived."""
         long = self._long
         if long is None:
@@ -97,7 +97,9 @@ class Assembler:
         long.filled = filled
         return self._whole(long) if filled == long.payload else None
 
-    def _piece_of_header(self, long: Assembly, opened: Opened, frame: memoryview, size: int) -> Received | None:
+    def _piece_of_header(
+        self, long: PartialMessage, opened: FrameOpener, frame: memoryview, size: int
+    ) -> Received | None:
         missing = long.header - len(long.head)
         if size > missing:
             raise ProtocolError("it sent a piece that is longer than what is missing")
@@ -114,7 +116,7 @@ class Assembler:
         long.into = self._placed(long.message, long.payload) or memoryview(bytearray(long.payload))
         return None
 
-    def _whole(self, long: Assembly) -> Received:
+    def _whole(self, long: PartialMessage) -> Received:
         self._long = None
         return Received(long.message, long.into)
 

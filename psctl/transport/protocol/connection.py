@@ -18,17 +18,17 @@ import msgspec
 
 from psctl.errors import MessageRefused, ProtocolError
 from psctl.permits import SHORT, Permits
-from psctl.transport.protocol.assembly import Assembler, Place, Received
+from psctl.transport.protocol.assembly import MessageAssembler, Place, Received
 from psctl.transport.protocol.authority import read_identity
-from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, Credit, Keys, Long, Refused
-from psctl.transport.protocol.connection_states import Ours, State, Theirs, after
+from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, ConnectionRefused, Credit, KeyExchange, Long
+from psctl.transport.protocol.connection_states import ConnectionState, Ours, Theirs, after
 from psctl.transport.protocol.frames import (
     CONTROL,
     COST,
     MESSAGE,
     PIECE,
     PREFIX,
-    Opened,
+    FrameOpener,
     read_prefix,
     write_frame,
 )
@@ -46,7 +46,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 """What msgspec raises for bytes that are no message: text that is no UTF-8 is a ValueError."""
 
 # Made here and not at first use: threads that have msgspec learn a type at the same moment crash it.
-_KEYS = msgspec.msgpack.Decoder(Keys | Refused)
+_KEYS = msgspec.msgpack.Decoder(KeyExchange | ConnectionRefused)
 _SAID = msgspec.msgpack.Decoder(Credit | Bye | Long)
 
 
@@ -148,7 +148,7 @@ def _nowhere(message: Any, size: int) -> None:
 Event = Named | Joined | Received | Credited | Left | Ended
 
 
-class Connection:
+class ConnectionProtocol:
     """Both directions of one connection.
 
     Args:
@@ -177,7 +177,7 @@ class Connection:
         rekey: int = REKEY,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.state = State.HANDSHAKE
+        self.state = ConnectionState.HANDSHAKE
         self._tls = Records(context, accepting=accepting)
         self._job, self._me, self._codec, self._window, self._rekey = job, me, codec, window, rekey
         self._random, self._accepting = random, accepting
@@ -189,7 +189,7 @@ class Connection:
         self._taken = self._given = 0  # bytes of the window that frames have taken; that were given back as credit
         self.kept = 0
         """Bytes that were read and are kept aside: no credit is given for them until they are let go."""
-        self._assembler = Assembler(codec, place)
+        self._assembler = MessageAssembler(codec, place)
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
@@ -226,8 +226,8 @@ class Connection:
             Exception: what `place` raised; our own side's fault.
         """
         try:
-            event = self._frame() if self.state is State.OPEN else self._step()
-            if event is None and self._finished and self.state not in (State.ENDED, State.NAMED):
+            event = self._frame() if self.state is ConnectionState.OPEN else self._step()
+            if event is None and self._finished and self.state not in (ConnectionState.ENDED, ConnectionState.NAMED):
                 self._go(Theirs.END)
                 return Ended(cut=len(self._buffer) > 0)
         except ProtocolError:
@@ -236,16 +236,16 @@ class Connection:
         return event
 
     def _step(self) -> Event | None:
-        if self.state is State.HANDSHAKE:
+        if self.state is ConnectionState.HANDSHAKE:
             return self._handshake()
-        return self._read_keys() if self.state is State.KEYING else None
+        return self._read_keys() if self.state is ConnectionState.KEYING else None
 
     def _go(self, step: Ours | Theirs) -> None:
         self.state = after(self.state, step)
 
     def release(self) -> None:
         """Give memory back; the connection is over, and is not asked again. Whoever holds it may do so for long."""
-        self._buffer, self._assembler = ReceiveBuffer(0), Assembler(self._codec, _nowhere)
+        self._buffer, self._assembler = ReceiveBuffer(0), MessageAssembler(self._codec, _nowhere)
         self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
@@ -280,13 +280,13 @@ class Connection:
         assert self._peer is not None, "nobody was named yet"
         self._go(Ours.ACCEPT)
         half = self._random(HALF_ID)
-        self._ours = Keys(PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window)
+        self._ours = KeyExchange(PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window)
         self._tls.write(msgspec.msgpack.encode(self._ours))
 
     def refuse(self, reason: str) -> None:
         """The named member is not wanted: tell it why, and end."""
         self._go(Ours.REFUSE)
-        self._tls.write(msgspec.msgpack.encode(Refused(reason[:1000])))
+        self._tls.write(msgspec.msgpack.encode(ConnectionRefused(reason[:1000])))
 
     def _read_keys(self) -> Joined | None:
         while (data := self._tls.read()) is None:
@@ -296,20 +296,20 @@ class Connection:
             theirs = _KEYS.decode(data)
         except UNREADABLE as error:
             raise ProtocolError(f"it sent no keys: {error}") from error
-        if isinstance(theirs, Refused):
+        if isinstance(theirs, ConnectionRefused):
             self._go(Theirs.REFUSED)
             raise ProtocolError(f"it refused us: {theirs.reason}")
         self._check_keys(theirs)
         halves = (theirs.connection, self._ours.connection)
         identity = b"".join(halves if self._accepting else reversed(halves))  # the dialler's half first
         opening = Cipher(derive(theirs.key, self._job, theirs.sender, self._me, identity), self._rekey)
-        self._opened = Opened(opening)
+        self._opened = FrameOpener(opening)
         self._sealing = Cipher(derive(self._ours.key, self._job, self._me, theirs.sender, identity), self._rekey)
         self._go(Theirs.KEYS)
         self._needed = PREFIX.size
         return Joined(theirs.window)
 
-    def _check_keys(self, theirs: Keys) -> None:
+    def _check_keys(self, theirs: KeyExchange) -> None:
         if theirs.protocol != PROTOCOL:
             raise ProtocolError(f"it speaks protocol {theirs.protocol}, not {PROTOCOL}")
         if (theirs.job, theirs.sender, theirs.receiver) != (self._job, self._peer, self._me):

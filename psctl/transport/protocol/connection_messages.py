@@ -13,7 +13,7 @@ PROTOCOL = 4
 """Number of this protocol; ends that differ refuse each other."""
 
 
-class Keys(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class KeyExchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The last word inside TLS: the data key of the sender's direction, and what it is bound to."""
 
     protocol: int
@@ -28,7 +28,7 @@ class Keys(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
         return f"Keys({self.sender} to {self.receiver}, key: hidden)"
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ConnectionRefused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """In place of Keys: the peer is who it says, and is not wanted."""
 
     reason: str

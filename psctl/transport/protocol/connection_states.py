@@ -25,7 +25,7 @@ from enum import Enum
 from psctl.errors import ProtocolError
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """Where a connection stands."""
 
     HANDSHAKE = "in the TLS handshake"
@@ -56,8 +56,8 @@ class Theirs(Enum):
     FAULT = "what the protocol does not allow"
 
 
-S = State
-TABLE: dict[tuple[State, Ours | Theirs], State] = {
+S = ConnectionState
+TABLE: dict[tuple[ConnectionState, Ours | Theirs], ConnectionState] = {
     (S.HANDSHAKE, Theirs.VERIFIED): S.NAMED,
     (S.NAMED, Ours.ACCEPT): S.KEYING,
     (S.NAMED, Ours.REFUSE): S.ENDED,
@@ -72,7 +72,7 @@ TABLE: dict[tuple[State, Ours | Theirs], State] = {
 }
 
 
-def after(state: State, step: Ours | Theirs) -> State:
+def after(state: ConnectionState, step: Ours | Theirs) -> ConnectionState:
     """Return the state that follows.
 
     Raises:

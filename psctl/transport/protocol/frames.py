@@ -88,7 +88,7 @@ def write_frame(cipher: Cipher, kind: int, header: Bytes, payload: Bytes, out: m
     return start
 
 
-class Opened:
+class FrameOpener:
     """Opens the frames of one direction, in order: first the header, then the payload.
 
     Args:

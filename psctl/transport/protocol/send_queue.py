@@ -73,7 +73,7 @@ def control(message: Credit | Bye | Long) -> Frame:
     return framed(CONTROL, _encode(message), NOTHING)
 
 
-class Outbox:
+class SendQueue:
     """The frames of one connection that are not written yet.
 
     Args:

@@ -10,9 +10,9 @@ import pytest
 
 from psctl.transport.credentials import make_context
 from psctl.transport.protocol.authority import Pair, issue, make_authority
-from psctl.transport.protocol.connection import Codec, Connection, Joined, Named
+from psctl.transport.protocol.connection import Codec, ConnectionProtocol, Joined, Named
 from psctl.transport.protocol.frames import MESSAGE
-from psctl.transport.protocol.send_queue import NOTHING, Frame, Outbox, framed
+from psctl.transport.protocol.send_queue import NOTHING, Frame, SendQueue, framed
 from psctl.types import Member
 
 SERVER, WORKER = Member("server", 0), Member("worker", 3, 2)
@@ -33,7 +33,7 @@ class End:
         self.place: Any = lambda message, size: None
         self.refusal: str | None = None
         options = {"window": 1 << 20, **options}
-        self.connection = Connection(
+        self.connection = ConnectionProtocol(
             context,
             accepting=accepting,
             job=job,
@@ -43,7 +43,7 @@ class End:
             **options,
         )
         self.events: list[Any] = []
-        self.outbox: Outbox | None = None
+        self.outbox: SendQueue | None = None
 
     def step(self) -> bytes:
         """Take all events there are; return the TLS bytes to send."""
@@ -57,7 +57,7 @@ class End:
                 else:
                     self.connection.refuse(self.refusal)
             if isinstance(event, Joined):
-                self.outbox = Outbox(event.window)
+                self.outbox = SendQueue(event.window)
         return self.connection.outgoing()
 
     def feed(self, data: bytes, size: int = 1 << 30) -> bytes:

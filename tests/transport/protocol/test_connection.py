@@ -15,7 +15,7 @@ from psctl.transport.protocol.assembly import Received
 from psctl.transport.protocol.authority import make_authority
 from psctl.transport.protocol.connection import Credited, Ended, Joined, Left, Named
 from psctl.transport.protocol.connection_messages import Bye, Credit, Long
-from psctl.transport.protocol.connection_states import State
+from psctl.transport.protocol.connection_states import ConnectionState
 from psctl.transport.protocol.frames import FIRST, MAX_PAYLOAD, MAX_PIECE, MESSAGE, PIECE, PREFIX, WHOLE
 from psctl.transport.protocol.send_queue import NOTHING, Frame, control, framed
 from psctl.types import Member
@@ -67,7 +67,7 @@ def test_nothing_is_read_before_the_decision(wire: Any) -> None:
     connection.receive(worker.feed(to_worker))
     assert connection.next_event() == Named(Member("worker", 3, 2))
     assert connection.next_event() is None
-    assert connection.state is State.NAMED
+    assert connection.state is ConnectionState.NAMED
     connection.accept()
     assert connection.next_event() == Joined(1 << 20)
 
@@ -77,8 +77,8 @@ def test_a_refusal_carries_its_reason(wire: Any) -> None:
     server.refusal = "incarnation 2 is older than 3"
     with pytest.raises(ProtocolError, match="it refused us: incarnation 2 is older than 3"):
         wire.shake(worker, server)
-    assert worker.connection.state is State.ENDED
-    assert server.connection.state is State.ENDED
+    assert worker.connection.state is ConnectionState.ENDED
+    assert server.connection.state is ConnectionState.ENDED
 
 
 def test_the_authority_of_another_job_is_not_trusted(wire: Any) -> None:
@@ -164,7 +164,7 @@ def test_credit_and_goodbye_are_events_and_nothing_comes_after(wire: Any) -> Non
     bye = worker.seal(control(Credit(12))) + worker.seal(control(Bye("done"))) + worker.note("ghost")
     server.feed(bye)
     assert server.events == [Credited(12), Left("done")]
-    assert server.connection.state is State.ENDED
+    assert server.connection.state is ConnectionState.ENDED
 
 
 def test_the_end_of_the_stream_tells_whether_something_was_cut(wire: Any) -> None:
@@ -191,7 +191,7 @@ def test_keys_change_after_so_many_frames_without_a_word(wire: Any) -> None:
 def check_ends(end: Any, data: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         end.feed(data)
-    assert end.connection.state is State.ENDED
+    assert end.connection.state is ConnectionState.ENDED
     assert end.connection.next_event() is None
 
 
@@ -309,7 +309,7 @@ def test_any_bytes_end_the_connection_or_wait_for_more(wire: Any, data: bytes, o
     try:
         server.feed(data)
     except ProtocolError:
-        assert server.connection.state is State.ENDED
+        assert server.connection.state is ConnectionState.ENDED
     assert server.events == []
 
 

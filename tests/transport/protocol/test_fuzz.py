@@ -19,7 +19,7 @@ from psctl.errors import ProtocolError
 from psctl.transport.protocol.assembly import Received
 from psctl.transport.protocol.connection import Joined, Named
 from psctl.transport.protocol.connection_messages import Long
-from psctl.transport.protocol.connection_states import State
+from psctl.transport.protocol.connection_states import ConnectionState
 from psctl.transport.protocol.frames import FRAME_HEADER, MAX_HEADER, MAX_PAYLOAD, MAX_PIECE, PREFIX
 from psctl.transport.protocol.send_queue import control
 from psctl.types import Member
@@ -65,7 +65,7 @@ def feed(end: Any, data: bytes, size: int) -> None:
     try:
         end.feed(data, size)
     except ProtocolError:
-        assert end.connection.state is State.ENDED
+        assert end.connection.state is ConnectionState.ENDED
         assert end.connection.next_event() is None
         before = list(end.events)
         end.connection.receive(b"more" * 10)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
 from psctl.transport.protocol.authority import LIFE, issue, make_authority, read_identity
-from psctl.transport.protocol.connection_states import TABLE, Ours, State, Theirs, after
+from psctl.transport.protocol.connection_states import TABLE, ConnectionState, Ours, Theirs, after
 from psctl.transport.protocol.frames import CONTROL, FIRST, MAX_PAYLOAD, MESSAGE, PIECE
 from psctl.transport.protocol.receive_buffer import ReceiveBuffer
 from psctl.transport.protocol.sealing import TAG, Cipher, derive
-from psctl.transport.protocol.send_queue import NOTHING, Outbox
+from psctl.transport.protocol.send_queue import NOTHING, SendQueue
 from psctl.types import Member
 
 
@@ -82,24 +82,24 @@ def test_the_same_words_never_look_the_same_also_across_the_change_of_keys() -> 
 
 
 def test_the_table_lets_nothing_out_of_the_end_and_everything_into_it() -> None:
-    for state in State:
-        assert after(state, Theirs.FAULT) is State.ENDED
-        assert after(state, Theirs.END) is State.ENDED
-    assert {target for (state, _), target in TABLE.items() if state is State.ENDED} == {State.ENDED}
+    for state in ConnectionState:
+        assert after(state, Theirs.FAULT) is ConnectionState.ENDED
+        assert after(state, Theirs.END) is ConnectionState.ENDED
+    assert {target for (state, _), target in TABLE.items() if state is ConnectionState.ENDED} == {ConnectionState.ENDED}
 
 
 def test_what_is_not_in_the_table_is_the_peers_fault_or_our_bug() -> None:
     with pytest.raises(ProtocolError, match="it sent keys while the connection was open"):
-        after(State.OPEN, Theirs.KEYS)
+        after(ConnectionState.OPEN, Theirs.KEYS)
     with pytest.raises(AssertionError, match="we may not do this now: frame while in the TLS handshake"):
-        after(State.HANDSHAKE, Ours.FRAME)
+        after(ConnectionState.HANDSHAKE, Ours.FRAME)
 
 
 def test_every_state_can_be_reached() -> None:
-    reached = {State.HANDSHAKE}
+    reached = {ConnectionState.HANDSHAKE}
     while more := {target for (state, _), target in TABLE.items() if state in reached} - reached:
         reached |= more
-    assert reached == set(State)
+    assert reached == set(ConnectionState)
 
 
 @given(parts=st.lists(st.binary(min_size=1, max_size=5000), max_size=30), reads=st.lists(st.integers(1, 9000)))
@@ -118,8 +118,8 @@ def test_the_buffer_gives_back_what_was_put_in(parts: list[bytes], reads: list[i
     assert got + bytes(buffer.data) == b"".join(parts)
 
 
-def filled(window: int, *payloads: int, urgent: bool = False) -> Outbox:
-    outbox = Outbox(window)
+def filled(window: int, *payloads: int, urgent: bool = False) -> SendQueue:
+    outbox = SendQueue(window)
     for number, size in enumerate(payloads):
         outbox.add(f"{number}", b"head", memoryview(bytes(size)), urgent=urgent)
     return outbox
@@ -186,7 +186,7 @@ def test_what_is_urgent_and_whole_goes_between_pieces() -> None:
 
 
 def test_a_header_of_more_than_one_frame_is_announced() -> None:
-    outbox = Outbox(1 << 20)
+    outbox = SendQueue(1 << 20)
     outbox.add("0", bytes(300_000), memoryview(b"payload"), urgent=False)
     frames = [frame for _ in range(4) for frame in outbox.take()]
     assert [frame.kind for frame in frames] == [CONTROL, PIECE, PIECE, PIECE]

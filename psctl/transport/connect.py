@@ -12,14 +12,12 @@ from psctl.errors import ConnectionFailed, PeerLost
 from psctl.permits import Permits
 from psctl.transport import tcp_stream
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer_connection import Handler, Peer
-from psctl.transport.permit_gate import Gate
-from psctl.transport.preauth_listener import Door, show_knock
+from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
+from psctl.transport.permit_gate import PermitGate
+from psctl.transport.preauth_listener import PreauthListener, send_preauth_answer
 from psctl.transport.protocol.connection import Codec
 from psctl.transport.stream import Connect, Listen, Listener, Stream, why_gone
 from psctl.types import Address, Member, Role
-
-__all__ = ["Acceptor", "Credentials", "Handler", "Peer", "dial"]
 
 PATIENCE = 5.0
 """Seconds for a handshake."""
@@ -38,12 +36,12 @@ def dial(
     credentials: Credentials,
     expect: Member | Role,
     kinds: Any,
-    handler: Handler,
+    handler: ConnectionHandler,
     timeout: float = PATIENCE,
     congestion: str = "auto",
     *,
     connect: Connect = tcp_stream.connect,
-) -> Peer:
+) -> PeerConnection:
     """Connect to a member of the job and return it once it has joined; `handler.joined` follows on its reader thread.
 
     Args:
@@ -70,7 +68,7 @@ def dial(
         raise PeerLost(f"{expect} at {address}: {why}", where=str(expect)) from error
     name = f"{expect} at {address}"
     try:
-        show_knock(stream, credentials.knock, deadline)
+        send_preauth_answer(stream, credentials.knock, deadline)
     except (OSError, ConnectionFailed) as error:
         stream.shutdown()
         stream.close()
@@ -78,7 +76,7 @@ def dial(
             raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
         why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else why_gone(error)
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
-    peer = Peer(stream, credentials, Codec(kinds), guarded(kinds, credentials, handler), accepting=False)
+    peer = PeerConnection(stream, credentials, Codec(kinds), guarded(kinds, credentials, handler), accepting=False)
     peer.name = name
     try:
         peer.settle(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
@@ -91,9 +89,9 @@ def dial(
     return peer
 
 
-def guarded(kinds: Any, credentials: Credentials, handler: Handler) -> Handler:
+def guarded(kinds: Any, credentials: Credentials, handler: ConnectionHandler) -> ConnectionHandler:
     """Return the handler behind the rows of what may be said, where there are some."""
-    return Gate(kinds, credentials.member.role, handler) if isinstance(kinds, Permits) else handler
+    return PermitGate(kinds, credentials.member.role, handler) if isinstance(kinds, Permits) else handler
 
 
 def _unexpected(expect: Member | Role, found: Member) -> str | None:
@@ -135,7 +133,7 @@ class Acceptor:
         ports: tuple[int, int] | None,
         credentials: Credentials,
         kinds: Any,
-        handler: Handler,
+        handler: ConnectionHandler,
         allow: Allow = lambda member: None,
         congestion: str = "auto",
         *,
@@ -156,7 +154,7 @@ class Acceptor:
         assert credentials.accepting, "damaged credentials show before anything is opened"
         self._listener: Listener = listen(bind_host, ports, congestion)
         self.address = self._listener.address
-        self._door = Door(self._listener, credentials.knock, patience, refused)
+        self._door = PreauthListener(self._listener, credentials.knock, patience, refused)
         self._thread = threading.Thread(target=self._accept, name=f"psctl acceptor {self.address}", daemon=True)
         self._thread.start()
 
@@ -200,7 +198,7 @@ class Acceptor:
 
     def _meet(self, stream: Stream) -> None:
         """Body of the thread that shakes hands with one caller and then is its reader."""
-        peer = Peer(stream, self._credentials, self._codec, self._handler, accepting=True)
+        peer = PeerConnection(stream, self._credentials, self._codec, self._handler, accepting=True)
         try:
             peer.settle(self._against, self._patience)
         except ConnectionFailed as error:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from psctl.errors import ConnectionFailed
+from psctl.transport.connect import HALF_OPEN, PATIENCE, Acceptor, Allow, dial
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer import HALF_OPEN, PATIENCE, Acceptor, Allow, dial
-from psctl.transport.peer_connection import Handler, Peer
+from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
 from psctl.transport.stream import Stream
 from psctl.types import Address, Member, Role
 
@@ -314,11 +314,11 @@ class MemoryNetwork:
         credentials: Credentials,
         expect: Member | Role,
         kinds: Any,
-        handler: Handler,
+        handler: ConnectionHandler,
         timeout: float = PATIENCE,
         congestion: str = "auto",
-    ) -> Peer:
-        """As `psctl.transport.peer.dial`, over this network."""
+    ) -> PeerConnection:
+        """As `psctl.transport.connect.dial`, over this network."""
 
         def connect(address: Address, timeout: float, congestion: str) -> MemoryStream:
             link = self._link(address)
@@ -332,14 +332,14 @@ class MemoryNetwork:
         self,
         credentials: Credentials,
         kinds: Any,
-        handler: Handler,
+        handler: ConnectionHandler,
         allow: Allow = lambda member: None,
         *,
         refused: Callable[[str, ConnectionFailed], None] | None = None,
         patience: float = PATIENCE,
         half_open: int = HALF_OPEN,
     ) -> Acceptor:
-        """As `psctl.transport.peer.Acceptor`, on this network."""
+        """As `psctl.transport.connect.Acceptor`, on this network."""
         made = Acceptor(
             "memory", None, credentials, kinds, handler, allow,
             refused=refused, patience=patience, half_open=half_open, listen=self.listen,
