@@ -204,13 +204,14 @@ class CommandFailed(PsctlError):
         command: what ran, as one printable line without secrets.
         status: exit status, or minus the signal number.
         tail: last lines of its standard error (or output when that is empty).
+        hint: what to do about it, where that is known.
     """
 
     code, exit = "host-command-failed", 1
 
-    def __init__(self, host: str, command: str, status: int, tail: str) -> None:
+    def __init__(self, host: str, command: str, status: int, tail: str, hint: str = "") -> None:
         last = tail.strip().splitlines()[-1] if tail.strip() else "no output"
-        super().__init__(f"{host}: `{command}` ended with {status}: {last}", where=host)
+        super().__init__(f"{host}: `{command}` ended with {status}: {last}", hint, where=host)
         self.host, self.command, self.status, self.tail = host, command, status, tail
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from psctl.checkpoint import files
+from psctl.checkpoint.catalog import prune
+from psctl.checkpoint.copies import CheckpointReceiver
+from psctl.checkpoint.reader import folder_name
+from psctl.checkpoint.writer import remove_abandoned
 from psctl.errors import PsctlError
 from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.orders import JobOrder
@@ -21,8 +24,8 @@ class CheckpointCopies:
 
     def __init__(self, root: Path, order: JobOrder) -> None:
         self._root, self._order = root, order
-        files.sweep(root)
-        self._receivers: dict[int, files.Receiver] = {}
+        remove_abandoned(root)
+        self._receivers: dict[int, CheckpointReceiver] = {}
 
     def take(
         self, message: CheckpointCopyBegin | CheckpointCopyPart | CheckpointCopyEnd, payload: memoryview | None
@@ -43,14 +46,14 @@ class CheckpointCopies:
         step = message.step
         if isinstance(message, CheckpointCopyBegin):
             self.discard()  # of a connection that broke
-            folder = self._root / self._order.name / files.folder_name(step)
-            self._receivers[step] = files.Receiver(folder, message.files)
+            folder = self._root / self._order.name / folder_name(step)
+            self._receivers[step] = CheckpointReceiver(folder, message.files)
         elif step in self._receivers and isinstance(message, CheckpointCopyPart):
-            self._receivers[step].part(message.file, message.offset, payload if payload is not None else b"")
+            self._receivers[step].write_part(message.file, message.offset, payload if payload is not None else b"")
         elif step in self._receivers:
             self._receivers.pop(step).finish()
             keep = self._order.checkpoint
-            files.prune(self._root, self._order.name, keep.keep, keep.keep_best, protect=step)
+            prune(self._root, self._order.name, keep.keep, keep.keep_best, protect=step)
             return True
         return False  # parts of a copy that has failed come in late; its failure was told
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from psctl.agent.control_client import SOCKET
-from psctl.checkpoint import files
+from psctl.checkpoint.writer import remove_abandoned
 from psctl.job import events, failures
 from psctl.job.process_messages import ProcessFailure
 from psctl.orders import AgentOrders
@@ -202,7 +202,7 @@ def end_job(orders: AgentOrders, status: int) -> None:
         text = f"psctl's agent on the head died: {why}"
         failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text, [], [])
         write_finished(job_dir, orders.job.name, failure)
-    files.sweep(Path(orders.workdir) / "checkpoints")  # who wrote them may have been killed
+    remove_abandoned(Path(orders.workdir) / "checkpoints")  # who wrote them may have been killed
     clean(job_dir)
 
 

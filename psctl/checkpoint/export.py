@@ -9,15 +9,15 @@ from pathlib import Path
 from psctl import errors
 from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import Disk, checksum, new_checksum, writing
-from psctl.checkpoint.manifest import Manifest, by_name, whole
-from psctl.checkpoint.reader import read
-from psctl.checkpoint.writer import sweep_beside, temporary
+from psctl.checkpoint.manifest import Manifest, slices_by_name, whole_tensors
+from psctl.checkpoint.reader import read_slice
+from psctl.checkpoint.writer import partial_path, remove_abandoned_for
 from psctl.types import TensorSlice
 
 MODEL = ("param/", "buffer/")
 
 
-def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None) -> int:
+def export_model(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None) -> int:
     """Write parameters and buffers, each whole under its name in the model's state_dict; return the file's bytes.
 
     Args:
@@ -30,7 +30,7 @@ def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None
     """
     disk = disk or Disk()
     header, tensors = _laid_out(manifest)
-    partial = temporary(out)
+    partial = partial_path(out)
     partial.unlink(missing_ok=True)
     size = len(header)
     try:
@@ -38,7 +38,7 @@ def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None
         try:
             disk.write(partial, descriptor, memoryview(header), 0)
             for tensor, place in tensors:
-                for offset, data in read(folder, manifest, tensor):
+                for offset, data in read_slice(folder, manifest, tensor):
                     disk.write(partial, descriptor, memoryview(data), place + offset)
                     size += len(data)
             disk.sync(partial, descriptor)
@@ -52,7 +52,7 @@ def export(folder: Path, manifest: Manifest, out: Path, disk: Disk | None = None
     return size
 
 
-class Exported:
+class ExportReceiver:
     """An exported model that comes here from a host, byte by byte compared with what the manifest says; a context that
     leaves nothing of one that is not whole.
 
@@ -66,7 +66,7 @@ class Exported:
 
     def __init__(self, manifest: Manifest, out: Path, disk: Disk | None = None) -> None:
         header, tensors = _laid_out(manifest)
-        slices = by_name(manifest.files)
+        slices = slices_by_name(manifest.files)
         stretches = [(len(header), checksum(header), "its header")]
         for tensor, _ in sorted(tensors, key=lambda pair: pair[1]):
             pieces = [piece for _, piece in slices[tensor.name]]
@@ -74,17 +74,17 @@ class Exported:
             stretches += [(piece.size, piece.checksum, tensor.name) for piece in found if piece.size]
         self.size = sum(size for size, _, _ in stretches)
         self._id, self._out, self._disk = manifest.id, out, disk or Disk()
-        self._partial = temporary(out)
+        self._partial = partial_path(out)
         self._left = iter(stretches)
         self._stretch, self._missing, self._running = next(self._left), len(header), new_checksum()
         self._offset = 0
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            sweep_beside(out)
+            remove_abandoned_for(out)
             self._partial.unlink(missing_ok=True)
         self._descriptor = self._disk.create(self._partial)
 
-    def take(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Take the next bytes.
 
         Raises:
@@ -117,7 +117,7 @@ class Exported:
         self._disk.sync(self._partial, self._descriptor)
         self._disk.rename(self._partial, self._out)
 
-    def __enter__(self) -> Exported:
+    def __enter__(self) -> ExportReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -140,6 +140,6 @@ def _named(manifest: Manifest) -> Mapping[str, TensorSlice]:
     return {
         tensor.name.removeprefix(prefix): tensor
         for prefix in MODEL
-        for tensor in whole(manifest)
+        for tensor in whole_tensors(manifest)
         if tensor.name.startswith(prefix)
     }

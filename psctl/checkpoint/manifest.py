@@ -214,7 +214,7 @@ def _slice_problems(file: str, piece: StoredSlice) -> Iterator[Problem]:
         yield Problem(f"{file}: {piece.name}[{piece.start}:{piece.stop}] cannot have {piece.size} bytes")
 
 
-def by_name(files: Iterable[TensorFile]) -> dict[str, list[tuple[str, StoredSlice]]]:
+def slices_by_name(files: Iterable[TensorFile]) -> dict[str, list[tuple[str, StoredSlice]]]:
     """Return each tensor's slices with their files, from its first element on."""
     found: dict[str, list[tuple[str, StoredSlice]]] = {}
     for file in files:
@@ -227,7 +227,7 @@ def by_name(files: Iterable[TensorFile]) -> dict[str, list[tuple[str, StoredSlic
 
 def uncovered(files: Iterable[TensorFile]) -> Iterator[Problem]:
     """Yield each tensor that the slices do not cover exactly once, or that senders disagree on."""
-    for name, pairs in by_name(files).items():
+    for name, pairs in slices_by_name(files).items():
         pieces = [piece for _, piece in pairs]
         first = pieces[0]
         if any((piece.dtype, piece.shape) != (first.dtype, first.shape) for piece in pieces):
@@ -251,9 +251,9 @@ def _gaps(name: str, size: int, pieces: list[StoredSlice]) -> Iterator[Problem]:
         yield Problem(f"{name}: elements [{end}:{size}] are missing", torn=True)
 
 
-def whole(manifest: Manifest) -> list[TensorSlice]:
+def whole_tensors(manifest: Manifest) -> list[TensorSlice]:
     """Return each tensor of the checkpoint once, as a slice of all of it, in the order of its files."""
-    firsts = {name: pairs[0][1] for name, pairs in by_name(manifest.files).items()}
+    firsts = {name: pairs[0][1] for name, pairs in slices_by_name(manifest.files).items()}
     return [
         TensorSlice(name, piece.dtype, piece.shape, 0, tensorfile.elements(piece.shape))
         for name, piece in firsts.items()

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint import tensorfile
 from psctl.checkpoint.disk import CHUNK, Unfit, content, new_checksum, pieces, regular_size
 from psctl.checkpoint.manifest import MANIFEST, STATE, Manifest, Problem
-from psctl.checkpoint.state import decode_state
+from psctl.checkpoint.state_file import decode_state
 from psctl.types import TensorSlice
-
-_STEP_NAME = re.compile(r"[0-9]{10,18}")
 
 MOST_EXTRA = 100
 """Names in a checkpoint's folder that are no part of it: so many are told at most."""
@@ -137,7 +132,9 @@ def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return decode_state(data)
 
 
-def read(folder: Path, manifest: Manifest, wanted: TensorSlice, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
+def read_slice(
+    folder: Path, manifest: Manifest, wanted: TensorSlice, chunk: int = CHUNK
+) -> Iterator[tuple[int, bytes]]:
     """Yield the bytes of any slice of any tensor, in order, however it was cut when it was saved.
 
     Args:
@@ -152,7 +149,7 @@ def read(folder: Path, manifest: Manifest, wanted: TensorSlice, chunk: int = CHU
         UsageError: the checkpoint has no such tensor, or one of another dtype or shape; the model differs.
         CheckpointIncomplete: a file became shorter.
     """
-    pairs = manifests.by_name(manifest.files).get(wanted.name)
+    pairs = manifests.slices_by_name(manifest.files).get(wanted.name)
     hint = "resume with the model and optimizer that were saved, or start anew: --resume never"
     if pairs is None:
         raise errors.UsageError(f"{manifest.id} has no tensor {wanted.name}", hint=hint, where=manifest.id)
@@ -179,67 +176,3 @@ def read(folder: Path, manifest: Manifest, wanted: TensorSlice, chunk: int = CHU
             if done != stop * width:
                 raise Problem(f"{name} became shorter", torn=True).error(str(folder))
             at = stop
-
-
-class Found(msgspec.Struct, frozen=True):
-    """One checkpoint as a listing shows it; `problem` says why it is not complete, else it is ""."""
-
-    job: str
-    step: int
-    time: float
-    bytes: int
-    metrics: dict[str, float | None]
-    folder: str
-    problem: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return it as one of the `checkpoints` that `checkpoint list -o json` promises."""
-        return {
-            "id": f"{self.job}@{self.step}", "job": self.job, "step": self.step, "time": self.time,
-            "bytes": self.bytes, "complete": not self.problem, "metrics": self.metrics,
-        }  # fmt: skip
-
-
-def listing(root: Path, job: str | None = None) -> list[Found]:
-    """Return the checkpoints of a job (None: of all) under `<workdir>/checkpoints`, by job and step; bytes unread."""
-    jobs = [root / job] if job is not None else sorted(root.iterdir()) if root.is_dir() else []
-    result = []
-    for folder in jobs:
-        steps = [path for path in folder.iterdir() if is_step(path)] if folder.is_dir() else []
-        result += [found(path) for path in sorted(steps, key=lambda path: int(path.name))]
-    return result
-
-
-def is_step(folder: Path) -> bool:
-    """Tell whether a folder has the name of a step, as those of a job's folder have."""
-    return _STEP_NAME.fullmatch(folder.name) is not None
-
-
-def found(folder: Path) -> Found:
-    """Return what a listing shows of one checkpoint, which lies in its job's folder."""
-    job, step = folder.parent.name, int(folder.name)
-    try:
-        manifest = open_checkpoint(folder)
-    except errors.PsctlError as error:
-        return Found(job, step, folder.stat().st_mtime, 0, {}, str(folder), error.message.removeprefix(f"{folder}: "))
-    return Found(job, step, manifest.time, manifest.bytes, manifest.metrics, str(folder))
-
-
-class Newest(msgspec.Struct, frozen=True):
-    """The newest checkpoint without a fault (None: there is none), and why newer ones were skipped."""
-
-    folder: Path | None
-    manifest: Manifest | None
-    skipped: tuple[str, ...]
-
-
-def newest_verified(root: Path, job: str) -> Newest:
-    """Return the newest checkpoint of a job whose every byte is right; a job without any is no error."""
-    skipped: list[str] = []
-    for each in reversed(listing(root, job)):
-        folder = Path(each.folder)
-        faults = verify(folder)
-        if not faults:
-            return Newest(folder, open_checkpoint(folder), tuple(skipped))
-        skipped.append(f"{job}@{each.step} skipped: {faults[0]}")
-    return Newest(None, None, tuple(skipped))

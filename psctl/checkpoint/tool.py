@@ -1,7 +1,7 @@
-"""Checkpoints asked about from afar: `python -m psctl.checkpoint.tool VERB QUESTION` on the host that holds them.
+"""Answers questions about checkpoints on the host that holds them: `python -m psctl.checkpoint.tool VERB QUESTION`.
 
 The question is JSON in the second argument, the answer one JSON document on standard output. An error is a document
-too, and exit status 1.
+too, with exit status 1.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.checkpoint import files
+from psctl.checkpoint import catalog, reader
+from psctl.checkpoint.copies import file_sizes
 from psctl.checkpoint.disk import Disk
-from psctl.checkpoint.reader import read_manifest
-from psctl.checkpoint.writer import publish
+from psctl.checkpoint.export import export_model
+from psctl.checkpoint.manifest import Manifest, whole_tensors
+from psctl.checkpoint.reader import open_checkpoint, read_manifest
+from psctl.checkpoint.writer import publish, remove_abandoned
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
 def listing(question: Question) -> Answer:
-    """Return the checkpoints of a job, or of all jobs, with the folder of each."""
-    found = files.listing(Path(question["root"]), question.get("job"))
+    """Return the checkpoints of a job, or of all jobs, each with its folder."""
+    found = catalog.list_checkpoints(Path(question["root"]), question.get("job"))
     return {"checkpoints": [_row(each) for each in found]}
 
 
 def show(question: Question) -> Answer:
     """Return one checkpoint: its row, its manifest without the slices, and its files with their sizes."""
     folder = _folder(question)
-    manifest = files.open_checkpoint(folder)
-    return brief(manifest, str(folder), files.outgoing(folder, manifest))
+    manifest = open_checkpoint(folder)
+    return brief(manifest, str(folder), file_sizes(folder, manifest))
 
 
-def brief(manifest: files.Manifest, folder: str, sizes: Mapping[str, int]) -> Answer:
-    """Return what `checkpoint show` prints of a checkpoint that lies in a folder; `sizes` are its files' bytes."""
+def brief(manifest: Manifest, folder: str, sizes: Mapping[str, int]) -> Answer:
+    """Return what `checkpoint show` prints of a checkpoint in a folder; `sizes` are its files' bytes."""
     body = {key: value for key, value in msgspec.to_builtins(manifest).items() if key not in ("files", "state")}
-    tensors = [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.whole(manifest)]
+    tensors = [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in whole_tensors(manifest)]
     return {
         **body, "id": manifest.id, "folder": folder, "bytes": manifest.bytes, "complete": True, "tensors": tensors,
         "files": dict(sizes),
@@ -48,16 +51,16 @@ def brief(manifest: files.Manifest, folder: str, sizes: Mapping[str, int]) -> An
 
 
 def verify(question: Question) -> Answer:
-    """Read every byte of a checkpoint; return its row with what is wrong."""
+    """Read every byte of a checkpoint; return its row with its problems."""
     folder = _folder(question)
-    problems = files.verify(folder)
-    row = _row(files.found(folder)) if files.is_step(folder) and folder.is_dir() else bare_row(folder)
+    problems = reader.verify(folder)
+    row = _row(catalog.read_entry(folder)) if catalog.is_step_folder(folder) and folder.is_dir() else bare_row(folder)
     return {**row, "verified": not problems, "problems": problems}
 
 
 def newest(question: Question) -> Answer:
-    """Return the newest checkpoint of a job whose every byte is right, and why newer ones were passed over."""
-    found = files.newest_verified(Path(question["root"]), question["job"])
+    """Return a job's newest checkpoint whose bytes are all correct, and why newer ones were skipped."""
+    found = catalog.find_newest_verified(Path(question["root"]), question["job"])
     step = found.manifest.step if found.manifest is not None else None
     return {"step": step, "folder": str(found.folder) if found.folder else None, "skipped": list(found.skipped)}
 
@@ -66,19 +69,19 @@ def export(question: Question) -> Answer:
     """Write a verified checkpoint's model as one safetensors file."""
     folder = _folder(question)
     _refuse_damaged(folder)
-    return {"bytes": files.export(folder, files.open_checkpoint(folder), Path(question["out"]))}
+    return {"bytes": export_model(folder, open_checkpoint(folder), Path(question["out"]))}
 
 
 def prune(question: Question) -> Answer:
-    """Remove a job's older checkpoints, and what dead writers left."""
-    files.sweep(Path(question["root"]))
+    """Remove a job's older checkpoints, and the files of writers that ended early."""
+    remove_abandoned(Path(question["root"]))
     best = question.get("keep_best")
-    removed = files.prune(Path(question["root"]), question["job"], question["keep"], tuple(best) if best else None)
+    removed = catalog.prune(Path(question["root"]), question["job"], question["keep"], tuple(best) if best else None)
     return {"removed": [_row(each) for each in removed]}
 
 
 def adopt(question: Question) -> Answer:
-    """Prove a checkpoint that was brought here under a temporary name, and give it its own."""
+    """Verify a checkpoint that was copied here under a temporary name, and give it its final name."""
     partial, folder = Path(question["partial"]), Path(question["folder"])
     _refuse_damaged(partial)
     publish(partial, folder, Disk())
@@ -86,7 +89,7 @@ def adopt(question: Question) -> Answer:
 
 
 def bare_row(folder: Path) -> Answer:
-    """Return the row of a checkpoint that lies anywhere, such as one that was pulled."""
+    """Return the row of a checkpoint in any folder, such as one that was pulled."""
     try:
         manifest = read_manifest(folder)
     except errors.PsctlError:
@@ -105,17 +108,17 @@ def _folder(question: Question) -> Path:
     if "folder" in question:
         return Path(question["folder"])
     best = tuple(question.get("keep_best") or ("loss", "min"))
-    return files.resolve(Path(question["root"]), question["job"], str(question["which"]), (best[0], best[1]))
+    return catalog.find_checkpoint(Path(question["root"]), question["job"], str(question["which"]), (best[0], best[1]))
 
 
 def _refuse_damaged(folder: Path) -> None:
-    problems = files.verify(folder)
+    problems = reader.verify(folder)
     if problems:
-        files.open_checkpoint(folder)  # torn: an error of its own
+        open_checkpoint(folder)  # torn: an error of its own
         raise errors.CheckpointCorrupt(f"{folder}: {problems[0]}", hint="psctl checkpoint list", where=str(folder))
 
 
-def _row(found: files.Found) -> Answer:
+def _row(found: catalog.ListedCheckpoint) -> Answer:
     return {**found.document(), "folder": found.folder, "problem": found.problem}
 
 

@@ -1,14 +1,14 @@
-"""Writing a checkpoint so that it is whole or absent, whatever dies in between.
+"""Writes a checkpoint so that it is complete or absent, whichever process is killed meanwhile.
 
-All is written to a folder beside the final one, named `STEP.HOST.PID.partial`:
+Everything is written to a folder next to the final one, named `STEP.HOST.PID.partial`:
 
-    begin, part*, end   for each sender, interleaved     one safetensors file each, brought to the disk by `end`
-    commit              state.json, manifest.json last, each brought to the disk; then the folder's names;
-                        then one rename gives the folder its final name; then the parent folder's names
+    open_file, write_part*, finish_file   for each sender, interleaved: one safetensors file each, synced at its end
+    commit                                state.json, then manifest.json, each synced; then the folder's names; then one
+                                          rename gives the folder its final name; then the parent folder's names
 
-A folder without `.partial` therefore always has its manifest, and a manifest only ever names bytes that were on the
-disk before it. What a killed writer or copier leaves ends in `.partial` (or `.export`) and is never listed; `sweep`
-removes it.
+A folder without `.partial` therefore always has its manifest, and a manifest only names bytes that were on the disk
+before it. The files of a killed writer or copier end in `.partial` (or `.export`) and are never listed;
+`remove_abandoned` removes them.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ import psctl
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
 from psctl.checkpoint.disk import Disk, checksum, locked
-from psctl.checkpoint.landing import Buffer, Held, Landing
 from psctl.checkpoint.manifest import Manifest, StateFile, TensorFile
+from psctl.checkpoint.partial_files import Buffer, FolderLock, PartialTensorFile
 from psctl.checkpoint.reader import verify
-from psctl.checkpoint.state import encode_state
+from psctl.checkpoint.state_file import encode_state
 from psctl.types import TensorSlice
 
 PARTIAL = ".partial"
 
 _SOURCE = re.compile(r"[a-z]+/[0-9]+")
-EXPORT = ".export"
+EXPORT_SUFFIX = ".export"
 
 QUIET = 86400.0
-"""Seconds without a change after which what another host's process, or nobody knows whose, was writing is given up."""
+"""Seconds without a change after which files of another host's process, or of an unknown one, count as abandoned."""
 
 _LEFT_NAME = re.compile(r"[0-9]{10,}[.-].+\.(?:partial|export)")
 _WRITER = re.compile(r"\.([0-9]+)\.partial\Z")
 
 
-def temporary(folder: Path) -> Path:
-    """Return where this process writes what will become `folder`."""
+def partial_path(folder: Path) -> Path:
+    """Return the path under which this process writes what becomes `folder`."""
     return folder.with_name(f"{folder.name}.{os.uname().nodename}.{os.getpid()}{PARTIAL}")
 
 
 def publish(partial: Path, folder: Path, disk: Disk) -> None:
-    """Give a finished folder its final name, for good.
+    """Give a finished folder its final name.
 
-    A whole checkpoint that has that name already stays, and the new one is dropped: two folders cannot be exchanged in
-    one act, and there must be no moment without either. A damaged one makes way.
+    A complete checkpoint that already has that name is kept, and the new one is dropped: two folders cannot be
+    exchanged in one step, and there must be no moment without either. A damaged one is replaced.
     """
     disk.sync_folder(partial)
     if folder.exists():
         if not verify(folder):
             disk.remove(partial)
             return
-        aside = temporary(folder.with_name(f"{folder.name}-damaged"))
-        disk.remove(aside)
-        disk.rename(folder, aside)
+        damaged = partial_path(folder.with_name(f"{folder.name}-damaged"))
+        disk.remove(damaged)
+        disk.rename(folder, damaged)
         disk.rename(partial, folder)
-        disk.remove(aside)
+        disk.remove(damaged)
     else:
         disk.rename(partial, folder)
     disk.sync_folder(folder.parent)
 
 
-def sweep(root: Path, disk: Disk | None = None) -> list[str]:
-    """Remove what dead writers and copiers left in the folders of all jobs; return the names.
+def remove_abandoned(root: Path, disk: Disk | None = None) -> list[str]:
+    """Remove the files of writers and copiers that were killed, in the folders of all jobs; return their names.
 
-    What a living process writes stays: it holds the lock of its folder. The disk may be shared, and some have no such
-    locks; so without a lock it is a process of this host that must be gone, or nothing has changed for QUIET seconds.
+    Files of a running process stay: it holds the lock of its folder. The disk may be shared, and some have no such
+    locks; without a lock the writer must be an ended process of this host, or nothing has changed for QUIET seconds.
 
     Args:
         root: `<workdir>/checkpoints`.
@@ -90,8 +90,8 @@ def sweep(root: Path, disk: Disk | None = None) -> list[str]:
     return removed
 
 
-def sweep_beside(target: Path, disk: Disk | None = None) -> list[str]:
-    """Remove what dead processes left that were writing `target`; return the names."""
+def remove_abandoned_for(target: Path, disk: Disk | None = None) -> list[str]:
+    """Remove the files of processes that were killed while they wrote `target`; return their names."""
     around = target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL}") if target.parent.is_dir() else []
     return [name for path in sorted(around) if _abandoned(path) for name in _removed(path, disk or Disk())]
 
@@ -105,7 +105,7 @@ def _removed(path: Path, disk: Disk) -> list[str]:
 
 
 def _abandoned(path: Path) -> bool:
-    """Tell whether nobody writes there any more; a link is none of ours."""
+    """Return whether no process writes there any more; False for a link, which psctl never makes."""
     try:
         kind = path.lstat().st_mode
         if not (stat.S_ISREG(kind) or (stat.S_ISDIR(kind) and not locked(path))):
@@ -115,17 +115,17 @@ def _abandoned(path: Path) -> bool:
         if match is not None and ours and not Path("/proc", match[1]).exists():
             return True
         changed = [each.lstat().st_mtime for each in (path, *(path.iterdir() if stat.S_ISDIR(kind) else ()))]
-    except FileNotFoundError:  # it was finished, or swept by somebody else
+    except FileNotFoundError:  # it was finished, or another process removed it
         return False
     return bool(time.time() - max(changed) > QUIET)
 
 
-class Writer:
-    """One checkpoint while its parts arrive from several senders, interleaved; safe for one thread a sender.
+class CheckpointWriter:
+    """Writes one checkpoint while its parts arrive from several senders, interleaved; safe for one thread a sender.
 
     Args:
         folder: its final name, `<root>/<job>/<step as 10 digits>`; parents are made.
-        job, step: what it is a checkpoint of.
+        job, step: the job and its step.
         disk: for tests.
 
     Every method raises DiskFull or CheckpointIncomplete when the disk refuses; after any error call `discard`.
@@ -134,45 +134,45 @@ class Writer:
     def __init__(self, folder: Path, job: str, step: int, disk: Disk | None = None) -> None:
         self.folder, self.job, self.step = folder, job, step
         self._disk = disk or Disk()
-        self._partial = temporary(folder)
+        self._partial = partial_path(folder)
         self._lock = threading.Lock()
-        self._landings: dict[str, Landing] = {}
+        self._partials: dict[str, PartialTensorFile] = {}
         self._files: dict[str, TensorFile] = {}
         self._disk.remove(self._partial)
-        self._at = Held(self._disk.make_folder(self._partial))
+        self._at = FolderLock(self._disk.make_folder(self._partial))
 
-    def begin(self, source: str, slices: Sequence[TensorSlice]) -> None:
-        """Make the file of a sender ("worker/0", "server/1") that will send these slices.
+    def open_file(self, source: str, slices: Sequence[TensorSlice]) -> None:
+        """Make the file of a sender ("worker/0", "server/1") for the slices that it will send.
 
         Raises:
-            CheckpointCorrupt: the sender began before, or its slices do not fit together.
+            CheckpointCorrupt: the sender has a file already, or its slices do not fit together.
             UsageError: a dtype that checkpoints cannot hold.
         """
         if not _SOURCE.fullmatch(source):
             raise errors.CheckpointCorrupt(f"{source!r} is no sender of a checkpoint")
         with self._lock:
-            if source in self._landings:
+            if source in self._partials:
                 raise errors.CheckpointCorrupt(f"{source} began the checkpoint of step {self.step} twice")
             path = self._partial / (source.replace("/", "-") + ".safetensors")
             metadata = {"format": "pt", "psctl": f"{self.job}@{self.step} {source}"}
-            self._landings[source] = Landing(source, path, self._at.descriptor, slices, metadata, self._disk)
+            self._partials[source] = PartialTensorFile(source, path, self._at.descriptor, slices, metadata, self._disk)
 
-    def part(self, source: str, index: int, offset: int, data: Buffer) -> None:
+    def write_part(self, source: str, index: int, offset: int, data: Buffer) -> None:
         """Write bytes of slice number `index` of a sender, from byte `offset` of that slice."""
-        self._landing(source).part(index, offset, data)
+        self._file_of(source).write_part(index, offset, data)
 
-    def end(self, source: str) -> None:
-        """A sender has sent all: prove it and bring its file to the disk. CheckpointIncomplete when bytes miss."""
-        landing = self._landing(source)
-        entry = landing.finish()
+    def finish_file(self, source: str) -> None:
+        """Check that a sender has sent all bytes, and sync its file. CheckpointIncomplete when bytes are missing."""
+        file = self._file_of(source)
+        entry = file.finish()
         with self._lock:
             self._files[source] = entry
 
-    def _landing(self, source: str) -> Landing:
+    def _file_of(self, source: str) -> PartialTensorFile:
         with self._lock:
-            if source not in self._landings or source in self._files:
+            if source not in self._partials or source in self._files:
                 raise errors.CheckpointCorrupt(f"{source} sent a part of step {self.step} before begin or after end")
-            return self._landings[source]
+            return self._partials[source]
 
     def commit(
         self,
@@ -190,12 +190,12 @@ class Writer:
         job_file: str,
         sign: manifests.Sign | None = None,
     ) -> Manifest:
-        """Make the checkpoint whole: all senders ended, every tensor covered once, manifest written, name given.
+        """Complete the checkpoint: check that all tensors are covered once, write the manifest, rename the folder.
 
         Args:
             time: seconds since the epoch.
-            state: rank 0's, JSON values.
-            metrics: of that step; those that are no finite number are kept as null.
+            state: rank 0's state, JSON values.
+            metrics: of that step; those that are not finite are kept as null.
             sign: signs the manifest for the job's authority; None: it stays unsigned.
 
         Raises:
@@ -204,7 +204,7 @@ class Writer:
             UsageError: the state is no JSON.
         """
         with self._lock:
-            waited = sorted(set(self._landings) - set(self._files))
+            waited = sorted(set(self._partials) - set(self._files))
             if waited:
                 raise errors.CheckpointIncomplete(f"step {self.step}: {', '.join(waited)} did not send all")
             entries = tuple(self._files[source] for source in sorted(self._files))
@@ -224,10 +224,10 @@ class Writer:
         return manifest
 
     def discard(self) -> None:
-        """Give it up and remove what was written; harmless after commit."""
+        """Remove what was written; harmless after commit."""
         with self._lock:
-            landings = list(self._landings.values())
-        for landing in landings:
-            landing.file.close()
+            partials = list(self._partials.values())
+        for file in partials:
+            file.file.close()
         self._disk.remove(self._partial)
         self._at.close()

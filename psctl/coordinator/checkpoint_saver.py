@@ -16,7 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from psctl.checkpoint import files, target
+from psctl.checkpoint import upload
+from psctl.checkpoint.catalog import find_newest_verified, prune
+from psctl.checkpoint.copies import file_sizes, read_parts
+from psctl.checkpoint.manifest import whole_tensors
+from psctl.checkpoint.reader import folder_name, open_checkpoint, read_state, verify
+from psctl.checkpoint.writer import CheckpointWriter, remove_abandoned
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
     CheckpointCopySent,
@@ -46,7 +51,7 @@ PATIENCE = 60.0
 
 
 class _Open(msgspec.Struct):
-    writer: files.Writer
+    writer: CheckpointWriter
     since: float
     state: dict[str, object] = {}
     names: set[str] = msgspec.field(default_factory=set)  # of the tensors that some part holds
@@ -74,7 +79,7 @@ class CheckpointSaver:
         self._open: dict[int, _Open] = {}
         self._closed: set[int] = set()  # steps of which nothing is taken any more: given up, or being made whole
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        files.sweep(root)
+        remove_abandoned(root)
         threading.Thread(target=self._run, name="psctl saver", daemon=True).start()
 
     # ---- as parts arrive, on the senders' reader threads -----------------------------------------------------------
@@ -86,18 +91,18 @@ class CheckpointSaver:
             if message.state is not None:
                 save.state = dict(message.state)
             save.names.update(piece.name for piece in message.slices)
-            save.writer.begin(source, message.slices)
+            save.writer.open_file(source, message.slices)
 
         self._try(message.step, act, new=True)
 
     def part(self, source: str, message: SavePart, payload: memoryview | None) -> None:
         """Bytes of a slice."""
         data = payload if payload is not None else memoryview(b"")
-        self._try(message.step, lambda save: save.writer.part(source, message.index, message.offset, data))
+        self._try(message.step, lambda save: save.writer.write_part(source, message.index, message.offset, data))
 
     def end(self, source: str, step: int) -> None:
         """A sender has sent all: its file goes to the disk."""
-        self._try(step, lambda save: save.writer.end(source))
+        self._try(step, lambda save: save.writer.finish_file(source))
 
     def _try(self, step: int, act: Callable[[_Open], None], *, new: bool = False) -> None:
         try:
@@ -116,9 +121,9 @@ class CheckpointSaver:
                 self._closed.add(step)
                 self._answer(CheckpointCommitted(step, problem=f"{MOST} checkpoints are being written already"))
             elif new and step not in self._open:
-                folder = self._root / self._order.name / files.folder_name(step)
+                folder = self._root / self._order.name / folder_name(step)
                 try:
-                    self._open[step] = _Open(files.Writer(folder, self._order.name, step), time.monotonic())
+                    self._open[step] = _Open(CheckpointWriter(folder, self._order.name, step), time.monotonic())
                 except PsctlError as error:
                     self._closed.add(step)
                     self._answer(CheckpointCommitted(step, problem=error.message))
@@ -166,7 +171,7 @@ class CheckpointSaver:
 
     def _restorable(self) -> tuple[RestorableFound, Path | None]:
         order = self._order
-        newest = files.newest_verified(self._root, order.name)
+        newest = find_newest_verified(self._root, order.name)
         folder, name = newest.folder, None
         if folder is None and order.resume:
             folder, name = Path(order.resume), order.resume_id
@@ -199,15 +204,15 @@ class CheckpointSaver:
             code_hash=order.code_hash, job_file=order.job_file, sign=self._sign,
         )  # fmt: skip
         folder = save.writer.folder
-        faults = files.verify(folder)
+        faults = verify(folder)
         if faults:
             raise CheckpointIncomplete(f"it reads back wrong: {faults[0]}")
-        path = target.upload(folder, order.checkpoint.to) if order.checkpoint.to else str(folder)
+        path = upload.upload_checkpoint(folder, order.checkpoint.to) if order.checkpoint.to else str(folder)
         keep = order.checkpoint
-        removed = files.prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
+        removed = prune(self._root, order.name, keep.keep, keep.keep_best, protect=commit.step)
         if keep.to and removed:
             try:
-                target.remove(keep.to, order.name, [found.step for found in removed])
+                upload.remove_uploaded(keep.to, order.name, [found.step for found in removed])
             except PsctlError as error:  # what was just saved is whole all the same
                 print(f"psctl: {error.message}", file=sys.stderr, flush=True)
         return CheckpointCommitted(commit.step, path, manifest.bytes, time.monotonic() - save.since)
@@ -215,11 +220,11 @@ class CheckpointSaver:
     def _copy(self, step: int, peer: PeerConnection | None) -> CheckpointCopySent:
         if peer is None:
             return CheckpointCopySent(step, "its host is not connected")
-        folder = self._root / self._order.name / files.folder_name(step)
+        folder = self._root / self._order.name / folder_name(step)
         try:
-            names = files.outgoing(folder, files.open_checkpoint(folder))
+            names = file_sizes(folder, open_checkpoint(folder))
             peer.send(CheckpointCopyBegin(step, names))
-            for name, offset, data in files.parts(folder, names):
+            for name, offset, data in read_parts(folder, names):
                 peer.send(CheckpointCopyPart(step, name, offset), data)
                 if peer.pending() > QUEUED:
                     peer.flush(PATIENCE)
@@ -240,6 +245,6 @@ def resumed(name: str | None, folder: Path | None) -> Resume | None:
     """
     if folder is None:
         return None
-    manifest = files.open_checkpoint(folder)
-    state = files.read_state(folder, manifest)
-    return Resume(name or manifest.id, manifest.step, state, files.whole(manifest))
+    manifest = open_checkpoint(folder)
+    state = read_state(folder, manifest)
+    return Resume(name or manifest.id, manifest.step, state, whole_tensors(manifest))

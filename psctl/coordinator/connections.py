@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.checkpoint import files
+from psctl.checkpoint.reader import open_checkpoint, read_slice
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
 from psctl.coordinator.state.instructions import Connected, ConnectionLost, Input, MessageReceived, ProtocolBroken
 from psctl.errors import ConnectionFailed, MessageRefused, PsctlError
@@ -219,9 +219,9 @@ class CoordinatorConnections:
             if self._resume is None:
                 peer.send(LoadEnd(wanted.ticket, "the job does not go on from a checkpoint"))
                 return
-            manifest = files.open_checkpoint(self._resume)
+            manifest = open_checkpoint(self._resume)
             for index, piece in enumerate(wanted.slices):
-                for offset, data in files.read(self._resume, manifest, piece):
+                for offset, data in read_slice(self._resume, manifest, piece):
                     peer.send(LoadPart(wanted.ticket, index, offset), data)
                     _wait(peer)
             peer.send(LoadEnd(wanted.ticket))

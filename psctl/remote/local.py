@@ -1,4 +1,4 @@
-"""This machine as a host: the same scripts as over SSH, started as child processes in sessions of their own."""
+"""A shell on this machine: the scripts that SSH hosts run, started as child processes in sessions of their own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from psctl.errors import HostUnreachable
-from psctl.remote.posix import Pipe, PosixShell
+from psctl.remote.posix import CommandPipe, PosixShell
 
-_AT_ONCE = 1 << 16
+_CHUNK = 1 << 16
 
 
 class LocalShell(PosixShell):
@@ -31,7 +31,7 @@ class LocalShell(PosixShell):
         self._open_pipes: set[_LocalPipe] = set()
         self._closed = False
 
-    def _open(self, argv: Sequence[str]) -> Pipe:
+    def _open(self, argv: Sequence[str]) -> CommandPipe:
         with self._lock:
             if self._closed:
                 raise HostUnreachable(f"{self.name}: this connection was closed", where=self.name)
@@ -78,7 +78,7 @@ class _LocalPipe:
             if not watch.poll(50):
                 return 0
             try:
-                return os.write(fd, data[:_AT_ONCE])
+                return os.write(fd, data[:_CHUNK])
             except BlockingIOError:
                 return 0
 
@@ -104,7 +104,7 @@ class _LocalPipe:
         with self._reading:
             while not stream.closed and len(parts) < 64:
                 try:
-                    part = os.read(stream.fileno(), _AT_ONCE)
+                    part = os.read(stream.fileno(), _CHUNK)
                 except BlockingIOError:
                     break
                 if not part:

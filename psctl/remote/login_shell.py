@@ -1,9 +1,9 @@
-"""Commands that any login shell hands to `sh` unchanged, and the error where its start-up file prevents that.
+"""Commands that any login shell passes to `sh` unchanged, and the error where its start-up file prevents that.
 
-sshd gives a command to the login shell as one line of text, and csh, fish and POSIX shells read quotes differently. The
-line here has no character that they disagree on: it starts `sh`, which reads the real command from standard input, as
-one line with a random word before it (`read` takes byte by byte, so that the command's own input is untouched). A
-second line follows, so that a start-up file which takes the first one is noticed at once.
+sshd passes a command to the login shell as one line of text, and csh, fish and POSIX shells read quotes differently.
+The line used here has no character that they read differently: it starts `sh`, which reads the real command from
+standard input, as one line after a random marker (`read` reads byte by byte, so that the command's own input is left
+over). A second line follows, so that a start-up file which reads the first one is noticed at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from psctl.errors import LoginShellFailed
+from psctl.remote.posix import CommandPipe
 from psctl.remote.shell import command_line
 
 _WAIT = 5.0
-"""Seconds that a look at a login shell waits for its answer, before and after its standard input is closed."""
+"""Seconds that the test of a login shell waits for its answer, before and after its standard input is closed."""
 
-_SAID = 300
+_SHOWN = 300
 """Characters of the login shell's output that an error repeats."""
+
+_KEPT = 1 << 20
+"""Bytes of the login shell's output that are kept in a test: the last ones."""
 
 _FILES = {
     "bash": "~/.bashrc",
@@ -45,84 +48,72 @@ _RETURN = {
 _READS = "it reads standard input, which holds psctl's command"
 
 _TAKEN = re.compile(rb"^[0-9a-f]{16} (/\S*)$", re.MULTILINE)
-"""What the line of `carried` prints where it did not read its word: the shell."""
+"""What the line of `login_line` prints where it did not read its marker: the shell."""
 
 
-class Stream(Protocol):
-    """What a look at a login shell needs of a command in progress."""
-
-    def end(self) -> None:
-        """Close its standard input."""
-
-    def read(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """Return new output and error output, None at their end."""
-
-    def status(self) -> int | None:
-        """Return its exit status once it is known."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
-def carried(argv: Sequence[str]) -> tuple[str, bytes]:
-    """Return the line for the login shell, and what the `sh` that it starts is to read first."""
-    word = secrets.token_hex(8)
-    line = f"exec sh -c 'read -r P; case $P in {word}*) eval \"${{P#{word}}}\";; *) echo {word} $SHELL >&2;; esac'"
+def login_line(argv: Sequence[str]) -> tuple[str, bytes]:
+    """Return the line for the login shell, and the first input of the `sh` that it starts."""
+    marker = secrets.token_hex(8)
+    take = f'case $P in {marker}*) eval "${{P#{marker}}}";; *) echo {marker} $SHELL >&2;; esac'
+    line = f"exec sh -c 'read -r P; {take}'"
     # quoted words have their newlines inside single quotes
     command = command_line(argv).replace("\n", "'\"$N\"'")
-    text = f'{word} read -r P; N=$(printf "\\n_"); N=${{N%_}}; exec {command}\n{word}\n'
+    text = f'{marker} read -r P; N=$(printf "\\n_"); N=${{N%_}}; exec {command}\n{marker}\n'
     return line, text.encode("utf-8", "surrogateescape")
 
 
-def explained(host: str, start: Callable[[str], Stream], status: int | None, said: bytes) -> LoginShellFailed | None:
-    """Look at a login shell that did not run a command, and say why.
+def find_failure(
+    host: str, start: Callable[[str], CommandPipe], status: int | None, output: bytes
+) -> LoginShellFailed | None:
+    """Test a login shell that did not run a command, and return why.
 
     Args:
         host: its name.
         start: starts a line in that login shell.
         status: the exit status it ended with; None: it did not end.
-        said: its output and error output.
+        output: its output and error output.
 
     Returns:
         the error; None where the login shell works now.
     """
-    if taken := _TAKEN.search(said):
+    if taken := _TAKEN.search(output):
         return _failure(host, _READS, taken[1].decode("utf-8", "replace"))
-    word = secrets.token_hex(8)
-    stream = start(f"exec sh -c 'echo {word} $SHELL; echo {word} $SHELL >&2'")
+    marker = secrets.token_hex(8)
+    pipe = start(f"exec sh -c 'echo {marker} $SHELL; echo {marker} $SHELL >&2'")
     try:
-        (out, errors), ended = _listen(stream, word, heard := [b"", b""])
+        (out, errors), ended = _read_answers(pipe, marker, received := [b"", b""])
         waited = not ended and not out and not errors
         if waited:
-            stream.end()
-            (out, errors), ended = _listen(stream, word, heard)
+            pipe.end()
+            (out, errors), ended = _read_answers(pipe, marker, received)
         if ended and status is None:
-            status, said = stream.status(), b"\n".join(heard)
+            status, output = pipe.status(), b"\n".join(received)
     finally:
-        stream.close()
+        pipe.close()
     if out:
         return _failure(host, _READS, out) if waited else None
     if errors:
         return _failure(host, "it sends standard output elsewhere, where psctl cannot read it", errors)
     if not ended:
         return _failure(host, "it does not end: it hangs, or waits for a terminal or for another command", "")
-    text = " ".join(said.decode("utf-8", "replace").split())[-_SAID:]
+    text = " ".join(output.decode("utf-8", "replace").split())[-_SHOWN:]
     how = f"ended with exit status {status}" if status is not None else "ended"
-    return _failure(host, f"the login shell {how} before psctl's command" + (f", and said: {text}" if text else ""), "")
+    printed = f", and said: {text}" if text else ""
+    return _failure(host, f"the login shell {how} before psctl's command{printed}", "")
 
 
-def _listen(stream: Stream, word: str, heard: list[bytes]) -> tuple[tuple[str, str], bool]:
-    """Add output and error output to `heard`; return the shell that each names, and whether the stream ended."""
-    pattern = re.compile(rb"(?:^|\n)" + word.encode() + rb" (\S*)\n")
+def _read_answers(pipe: CommandPipe, marker: str, received: list[bytes]) -> tuple[tuple[str, str], bool]:
+    """Add output and error output to `received`; return the shell that each names, and whether the pipe ended."""
+    pattern = re.compile(rb"(?:^|\n)" + marker.encode() + rb" (\S*)\n")
     until, ended = time.monotonic() + _WAIT, False
     while not ended and (left := until - time.monotonic()) > 0:
-        got = stream.read(left)
+        got = pipe.read(left)
         ended = got is None
-        heard[:] = [each + new for each, new in zip(heard, got or (b"", b""), strict=True)]
-    return (_named(pattern, heard[0]), _named(pattern, heard[1])), ended
+        received[:] = [(old + new)[-_KEPT:] for old, new in zip(received, got or (b"", b""), strict=True)]
+    return (_shell_in(pattern, received[0]), _shell_in(pattern, received[1])), ended
 
 
-def _named(pattern: re.Pattern[bytes], text: bytes) -> str:
+def _shell_in(pattern: re.Pattern[bytes], text: bytes) -> str:
     found = pattern.search(text)
     return (found[1].decode("utf-8", "replace") or "?") if found else ""
 

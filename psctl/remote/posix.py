@@ -1,7 +1,7 @@
-"""A shell on any POSIX host, given one thing: a way to start `sh` there with its three streams (local, over SSH).
+"""A shell on any POSIX host, given a function that starts `sh` there with its three streams (local, over SSH).
 
-A command in progress is a `Pipe`. One thread may feed its input while another reads its output, so big streams both
-ways do not wait for each other.
+A running command is a `CommandPipe`. One thread may write its input while another reads its output, so that large
+streams in both directions do not block each other.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ from typing import Protocol
 
 from psctl.errors import CommandFailed, DiskFull, LoginShellFailed, PsctlError, TimedOut
 from psctl.remote import scripts
-from psctl.remote.shell import Process, Result, expand, printable
+from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, expand, printable
+from psctl.units import format_bytes
 
 _CHUNK = 1 << 18
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_NO_ROOM = (b"No space left", b"Disk quota exceeded", b"File too large")
+_DISK_FULL = (b"No space left", b"Disk quota exceeded", b"File too large")
 _SIZE_DIGITS = 19
 _STALL = 300.0
-"""Seconds without a byte moved, after which a file transfer is given up: a disk there hangs."""
+"""Seconds without a byte transferred, after which a file transfer is given up: a disk there hangs."""
 
 _LINGER = 0.5
 """Seconds to wait for the end of the output once a command has ended: a child of it may hold the output open."""
 
+_PID_WAIT = 10.0
+"""Seconds in which a command that is to be ended must report its process number."""
 
-class Pipe(Protocol):
-    """A command in progress on a host."""
+
+class CommandPipe(Protocol):
+    """The streams of a command that runs on a host."""
 
     def write(self, data: memoryview) -> int:
-        """Give it input; return how much it took, 0 when none for a while. BrokenPipeError: it reads no more."""
+        """Write input; return the number of bytes accepted, 0 when none for a while. BrokenPipeError: it is closed."""
 
     def end(self) -> None:
         """Close its input."""
 
     def read(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """Return new output and error output, both empty when none came in `timeout` seconds; None at their end."""
+        """Return new output and error output, both empty after `timeout` seconds without any; None at their end."""
 
     def status(self) -> int | None:
         """Return its exit status once it is known."""
 
     def close(self) -> None:
-        """Let go of it; when it is under GUARD, it ends."""
+        """Close all streams; a command under GUARD then ends."""
 
 
-_SPOKEN = 10.0
-"""Seconds that a command which is to be ended gets to say its process number."""
+class _StartLine:
+    """Finds the line with this call's marker and process number, and drops the output before it."""
 
-
-class _Opening:
-    """Drops what came before the line that begins with this call's word, and takes the process number from it."""
-
-    def __init__(self, word: str) -> None:
-        self.word = word.encode()
+    def __init__(self, marker: str) -> None:
+        self.marker = marker.encode()
         self.pid: int | None = None
         self._seen = b""
 
     @property
     def before(self) -> bytes:
-        """What came, and is not the command's, while the line did not."""
+        """The output so far, none of it the command's; empty once the line was found."""
         return self._seen
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of `data` belongs to the command."""
+        """Return the part of `data` that is the command's output."""
         if self.pid is not None or not data:
             return data
         self._seen += data
-        found = re.search(re.escape(self.word) + rb" (\d+)\n", self._seen)
+        found = re.search(re.escape(self.marker) + rb" (\d+)\n", self._seen)
         if found is None:
             self._seen = self._seen[-(1 << 16) :]
             return b""
@@ -81,10 +81,41 @@ class _Opening:
         return rest
 
 
-class _Feeder:
-    """Feeds a command's input from a thread of its own; what goes wrong at the source is kept for the caller."""
+class _Collector:
+    """Collects a command's output, up to a limit.
 
-    def __init__(self, pipe: Pipe, chunks: Iterable[bytes], then_end: bool) -> None:
+    Raises:
+        CommandFailed: by `add`, when there is more.
+    """
+
+    def __init__(self, host: str, command: str, limit: int) -> None:
+        self._host, self._command, self._limit = host, command, limit
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._limit:
+            raise output_too_large(self._host, self._command, self._limit)
+        self._parts.append(data)
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def output_too_large(host: str, command: str, limit: int) -> CommandFailed:
+    """Return the error of a command that was ended because of the size of its output."""
+    why = f"it was ended, for it printed more than {format_bytes(limit)}"
+    return CommandFailed(
+        host, command, 137, why, "ask for less at once, or look at the host: this much is not expected"
+    )
+
+
+class _Feeder:
+    """Writes a command's input from its own thread; an error of the source is kept for the caller."""
+
+    def __init__(self, pipe: CommandPipe, chunks: Iterable[bytes], then_end: bool) -> None:
         self._pipe, self._chunks, self._then_end = pipe, chunks, then_end
         self._stop = threading.Event()
         self.error: OSError | PsctlError | None = None
@@ -115,39 +146,49 @@ class _Feeder:
 
 
 class PosixShell:
-    """The shell protocol on top of `_open`; see psctl.remote.shell for what each method promises."""
+    """The shell protocol on top of `_open`; psctl.remote.shell documents the methods."""
 
     name: str
     home: str
     patience = 30.0
-    """Seconds in which a command must have begun, once it was sent to the host."""
+    """Seconds in which a command must have started, once it was sent to the host."""
 
-    def _not_begun(self, pipe: Pipe, status: int | None, said: bytes) -> PsctlError | None:
-        """Return why a command did not begin; None where the cause is not outside of it.
+    def _start_failure(self, pipe: CommandPipe, status: int | None, output: bytes) -> PsctlError | None:
+        """Return why a command did not start; None where nothing outside the command is the cause.
 
         Args:
             pipe: the command; it is closed.
             status: its exit status, None when it has not ended.
-            said: its output and error output.
+            output: its output and error output.
         """
         return None
 
-    def _open(self, argv: Sequence[str]) -> Pipe:
-        raise AssertionError("a subclass says how a command is started")
+    def _open(self, argv: Sequence[str]) -> CommandPipe:
+        raise AssertionError("a subclass starts commands")
 
     def close(self) -> None:
         """End the connection."""
 
-    def _sh(self, script: str, *arguments: str) -> tuple[Pipe, _Opening]:
-        word = "psctl-" + secrets.token_hex(8)
-        return self._open(["sh", "-c", script, "psctl", word, *arguments]), _Opening(word)
+    def _start_script(self, script: str, *arguments: str) -> tuple[CommandPipe, _StartLine]:
+        marker = "psctl-" + secrets.token_hex(8)
+        return self._open(["sh", "-c", script, "psctl", marker, *arguments]), _StartLine(marker)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, check: bool = True) -> Result:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = 60,
+        check: bool = True,
+        limit: int = OUTPUT_LIMIT,
+    ) -> CommandResult:
         shown = printable(argv)
-        pipe, opening = self._sh(scripts.GUARD, str(len(stdin)), *argv)
-        out: list[bytes] = []
+        pipe, opening = self._start_script(scripts.GUARD, str(len(stdin)), *argv)
+        output = _Collector(self.name, shown, limit)
         try:
-            status, errors = self._pump(pipe, opening, [stdin] if stdin else [], out.append, timeout, shown, end=False)
+            status, errors = self._finish(
+                pipe, opening, [stdin] if stdin else [], output.add, timeout, shown, end=False
+            )
         except LoginShellFailed:
             raise  # there is no command to end
         except BaseException:
@@ -155,20 +196,20 @@ class PosixShell:
             raise
         finally:
             pipe.close()
-        result = Result(status, b"".join(out), errors)
+        result = CommandResult(status, output.content, errors)
         if check and status != 0:
             tail = (result.stderr.strip() or result.stdout).decode("utf-8", "replace")
             raise CommandFailed(self.name, shown, status, tail[-4000:])
         return result
 
-    def _end_guarded(self, pipe: Pipe, opening: _Opening) -> None:
-        """End a command under GUARD and see that it is gone, also when it never read its input.
+    def _end_guarded(self, pipe: CommandPipe, opening: _StartLine) -> None:
+        """End a command under GUARD and wait until it is gone, also when it never read its input.
 
-        A host that is slow to say the process number is waited for: without it such a command could not be ended.
+        A slow host gets _PID_WAIT seconds to report the process number: without it such a command cannot be ended.
         """
         pipe.end()
         begin = time.monotonic()
-        while time.monotonic() < begin + (_SPOKEN if opening.pid is None else 1.0):
+        while time.monotonic() < begin + (_PID_WAIT if opening.pid is None else 1.0):
             try:
                 if pipe.status() is not None or (got := pipe.read(0.05)) is None:
                     return
@@ -178,20 +219,20 @@ class PosixShell:
         if opening.pid is not None:
             self._script(scripts.KILL_GROUP, str(opening.pid), shown="kill")
 
-    def _pump(
+    def _finish(
         self,
-        pipe: Pipe,
-        opening: _Opening,
+        pipe: CommandPipe,
+        opening: _StartLine,
         source: Iterable[bytes],
         sink: Callable[[bytes], object],
         timeout: float | None,
         shown: str,
         end: bool,
     ) -> tuple[int, bytes]:
-        """Feed input, take output, until the command has ended; return its exit status and error output."""
+        """Write input and read output until the command has ended; return its exit status and error output."""
         deadline = None if timeout is None else time.monotonic() + timeout
         feeder = _Feeder(pipe, source, end)
-        errors: list[bytes] = []
+        errors = _Collector(self.name, shown, OUTPUT_LIMIT)
         ended: float | None = None
         begun = active = time.monotonic()
         moved = 0
@@ -201,7 +242,7 @@ class PosixShell:
                 if got is not None:
                     if rest := opening.feed(got[0]):
                         sink(rest)
-                    errors.append(got[1])
+                    errors.add(got[1])
                 status = pipe.status()
                 now = time.monotonic()
                 if status is not None:
@@ -211,13 +252,13 @@ class PosixShell:
                 if feeder.error is not None:
                     raise feeder.error
                 if opening.pid is None and now - begun >= self.patience:
-                    self._refuse_unless_begun(pipe, opening, None, errors)
+                    self._raise_start_failure(pipe, opening, None, errors.content)
                 if deadline is not None and now >= deadline:
                     raise TimedOut(
                         f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
                     )
                 if got is None:
-                    time.sleep(0.005)  # its streams are closed, its exit status is on the way
+                    time.sleep(0.005)  # its streams are closed, its exit status is not there yet
                 if (got and any(got)) or feeder.moved != moved:
                     active, moved = now, feeder.moved
                 elif deadline is None and end and now - active > _STALL:
@@ -225,11 +266,11 @@ class PosixShell:
         finally:
             feeder.stop()
         if opening.pid is None:
-            self._refuse_unless_begun(pipe, opening, status, errors)
-        return status, b"".join(errors)
+            self._raise_start_failure(pipe, opening, status, errors.content)
+        return status, errors.content
 
-    def _refuse_unless_begun(self, pipe: Pipe, opening: _Opening, status: int | None, errors: Sequence[bytes]) -> None:
-        error = self._not_begun(pipe, status, opening.before + b"\n" + b"".join(errors))
+    def _raise_start_failure(self, pipe: CommandPipe, opening: _StartLine, status: int | None, errors: bytes) -> None:
+        error = self._start_failure(pipe, status, opening.before + b"\n" + errors)
         if error is not None:
             raise error
 
@@ -242,20 +283,20 @@ class PosixShell:
         sink: Callable[[bytes], object] | None = None,
         timeout: float | None = 60,
     ) -> bytes:
-        """Run one of psctl's own scripts; return its output unless a sink takes it."""
-        out: list[bytes] = []
-        pipe, opening = self._sh(script, *arguments)
+        """Run one of psctl's own scripts; return its output unless a sink receives it."""
+        output = _Collector(self.name, shown, OUTPUT_LIMIT)
+        pipe, opening = self._start_script(script, *arguments)
         try:
-            status, errors = self._pump(pipe, opening, source, sink or out.append, timeout, shown, end=True)
+            status, errors = self._finish(pipe, opening, source, sink or output.add, timeout, shown, end=True)
         finally:
             pipe.close()
         if status != 0:
-            if any(sign in errors for sign in _NO_ROOM):
+            if any(sign in errors for sign in _DISK_FULL):
                 reason = errors.decode("utf-8", "replace").strip().splitlines()[-1]
-                hint = "make room there, or put workdir: on another disk"
+                hint = "free space there, or put workdir: on another disk"
                 raise DiskFull(f"{self.name}: {shown}: {reason}", hint, where=self.name)
             raise CommandFailed(self.name, shown, status, errors.decode("utf-8", "replace"))
-        return b"".join(out)
+        return output.content
 
     def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
         target = expand(path, self.home)
@@ -269,11 +310,11 @@ class PosixShell:
     def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
         target = expand(path, self.home)
         shown = f"read {target}"
-        sized = _Sized(take, limit, lambda why: CommandFailed(self.name, shown, 1, why))
-        self._script(scripts.FETCH, target, shown=shown, sink=sized.take, timeout=None)
-        if sized.size is None or sized.got < sized.size:
-            raise CommandFailed(self.name, shown, 1, f"{sized.got} of {sized.size} bytes came")
-        return sized.got
+        sized = _SizedStream(take, limit, lambda why: CommandFailed(self.name, shown, 1, why))
+        self._script(scripts.FETCH, target, shown=shown, sink=sized.add, timeout=None)
+        if sized.size is None or sized.received < sized.size:
+            raise CommandFailed(self.name, shown, 1, f"{sized.received} of {sized.size} bytes arrived")
+        return sized.received
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
         exports = []
@@ -281,21 +322,26 @@ class PosixShell:
             if not _NAME.match(key) or "\0" in value:
                 raise ValueError(f"not an environment variable: {key!r}")
             exports.append(f"export {key}={shlex.quote(value)}\n")
-        places = expand(log, self.home), expand(cwd, self.home)
         text = "".join(exports).encode("utf-8", "surrogateescape")
         out = self._script(
-            scripts.START, *places, scripts.BORN, *argv, shown=f"start {printable(argv)}", source=[text] if text else []
+            scripts.START,
+            expand(log, self.home),
+            expand(cwd, self.home),
+            scripts.BORN,
+            *argv,
+            shown=f"start {printable(argv)}",
+            source=[text] if text else [],
         )
         pid, _, started = out.decode().strip().partition(" ")
         return Process(int(pid), started)
 
     def alive(self, process: Process) -> bool:
-        return self._yes(scripts.ALIVE, process)
+        return self._ask_about(scripts.ALIVE, process)
 
     def signal(self, process: Process, number: int) -> bool:
-        return self._yes(scripts.SIGNAL, process, str(number))
+        return self._ask_about(scripts.SIGNAL, process, str(number))
 
-    def _yes(self, script: str, process: Process, *more: str) -> bool:
+    def _ask_about(self, script: str, process: Process, *more: str) -> bool:
         if not process.started or process.pid <= 1:
             return False
         out = self._script(script, str(process.pid), process.started, *more, shown=f"look at process {process.pid}")
@@ -305,13 +351,13 @@ class PosixShell:
         if offset < 0:
             raise ValueError("an offset counts from 0")
         inner = ["sh", "-c", scripts.TAIL, "psctl-tail", expand(path, self.home), str(offset)]
-        return PosixTail(*self._sh(scripts.GUARD, "0", *inner))
+        return PosixTail(*self._start_script(scripts.GUARD, "0", *inner))
 
 
 class PosixTail:
-    """A reader there that ends when its channel does."""
+    """Reads a growing file; the reader on the host ends with its channel."""
 
-    def __init__(self, pipe: Pipe, opening: _Opening) -> None:
+    def __init__(self, pipe: CommandPipe, opening: _StartLine) -> None:
         self._pipe, self._opening = pipe, opening
         self._closed = threading.Event()
 
@@ -350,27 +396,27 @@ class PosixTail:
         self.close()
 
 
-class _Sized:
-    """Takes a stream that begins with its size on a line, and passes on as many bytes and no more."""
+class _SizedStream:
+    """Reads a stream that begins with its size on a line, and passes on that many bytes and no more."""
 
-    def __init__(self, take: Callable[[bytes], object], limit: int, refused: Callable[[str], PsctlError]) -> None:
-        self._take, self._limit, self._refused = take, limit, refused
+    def __init__(self, take: Callable[[bytes], object], limit: int, error: Callable[[str], PsctlError]) -> None:
+        self._take, self._limit, self._error = take, limit, error
         self._head = b""
         self.size: int | None = None
-        self.got = 0
+        self.received = 0
 
-    def take(self, data: bytes) -> None:
+    def add(self, data: bytes) -> None:
         if self.size is None:
             head, newline, data = (self._head + data).partition(b"\n")
             if not newline and len(head) <= _SIZE_DIGITS:
                 self._head = head
                 return
             if not head.isdigit() or len(head) > _SIZE_DIGITS:
-                raise self._refused("its size did not come")
+                raise self._error("its size did not arrive")
             self.size = int(head)
-        self.got += len(data)
-        if max(self.size, self.got) > self._limit:
-            raise self._refused(f"it has {max(self.size, self.got)} bytes, expected {self._limit} at most")
+        self.received += len(data)
+        if max(self.size, self.received) > self._limit:
+            raise self._error(f"it has {max(self.size, self.received)} bytes, expected {self._limit} at most")
         if data:
             self._take(data)
 

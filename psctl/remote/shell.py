@@ -1,13 +1,13 @@
-"""What can be done on a host: the one seam between psctl and machines, the same over SSH, locally and in memory.
+"""The interface between psctl and hosts, the same over SSH, on this machine and, in tests, in memory.
 
-Rules that every shell keeps, and the conformance test holds it to:
+Each shell follows these rules, which the conformance test checks:
 
-- `argv` is words, never shell text: no word is split, expanded or interpreted on the way.
-- What `run` started ends with `run`: by itself, by the deadline, by Ctrl-C, or because psctl was killed. What is to
-  live longer goes through `start`.
-- A file written with `put` is there whole or not at all.
+- `argv` is a list of arguments, never shell text: no argument is split, expanded or interpreted.
+- A command that `run` started ends with `run`: by itself, by the deadline, by Ctrl-C, or because psctl was killed. A
+  process that must live longer is started by `start`.
+- A file written with `put` is complete or absent.
 - A `tail` leaves no reader behind, even when psctl is killed with -9.
-- Paths may begin with `~` or `~/`: the home folder there. Words of `argv` are not touched.
+- Paths may begin with `~` or `~/`: the home folder there. Arguments in `argv` are not changed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from typing import Protocol
 
 import msgspec
 
+OUTPUT_LIMIT = 64_000_000
+"""Bytes that a command may print on standard output where its caller sets no limit, and on standard error.
 
-class Result(msgspec.Struct, frozen=True):
+psctl keeps the output in memory."""
+
+
+class CommandResult(msgspec.Struct, frozen=True):
     """How a command ended. `status` is its exit status, 128 + n when signal n ended it, 127 when it was not found."""
 
     status: int
@@ -30,24 +35,24 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process on a host. `started` tells it from a later one with the same number; empty: it was gone at once."""
+    """A process on a host. `started` identifies it where its number is reused; empty: it ended at once."""
 
     pid: int
     started: str
 
 
 class Tail(Protocol):
-    """The bytes of a file from an offset on, as they are written."""
+    """Reads the bytes of a growing file from an offset on."""
 
     def read(self, timeout: float | None = None) -> bytes | None:
-        """Return the next bytes; b"" when `timeout` seconds brought none; None after `close` or the reader's end.
+        """Return the next bytes; b"" after `timeout` seconds without any; None after `close` or the reader's end.
 
         Raises:
-            HostUnreachable: the connection is gone.
+            HostUnreachable: the connection was lost.
         """
 
     def close(self) -> None:
-        """End the reader there."""
+        """End the reader on the host."""
 
     def __iter__(self) -> Iterator[bytes]: ...
 
@@ -59,56 +64,65 @@ class Tail(Protocol):
 
 
 class Shell(Protocol):
-    """A host that can be worked on. Safe to use from several threads at once."""
+    """Runs commands and transfers files on one host. Safe to use from several threads at once."""
 
     name: str
     home: str
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, check: bool = True) -> Result:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = 60,
+        check: bool = True,
+        limit: int = OUTPUT_LIMIT,
+    ) -> CommandResult:
         """Run a command to its end.
 
         Args:
             argv: program and arguments; on that host's PATH.
-            stdin: what it reads; secrets go here, never into argv.
-            timeout: seconds; None waits for ever.
+            stdin: its standard input; secrets are passed here, never in argv.
+            timeout: seconds; None: no limit.
             check: raise when it ends non-zero.
+            limit: bytes that it may print on standard output.
 
         Raises:
-            CommandFailed: it ended non-zero and `check` is set.
-            TimedOut: the deadline passed; the command and all it started were ended.
+            CommandFailed: it ended non-zero and `check` is set, or it printed more than `limit` and was ended.
+            TimedOut: the deadline passed; the command and all processes that it started were ended.
             HostUnreachable: the connection broke.
         """
 
     def put(self, data: bytes | Path, path: str, mode: int = 0o600) -> None:
         """Write a file (bytes, or the content of a file here): under a temporary name, then renamed.
 
-        Folders that are missing are made for this user alone (0700).
+        Missing folders are made, readable by this user only (0700).
 
         Raises:
-            DiskFull: the disk there did not take it; nothing is left of it.
+            DiskFull: the disk there is full; no part of the file is left.
             CommandFailed: it may not be written there.
         """
 
     def fetch(self, path: str, take: Callable[[bytes], object], limit: int) -> int:
-        """Bring a file here and return its bytes' number. Where they go is the caller's, not the host's, to say.
+        """Read a file and return its number of bytes. The caller, not the host, decides where they are written.
 
         Args:
             path: the file there.
-            take: given the content in parts, in order; never more than `limit` bytes in all.
-            limit: bytes that it may have.
+            take: called with the content in parts, in order; never with more than `limit` bytes in all.
+            limit: bytes that the file may have.
 
         Raises:
-            CommandFailed: there is no such file, it may not be read, or it is longer or ends earlier than it may.
-            whatever `take` raises.
+            CommandFailed: the file does not exist, may not be read, is longer than `limit`, or ended early.
+            any error that `take` raises.
         """
 
     def start(self, argv: Sequence[str], *, log: str, cwd: str, env: Mapping[str, str]) -> Process:
         """Start a process that outlives the connection: own session, no standard input, output added to `log`.
 
         Args:
-            argv: program and arguments; one that cannot be run says so in the log and is gone.
+            argv: program and arguments; one that cannot be run leaves a message in the log and ends at once.
             log: path; made with its parents when missing.
-            cwd: folder to start in; must be there.
+            cwd: folder to start in; must exist.
             env: added to the environment; never on a command line.
 
         Raises:
@@ -116,16 +130,16 @@ class Shell(Protocol):
         """
 
     def alive(self, process: Process) -> bool:
-        """Tell whether that very process runs (a zombie does not)."""
+        """Return whether exactly this process runs (a zombie does not)."""
 
     def signal(self, process: Process, number: int) -> bool:
-        """Send a signal to that very process; False when it is gone."""
+        """Send a signal to exactly this process; False when it has ended."""
 
     def tail(self, path: str, offset: int = 0) -> Tail:
-        """Follow a file from byte `offset` on; it need not be there yet."""
+        """Follow a file from byte `offset` on; it may not exist yet."""
 
     def close(self) -> None:
-        """End the connection, and with it whatever `run` or `tail` still does."""
+        """Close the connection; commands and readers that still run end with it."""
 
 
 def expand(path: str, home: str) -> str:
@@ -146,7 +160,7 @@ def expand(path: str, home: str) -> str:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Return words as one line that a POSIX shell splits back into exactly these words."""
+    """Return arguments as one line that a POSIX shell splits back into exactly these arguments."""
     if not argv:
         raise ValueError("an empty command")
     if any("\0" in word for word in argv):
@@ -155,7 +169,7 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def printable(argv: Sequence[str], limit: int = 200) -> str:
-    """Return a command as one line for people: long ones are cut, control characters shown as they are escaped."""
+    """Return a command as one line for people: long ones are cut, control characters are escaped."""
     line = command_line(argv)
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."

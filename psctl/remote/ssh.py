@@ -1,8 +1,8 @@
-"""A host over SSH, on fabric's connection with what it leaves out put right. ssh*.py are the only door to fabric.
+"""A shell on a host over SSH, on top of fabric's connection; only the modules ssh*.py import fabric.
 
-What is put right: every hop's host key is checked before anything is sent to it (ssh_hop.py); commands go over bare
-channels under psctl's guard (fabric's `run` leaves them running after Ctrl-C); a host that vanished is an error within
-SILENCE seconds, also behind a jump host, where TCP would not tell.
+It adds what fabric lacks: each hop's host key is checked before anything is sent to the hop (ssh_hop.py); commands run
+on bare channels under psctl's guard script (fabric's `run` leaves them running after Ctrl-C); a host that vanished is
+an error within SILENCE seconds, also behind a jump host, where TCP does not notice.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
+from psctl.clock import Clock, SystemClock
 from psctl.errors import HostUnreachable, PsctlError, TimedOut
 from psctl.remote import login_shell
-from psctl.remote.posix import Pipe, PosixShell
+from psctl.remote.posix import CommandPipe, PosixShell
 from psctl.remote.ssh_hop import SILENCE, WINDOW, Dropped, Hop, open_chain
 from psctl.remote.target import Target
 
-_TRIES = 6  # of a connection that sshd dropped before its banner; waits add up to about 8 s
+DROPPED_PATIENCE = 60.0
+"""Seconds in which a login that sshd drops before its banner (MaxStartups) is tried again, without another deadline."""
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
+"""Seconds between two such tries, on average: from the first to the longest; each wait is half as long again."""
+
 _BUSY = 10.0  # seconds to wait for a free session when all connections have theirs in use (MaxSessions)
 _SETTLED = 0.5  # seconds after which a refusal is not of a session that closed a moment ago and still counts
 _LOGINS = 8  # connections at most, where sshd allows few sessions on each
 
 
-def _quiet() -> None:
-    """Keep paramiko's tracebacks off standard error; what they say is in the errors raised."""
+def _silence_paramiko() -> None:
+    """Keep paramiko's tracebacks off standard error; the errors raised contain their text."""
     logger = logging.getLogger("paramiko")
     logger.propagate = False
     if not logger.handlers:
@@ -54,56 +60,43 @@ class SshShell(PosixShell):
         threading.Thread(target=self._watch, daemon=True, name=f"psctl-watch-{self.name}").start()
 
     @classmethod
-    def connect(
-        cls, target: Target, deadline: float | None = None, sleep: Callable[[float], None] = time.sleep
-    ) -> SshShell:
-        """Log in, through the jump hosts if there are any, and learn the home folder.
+    def connect(cls, target: Target, deadline: float | None = None, clock: Clock | None = None) -> SshShell:
+        """Log in, through the jump hosts if there are any, and ask for the home folder.
 
-        A connection that sshd drops before its banner (MaxStartups: too many logins at once) is tried again a few
-        times, after waits that differ.
+        A connection that sshd drops before its banner (MaxStartups: too many logins at once) is tried again until the
+        deadline, after waits that grow and differ, so that many clients do not try in step.
 
         Args:
             target: the host, resolved.
-            deadline: on the monotonic clock; no try begins after it.
-            sleep: how to wait between tries.
+            deadline: on `clock`; dropped connections are tried again until then. None: for DROPPED_PATIENCE seconds.
+            clock: time between tries; the system's by default.
 
         Raises:
-            HostUnreachable: a name that is unknown, no route, refused, or no answer in connect_timeout.
-            AuthFailed: not let in, on the host or a jump host.
+            HostUnreachable: the name is unknown, there is no route, the connection is refused, there is no answer
+                within connect_timeout, or sshd still drops connections at the deadline.
+            AuthFailed: the login failed, on the host or a jump host.
             HostKeyUnknown, HostKeyChanged: of the host or a jump host.
         """
-        _quiet()
-        for attempt in range(_TRIES):
-            try:
-                shell = cls(target, open_chain(target))
-                break
-            except Dropped as error:
-                if attempt == _TRIES - 1 or (deadline is not None and time.monotonic() >= deadline):
-                    raise HostUnreachable(
-                        f"{target.name}: sshd at {target.first.address} hung up before a login, "
-                        f"{attempt + 1} times ({error})",
-                        "too many logins at once (MaxStartups there): use a smaller --forks; or no sshd listens there",
-                        where=target.name,
-                    ) from error
-                sleep(random.uniform(0.1, 0.4) * 1.7**attempt)  # noqa: S311
+        _silence_paramiko()
+        shell = cls(target, _open_despite_drops(target, deadline, clock or SystemClock()))
         try:
-            shell.home = shell._learn_home()
+            shell.home = shell._ask_home()
         except BaseException:
             shell.close()
             raise
         return shell
 
-    def _learn_home(self) -> str:
+    def _ask_home(self) -> str:
         home = self.run(["sh", "-c", "cd && pwd"], timeout=2 * self.patience).stdout
         return home.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def _watch(self) -> None:
-        """Drop the connection when a hop was silent for too long, which wakes whoever waits on it."""
+        """Drop the connection when a hop was silent for too long; calls that wait on it then raise."""
         while not self._closed.wait(1.0):
             endpoints = (*self._target.jumps, self._target.host)
             for hop, endpoint in [pair for chain in self._chains for pair in zip(chain, endpoints, strict=True)]:
-                if hop.heard and time.monotonic() - hop.heard.last > SILENCE:
-                    self._lost = f"nothing was heard from {endpoint.address} for {SILENCE:g} s"
+                if hop.socket and time.monotonic() - hop.socket.last_receipt > SILENCE:
+                    self._lost = f"{endpoint.address} sent nothing for {SILENCE:g} s"
                 elif not hop.transport.is_active():
                     self._lost = f"the connection to {endpoint.address} broke"
                 if self._lost:
@@ -117,14 +110,14 @@ class SshShell(PosixShell):
 
     @property
     def logins(self) -> int:
-        """How many connections it has: more than one where sshd allows few sessions on each (MaxSessions)."""
+        """Number of its connections: more than one where sshd allows few sessions on each (MaxSessions)."""
         return len(self._chains)
 
     def close(self) -> None:
         self._closed.set()
         self._drop()
 
-    def lost(self) -> HostUnreachable:
+    def lost_error(self) -> HostUnreachable:
         """Return the error for a connection that broke."""
         if self._closed.is_set():
             return HostUnreachable(f"{self.name}: this connection was closed", where=self.name)
@@ -133,33 +126,32 @@ class SshShell(PosixShell):
             f"{self.name}: {why}", "look at the host and the network, then try again", where=self.name
         )
 
-    def _open(self, argv: Sequence[str]) -> Pipe:
-        line, head = login_shell.carried(argv)
+    def _open(self, argv: Sequence[str]) -> CommandPipe:
+        line, head = login_shell.login_line(argv)
         pipe = self._open_line(line)
         view, deadline = memoryview(head), time.monotonic() + self.patience
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit status and output say why
             while view:
                 view = view[pipe.write(view) :]
                 if view and time.monotonic() > deadline:
-                    raise self._never_begun(pipe)
+                    error = self._start_failure(pipe, None, b"")
+                    assert error is not None, "a command that has not ended has a failure"
+                    raise error
         return pipe
 
-    def _not_begun(self, pipe: Pipe, status: int | None, said: bytes) -> PsctlError | None:
-        if status is None:
-            return self._never_begun(pipe, said)
+    def _start_failure(self, pipe: CommandPipe, status: int | None, output: bytes) -> PsctlError | None:
         pipe.close()
-        return login_shell.explained(self.name, self._open_line, status, said)
-
-    def _never_begun(self, pipe: Pipe, said: bytes = b"") -> PsctlError:
-        pipe.close()
-        return login_shell.explained(self.name, self._open_line, None, said) or TimedOut(
-            f"{self.name}: its login shell began no command for {self.patience:g} s, and does so now",
-            "the host was busy: try again",
-            where=self.name,
-        )
+        error = login_shell.find_failure(self.name, self._open_line, status, output)
+        if error is None and status is None:
+            return TimedOut(
+                f"{self.name}: its login shell began no command for {self.patience:g} s, and does so now",
+                "the host was busy: try again",
+                where=self.name,
+            )
+        return error
 
     def _session(self) -> tuple[paramiko.Channel, paramiko.Transport]:
-        """Open a session on the first connection that takes one more; log in again where none does."""
+        """Open a session on the first connection that accepts one more; log in again where none does."""
         began = time.monotonic()
         while True:
             logins = self.logins
@@ -179,20 +171,20 @@ class SshShell(PosixShell):
                 time.sleep(random.uniform(0.02, 0.1))  # noqa: S311
 
     def _session_on(self, chain: list[Hop]) -> tuple[paramiko.Channel, paramiko.Transport] | None:
-        """Open a session; None where sshd refuses it, for the connection has as many as it may."""
+        """Open a session; None where sshd refuses it, because the connection has as many as are allowed."""
         transport = chain[-1].transport
         if self._closed.is_set() or transport is None or not transport.is_active():
-            raise self.lost()
+            raise self.lost_error()
         try:
             with self._opening:  # paramiko mixes up the refusals of two that open at once
                 return transport.open_session(window_size=WINDOW, timeout=SILENCE + 3), transport
         except paramiko.ChannelException:
             return None
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self.lost() from error
+            raise self.lost_error() from error
 
     def _log_in_again(self, logins: int) -> None:
-        """Add a connection to the `logins` that are there, unless another thread did so meanwhile."""
+        """Add a connection to the `logins` existing ones, unless another thread has done so."""
         with self._growing:
             if self.logins != logins:
                 return
@@ -207,7 +199,7 @@ class SshShell(PosixShell):
                 self._drop()
 
     def _open_line(self, line: str) -> _SshPipe:
-        """Have the login shell run one line."""
+        """Run one line in the login shell."""
         channel, transport = self._session()
         try:
             channel.exec_command(line)
@@ -215,8 +207,30 @@ class SshShell(PosixShell):
             channel.close()
             if transport.is_active():
                 raise HostUnreachable(f"{self.name}: sshd starts no commands: {error}", where=self.name) from error
-            raise self.lost() from error
+            raise self.lost_error() from error
         return _SshPipe(self, channel, transport)
+
+
+def _open_despite_drops(target: Target, deadline: float | None, clock: Clock) -> list[Hop]:
+    """Open the connections to a target; try again until the deadline while sshd drops them before its banner."""
+    began = clock.now()
+    until = began + DROPPED_PATIENCE if deadline is None else deadline
+    wait, tries = FIRST_WAIT, 0
+    while True:
+        try:
+            return open_chain(target)
+        except Dropped as error:
+            tries += 1
+            left = until - clock.now()
+            if left <= 0:
+                raise HostUnreachable(
+                    f"{target.name}: sshd at {target.first.address} hung up before a login for "
+                    f"{clock.now() - began:.0f} s, {tries} time{'s' if tries > 1 else ''} ({error})",
+                    "too many logins at once (MaxStartups there): use a smaller --forks; or no sshd listens there",
+                    where=target.name,
+                ) from error
+        clock.sleep(min(left, wait * random.uniform(0.5, 1.5)))  # noqa: S311
+        wait = min(LONGEST_WAIT, 1.5 * wait)
 
 
 class _SshPipe:
@@ -251,7 +265,7 @@ class _SshPipe:
         if out or error or not finished:
             return out, error
         if not self._transport.is_active() and channel.exit_status == -1:
-            raise self._shell.lost()
+            raise self._shell.lost_error()
         return None
 
     @staticmethod
@@ -270,7 +284,7 @@ class _SshPipe:
         if status != -1:
             return status
         if not self._transport.is_active():
-            raise self._shell.lost()
+            raise self._shell.lost_error()
         return 137  # sshd named a signal, which paramiko drops: the guard's own shell was killed
 
     def close(self) -> None:

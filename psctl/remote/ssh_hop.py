@@ -1,7 +1,7 @@
-"""One SSH connection, or a chain of them: fabric's, over a socket that we bring, with its host key checked.
+"""One SSH connection, or a chain of them: fabric's, over a socket that psctl opens, with its host key checked.
 
-Fabric accepts any key, also from jump hosts; here paramiko is given no keys of its own, so that it asks our policy
-about every one. Each target has its own chain, for a gateway that several threads share fails.
+Fabric accepts any key, also from jump hosts; here paramiko is given no known keys, so that it asks psctl's policy about
+each one. Each target has its own chain, because a gateway that several threads share fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psctl.remote.ssh_keys import HostKeyCheck
 from psctl.remote.target import Endpoint, Target
 
 SILENCE = 12.0
-"""Seconds without a byte from a host, after which it counts as vanished; it is asked for one every PULSE seconds."""
+"""Seconds without a byte from a host, after which it counts as lost; it is asked for one every PULSE seconds."""
 
 PULSE = 4.0
 WINDOW = 1 << 24
@@ -35,30 +35,34 @@ _MACS = (
     "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512",
 )  # fmt: skip
 _INET = (socket.AF_INET, socket.AF_INET6)
+_SSHD_DROPS = (b"SSH-", b"Exceeded MaxStartups", b"Not allowed at this time")
+_GREETING = 64
 
 
 class Dropped(Exception):
-    """sshd hung up before or while keys were exchanged: too many logins at once, perhaps."""
+    """sshd closed the connection before or during the key exchange, as it does with too many logins at once."""
 
 
-class _Heard:
-    """A socket that knows when it last brought something. It stands for a TCP socket or a jump host's channel."""
+class _TimedSocket:
+    """A TCP socket or a jump host's channel that records when it last received bytes, and the first of them."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._quick = hasattr(socket, "TCP_QUICKACK") and isinstance(inner, socket.socket) and inner.family in _INET
-        self.last = time.monotonic()
+        self.last_receipt = time.monotonic()
+        self.greeting = b""
 
     def recv(self, size: int) -> bytes:
         data: bytes = self._inner.recv(size)
-        self.last = time.monotonic()
+        self.last_receipt = time.monotonic()
+        self.greeting += data[: _GREETING - len(self.greeting)]
         if self._quick:
-            # sshd writes small packets under Nagle's rule: without this each waits 40 ms for our acknowledgement
+            # sshd writes small packets under Nagle's rule: without this each waits 40 ms for the acknowledgement
             self._inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
 
     def close(self) -> None:
-        """Close it; paramiko's own thread does so too, when the jump host's connection may be gone already."""
+        """Close it; paramiko's thread does so too, possibly after the jump host's connection was closed."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._inner.close()
 
@@ -66,15 +70,15 @@ class _Heard:
         return getattr(self._inner, name)
 
 
-class _Brought(fabric.Connection):  # type: ignore[misc]
-    """Fabric's connection over a socket that `bring` returns, in place of fabric's own gateways."""
+class _SocketConnection(fabric.Connection):  # type: ignore[misc]
+    """Fabric's connection over a socket that `open_socket` returns, in place of fabric's own gateways."""
 
-    def __init__(self, bring: Callable[[], _Heard], **options: Any) -> None:
-        super().__init__(gateway="psctl", **options)  # anything true: fabric then asks open_gateway
-        self._set(_bring=bring)  # fabric keeps its attributes in a configuration; _set goes around it
+    def __init__(self, open_socket: Callable[[], _TimedSocket], **options: Any) -> None:
+        super().__init__(gateway="psctl", **options)  # anything true: fabric then calls open_gateway
+        self._set(_open_socket=open_socket)  # fabric keeps its attributes in a configuration; _set bypasses it
 
-    def open_gateway(self) -> _Heard:
-        return self._bring()  # type: ignore[no-any-return]
+    def open_gateway(self) -> _TimedSocket:
+        return self._open_socket()  # type: ignore[no-any-return]
 
 
 class Hop:
@@ -83,9 +87,9 @@ class Hop:
     def __init__(self, host: str, endpoint: Endpoint, policy: str, timeout: float, via: Hop | None) -> None:
         self._check = HostKeyCheck(host, endpoint, policy, jumped=via is not None)
         self._endpoint, self._timeout, self._via = endpoint, timeout, via
-        self.heard: _Heard | None = None
-        self._fabric = _Brought(
-            self._socket,
+        self.socket: _TimedSocket | None = None
+        self._fabric = _SocketConnection(
+            self._open_socket,
             host=endpoint.address,
             user=endpoint.user,
             port=endpoint.port,
@@ -101,32 +105,31 @@ class Hop:
                 "channel_timeout": timeout,
             },
         )
-        # paramiko is given no known keys, so that it asks this policy about every one
         self._fabric.client.set_missing_host_key_policy(self._check)
 
     @property
     def transport(self) -> paramiko.Transport:
-        """Paramiko's end of it, once it is open."""
+        """Paramiko's transport, once the connection is open."""
         return self._fabric.transport
 
     def open(self) -> None:
         """Connect, check the host key, log in."""
         self._fabric.open()
 
-    def _socket(self) -> _Heard:
+    def _open_socket(self) -> _TimedSocket:
         if self._via is not None:
             inner = self._via.transport.open_channel(
                 "direct-tcpip", (self._endpoint.address, self._endpoint.port), ("127.0.0.1", 0), timeout=self._timeout,
                 window_size=WINDOW,
             )  # fmt: skip
         elif self._endpoint.proxy_command:
-            inner = _proxy(self._endpoint.proxy_command)
+            inner = _start_proxy_command(self._endpoint.proxy_command)
         else:
-            inner = _dial(self._endpoint, self._timeout)
-        self.heard = _Heard(inner)
-        return self.heard
+            inner = _connect_socket(self._endpoint, self._timeout)
+        self.socket = _TimedSocket(inner)
+        return self.socket
 
-    def _transport(self, sock: _Heard, disabled_algorithms: object = None) -> paramiko.Transport:
+    def _transport(self, sock: _TimedSocket, disabled_algorithms: object = None) -> paramiko.Transport:
         transport = paramiko.Transport(sock, default_window_size=WINDOW)
         transport.handshake_timeout = self._timeout
         options = transport.get_security_options()
@@ -136,7 +139,7 @@ class Hop:
         return transport
 
     def keep_alive(self) -> None:
-        """Ask for a sign of life after PULSE quiet seconds (paramiko's own request wants no answer)."""
+        """Request an answer after PULSE seconds without bytes (paramiko's own keepalive wants no answer)."""
 
         def ask() -> None:
             request = paramiko.Message()
@@ -148,16 +151,16 @@ class Hop:
         self.transport.packetizer.set_keepalive(PULSE, ask)
 
     def drop(self) -> None:
-        """End the connection, whatever it is doing."""
-        if self.heard is not None:
+        """Close the connection, whatever it is doing."""
+        if self.socket is not None:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                self.heard.shutdown(socket.SHUT_RDWR)
+                self.socket.shutdown(socket.SHUT_RDWR)
         self._fabric.client.close()
-        if self.heard is not None:
-            self.heard.close()
+        if self.socket is not None:
+            self.socket.close()
 
 
-def _dial(endpoint: Endpoint, timeout: float) -> socket.socket:
+def _connect_socket(endpoint: Endpoint, timeout: float) -> socket.socket:
     families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
     family = families.get(endpoint.family, socket.AF_UNSPEC)
     failure: OSError = OSError(f"no address for {endpoint.address}")
@@ -179,11 +182,11 @@ def _dial(endpoint: Endpoint, timeout: float) -> socket.socket:
     raise failure
 
 
-def _proxy(command: str) -> socket.socket:
+def _start_proxy_command(command: str) -> socket.socket:
     """Run the user's ProxyCommand with one end of a socket pair as its input and output."""
     ours, theirs = socket.socketpair()
     with theirs:
-        # the user's own line of ~/.ssh/config, which ssh too hands to a shell; it ends when its socket does
+        # the user's own line of ~/.ssh/config, which ssh too runs with a shell; it ends when its socket is closed
         process = subprocess.Popen(
             ["sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -210,10 +213,10 @@ def open_chain(target: Target) -> list[Hop]:
 def _open_hop(target: Target, endpoint: Endpoint, hop: Hop) -> None:
     began = time.monotonic()
     at = f"{endpoint.address} port {endpoint.port}"
-    jumping = f"jump host {at}" if endpoint is not target.host else at
+    hop_name = f"jump host {at}" if endpoint is not target.host else at
 
     def unreachable(why: str, hint: str) -> HostUnreachable:
-        return HostUnreachable(f"{target.name}: {jumping}: {why}", hint, where=target.name)
+        return HostUnreachable(f"{target.name}: {hop_name}: {why}", hint, where=target.name)
 
     try:
         hop.open()
@@ -243,14 +246,13 @@ def _open_hop(target: Target, endpoint: Endpoint, hop: Hop) -> None:
             error.strerror or str(error), f"is the host up, and the address right? try `{endpoint.login}`"
         ) from error
     except paramiko.SSHException as error:
-        if "banner" in str(error) or isinstance(error.__cause__, EOFError | ConnectionResetError):
-            if time.monotonic() - began >= target.connect_timeout:
-                raise unreachable(
-                    f"no SSH answer in {target.connect_timeout:g} s", "does sshd listen there?"
-                ) from error
-            raise Dropped(str(error)) from error
+        greeting = hop.socket.greeting if hop.socket is not None else b""
+        if greeting and not any(greeting.startswith(each[: len(greeting)]) for each in _SSHD_DROPS):
+            first = greeting.decode("utf-8", "replace").splitlines()[0]
+            raise unreachable(f"no sshd answers there, but: {first!r}", "is the port right?") from error
         if time.monotonic() - began >= target.connect_timeout:
             raise unreachable(f"no SSH answer in {target.connect_timeout:g} s", "does sshd listen there?") from error
-        if "Negotiation failed" in str(error) or "No existing session" in str(error):
+        closed = isinstance(error.__cause__, EOFError | ConnectionResetError)
+        if closed or any(sign in str(error) for sign in ("banner", "Negotiation failed", "No existing session")):
             raise Dropped(str(error)) from error
         raise unreachable(f"no SSH session: {error}", f"`{endpoint.login} -v` shows more") from error

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from psctl.agent.control_client import call
-from psctl.checkpoint.files import verify
+from psctl.checkpoint.reader import verify
 from psctl.job import events
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.transport.loopback_tcp import GUARDED_HOST

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from psctl.checkpoint.disk import Disk, writing
-from psctl.checkpoint.files import Manifest, Writer
+from psctl.checkpoint.manifest import Manifest
+from psctl.checkpoint.writer import CheckpointWriter
 from psctl.types import TensorSlice
 
 FACTS: dict[str, Any] = {
@@ -44,17 +45,17 @@ SENDERS: dict[str, list[tuple[TensorSlice, bytes]]] = {
 }
 
 
-def fill(writer: Writer, senders: dict[str, list[tuple[TensorSlice, bytes]]]) -> None:
+def fill(writer: CheckpointWriter, senders: dict[str, list[tuple[TensorSlice, bytes]]]) -> None:
     """Send everything, seven bytes at a time, senders by turns."""
     for source, slices in senders.items():
-        writer.begin(source, [piece for piece, _ in slices])
+        writer.open_file(source, [piece for piece, _ in slices])
     offsets = [
         (source, i, at) for source, s in senders.items() for i, (_, d) in enumerate(s) for at in range(0, len(d), 7)
     ]
     for source, index, at in sorted(offsets, key=lambda entry: (entry[1], entry[2])):
-        writer.part(source, index, at, senders[source][index][1][at : at + 7])
+        writer.write_part(source, index, at, senders[source][index][1][at : at + 7])
     for source in senders:
-        writer.end(source)
+        writer.finish_file(source)
 
 
 def write(
@@ -66,7 +67,7 @@ def write(
 ) -> tuple[Path, Manifest]:
     """Write a whole checkpoint below `root`; on an error give it up, as its callers do."""
     folder = root / "digits-3" / f"{step:010d}"
-    writer = Writer(folder, "digits-3", step, disk)
+    writer = CheckpointWriter(folder, "digits-3", step, disk)
     try:
         fill(writer, SENDERS if senders is None else senders)
         return folder, writer.commit(**(FACTS | facts))

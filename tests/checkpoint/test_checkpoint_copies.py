@@ -7,39 +7,40 @@ import safetensors
 import safetensors.numpy
 
 from psctl import errors
-from psctl.checkpoint.export import export
-from psctl.checkpoint.files import Receiver, copy, listing, open_checkpoint, outgoing, parts, prune, resolve
-from psctl.checkpoint.retention import best, steps_to_remove
-from psctl.checkpoint.target import remove, upload
+from psctl.checkpoint.catalog import best_step, find_checkpoint, list_checkpoints, prune, steps_to_remove
+from psctl.checkpoint.copies import CheckpointReceiver, copy_checkpoint, file_sizes, read_parts
+from psctl.checkpoint.export import export_model
+from psctl.checkpoint.reader import open_checkpoint
+from psctl.checkpoint.upload import remove_uploaded, upload_checkpoint
 
 
 def test_a_copy_is_the_same_to_the_byte(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
     there = tmp_path / "b" / "digits-3" / "0000000500"
-    assert copy(folder, there) == manifest
+    assert copy_checkpoint(folder, there) == manifest
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == {p.name: p.read_bytes() for p in there.iterdir()}
     assert [path.name for path in there.parent.iterdir()] == ["0000000500"]
 
 
 def test_a_copy_may_arrive_in_any_order(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
-    files = outgoing(folder, manifest)
-    receiver = Receiver(tmp_path / "b" / "0000000500", files)
-    for name, offset, data in reversed(list(parts(folder, files, 64))):
-        receiver.part(name, offset, data)
+    files = file_sizes(folder, manifest)
+    receiver = CheckpointReceiver(tmp_path / "b" / "0000000500", files)
+    for name, offset, data in reversed(list(read_parts(folder, files, 64))):
+        receiver.write_part(name, offset, data)
     assert receiver.finish() == manifest
 
 
 def receiving(folder, manifest, there):
-    files = outgoing(folder, manifest)
-    return Receiver(there, files), list(parts(folder, files, 100))
+    files = file_sizes(folder, manifest)
+    return CheckpointReceiver(there, files), list(read_parts(folder, files, 100))
 
 
 def test_a_copy_with_a_changed_byte_is_refused_and_leaves_nothing(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
     receiver, pieces = receiving(folder, manifest, tmp_path / "b" / "0000000500")
     for name, offset, data in pieces:
-        receiver.part(name, offset, data[:-1] + b"!" if name == "server-0.safetensors" else data)
+        receiver.write_part(name, offset, data[:-1] + b"!" if name == "server-0.safetensors" else data)
     with pytest.raises(errors.CheckpointCorrupt, match=r"the copy of .* is damaged: server-0.safetensors"):
         receiver.finish()
     receiver.discard()
@@ -50,7 +51,7 @@ def test_a_copy_that_ends_early_is_refused(save, tmp_path):
     folder, manifest = save(tmp_path / "a")
     receiver, pieces = receiving(folder, manifest, tmp_path / "b" / "0000000500")
     for piece in pieces[:-1]:
-        receiver.part(*piece)
+        receiver.write_part(*piece)
     with pytest.raises(errors.CheckpointIncomplete, match=r"of manifest.json are missing"):
         receiver.finish()
     receiver.discard()
@@ -59,35 +60,35 @@ def test_a_copy_that_ends_early_is_refused(save, tmp_path):
 @pytest.mark.parametrize("name", ["../x.json", "/etc/x.json", "run.sh", "", ".json"])
 def test_names_that_are_none_of_a_checkpoint_are_refused(tmp_path, name):
     with pytest.raises(errors.CheckpointCorrupt, match="cannot hold a file"):
-        Receiver(tmp_path / "0000000500", {name: 3})
+        CheckpointReceiver(tmp_path / "0000000500", {name: 3})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_of_an_unknown_file_or_outside_of_one_are_refused(tmp_path):
-    receiver = Receiver(tmp_path / "0000000500", {"state.json": 3})
+    receiver = CheckpointReceiver(tmp_path / "0000000500", {"state.json": 3})
     with pytest.raises(errors.CheckpointCorrupt, match="unknown file"):
-        receiver.part("manifest.json", 0, b"x")
+        receiver.write_part("manifest.json", 0, b"x")
     with pytest.raises(errors.CheckpointCorrupt, match=r"bytes \[2:4\] of 3"):
-        receiver.part("state.json", 2, b"xy")
+        receiver.write_part("state.json", 2, b"xy")
     receiver.discard()
 
 
 def test_a_copy_larger_than_the_disk_is_refused_before_a_byte_comes(tmp_path):
     with pytest.raises(errors.DiskFull, match=r"needs .* bytes, the disk has"):
-        Receiver(tmp_path / "0000000500", {"worker-0.safetensors": 1 << 60})
+        CheckpointReceiver(tmp_path / "0000000500", {"worker-0.safetensors": 1 << 60})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_under_a_copy_leaves_nothing(save, disks, tmp_path):
     folder, _ = save(tmp_path / "a")
     with pytest.raises(errors.DiskFull):
-        copy(folder, tmp_path / "b" / "0000000500", disks["full_at"](9))
+        copy_checkpoint(folder, tmp_path / "b" / "0000000500", disks["full_at"](9))
     assert list((tmp_path / "b").iterdir()) == []
 
 
 def test_an_export_has_the_users_names_and_whole_tensors(save, tmp_path):
     folder, manifest = save(tmp_path)
-    size = export(folder, manifest, tmp_path / "model.safetensors")
+    size = export_model(folder, manifest, tmp_path / "model.safetensors")
     assert size == (tmp_path / "model.safetensors").stat().st_size
     with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
         assert sorted(file.keys()) == ["b", "mask", "none", "seen", "w"]
@@ -101,7 +102,7 @@ def test_an_export_onto_a_full_disk_keeps_the_old_file(save, disks, tmp_path):
     folder, manifest = save(tmp_path)
     (tmp_path / "model.safetensors").write_text("old")
     with pytest.raises(errors.DiskFull):
-        export(folder, manifest, tmp_path / "model.safetensors", disks["full_at"](4))
+        export_model(folder, manifest, tmp_path / "model.safetensors", disks["full_at"](4))
     assert (tmp_path / "model.safetensors").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-3", "model.safetensors"]
 
@@ -111,13 +112,13 @@ def test_a_target_takes_checkpoints_and_loses_those_that_are_not_kept(save, tmp_
     fsspec = pytest.importorskip("fsspec")
     folder, manifest = save(tmp_path / "a")
     target = f"{scheme}{tmp_path}/shelf"
-    upload(folder, target)
-    place = upload(folder, target)
+    upload_checkpoint(folder, target)
+    place = upload_checkpoint(folder, target)
     system, path = fsspec.core.url_to_fs(place)
     names = {str(name).rsplit("/", 1)[-1] for name in system.ls(path, detail=False)}
     assert names == {*manifest.sizes(), "manifest.json"}
     assert system.cat_file(f"{path}/manifest.json") == (folder / "manifest.json").read_bytes()
-    remove(target, "digits-3", [7, 500])
+    remove_uploaded(target, "digits-3", [7, 500])
     assert not system.exists(path)
 
 
@@ -125,7 +126,7 @@ def test_a_target_of_an_unknown_kind_is_named(save, tmp_path):
     pytest.importorskip("fsspec")
     folder, _ = save(tmp_path / "a")
     with pytest.raises(errors.CheckpointIncomplete, match="nosuch://x"):
-        upload(folder, "nosuch://x")
+        upload_checkpoint(folder, "nosuch://x")
 
 
 SAVED = [(100, {"loss": 0.5}), (200, {"loss": 0.1}), (300, {"loss": None}), (400, {"loss": 0.3}), (500, {})]
@@ -148,9 +149,9 @@ def test_the_newest_the_best_and_the_protected_stay(keep, keep_best, protect, re
 
 
 def test_of_equally_good_ones_the_newest_is_best():
-    assert best([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "min") == 2
-    assert best([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "max") == 2
-    assert best([(0, {"loss": 0.5})], "loss", "min") == 0
+    assert best_step([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "min") == 2
+    assert best_step([(1, {"loss": 0.5}), (2, {"loss": 0.5})], "loss", "max") == 2
+    assert best_step([(0, {"loss": 0.5})], "loss", "min") == 0
 
 
 def test_prune_removes_whole_old_ones_and_leaves_torn_ones_to_be_seen(save, tmp_path):
@@ -160,7 +161,7 @@ def test_prune_removes_whole_old_ones_and_leaves_torn_ones_to_be_seen(save, tmp_
     (torn / "manifest.json").unlink()
     removed = prune(tmp_path, "digits-3", 1, ("loss", "min"))
     assert [found.step for found in removed] == [200, 300]
-    assert [found.step for found in listing(tmp_path, "digits-3")] == [50, 100, 400]
+    assert [found.step for found in list_checkpoints(tmp_path, "digits-3")] == [50, 100, 400]
     assert len(list((tmp_path / "digits-3").iterdir())) == 3
 
 
@@ -169,16 +170,16 @@ def test_checkpoints_are_named_by_step_latest_or_best(save, tmp_path):
         save(tmp_path, step=step, metrics={"loss": loss})
     torn, _ = save(tmp_path, step=300)
     (torn / "manifest.json").unlink()
-    assert resolve(tmp_path, "digits-3", "latest").name == "0000000200"
-    assert resolve(tmp_path, "digits-3", "best").name == "0000000100"
-    assert resolve(tmp_path, "digits-3", "best", ("loss", "max")).name == "0000000200"
-    assert resolve(tmp_path, "digits-3", "100").name == "0000000100"
+    assert find_checkpoint(tmp_path, "digits-3", "latest").name == "0000000200"
+    assert find_checkpoint(tmp_path, "digits-3", "best").name == "0000000100"
+    assert find_checkpoint(tmp_path, "digits-3", "best", ("loss", "max")).name == "0000000200"
+    assert find_checkpoint(tmp_path, "digits-3", "100").name == "0000000100"
     with pytest.raises(errors.NoSuchCheckpoint, match="no checkpoint 150; there are steps: 100, 200"):
-        resolve(tmp_path, "digits-3", "150")
+        find_checkpoint(tmp_path, "digits-3", "150")
     with pytest.raises(errors.NoSuchCheckpoint, match="best with the metric accuracy"):
-        resolve(tmp_path, "digits-3", "best", ("accuracy", "max"))
+        find_checkpoint(tmp_path, "digits-3", "best", ("accuracy", "max"))
     with pytest.raises(errors.NoSuchCheckpoint, match="there are steps: none"):
-        resolve(tmp_path, "digits-9", "latest")
+        find_checkpoint(tmp_path, "digits-9", "latest")
 
 
 def test_numpy_reads_a_file_with_one_slice_of_a_tensor(save, tmp_path):

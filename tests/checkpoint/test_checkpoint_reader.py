@@ -15,18 +15,10 @@ import pytest
 
 from psctl import errors
 from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.catalog import find_newest_verified, list_checkpoints
 from psctl.checkpoint.disk import checksum
-from psctl.checkpoint.files import (
-    Manifest,
-    listing,
-    newest_verified,
-    open_checkpoint,
-    read,
-    read_state,
-    verify,
-    whole,
-)
-from psctl.checkpoint.reader import MOST_EXTRA
+from psctl.checkpoint.manifest import Manifest, whole_tensors
+from psctl.checkpoint.reader import MOST_EXTRA, open_checkpoint, read_slice, read_state, verify
 from psctl.types import TensorSlice
 
 
@@ -34,7 +26,7 @@ from psctl.types import TensorSlice
 def test_any_range_is_assembled_from_any_slices(chunk, save, tmp_path):
     folder, manifest = save(tmp_path)
     for start, stop in itertools.combinations_with_replacement(range(13), 2):
-        parts = list(read(folder, manifest, TensorSlice("param/w", "float32", (3, 4), start, stop), chunk))
+        parts = list(read_slice(folder, manifest, TensorSlice("param/w", "float32", (3, 4), start, stop), chunk))
         assert b"".join(data for _, data in parts) == bytes(range(start * 4, stop * 4))
         assert all(len(data) <= chunk for _, data in parts)
         ends = list(itertools.accumulate(len(data) for _, data in parts))
@@ -44,8 +36,8 @@ def test_any_range_is_assembled_from_any_slices(chunk, save, tmp_path):
 def test_a_scalar_that_two_servers_sent_is_read_once(save, tmp_path):
     folder, manifest = save(tmp_path)
     scalar = TensorSlice("optim/w/step", "float32", (), 0, 1)
-    assert list(read(folder, manifest, scalar)) == [(0, b"\x00\x00\x80\x3f")]
-    assert [tensor.name for tensor in whole(manifest)].count("optim/w/step") == 1
+    assert list(read_slice(folder, manifest, scalar)) == [(0, b"\x00\x00\x80\x3f")]
+    assert [tensor.name for tensor in whole_tensors(manifest)].count("optim/w/step") == 1
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,7 @@ def test_a_scalar_that_two_servers_sent_is_read_once(save, tmp_path):
 def test_a_tensor_that_was_not_saved_so_is_named(save, tmp_path, wanted, text):
     folder, manifest = save(tmp_path)
     with pytest.raises(errors.UsageError, match=text):
-        list(read(folder, manifest, wanted))
+        list(read_slice(folder, manifest, wanted))
 
 
 def flipped(path: Path, place: int) -> None:
@@ -265,16 +257,16 @@ def test_the_listing_shows_whole_and_torn_ones_and_no_temporary_ones(save, tmp_p
     (folder / "state.json").unlink()
     (tmp_path / "digits-3" / "0000000300.host.1.partial").mkdir()
     (tmp_path / "digits-3" / "stray").mkdir()
-    first, second = listing(tmp_path, "digits-3")
+    first, second = list_checkpoints(tmp_path, "digits-3")
     assert (first.step, first.problem, second.step, second.problem) == (100, "", 200, "state.json is missing")
     assert first.document() == {
         "id": "digits-3@100", "job": "digits-3", "step": 100, "time": 1700000000.5, "bytes": first.bytes,
         "complete": True, "metrics": {"loss": 0.25},
     }  # fmt: skip
     assert second.document()["complete"] is False
-    assert listing(tmp_path) == [first, second]
-    assert listing(tmp_path, "other-1") == []
-    assert listing(tmp_path / "nowhere") == []
+    assert list_checkpoints(tmp_path) == [first, second]
+    assert list_checkpoints(tmp_path, "other-1") == []
+    assert list_checkpoints(tmp_path / "nowhere") == []
 
 
 def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(save, tmp_path):
@@ -283,7 +275,7 @@ def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(s
     flipped(second / "server-0.safetensors", manifest.files[0].size - 1)
     third, _ = save(tmp_path, step=300)
     (third / "manifest.json").unlink()
-    newest = newest_verified(tmp_path, "digits-3")
+    newest = find_newest_verified(tmp_path, "digits-3")
     assert newest.manifest is not None
     assert newest.manifest.step == 100
     assert newest.folder == tmp_path / "digits-3" / "0000000100"
@@ -292,4 +284,4 @@ def test_the_newest_verified_one_is_found_past_damaged_ones_and_they_are_named(s
 
 
 def test_a_job_without_checkpoints_is_no_error(tmp_path):
-    assert newest_verified(tmp_path, "digits-1").folder is None
+    assert find_newest_verified(tmp_path, "digits-1").folder is None

@@ -16,27 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl import errors
+from psctl.checkpoint.catalog import find_newest_verified, list_checkpoints
 from psctl.checkpoint.disk import Disk
-from psctl.checkpoint.files import (
-    EXPORT,
-    Writer,
-    listing,
-    newest_verified,
-    open_checkpoint,
-    read,
-    sweep,
-    sweep_beside,
-    verify,
-    whole,
-)
-from psctl.checkpoint.landing import Arrivals
-from psctl.checkpoint.reader import read_state
+from psctl.checkpoint.manifest import whole_tensors
+from psctl.checkpoint.partial_files import ReceivedRanges
+from psctl.checkpoint.reader import open_checkpoint, read_slice, read_state, verify
+from psctl.checkpoint.writer import EXPORT_SUFFIX, CheckpointWriter, remove_abandoned, remove_abandoned_for
 from psctl.types import TensorSlice
 from tests.examples import examples
 
 
 def contents(folder, manifest):
-    return {t.name: b"".join(data for _, data in read(folder, manifest, t)) for t in whole(manifest)}
+    return {t.name: b"".join(data for _, data in read_slice(folder, manifest, t)) for t in whole_tensors(manifest)}
 
 
 def test_a_written_checkpoint_holds_every_tensor_to_the_byte(save, tmp_path):
@@ -113,12 +104,12 @@ def test_killed_before_any_operation_it_leaves_the_old_state_or_a_whole_new_one(
     seen = []
     for number in range(1, total + 1):
         root = tmp_path / str(number)
-        steps = [found.step for found in listing(root, "digits-3")]
-        assert all(verify(Path(found.folder)) == [] for found in listing(root, "digits-3"))
-        newest = newest_verified(root, "digits-3")
+        steps = [found.step for found in list_checkpoints(root, "digits-3")]
+        assert all(verify(Path(found.folder)) == [] for found in list_checkpoints(root, "digits-3"))
+        newest = find_newest_verified(root, "digits-3")
         assert newest.manifest is not None
         assert newest.manifest.step == steps[-1]
-        removed = sweep(root)
+        removed = remove_abandoned(root)
         assert len(removed) == (1 if steps == [400] and number > 1 else 0)
         assert sorted(p.name for p in (root / "digits-3").iterdir()) == [f"{step:010d}" for step in steps]
         seen.append(steps)
@@ -148,21 +139,21 @@ def test_a_disk_that_refuses_for_another_reason_names_the_file(save, tmp_path):
 def test_a_kill_from_outside_in_mid_save_leaves_the_old_one(tmp_path, save):
     save(tmp_path, step=400)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom psctl.checkpoint.files import Writer\n"
+        "import sys\nfrom pathlib import Path\nfrom psctl.checkpoint.writer import CheckpointWriter\n"
         "from psctl.types import TensorSlice\n"
-        "w = Writer(Path(sys.argv[1]), 'digits-3', 500)\n"
-        "w.begin('worker/0', [TensorSlice('param/w', 'float32', (4,), 0, 4)])\n"
-        "w.part('worker/0', 0, 0, b'1234')\nprint('half', flush=True)\nsys.stdin.read()\n"
+        "w = CheckpointWriter(Path(sys.argv[1]), 'digits-3', 500)\n"
+        "w.open_file('worker/0', [TensorSlice('param/w', 'float32', (4,), 0, 4)])\n"
+        "w.write_part('worker/0', 0, 0, b'1234')\nprint('half', flush=True)\nsys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "digits-3" / "0000000500")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
-        assert sweep(tmp_path) == []  # its writer lives
+        assert remove_abandoned(tmp_path) == []  # its writer lives
         process.kill()
         process.wait()
-    assert [found.step for found in listing(tmp_path, "digits-3")] == [400]
-    assert len(sweep(tmp_path)) == 1
+    assert [found.step for found in list_checkpoints(tmp_path, "digits-3")] == [400]
+    assert len(remove_abandoned(tmp_path)) == 1
 
 
 def test_writing_a_step_again_keeps_the_whole_one_that_is_there(save, tmp_path):
@@ -214,25 +205,28 @@ def test_servers_that_hold_different_values_of_a_scalar_are_named(save, tmp_path
         save(tmp_path, senders=senders)
 
 
-def begun(tmp_path) -> Writer:
-    writer = Writer(tmp_path / "0000000001", "digits-3", 1)
-    writer.begin("server/0", [W])
+def begun(tmp_path) -> CheckpointWriter:
+    writer = CheckpointWriter(tmp_path / "0000000001", "digits-3", 1)
+    writer.open_file("server/0", [W])
     return writer
 
 
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda w: w.part("server/0", 1, 0, b"1234"), "server/0 sent slice 1 of 1"),
-        (lambda w: w.part("server/0", -1, 0, b"1234"), "server/0 sent slice -1 of 1"),
-        (lambda w: w.part("server/0", 0, 30, b"1234"), r"server/0 sent bytes \[30:34\] of 32 for param/w"),
-        (lambda w: w.part("server/0", 0, -4, b"1234"), r"server/0 sent bytes \[-4:0\] of 32"),
-        (lambda w: (w.part("server/0", 0, 0, b"1234"), w.part("server/0", 0, 3, b"1")), "twice for param/w"),
-        (lambda w: w.part("server/1", 0, 0, b"1234"), "server/1 sent a part of step 1 before begin"),
-        (lambda w: w.begin("server/0", []), "server/0 began the checkpoint of step 1 twice"),
-        (lambda w: w.begin("server/1", [W, W]), "param/w: sent twice by one sender"),
-        (lambda w: w.begin("../../etc", [W]), "is no sender of a checkpoint"),
-        (lambda w: w.begin("server/1", [TensorSlice("x", "int8", (4,), 2, 9)]), "does not lie in a tensor"),
+        (lambda w: w.write_part("server/0", 1, 0, b"1234"), "server/0 sent slice 1 of 1"),
+        (lambda w: w.write_part("server/0", -1, 0, b"1234"), "server/0 sent slice -1 of 1"),
+        (lambda w: w.write_part("server/0", 0, 30, b"1234"), r"server/0 sent bytes \[30:34\] of 32 for param/w"),
+        (lambda w: w.write_part("server/0", 0, -4, b"1234"), r"server/0 sent bytes \[-4:0\] of 32"),
+        (
+            lambda w: (w.write_part("server/0", 0, 0, b"1234"), w.write_part("server/0", 0, 3, b"1")),
+            "twice for param/w",
+        ),
+        (lambda w: w.write_part("server/1", 0, 0, b"1234"), "server/1 sent a part of step 1 before begin"),
+        (lambda w: w.open_file("server/0", []), "server/0 began the checkpoint of step 1 twice"),
+        (lambda w: w.open_file("server/1", [W, W]), "param/w: sent twice by one sender"),
+        (lambda w: w.open_file("../../etc", [W]), "is no sender of a checkpoint"),
+        (lambda w: w.open_file("server/1", [TensorSlice("x", "int8", (4,), 2, 9)]), "does not lie in a tensor"),
     ],
 )
 def test_a_sender_that_breaks_the_order_is_named(tmp_path, act, text):
@@ -245,14 +239,14 @@ def test_a_sender_that_breaks_the_order_is_named(tmp_path, act, text):
 
 def test_a_dtype_that_the_format_lacks_is_refused_by_name(tmp_path):
     with pytest.raises(errors.UsageError, match="dtype complex128"):
-        begun(tmp_path).begin("server/1", [TensorSlice("x", "complex128", (1,), 0, 1)])
+        begun(tmp_path).open_file("server/1", [TensorSlice("x", "complex128", (1,), 0, 1)])
 
 
 def test_a_sender_that_ends_early_is_named_with_the_tensor(tmp_path):
     writer = begun(tmp_path)
-    writer.part("server/0", 0, 0, bytes(8))
+    writer.write_part("server/0", 0, 0, bytes(8))
     with pytest.raises(errors.CheckpointIncomplete, match=r"server/0 did not send bytes \[8:32\] of param/w"):
-        writer.end("server/0")
+        writer.finish_file("server/0")
     with pytest.raises(errors.CheckpointIncomplete, match="server/0 did not send all"):
         writer.commit(
             time=0.0, world=1, servers=0, strategy="native", update="worker", seed=0, epoch=0, state={}, metrics={},
@@ -262,7 +256,7 @@ def test_a_sender_that_ends_early_is_named_with_the_tensor(tmp_path):
 
 
 def test_discard_after_commit_harms_nothing(save, feed, facts, senders, tmp_path):
-    writer = Writer(tmp_path / "digits-3" / "0000000500", "digits-3", 500)
+    writer = CheckpointWriter(tmp_path / "digits-3" / "0000000500", "digits-3", 500)
     feed(writer, senders)
     writer.commit(**facts)
     writer.discard()
@@ -289,7 +283,7 @@ def test_parts_of_a_slice_may_come_in_any_order(order, tmp_path_factory):
     data = bytes(range(24))
     path = tmp_path_factory.mktemp("any") / "file"
     path.write_bytes(b"head" + data)
-    arrivals, straight = Arrivals(24), Arrivals(24)
+    arrivals, straight = ReceivedRanges(24), ReceivedRanges(24)
     straight.add(0, memoryview(data))
     for index in order[:-1]:
         assert arrivals.add(index * 4, memoryview(data[index * 4 : index * 4 + 4])) == ""
@@ -305,14 +299,14 @@ def test_parts_of_a_slice_may_come_in_any_order(order, tmp_path_factory):
 
 def test_parts_of_senders_may_be_interleaved_in_every_way(tmp_path, facts):
     for number, order in enumerate(itertools.permutations([("server/0", 0), ("server/0", 4), ("server/1", 0)])):
-        writer = Writer(tmp_path / "j" / f"{number:010d}", "j", number)
-        writer.begin("server/0", [TensorSlice("param/w", "int8", (12,), 0, 8)])
-        writer.begin("server/1", [TensorSlice("param/w", "int8", (12,), 8, 12)])
+        writer = CheckpointWriter(tmp_path / "j" / f"{number:010d}", "j", number)
+        writer.open_file("server/0", [TensorSlice("param/w", "int8", (12,), 0, 8)])
+        writer.open_file("server/1", [TensorSlice("param/w", "int8", (12,), 8, 12)])
         for source, offset in order:
             at = offset if source == "server/0" else 8
-            writer.part(source, 0, offset, bytearray(range(at, at + 4)))
-        writer.end("server/1")
-        writer.end("server/0")
+            writer.write_part(source, 0, offset, bytearray(range(at, at + 4)))
+        writer.finish_file("server/1")
+        writer.finish_file("server/0")
         manifest = writer.commit(**facts)
         assert contents(writer.folder, manifest) == {"param/w": bytes(range(12))}
 
@@ -328,7 +322,7 @@ def left(folder: Path, name: str, *, old: bool = False) -> Path:
     """Something that a killed writer left: a folder with a file in it, or one file."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith(EXPORT) or EXPORT in name:
+    if name.endswith(EXPORT_SUFFIX) or EXPORT_SUFFIX in name:
         path.write_bytes(b"half")
     else:
         path.mkdir()
@@ -352,12 +346,12 @@ def test_what_dead_writers_of_all_jobs_left_is_swept_and_what_lives_stays(save, 
     outside = left(tmp_path / "mine", "precious", old=True)
     (tmp_path / "digits-3" / f"0000000800.{here}.{dead}.partial").symlink_to(outside)
     (tmp_path / "linked").symlink_to(tmp_path / "other-1")
-    assert sorted(sweep(tmp_path)) == sorted([
+    assert sorted(remove_abandoned(tmp_path)) == sorted([
         f"0000000600.{here}.{dead}.partial", f"0000000500-removed.{here}.{dead}.partial",
         f"0000000500.77.export.{here}.{dead}.partial",
         "0000000600.carried.77.partial", "0000000600.elsewhere.77.partial", "0000000500.77.export",
     ])  # fmt: skip
-    assert [found.step for found in listing(tmp_path, "digits-3")] == [500]
+    assert [found.step for found in list_checkpoints(tmp_path, "digits-3")] == [500]
     assert (outside / "worker-0.safetensors").exists()
     assert len(list((tmp_path / "digits-3").iterdir())) == 6
     assert sorted(path.name for path in (tmp_path / "other-1").iterdir()) == []
@@ -368,15 +362,15 @@ def test_a_folder_that_a_process_holds_is_never_swept(tmp_path):
     path = tmp_path / "digits-3" / f"0000000500.{os.uname().nodename}.{gone()}.partial"
     held = Disk().make_folder(path)
     os.utime(path, (1e9, 1e9))
-    assert sweep(tmp_path) == []
+    assert remove_abandoned(tmp_path) == []
     os.close(held)
-    assert sweep(tmp_path) == [path.name]
+    assert remove_abandoned(tmp_path) == [path.name]
 
 
 def test_what_a_killed_pull_or_export_left_is_swept_by_the_next(tmp_path):
     here, dead = os.uname().nodename, gone()
     for name in ("digits-3@500", "digits-3@5000", "digits-3@[0-9]"):
         left(tmp_path, f"{name}.{here}.{dead}.partial")
-    assert sweep_beside(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{dead}.partial"]
-    assert sweep_beside(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{dead}.partial"]
-    assert sweep_beside(tmp_path / "none" / "digits-3@500") == []
+    assert remove_abandoned_for(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{dead}.partial"]
+    assert remove_abandoned_for(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{dead}.partial"]
+    assert remove_abandoned_for(tmp_path / "none" / "digits-3@500") == []

@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.agent.checkpoint_copies import CheckpointCopies
-from psctl.checkpoint import files, manifest
+from psctl.checkpoint import manifest
+from psctl.checkpoint.reader import open_checkpoint, read_state, verify
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
 from psctl.coordinator.state.instructions import CheckpointCommitted, CheckpointCopySent, CommitCheckpoint
 from psctl.errors import PeerLost
@@ -102,9 +103,9 @@ def test_parts_of_several_senders_become_one_verified_checkpoint(head: tuple[Che
     saver.commit(commit(500))
     written = answers.next()
     assert (written.step, written.problem, written.path) == (500, "", str(root / "digits-3" / "0000000500"))
-    manifest = files.open_checkpoint(Path(written.path))
+    manifest = open_checkpoint(Path(written.path))
     assert (manifest.metrics, manifest.world, manifest.seed, manifest.job_file) == ({"loss": 0.5}, 2, 7, "name: digits")
-    assert files.read_state(Path(written.path), manifest) == {"position": 3}
+    assert read_state(Path(written.path), manifest) == {"position": 3}
 
 
 def test_a_manifest_is_signed_by_the_authority_of_its_job(head: tuple[CheckpointSaver, Answers, Path]) -> None:
@@ -171,7 +172,7 @@ def test_a_second_copy_is_proved_and_pruned_on_its_host(
     assert wire.answers == [CheckpointCopyDone(1), CheckpointCopyDone(2), CheckpointCopyDone(3)]
     there = sorted((tmp_path / "other" / "digits-3").iterdir())
     assert [path.name for path in there] == ["0000000002", "0000000003"]
-    assert files.verify(there[1]) == []
+    assert verify(there[1]) == []
 
 
 def test_a_copy_whose_link_is_cut_or_whose_host_is_gone_is_told(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psctl.checkpoint import files
+from psctl.checkpoint.writer import CheckpointWriter
 from psctl.coordinator.connections import CoordinatorConnections
 from psctl.coordinator.state.instructions import ConnectionLost, MessageReceived, ProtocolBroken
 from psctl.errors import MessageRefused, PeerLost
@@ -139,10 +139,10 @@ def test_start_values_go_from_worker_0_to_every_other_worker_and_from_nobody_els
 
 def test_wanted_slices_are_read_from_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "digits-3" / "0000000005"
-    writer = files.Writer(folder, "digits-3", 5)
-    writer.begin("worker/0", [SLICE])
-    writer.part("worker/0", 0, 0, bytes(range(16)))
-    writer.end("worker/0")
+    writer = CheckpointWriter(folder, "digits-3", 5)
+    writer.open_file("worker/0", [SLICE])
+    writer.write_part("worker/0", 0, 0, bytes(range(16)))
+    writer.finish_file("worker/0")
     writer.commit(
         time=1.0, world=1, servers=0, strategy="native", update="worker", seed=0, epoch=0, state={}, metrics={},
         code_hash="c", job_file="",

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.checkpoint.files import Writer, verify
+from psctl.checkpoint.reader import verify
+from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.checkpoints.checkpoint_listing import list_all
 from psctl.launch.clusters import Chosen
@@ -41,10 +42,10 @@ def record(workdir: Path) -> JobRecord:
 
 def save(workdir: Path, step: int, accuracy: float) -> Path:
     folder = workdir / "checkpoints" / "digits-1" / f"{step:010d}"
-    writer = Writer(folder, "digits-1", step)
-    writer.begin("worker/0", [TensorSlice("param/w", "float32", (4,), 0, 4)])
-    writer.part("worker/0", 0, 0, bytes(range(16)))
-    writer.end("worker/0")
+    writer = CheckpointWriter(folder, "digits-1", step)
+    writer.open_file("worker/0", [TensorSlice("param/w", "float32", (4,), 0, 4)])
+    writer.write_part("worker/0", 0, 0, bytes(range(16)))
+    writer.finish_file("worker/0")
     writer.commit(
         time=100.0 + step, world=2, servers=1, epoch=1, strategy="ps", update="server", seed=0, code_hash="c0de",
         metrics={"accuracy": accuracy}, job_file=JOB_FILE, state={"step": step},

@@ -14,8 +14,8 @@ from psctl.clock import ManualClock
 from psctl.job.events import Finished, Log, Started, to_line
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.event_stream import RECONNECT, Follower, Lines
-from psctl.remote.fake import FakeShell
-from psctl.remote.shell import Result
+from psctl.remote.shell import CommandResult
+from tests.helpers.fake_shell import FakeShell
 
 FOLDER = "/w/jobs/digits-1/node-a"
 LOG = f"{FOLDER}/events.jsonl"
@@ -97,7 +97,7 @@ def test_an_agent_that_is_gone_without_a_last_word_ends_the_job_as_failed() -> N
     job = with_agent(shell)
     shell.append(LOG, to_line(STARTED))
     shell.processes[job.head.pid].end()
-    shell.on("tail", lambda argv, stdin: Result(0, b"no space\n", b""))
+    shell.on("tail", lambda argv, stdin: CommandResult(0, b"no space\n", b""))
     last = follow(shell, job)[-1]
     assert isinstance(last, Finished)
     assert (last.status, last.exit) == ("failed", 1)
@@ -107,7 +107,7 @@ def test_an_agent_that_is_gone_without_a_last_word_ends_the_job_as_failed() -> N
 def test_a_job_that_was_stopped_by_force_ends_as_stopped() -> None:
     shell = FakeShell("node-a")
     shell.append(LOG, to_line(STARTED))
-    shell.on("tail", lambda argv, stdin: Result(0, b"", b""))
+    shell.on("tail", lambda argv, stdin: CommandResult(0, b"", b""))
     job = with_agent(shell)
     shell.processes[job.head.pid].end()
     last = follow(shell, msgspec.structs.replace(job, state="stopped"))[-1]

@@ -14,16 +14,18 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.checkpoint import files
 from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.export import export_model
+from psctl.checkpoint.reader import verify
+from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch import agent_calls
 from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster, split_job
 from psctl.launch.jobs.prepare import load_wanted
-from psctl.remote.fake import FakeShell
-from psctl.remote.shell import Result
+from psctl.remote.shell import CommandResult
 from psctl.transport.protocol.authority import Pair, make_authority, sign
 from psctl.types import TensorSlice
+from tests.helpers.fake_shell import FakeShell
 
 JOB_FILE = "name: digits\nscript: train.py\n"
 THERE = "/w/checkpoints/digits-1/0000000010"
@@ -51,10 +53,10 @@ class Hostile:
 
     def __init__(self, tmp_path: Path) -> None:
         folder = tmp_path / "made" / "digits-1" / "0000000010"
-        writer = files.Writer(folder, "digits-1", 10)
-        writer.begin("worker/0", [TensorSlice("param/w", "float32", (4,), 0, 4)])
-        writer.part("worker/0", 0, 0, bytes(range(16)))
-        writer.end("worker/0")
+        writer = CheckpointWriter(folder, "digits-1", 10)
+        writer.open_file("worker/0", [TensorSlice("param/w", "float32", (4,), 0, 4)])
+        writer.write_part("worker/0", 0, 0, bytes(range(16)))
+        writer.finish_file("worker/0")
         self.manifest = writer.commit(
             time=100.0, world=2, servers=1, epoch=1, strategy="ps", update="server", seed=0, code_hash="c0de",
             metrics={}, job_file=JOB_FILE, state={"step": 10}, sign=partial(sign, AUTHORITY),
@@ -79,9 +81,9 @@ class Hostile:
         data = manifests.encode(forged, partial(sign, authority) if authority else None)
         self.shell.files[f"{THERE}/manifest.json"] = data
 
-    def _tool(self, argv: Sequence[str], stdin: bytes) -> Result:
+    def _tool(self, argv: Sequence[str], stdin: bytes) -> CommandResult:
         answer = self.answers[argv[5]]
-        return Result(0, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), b"")
+        return CommandResult(0, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), b"")
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_names_in_the_answer_are_not_used(hostile: Hostile, here: Path) -> None:
     }  # fmt: skip
     hostile.shell.append("/etc/../../../.ssh/authorized_keys", KEY.encode())
     target = pull(hostile, here)
-    assert files.verify(target) == []
+    assert verify(target) == []
     assert below(here.parent.parent) == [
         "work", "work/pulled", "work/pulled/digits-1@10",
         *(f"work/pulled/digits-1@10/{name}" for name in ("manifest.json", "state.json", "worker-0.safetensors")),
@@ -204,10 +206,10 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
     other = FakeShell("b")
     told: list[dict[str, Any]] = []
 
-    def tool(argv: Sequence[str], stdin: bytes) -> Result:
+    def tool(argv: Sequence[str], stdin: bytes) -> CommandResult:
         told.append(json.loads(argv[6]))
         answer = {"verify": Hostile.row(verified=False, problems=["none"]), "adopt": {"folder": "/etc"}}[argv[5]]
-        return Result(0, json.dumps(answer).encode(), b"")
+        return CommandResult(0, json.dumps(answer).encode(), b"")
 
     other.on("env", tool)
     folder = checkpoint_actions.bring(hostile.shell, found, other, host("b", "/v"), "/v/checkpoints")
@@ -228,13 +230,13 @@ def test_only_proved_files_reach_another_host(hostile: Hostile) -> None:
 def test_an_exported_model_is_compared_with_the_manifest(hostile: Hostile, here: Path, tmp_path: Path) -> None:
     found = checkpoint_actions.locate(hostile.shell, record(), "10")
     good = tmp_path / "good"
-    files.export(tmp_path / "made/digits-1/0000000010", hostile.manifest, good)
+    export_model(tmp_path / "made/digits-1/0000000010", hostile.manifest, good)
     out = here / "model.safetensors"
 
     def there(data: bytes) -> None:
-        def answer(argv: Sequence[str], stdin: bytes) -> Result:
+        def answer(argv: Sequence[str], stdin: bytes) -> CommandResult:
             hostile.shell.files[json.loads(argv[6])["out"]] = data
-            return Result(0, b'{"bytes": 1}', b"")
+            return CommandResult(0, b'{"bytes": 1}', b"")
 
         hostile.shell.on("env", answer)
 
@@ -287,7 +289,7 @@ def test_rows_speak_of_the_job_that_was_asked_about(hostile: Hostile) -> None:
 )  # fmt: skip
 def test_what_a_head_tells_of_a_job_never_damages_its_record(forged: Any) -> None:
     shell, head = FakeShell("a"), record().head
-    shell.on("python3", Result(0, json.dumps({head.job_dir: forged}).encode(), b""))
+    shell.on("python3", CommandResult(0, json.dumps({head.job_dir: forged}).encode(), b""))
     with pytest.raises(errors.CommandFailed, match=r"no digest|nothing is said"):
         agent_calls.digests(shell, [head])
 

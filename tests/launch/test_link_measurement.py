@@ -20,9 +20,8 @@ from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.plan.simulation.schedule_timing import Costs
-from psctl.remote.fake import FakeShell
 from psctl.remote.fleet import Fleet
-from psctl.remote.shell import Result
+from psctl.remote.shell import CommandResult
 from psctl.spec.cluster import load_cluster
 from psctl.topology.facts import Gpu, HostFacts, Nic
 from psctl.topology.graph import Between, Link
@@ -30,6 +29,7 @@ from psctl.topology.network.addresses import Chosen as Address
 from psctl.topology.network.fabric import Sample, Series
 from psctl.topology.readers.parse import parse
 from psctl.types import HostName
+from tests.helpers.fake_shell import FakeShell
 
 G = 125e6
 NOMINAL = 10 * G * link_measurement.PAYLOAD
@@ -205,7 +205,7 @@ def test_a_measurement_that_fails_is_a_warning_and_no_action(tmp_path: Path) -> 
     link_measurement.plan(home, chosen, found)
     shells = {HostName(name): FakeShell(name) for name in "ab"}
     for shell in shells.values():
-        shell.on("python3", Result(1, b"", b"no sockets here"))
+        shell.on("python3", CommandResult(1, b"", b"no sockets here"))
     (warning,) = link_measurement.carry_out(home, chosen, Fleet(dict(shells), {}), found, lambda *_: None)
     assert warning.startswith("the links were not measured: nothing could be measured: a - b:")
     assert not any(isinstance(action, MeasureLinks) for each in found.plans.values() for action in each)
@@ -234,7 +234,7 @@ class Answers:
         self.asked: list[Any] = []
         self.shell.on("python3", self.answer)
 
-    def answer(self, argv: Sequence[str], stdin: bytes) -> Result:
+    def answer(self, argv: Sequence[str], stdin: bytes) -> CommandResult:
         verb, question = argv[-2], json.loads(argv[-1])
         assert len(stdin.strip()) == 32, "the token travels on standard input"
         assert stdin.decode().strip() not in " ".join(argv)
@@ -246,7 +246,7 @@ class Answers:
         if verb == "dial":
             rate = self.rates[question["to"][0]]
             reply = {"latency": 1e-4, "out": [rate] * question["repeats"], "in": [rate / 2] * question["repeats"]}
-        return Result(0, json.dumps(reply).encode(), b"")
+        return CommandResult(0, json.dumps(reply).encode(), b"")
 
 
 def fleet_of(*hosts: Answers) -> Fleet:
@@ -281,8 +281,8 @@ def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
     said: list[tuple[str, str]] = []
     row = {"a": "CPU1", "b": "GPU0", "bandwidth": 2e10, "latency": 1e-5, "spread": 0.31}
     shells = {HostName(name): FakeShell(name) for name in "ab"}
-    shells[HostName("a")].on("/w/python", Result(0, json.dumps({"copies": [row], "error": ""}).encode(), b""))
-    shells[HostName("b")].on("/w/python", Result(0, b'{"copies": [], "error": "its torch sees no GPU"}', b""))
+    shells[HostName("a")].on("/w/python", CommandResult(0, json.dumps({"copies": [row], "error": ""}).encode(), b""))
+    shells[HostName("b")].on("/w/python", CommandResult(0, b'{"copies": [], "error": "its torch sees no GPU"}', b""))
     found = link_measurement.inside(
         cluster(), Fleet(dict(shells), {}), state("a", "b", gpus=1), lambda *words: said.append(words)
     )
@@ -298,19 +298,19 @@ def test_copies_are_asked_of_hosts_with_gpus_by_the_jobs_own_python() -> None:
 class Meets(Answers):
     """A host that answers at some addresses only, and moves a rate on each."""
 
-    def answer(self, argv: Sequence[str], stdin: bytes) -> Result:
+    def answer(self, argv: Sequence[str], stdin: bytes) -> CommandResult:
         verb, question = argv[-2], json.loads(argv[-1])
         if verb == "ports":
             number = "abc".index(self.shell.name) + 1
             ports = {f"10.0.{net}.{number}": 7000 for net in (0, 1)}
-            return Result(0, json.dumps({"ports": ports, "failed": {}}).encode(), b"")
+            return CommandResult(0, json.dumps({"ports": ports, "failed": {}}).encode(), b"")
         if verb == "reach":
             answers = {
                 key: {"latency": 1e-4, "own": ""} if to[0] in self.rates else {"error": "no answer"}
                 for key, to in question["to"].items()
             }
             self.asked.append((verb, question))
-            return Result(0, json.dumps(answers).encode(), b"")
+            return CommandResult(0, json.dumps(answers).encode(), b"")
         return super().answer(argv, stdin)
 
 
@@ -360,6 +360,6 @@ def test_one_address_a_host_is_not_probed(tmp_path: Path) -> None:
 def test_no_pair_that_answers_is_an_error_that_names_one() -> None:
     host = Answers("a", {"10.0.0.2": G})
     other = Answers("b", {})
-    host.shell.on("python3", lambda argv, stdin: Result(1, b"", b"refused"))
+    host.shell.on("python3", lambda argv, stdin: CommandResult(1, b"", b"refused"))
     with pytest.raises(HostUnreachable, match="nothing could be measured: a - b"):
         link_measurement.measure(cluster(), fleet_of(host, other), state("a", "b"), lambda *_: None)

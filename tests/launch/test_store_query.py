@@ -15,8 +15,8 @@ from psctl.clock import ManualClock
 from psctl.job.table_server_messages import ReadRow, ReadRows, ReadTable
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.store_query import BATCH, MOST, Reader, batches
-from psctl.remote.fake import FakeShell
-from psctl.remote.shell import Result
+from psctl.remote.shell import CommandResult
+from tests.helpers.fake_shell import FakeShell
 
 RECORD = JobRecord(
     job="words-1", name="words", created=1.0, cluster=KnownCluster("lab", "", "", 0.0),
@@ -41,11 +41,11 @@ class Host:
         self.shell, self.clock = FakeShell(), ManualClock()
         self.shell.on("env", self._call)
 
-    def _call(self, words: Any, stdin: bytes) -> Result:
+    def _call(self, words: Any, stdin: bytes) -> CommandResult:
         assert words[-2] == "read"
         self.asked.append(json.loads(words[-1]))
         found = self.said.pop(0) if len(self.said) > 1 else self.said[0]
-        return Result("error" in found, json.dumps(found).encode(), b"")
+        return CommandResult("error" in found, json.dumps(found).encode(), b"")
 
     def read(self, *keys: str | int, store: str = "default") -> Any:
         return Reader(self.shell, RECORD, store, self.clock).read(keys)

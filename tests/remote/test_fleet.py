@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from psctl.errors import CommandFailed, HostKeyUnknown, HostUnreachable, PsctlError
-from psctl.remote.fake import FakeShell
 from psctl.remote.fleet import AT_ONE_SSHD, Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec, HostSpec, SshSpec
 from psctl.types import HostName
+from tests.helpers.fake_shell import FakeShell
 
 
 def cluster(*hosts: HostSpec, **ssh: Any) -> ClusterSpec:

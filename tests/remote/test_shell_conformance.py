@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
-from psctl.remote.fake import FakeShell
 from psctl.remote.local import LocalShell
 from psctl.remote.shell import Process, Shell
+from tests.helpers.fake_shell import FakeShell
 
 KINDS = ["ssh", "local", "fake"]
 MOUNT_SMALL = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs"]
@@ -123,6 +123,23 @@ def test_big_streams_both_ways_do_not_wait_for_each_other(shell: Shell) -> None:
 
 
 @REAL
+def test_more_output_than_allowed_is_refused(shell: Shell) -> None:
+    data = b"x" * 10_000
+    assert shell.run(["cat"], stdin=data, limit=10_000).stdout == data
+    with pytest.raises(CommandFailed, match="it printed more than 5 kB") as caught:
+        shell.run(["cat"], stdin=data, limit=5_000)
+    assert caught.value.hint
+
+
+@REAL
+def test_a_command_that_prints_without_end_is_ended(shell: Shell, place: str, gone_soon: Callable[[int], bool]) -> None:
+    with pytest.raises(CommandFailed, match="it printed more than 1 MB"):
+        shell.run(["sh", "-c", f"echo $$ >{place}/pid; exec yes"], limit=1_000_000)
+    assert gone_soon(int(shell.run(["cat", f"{place}/pid"]).stdout))
+    with pytest.raises(CommandFailed, match="it printed more than 64 MB"):
+        shell.run(["sh", "-c", "exec yes >&2"])
+
+
 def test_a_command_that_reads_no_input_still_ends(shell: Shell) -> None:
     assert shell.run(["echo", "done"], stdin=bytes(8 << 20)).stdout == b"done\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,9 +17,19 @@ from typing import Any
 
 import pytest
 
-from psctl.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, HostUnreachable, InvalidFile, TimedOut, UsageError
+from psctl.clock import ManualClock, SystemClock
+from psctl.errors import (
+    AuthFailed,
+    HostKeyChanged,
+    HostKeyUnknown,
+    HostUnreachable,
+    InvalidFile,
+    PsctlError,
+    TimedOut,
+    UsageError,
+)
 from psctl.remote import known_hosts, scripts
-from psctl.remote.ssh import SshShell
+from psctl.remote.ssh import DROPPED_PATIENCE, LONGEST_WAIT, SshShell
 from psctl.remote.target import Target, resolve
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -348,29 +359,125 @@ def test_a_refused_connection_an_unknown_name_and_silence_are_told_apart(lab: An
         assert time.monotonic() - began < 5
 
 
-def test_an_sshd_that_hangs_up_is_tried_again_then_named(lab: Any) -> None:
-    server = lab.sshd()
-    waits: list[float] = []
-    with socket.socket() as rude:
-        rude.bind(("127.0.0.2", 0))
-        rude.listen()
+class RudeGate:
+    """A port that hangs up on the first connections, and carries later ones to an sshd."""
 
-        def hang_up() -> None:
+    def __init__(self, server: Any, refusals: int, greeting: bytes = b"") -> None:
+        self._server, self._left, self._greeting = server, refusals, greeting
+        self._listener = socket.create_server((server.address, 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            if self._left > 0:
+                self._left -= 1
+                client.sendall(self._greeting)
+                client.close()
+                continue
+            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        upstream = socket.create_connection((self._server.address, self._server.port))
+        ends = {client: upstream, upstream: client}
+        with client, upstream:
             while True:
-                try:
-                    rude.accept()[0].close()
-                except OSError:
-                    return
+                for source in select.select([*ends], [], [])[0]:
+                    if not (data := source.recv(1 << 16)):
+                        return
+                    ends[source].sendall(data)
 
-        threading.Thread(target=hang_up, daemon=True).start()
-        with pytest.raises(HostUnreachable, match="hung up before a login, 6 times") as caught:
-            SshShell.connect(lab.target(server, port=rude.getsockname()[1]), sleep=waits.append)
-        rude.shutdown(socket.SHUT_RDWR)
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+class RecordedClock(ManualClock):
+    """Records each wait; time passes in waits only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        super().sleep(seconds)
+
+
+@pytest.fixture
+def gate(lab: Any) -> Iterator[Callable[..., RudeGate]]:
+    made: list[RudeGate] = []
+
+    def make(refusals: int, greeting: bytes = b"") -> RudeGate:
+        made.append(RudeGate(lab.sshd(), refusals, greeting))
+        server = made[-1]._server
+        lab.known_hosts.write_text(f"[{server.address}]:{made[-1].port} {server.known_line().split(' ', 1)[1]}")
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("greeting", [b"", b"Exceeded MaxStartups\r\n"])
+def test_an_sshd_that_hangs_up_is_tried_again_until_it_answers(
+    lab: Any, gate: Callable[..., RudeGate], greeting: bytes
+) -> None:
+    rude, clock = gate(12, greeting), RecordedClock()
+    shell = SshShell.connect(lab.target(lab.servers[0], port=rude.port), clock=clock)
+    try:
+        assert shell.run(["echo", "here"]).stdout == b"here\n"
+    finally:
+        shell.close()
+    assert len(clock.waits) == 12, "one wait for each time that it hung up"
+    assert max(clock.waits[:3]) < min(clock.waits[9:]), "waits grow"
+    assert max(clock.waits) <= 1.5 * LONGEST_WAIT
+
+
+@pytest.mark.parametrize(("given", "patience"), [(None, DROPPED_PATIENCE), (300.0, 300.0), (3.0, 3.0)])
+def test_an_sshd_that_hangs_up_is_given_up_at_the_deadline_and_not_before(
+    lab: Any, gate: Callable[..., RudeGate], given: float | None, patience: float
+) -> None:
+    rude, clock = gate(10**9), RecordedClock()
+    with pytest.raises(HostUnreachable, match=f"hung up before a login for {patience:.0f} s") as caught:
+        SshShell.connect(lab.target(lab.servers[0], port=rude.port), given, clock)
     assert "MaxStartups" in caught.value.hint
-    assert len(waits) == 5
+    assert f"{len(clock.waits) + 1} times" in caught.value.message
+    assert clock.now() == pytest.approx(patience)
+
+
+def test_waits_of_many_clients_differ(lab: Any, gate: Callable[..., RudeGate]) -> None:
+    rude, clocks = gate(10**9), [RecordedClock() for _ in range(4)]
+    for clock in clocks:
+        with pytest.raises(HostUnreachable):
+            SshShell.connect(lab.target(lab.servers[0], port=rude.port), 5.0, clock)
+    assert len({clock.waits[0] for clock in clocks}) == len(clocks)
+
+
+def test_what_is_no_sshd_is_named_at_once(lab: Any, gate: Callable[..., RudeGate]) -> None:
+    rude, clock = gate(10**9, b"HTTP/1.1 400 Bad Request\r\n\r\n"), RecordedClock()
+    with pytest.raises(HostUnreachable, match=r"no sshd answers there, but: 'HTTP/1\.1 400 Bad Request'"):
+        SshShell.connect(lab.target(lab.servers[0], port=rude.port), clock=clock)
+    assert not clock.waits
+
+
+class CountedClock(SystemClock):
+    """The system's time; records that somebody waits."""
+
+    def __init__(self) -> None:
+        self.waited = threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        self.waited.set()
+        super().sleep(seconds)
 
 
 def test_many_logins_at_once_get_past_a_small_max_startups(lab: Any) -> None:
+    """All logins that sshd may have open are taken at first, so that each of ours is dropped at least once."""
     server = lab.sshd(extra="MaxStartups 2:50:4")
     # the first value counts: the fixture's own comes before
     text = (server.folder / "sshd_config").read_text().replace("MaxStartups 100\n", "")
@@ -379,10 +486,31 @@ def test_many_logins_at_once_get_past_a_small_max_startups(lab: Any) -> None:
     server.log = (server.folder / "sshd.log").open("ab")
     server.start()
     lab.know(server)
-    target, found = lab.target(server), []
-    threads = [threading.Thread(target=lambda: found.append(login(target))) for _ in range(8)]
+    target, found, clocks = lab.target(server), [], [CountedClock() for _ in range(8)]
+
+    def log_in(clock: CountedClock) -> None:
+        try:
+            shell = SshShell.connect(target, time.monotonic() + 300, clock)
+        except PsctlError as error:
+            found.append(error.message)
+            return
+        found.append(shell.run(["printenv", "SSH_CONNECTION"]).stdout.decode().split()[2])
+        shell.close()
+
+    holding: list[socket.socket] = []
+    while len(holding) < 4:  # above 2 each is dropped with some probability
+        idle = socket.create_connection((server.address, server.port))
+        idle.settimeout(60)
+        if idle.recv(8).startswith(b"SSH-"):
+            holding.append(idle)
+        else:
+            idle.close()
+    threads = [threading.Thread(target=log_in, args=(clock,)) for clock in clocks]
     for thread in threads:
         thread.start()
+    assert all(clock.waited.wait(120) for clock in clocks), "each was dropped, and tries again"
+    for idle in holding:
+        idle.close()
     for thread in threads:
         thread.join()
     assert found == ["127.0.0.2"] * 8
@@ -497,7 +625,7 @@ def test_a_put_that_is_cut_off_leaves_no_file(lab: Any, tmp_path: Path) -> None:
     shell = SshShell.connect(lab.target(server))
 
     shell.put(b"old", f"{tmp_path}/there/file")
-    pipe, _ = shell._sh(scripts.PUT, f"{tmp_path}/there/file", "644", "1000000")
+    pipe, _ = shell._start_script(scripts.PUT, f"{tmp_path}/there/file", "644", "1000000")
     pipe.write(memoryview(b"half"))
     deadline = time.monotonic() + 5
     while len(os.listdir(tmp_path / "there")) != 2:

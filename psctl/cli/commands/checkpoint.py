@@ -229,7 +229,8 @@ def _record(own: Context, reference: str) -> tuple[JobRecord, str]:
 
 def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
     from psctl import errors
-    from psctl.checkpoint import files, tool
+    from psctl.checkpoint import tool
+    from psctl.checkpoint.reader import manifest_bytes
     from psctl.launch.checkpoints import manifest_trust
 
     if not folder.is_dir():
@@ -238,7 +239,7 @@ def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
     if not row["job"] or not row["complete"]:
         return {**row, "signed": "none"}
     record = next((each for each in own.home.jobs() if each.job == row["job"]), None)
-    data = files.manifest_bytes(folder)
+    data = manifest_bytes(folder)
     wrong = manifest_trust.fault(record, data)
     problems = [*row["problems"], *([wrong] if wrong else [])]
     return {**row, "verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}

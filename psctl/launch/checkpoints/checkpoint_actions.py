@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.checkpoint import files
 from psctl.checkpoint import manifest as manifests
+from psctl.checkpoint.catalog import steps_to_remove
+from psctl.checkpoint.copies import CheckpointReceiver
+from psctl.checkpoint.export import ExportReceiver
 from psctl.checkpoint.manifest import MANIFEST, Manifest
-from psctl.checkpoint.retention import steps_to_remove
 from psctl.checkpoint.tool import brief
+from psctl.checkpoint.writer import EXPORT_SUFFIX, remove_abandoned_for
 from psctl.launch.archive import Archive, prove
 from psctl.launch.checkpoints import manifest_trust
 from psctl.launch.checkpoints.checkpoint_queries import (
@@ -206,11 +208,11 @@ def export(shell: Shell, found: Located, out: Path) -> int:
     It is assembled beside the checkpoint, for that is smaller than all of it, and brought here. Every byte of it is
     compared with what the manifest says of the model.
     """
-    there = f"{found.folder}.{os.getpid()}{files.EXPORT}"
+    there = f"{found.folder}.{os.getpid()}{EXPORT_SUFFIX}"
     try:
         question(shell, found.host, "export", {"folder": found.folder, "out": there}, ExportAnswer)
-        with files.Exported(found.manifest, out) as exported:
-            shell.fetch(there, exported.take, exported.size)
+        with ExportReceiver(found.manifest, out) as exported:
+            shell.fetch(there, exported.write, exported.size)
             exported.finish()
     finally:
         shell.run(["rm", "-f", there], check=False)
@@ -299,12 +301,12 @@ def bring_code(source: Shell, found: Located, state: Converging, code: str) -> A
 
 def _receive(shell: Shell, found: Located, folder: Path) -> None:
     """Bring all of a checkpoint into a new folder of this machine, proved; nothing is left of one that is not whole."""
-    files.sweep_beside(folder)
-    receiver = files.Receiver(folder, found.sizes)
+    remove_abandoned_for(folder)
+    receiver = CheckpointReceiver(folder, found.sizes)
     try:
-        receiver.part(MANIFEST, 0, found.data)
+        receiver.write_part(MANIFEST, 0, found.data)
         for name, size in found.manifest.sizes().items():
-            shell.fetch(f"{found.folder}/{name}", receiver.taker(name), size)
+            shell.fetch(f"{found.folder}/{name}", receiver.writer_of(name), size)
         receiver.finish()
     except BaseException:
         receiver.discard()

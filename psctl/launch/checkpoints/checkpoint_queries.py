@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from psctl import errors
-from psctl.checkpoint import files
+from psctl.checkpoint.reader import folder_name
 from psctl.launch.home import HostRecord
 from psctl.remote.shell import Shell
 
@@ -119,7 +119,7 @@ def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], ki
 
 def folder_on(host: HostRecord, job: str, step: int) -> str:
     """Return where a checkpoint lies on a host, whatever that host says."""
-    return f"{host.workdir}/checkpoints/{job}/{files.folder_name(step)}"
+    return f"{host.workdir}/checkpoints/{job}/{folder_name(step)}"
 
 
 def rows_of(host: HostRecord, job: str, rows: Sequence[CheckpointRow]) -> list[dict[str, Any]]:

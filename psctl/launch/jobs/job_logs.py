@@ -19,6 +19,9 @@ _FILE = re.compile(r"(?P<role>[a-z]+)-(?P<rank>[0-9]+)\.(?P<stream>stdout|stderr
 _SELECTOR = re.compile(r"(?P<role>worker|server|coordinator)(?::(?P<ranks>[0-9,-]+))?")
 
 
+MOST_BYTES = 2_000_000_000
+"""Bytes of logs that are read of one host; `--tail` and `--grep` ask for less."""
+
 SHOWN = 20
 """Ranks that an error names."""
 
@@ -164,7 +167,7 @@ def pattern_of(grep: str) -> re.Pattern[str]:
 
 def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[Line], list[Removed]]:
     asked = {**question, "folder": host.job_dir}
-    result = shell.run(ask.words(host.python, ask.THERE, "logs", asked), timeout=None)
+    result = shell.run(ask.words(host.python, ask.THERE, "logs", asked), timeout=None, limit=MOST_BYTES)
     lines, removed = [], []
     for raw in result.stdout.splitlines():
         name, text = json.loads(raw)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psctl import errors
-from psctl.checkpoint.copies import outgoing
+from psctl.checkpoint.copies import file_sizes
 from psctl.checkpoint.manifest import MANIFEST
 from psctl.checkpoint.reader import folder_name, open_checkpoint
 
@@ -43,7 +43,7 @@ def _open_target(target: str) -> tuple[Any, str]:
         return system, str(path).rstrip("/")
 
 
-def upload(folder: Path, target: str) -> str:
+def upload_checkpoint(folder: Path, target: str) -> str:
     """Copy a verified checkpoint to `target`, the manifest last; return where it lies now.
 
     Raises:
@@ -56,7 +56,7 @@ def upload(folder: Path, target: str) -> str:
         system.makedirs(place, exist_ok=True)
         if system.exists(f"{place}/{MANIFEST}"):
             system.rm_file(f"{place}/{MANIFEST}")
-        for name, size in outgoing(folder, manifest).items():
+        for name, size in file_sizes(folder, manifest).items():
             system.put_file(str(folder / name), f"{place}/{name}")
             found = system.size(f"{place}/{name}")
             if found != size:
@@ -64,7 +64,7 @@ def upload(folder: Path, target: str) -> str:
     return str(system.unstrip_protocol(place))
 
 
-def remove(target: str, job: str, steps: Iterable[int]) -> None:
+def remove_uploaded(target: str, job: str, steps: Iterable[int]) -> None:
     """Remove a job's checkpoints of these steps from `target`, each manifest first; a missing one is no fault.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A host in memory, for tests of what is above: files in a dict, a few built-in commands, and scripted ones.
+"""A shell on a host in memory: files in a dict, a few built-in commands, and scripted ones.
 
-It keeps the shell's promises (the conformance test runs on it too), so what works on it is not working by accident.
-Time does not pass in it: `sleep 60` is over at once, or at once too late for its deadline.
+It follows the rules of psctl.remote.shell; the conformance test runs on it too. Time does not pass in it: `sleep 60`
+ends at once, or exceeds its deadline at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from types import TracebackType
 import msgspec
 
 from psctl.errors import CommandFailed, DiskFull, HostUnreachable, TimedOut
-from psctl.remote.shell import Process, Result, command_line, expand, printable
+from psctl.remote.posix import output_too_large
+from psctl.remote.shell import OUTPUT_LIMIT, CommandResult, Process, command_line, expand, printable
 
-Answer = Callable[[Sequence[str], bytes], Result]
+Answer = Callable[[Sequence[str], bytes], CommandResult]
 """A scripted command: words and input to result."""
 
 
@@ -57,7 +58,7 @@ class FakeShell:
         self.name, self.home, self.room = name, home, room
         self.files: dict[str, bytes] = {}
         self.modes: dict[str, int] = {}
-        self.folders: set[str] = {"/", "/tmp", home}  # noqa: S108
+        self.folders: set[str] = {"/", "/tmp", home}
         self.processes: dict[int, FakeProcess] = {}
         self.calls: list[tuple[str, ...]] = []
         self._answers: dict[str, Answer] = {}
@@ -67,7 +68,7 @@ class FakeShell:
 
     # ---- what a test arranges ----
 
-    def on(self, program: str, answer: Answer | Result) -> None:
+    def on(self, program: str, answer: Answer | CommandResult) -> None:
         """Script a command: `program` is its first word; it answers `run`, and `start` as one that ends at once."""
         self._answers[program] = answer if callable(answer) else lambda argv, stdin: answer
 
@@ -89,7 +90,15 @@ class FakeShell:
 
     # ---- the shell ----
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, check: bool = True) -> Result:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = 60,
+        check: bool = True,
+        limit: int = OUTPUT_LIMIT,
+    ) -> CommandResult:
         shown = printable(argv)
         with self._changed:
             self._reached()
@@ -99,6 +108,8 @@ class FakeShell:
                     f"{self.name}: `{shown}` did not end within {timeout:g} s; it was ended", where=self.name
                 )
             result = self._command(argv)(argv, stdin)
+        if len(result.stdout) > limit:
+            raise output_too_large(self.name, shown, limit)
         if check and result.status != 0:
             tail = (result.stderr.strip() or result.stdout).decode("utf-8", "replace")
             raise CommandFailed(self.name, shown, result.status, tail)
@@ -203,11 +214,11 @@ class FakeShell:
         if program in self._answers:
             return self._answers[program]
         built_in: dict[str, Answer] = {
-            "true": lambda words, stdin: Result(0, b"", b""),
-            "sleep": lambda words, stdin: Result(0, b"", b""),
-            "false": lambda words, stdin: Result(1, b"", b""),
-            "echo": lambda words, stdin: Result(0, " ".join(words[1:]).encode() + b"\n", b""),
-            "pwd": lambda words, stdin: Result(0, self.home.encode() + b"\n", b""),
+            "true": lambda words, stdin: CommandResult(0, b"", b""),
+            "sleep": lambda words, stdin: CommandResult(0, b"", b""),
+            "false": lambda words, stdin: CommandResult(1, b"", b""),
+            "echo": lambda words, stdin: CommandResult(0, " ".join(words[1:]).encode() + b"\n", b""),
+            "pwd": lambda words, stdin: CommandResult(0, self.home.encode() + b"\n", b""),
             "printenv": lambda words, stdin: self._printenv(words, env or {}),
             "cat": self._cat,
             "test": self._test,
@@ -215,54 +226,54 @@ class FakeShell:
             "rm": self._rm,
             "mv": self._mv,
         }
-        return built_in.get(program, lambda words, stdin: Result(127, b"", f"{program}: not found\n".encode()))
+        return built_in.get(program, lambda words, stdin: CommandResult(127, b"", f"{program}: not found\n".encode()))
 
-    def _printenv(self, words: Sequence[str], env: Mapping[str, str]) -> Result:
+    def _printenv(self, words: Sequence[str], env: Mapping[str, str]) -> CommandResult:
         value = {"HOME": self.home, **env}.get(words[1])
-        return Result(1, b"", b"") if value is None else Result(0, value.encode() + b"\n", b"")
+        return CommandResult(1, b"", b"") if value is None else CommandResult(0, value.encode() + b"\n", b"")
 
     def _absolute(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self.home, path))
 
-    def _cat(self, words: Sequence[str], stdin: bytes) -> Result:
+    def _cat(self, words: Sequence[str], stdin: bytes) -> CommandResult:
         paths = [word for word in words[1:] if word != "--"]
         if not paths:
-            return Result(0, stdin, b"")
+            return CommandResult(0, stdin, b"")
         missing = [path for path in paths if self._absolute(path) not in self.files]
         content = b"".join(self.files.get(self._absolute(path), b"") for path in paths)
         errors = "".join(f"cat: {path}: No such file or directory\n" for path in missing)
-        return Result(1 if missing else 0, content, errors.encode())
+        return CommandResult(1 if missing else 0, content, errors.encode())
 
-    def _test(self, words: Sequence[str], stdin: bytes) -> Result:
+    def _test(self, words: Sequence[str], stdin: bytes) -> CommandResult:
         kind, path = words[1], self._absolute(words[2])
         is_file, is_folder = path in self.files, path in self.folders
         holds = {"-e": is_file or is_folder, "-f": is_file, "-d": is_folder}[kind]
-        return Result(0 if holds else 1, b"", b"")
+        return CommandResult(0 if holds else 1, b"", b"")
 
-    def _mkdir(self, words: Sequence[str], stdin: bytes) -> Result:
+    def _mkdir(self, words: Sequence[str], stdin: bytes) -> CommandResult:
         for word in words[1:]:
             if not word.startswith("-"):
                 folder = self._absolute(word)
                 while folder not in self.folders:
                     self.folders.add(folder)
                     folder = posixpath.dirname(folder)
-        return Result(0, b"", b"")
+        return CommandResult(0, b"", b"")
 
-    def _rm(self, words: Sequence[str], stdin: bytes) -> Result:
+    def _rm(self, words: Sequence[str], stdin: bytes) -> CommandResult:
         for word in words[1:]:
             if not word.startswith("-"):
                 path = self._absolute(word)
                 for found in [name for name in self.files if name == path or name.startswith(path + "/")]:
                     del self.files[found]
                 self.folders -= {name for name in self.folders if name == path or name.startswith(path + "/")}
-        return Result(0, b"", b"")
+        return CommandResult(0, b"", b"")
 
-    def _mv(self, words: Sequence[str], stdin: bytes) -> Result:
+    def _mv(self, words: Sequence[str], stdin: bytes) -> CommandResult:
         source, target = (self._absolute(word) for word in [word for word in words[1:] if not word.startswith("-")])
         if source not in self.files:
-            return Result(1, b"", f"mv: cannot stat '{source}': No such file or directory\n".encode())
+            return CommandResult(1, b"", f"mv: cannot stat '{source}': No such file or directory\n".encode())
         self._write(target, self.files.pop(source))
-        return Result(0, b"", b"")
+        return CommandResult(0, b"", b"")
 
 
 class FakeTail:

@@ -1,7 +1,7 @@
-"""Where bytes land while a checkpoint is written or received: parts of files, in any order, each byte exactly once.
+"""Files of a checkpoint while it is written or received: parts in any order, each byte exactly once.
 
-A checksum runs along as long as parts come in order; what came ahead of its turn is read back at the end. So in the
-usual case every byte is touched once.
+The checksum is updated as long as parts arrive in order; parts that arrive early are read back at the end. So in the
+usual case each byte is read once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from psctl.types import Range, TensorSlice
 Buffer = bytes | bytearray | memoryview
 
 
-class Arrivals:
-    """Which bytes of a stretch of `size` bytes have come, and their checksum. Pure."""
+class ReceivedRanges:
+    """The ranges received of `size` bytes, and their checksum. Pure."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._running = new_checksum()
-        self._summed = 0  # the checksum has taken in [0, _summed)
-        self._ahead: list[Range] = []  # came out of order; sorted, apart
+        self._summed = 0  # the checksum covers [0, _summed)
+        self._ahead: list[Range] = []  # received out of order; sorted, disjoint
 
     def add(self, offset: int, data: memoryview) -> str:
-        """Take note of a part; return what is wrong with it, or ""."""
+        """Record a part; return its fault, or ""."""
         part = Range(offset, offset + data.nbytes)
         if part.start < 0 or part.stop > self.size:
             return f"bytes [{part.start}:{part.stop}] of {self.size}"
@@ -48,7 +48,7 @@ class Arrivals:
         return ""
 
     def missing(self) -> Range | None:
-        """Return the first stretch that did not come."""
+        """Return the first range that was not received."""
         end = self._summed
         for part in self._ahead:
             if part.start > end:
@@ -57,7 +57,7 @@ class Arrivals:
         return Range(end, self.size) if end < self.size else None
 
     def checksum(self, descriptor: int, offset: int) -> str:
-        """Return the checksum of the whole stretch, which lies at byte `offset` of an open file."""
+        """Return the checksum of all bytes, which begin at byte `offset` of an open file."""
         while self._summed < self.size:
             data = os.pread(descriptor, min(CHUNK, self.size - self._summed), offset + self._summed)
             if not data:
@@ -68,14 +68,14 @@ class Arrivals:
         return self._running.hexdigest()
 
 
-class Held:
-    """The descriptor of a folder that is being written; `close` gives up its lock, again is harmless."""
+class FolderLock:
+    """The descriptor of a folder that is being written, and thereby its lock; closing it twice is harmless."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Close it."""
+        """Close it, which releases the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -91,26 +91,26 @@ class OpenFile:
         self._descriptor = disk.create(path, folder)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write at byte `offset`; nothing after `close`."""
+        """Write at byte `offset`; does nothing after `close`."""
         with self._lock:
             if self._descriptor >= 0:
                 self._disk.write(self.path, self._descriptor, data, offset)
 
     def sync(self) -> int:
-        """Bring the bytes to the disk and return the descriptor, still open for reading back."""
+        """Sync the bytes to the disk and return the descriptor, still open for reading."""
         self._disk.sync(self.path, self._descriptor)
         return self._descriptor
 
     def close(self) -> None:
-        """Close; again is harmless."""
+        """Close it; closing it twice is harmless."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
 
-class Landing:
-    """One sender's safetensors file while its slices arrive; `folder` is the descriptor of the folder it lies in."""
+class PartialTensorFile:
+    """One sender's safetensors file while its slices arrive; `folder` is the descriptor of its folder."""
 
     def __init__(
         self, source: str, path: Path, folder: int, slices: Sequence[TensorSlice], metadata: dict[str, str], disk: Disk
@@ -119,7 +119,7 @@ class Landing:
         self._slices = tuple(slices)
         self._header, self._places = tensorfile.lay_out(slices, metadata)
         sizes = [(piece.stop - piece.start) * tensorfile.width(piece.dtype) for piece in slices]
-        self._arrivals = [Arrivals(size) for size in sizes]
+        self._arrivals = [ReceivedRanges(size) for size in sizes]
         self.file = OpenFile(path, folder, disk)
         try:
             self.file.write(memoryview(self._header), 0)
@@ -127,11 +127,11 @@ class Landing:
             self.file.close()
             raise
 
-    def part(self, index: int, offset: int, data: Buffer) -> None:
+    def write_part(self, index: int, offset: int, data: Buffer) -> None:
         """Write bytes of slice `index` from byte `offset` of it.
 
         Raises:
-            CheckpointCorrupt: the sender's fault: no such slice, bytes outside of it, or bytes that came before.
+            CheckpointCorrupt: the sender's fault: no such slice, bytes outside of it, or bytes sent twice.
             DiskFull: no space is left.
         """
         view = memoryview(data).cast("B")
@@ -143,7 +143,7 @@ class Landing:
         self.file.write(view, self._places[index] + offset)
 
     def finish(self) -> TensorFile:
-        """Prove that all bytes came, bring them to the disk and return their entry for the manifest.
+        """Check that all bytes were received, sync them and return their entry for the manifest.
 
         Raises:
             CheckpointIncomplete: the sender ended early; the message names the tensor.
