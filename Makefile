@@ -1,6 +1,7 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
 # make test   install what the tests need (as root also system packages) and run them: under 8 minutes on two cores;
 #             four at a time, for most of the time they wait for real processes; the long files first (tests/conftest.py)
+# make unit   the pure tests: no root, no network, no processes; under 60 s on two cores
 # make simulate SEEDS=10000   the parameter server on a simulated network with thousands of seeds of faults
 # make soak   the long ones, three at a time; make bench: measurements; make lint: ruff and mypy
 # make audit  are the pinned versions complete, as installed, and without known vulnerabilities (says what it could not ask)
@@ -15,7 +16,7 @@ PURE := tests/spec tests/topology tests/schedule tests/ps tests/transport/protoc
 	tests/checkpoint tests/launch tests/test_units.py tests/worker/test_loader.py tests/train_state/test_state_trees.py \
 	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
 
-.PHONY: demo test simulate soak bench lint audit lock clean system
+.PHONY: demo unit test simulate soak bench lint audit lock clean system
 
 demo: $(VENV)/installed
 	$(BIN)/psctl train templates/digits/job.yaml
@@ -25,6 +26,9 @@ test soak simulate: export PYTHONDONTWRITEBYTECODE :=
 
 test: system $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder --durations=20
+
+unit: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(PURE) -m "not soak" -n 2 --dist loadfile
 
 SEEDS ?= 10000
 FROM ?= 0

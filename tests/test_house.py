@@ -149,9 +149,36 @@ def test_what_steers_a_job_never_loads_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PSCTL.parent).returncode == 0
 
 
-def test_inner_packages_are_empty() -> None:
-    for path in PSCTL.glob("*/__init__.py"):
-        assert path.read_text() == "", f"{path} must stay empty, so that no room loads another by accident"
+def packages() -> list[Path]:
+    """Return the folders of psctl/ that are packages, without the templates that travel with it."""
+    return [path.parent for path in sorted(PSCTL.rglob("__init__.py")) if "_templates" not in path.parts]
+
+
+@pytest.mark.parametrize("folder", packages()[1:], ids=lambda folder: str(folder.relative_to(PSCTL)))
+def test_a_package_lists_its_modules_and_holds_nothing_else(folder: Path) -> None:
+    tree = ast.parse((folder / "__init__.py").read_text())
+    if not tree.body:
+        return
+    assert [type(node) for node in tree.body] == [ast.Expr], f"{folder}: a docstring, so that no import loads another"
+    lines = (ast.get_docstring(tree) or "").splitlines()
+    listed = {line.split(":")[0].strip() for line in lines[1:] if ":" in line}
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    inner = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert lines, f"{folder}: no docstring"
+    assert listed >= modules | inner, f"{folder}: not listed: {sorted((modules | inner) - listed)}"
+    assert modules | inner >= listed, f"{folder}: not there: {sorted(listed - modules - inner)}"
+
+
+ONE_OF_A_KIND = {"cli/commands": "one verb a module"}
+"""Packages that may have more than MODULES modules, and why."""
+
+MODULES = 25
+
+
+def test_packages_stay_small() -> None:
+    for folder in packages():
+        count = len(list(folder.glob("*.py"))) - 1
+        assert count <= MODULES or str(folder.relative_to(PSCTL)) in ONE_OF_A_KIND, f"{folder}: {count} modules"
 
 
 def test_files_and_functions_stay_small() -> None:
