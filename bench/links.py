@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from psctl.launch.clusters import choose  # noqa: E402
+from psctl.launch.clusters import choose_cluster  # noqa: E402
 from psctl.launch.home import Home  # noqa: E402
 from psctl.launch.hosts.converge import look_at_all  # noqa: E402
 from psctl.launch.measure.link_measurement import link_measurement  # noqa: E402
@@ -54,7 +54,7 @@ def psctl(
         hosts.make_home(home)
     file = folder / "cluster.yaml"
     file.write_text(hosts.cluster_text(more=f"network: {{congestion: {congestion}}}\n"))
-    chosen = choose(Home(folder / "psctl"), str(file))
+    chosen = choose_cluster(Home(folder / "psctl"), str(file))
     with Fleet.connect(chosen.spec, config=home / ".ssh" / "config") as fleet:
         state = look_at_all(chosen, fleet)
         return link_measurement.measure(chosen, fleet, state, lambda *_: None, effort)

@@ -13,7 +13,7 @@ from psctl.launch.home import HostRecord
 from psctl.remote.shell import Process, Shell
 
 
-class _RankTold(msgspec.Struct):
+class _RankDigest(msgspec.Struct):
     role: str
     rank: int
     host: str = ""
@@ -23,36 +23,36 @@ class _RankTold(msgspec.Struct):
     last_error: str | None = None
 
 
-class _Roles(msgspec.Struct):
-    roles: list[_RankTold]
+class _StartedDigest(msgspec.Struct):
+    roles: list[_RankDigest]
 
 
-class _Step(msgspec.Struct):
+class _StepDigest(msgspec.Struct):
     step: int
 
 
-class _Size(msgspec.Struct):
+class _SizeDigest(msgspec.Struct):
     size: int
 
 
-class _End(msgspec.Struct):
+class _FinishedDigest(msgspec.Struct):
     status: Literal["done", "failed", "stopped"]
     exit: Annotated[int, msgspec.Meta(ge=0, le=255)]
     steps: int
     failure: dict[str, Any] | None = None
 
 
-class _Digest(msgspec.Struct):
+class _JobDigest(msgspec.Struct):
     """What a digest must be, as far as it is read."""
 
     alive: bool
-    ranks: dict[str, _RankTold]
+    ranks: dict[str, _RankDigest]
     state: str = ""
-    started: _Roles | None = None
-    plan: _Size | None = None
-    progress: _Step | None = None
-    checkpoint: _Step | None = None
-    finished: _End | None = None
+    started: _StartedDigest | None = None
+    plan: _SizeDigest | None = None
+    progress: _StepDigest | None = None
+    checkpoint: _StepDigest | None = None
+    finished: _FinishedDigest | None = None
 
 
 def call(
@@ -104,7 +104,7 @@ def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
     answer = ask.ask(shell, python, ask.THERE, "digest", question)
     try:
-        told = msgspec.convert(answer, dict[str, _Digest])
+        told = msgspec.convert(answer, dict[str, _JobDigest])
     except msgspec.ValidationError as error:
         raise errors.CommandFailed(shell.name, "digest of event logs", 0, f"no digest: {error}") from error
     lacking = next((host.job_dir for host in hosts if host.job_dir not in told), None)

@@ -22,8 +22,8 @@ MOST_BYTES = 4 * LARGEST
 """Bytes of a YAML file that are read: each of its characters takes four at most."""
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """A cluster, and what is remembered of it. `embedded`: this machine, without a file."""
+class ChosenCluster(msgspec.Struct, frozen=True):
+    """A cluster, and what is remembered of it. `embedded_cluster`: this machine, without a file."""
 
     spec: ClusterSpec
     known: KnownCluster
@@ -40,12 +40,12 @@ class Chosen(msgspec.Struct, frozen=True):
         inside = "this machine" if self.embedded else f"{count} host{'s' if count > 1 else ''}"
         return f"{self.spec.name} ({inside})"
 
-    def same(self, other: Chosen) -> bool:
+    def same(self, other: ChosenCluster) -> bool:
         """Tell whether both are the same file's same text, or both this machine."""
         return (self.known.name, self.known.text) == (other.known.name, other.known.text)
 
 
-class Row(msgspec.Struct, frozen=True):
+class ClusterRow(msgspec.Struct, frozen=True):
     """A cluster in `psctl clusters`. `state`: ready, partial, new, changed (its file was) or file-missing."""
 
     name: str
@@ -60,14 +60,14 @@ def is_path(reference: str) -> bool:
     return reference.endswith((".yaml", ".yml")) or "/" in reference
 
 
-def choose(
+def choose_cluster(
     home: Home,
     asked: str | None,
     *,
     job_cluster: str | None = None,
     job_folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Chosen:
+) -> ChosenCluster:
     """Return the cluster that a command means.
 
     Args:
@@ -88,22 +88,22 @@ def choose(
     if from_environment:
         return _named(home, from_environment, Path.cwd())
     current = home.current()
-    return _named(home, current, Path.cwd()) if current else embedded(home)
+    return _named(home, current, Path.cwd()) if current else embedded_cluster(home)
 
 
-def embedded(home: Home) -> Chosen:
+def embedded_cluster(home: Home) -> ChosenCluster:
     """Return the embedded cluster: this machine, the Python that runs psctl, its folder under psctl's own."""
     spec = local_cluster()
     runtime = msgspec.structs.replace(spec.runtime, python=sys.executable, workdir=str(home.root / "host"))
-    return Chosen(msgspec.structs.replace(spec, runtime=runtime), KnownCluster(LOCAL, "", "", 0.0))
+    return ChosenCluster(msgspec.structs.replace(spec, runtime=runtime), KnownCluster(LOCAL, "", "", 0.0))
 
 
-def recall(home: Home, known: KnownCluster) -> Chosen:
+def recalled_cluster(home: Home, known: KnownCluster) -> ChosenCluster:
     """Return the cluster of a record, as it was when the record was written."""
-    return Chosen(load_cluster(known.text, known.source), known) if known.text else embedded(home)
+    return ChosenCluster(load_cluster(known.text, known.source), known) if known.text else embedded_cluster(home)
 
 
-def use(home: Home, chosen: Chosen) -> None:
+def make_current(home: Home, chosen: ChosenCluster) -> None:
     """Make a cluster the current one; its name is known from then on."""
     name = chosen.known.name
     if not chosen.embedded:
@@ -113,20 +113,20 @@ def use(home: Home, chosen: Chosen) -> None:
     home.use(name)
 
 
-def rows(home: Home) -> list[Row]:
+def cluster_rows(home: Home) -> list[ClusterRow]:
     """Return every known cluster as this machine left it, `local` first; no host is asked."""
     names = home.clusters()
-    found = [] if LOCAL in names else [embedded(home)]
-    found += [recall(home, home.cluster(name)) for name in names]
+    found = [] if LOCAL in names else [embedded_cluster(home)]
+    found += [recalled_cluster(home, home.cluster(name)) for name in names]
     current = home.current() or LOCAL
     return [
-        Row(each.known.name, each.known.source or None, each.known.name == current,
+        ClusterRow(each.known.name, each.known.source or None, each.known.name == current,
             [host.name for host in each.spec.hosts], _state(each))
         for each in found
     ]  # fmt: skip
 
 
-def _state(chosen: Chosen) -> str:
+def _state(chosen: ChosenCluster) -> str:
     """Return the state that was kept, unless the file is no longer what was kept of it."""
     if chosen.embedded:
         return READY
@@ -137,7 +137,7 @@ def _state(chosen: Chosen) -> str:
     return chosen.known.state if text == chosen.known.text else "changed"
 
 
-def train_command(home: Home, chosen: Chosen, environment: Mapping[str, str]) -> str:
+def train_command(home: Home, chosen: ChosenCluster, environment: Mapping[str, str]) -> str:
     """Return the command that trains on this cluster now: the job file that is near, and --cluster where it is needed.
 
     Without --cluster, the job file's own `cluster:`, PSCTL_CLUSTER and the current cluster decide, in this order.
@@ -147,7 +147,7 @@ def train_command(home: Home, chosen: Chosen, environment: Mapping[str, str]) ->
     words = ["psctl", "train", "JOB.yaml" if job is None else shown_path(job)]
     try:
         folder = job.parent if job is not None else None
-        plain = choose(home, None, job_cluster=_cluster_of(job), job_folder=folder, environment=environment)
+        plain = choose_cluster(home, None, job_cluster=_cluster_of(job), job_folder=folder, environment=environment)
     except errors.PsctlError:  # what would be taken is unknown or broken
         plain = None
     if plain is None or not plain.same(chosen):
@@ -155,7 +155,7 @@ def train_command(home: Home, chosen: Chosen, environment: Mapping[str, str]) ->
     return " ".join(words)
 
 
-def reference(home: Home, chosen: Chosen) -> str:
+def reference(home: Home, chosen: ChosenCluster) -> str:
     """Return how a command line names a cluster: by its name where that means it, else by its file."""
     name = chosen.known.name
     known = home.cluster(name) if name in home.clusters() else None
@@ -180,7 +180,7 @@ def _cluster_of(job: Path | None) -> str | None:
     return found.text if isinstance(found, yaml.Scalar) and not found.null else None
 
 
-def waiting(chosen: Chosen, seconds: float) -> Chosen:
+def with_connect_timeout(chosen: ChosenCluster, seconds: float) -> ChosenCluster:
     """Return a cluster whose hosts are waited for this long at most, whatever its file says."""
     ssh = msgspec.structs.replace(chosen.spec.ssh, connect_timeout=seconds)
     return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, ssh=ssh))
@@ -207,17 +207,17 @@ def read_text(path: Path, what: str) -> str:
         ) from None
 
 
-def _named(home: Home, reference: str, folder: Path) -> Chosen:
+def _named(home: Home, reference: str, folder: Path) -> ChosenCluster:
     if is_path(reference):
         return _load(folder / Path(reference).expanduser())
     if reference == LOCAL and reference not in home.clusters():
-        return embedded(home)
-    return recall(home, home.cluster(reference))
+        return embedded_cluster(home)
+    return recalled_cluster(home, home.cluster(reference))
 
 
-def _load(path: Path) -> Chosen:
+def _load(path: Path) -> ChosenCluster:
     if not path.exists():
         raise errors.NoSuchCluster(f"{path}: there is no such file", hint="psctl init writes one", where=str(path))
     text = read_text(path, "a cluster file")
     spec = load_cluster(text, str(path))
-    return Chosen(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time()))
+    return ChosenCluster(spec, KnownCluster(spec.name, str(path.resolve()), text, time.time()))

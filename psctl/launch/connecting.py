@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.remote.fleet import Fleet
 
-Connect = Callable[[Chosen, Sequence[str] | None], Fleet]
+Connect = Callable[[ChosenCluster, Sequence[str] | None], Fleet]
 """Connects to a cluster's hosts, all or these."""

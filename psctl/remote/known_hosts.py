@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 
-class Line(msgspec.Struct, frozen=True):
+class KnownHostsLine(msgspec.Struct, frozen=True):
     """One usable line of a known_hosts file."""
 
     file: str
@@ -37,7 +37,7 @@ class Line(msgspec.Struct, frozen=True):
     blob: bytes
 
 
-class Verdict(Enum):
+class KeyVerdict(Enum):
     """What the known lines say of a key."""
 
     KNOWN = "known"
@@ -46,11 +46,11 @@ class Verdict(Enum):
     REVOKED = "revoked"
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class KeyJudgement(msgspec.Struct, frozen=True):
     """A verdict and the line it rests on."""
 
-    verdict: Verdict
-    line: Line | None = None
+    verdict: KeyVerdict
+    line: KnownHostsLine | None = None
 
 
 def entry_names(address: str, port: int, alias: str) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def entry_names(address: str, port: int, alias: str) -> tuple[str, ...]:
     return (address,) if port == 22 else (f"[{address}]:{port}", address)
 
 
-def read(files: Iterable[str]) -> list[Line]:
+def read(files: Iterable[str]) -> list[KnownHostsLine]:
     """Return the usable lines of the files that are there, in order."""
     found = []
     for file in files:
@@ -75,7 +75,7 @@ def read(files: Iterable[str]) -> list[Line]:
     return found
 
 
-def _parse(file: str, number: int, raw: str) -> Line | None:
+def _parse(file: str, number: int, raw: str) -> KnownHostsLine | None:
     words = raw.split()
     if not words or words[0].startswith("#"):
         return None
@@ -90,10 +90,10 @@ def _parse(file: str, number: int, raw: str) -> Line | None:
     size = int.from_bytes(blob[:4], "big")
     if blob[4 : 4 + size] != kind.encode():
         return None
-    return Line(file, number, marker, names, kind, blob)
+    return KnownHostsLine(file, number, marker, names, kind, blob)
 
 
-def of_host(lines: Iterable[Line], name: str) -> list[Line]:
+def of_host(lines: Iterable[KnownHostsLine], name: str) -> list[KnownHostsLine]:
     """Return the lines that speak of this name."""
     return [line for line in lines if _names_match(line.names, name)]
 
@@ -117,24 +117,24 @@ def _names_match(names: str, name: str) -> bool:
     return hit
 
 
-def judge(lines: Sequence[Line], names: Sequence[str], blob: bytes) -> Judgement:
+def judge(lines: Sequence[KnownHostsLine], names: Sequence[str], blob: bytes) -> KeyJudgement:
     """Say what is known of the key `blob` for a host with these names (see entry_names)."""
     own = of_host(lines, names[0])
     every = [line for name in names for line in of_host(lines, name)]
     for line in every:
         if line.marker == "@revoked" and line.blob == blob:
-            return Judgement(Verdict.REVOKED, line)
+            return KeyJudgement(KeyVerdict.REVOKED, line)
     for line in every:
         if not line.marker and line.blob == blob:
-            return Judgement(Verdict.KNOWN, line)
+            return KeyJudgement(KeyVerdict.KNOWN, line)
     others = [line for line in own if not line.marker]
     if not others:
-        return Judgement(Verdict.UNKNOWN)
+        return KeyJudgement(KeyVerdict.UNKNOWN)
     same_kind = [line for line in others if line.kind == kind_of(blob)]
-    return Judgement(Verdict.CHANGED, (same_kind or others)[0])
+    return KeyJudgement(KeyVerdict.CHANGED, (same_kind or others)[0])
 
 
-def known_kinds(lines: Sequence[Line], names: Sequence[str]) -> list[str]:
+def known_kinds(lines: Sequence[KnownHostsLine], names: Sequence[str]) -> list[str]:
     """Return the key types by which a host is known, so that these are asked of it first."""
     kinds = [line.kind for name in names for line in of_host(lines, name) if not line.marker]
     return list(dict.fromkeys(kinds))

@@ -6,7 +6,7 @@ import paramiko
 
 from psctl.errors import HostKeyChanged, HostKeyUnknown, PsctlError
 from psctl.remote import known_hosts, revoked_keys
-from psctl.remote.known_hosts import Verdict
+from psctl.remote.known_hosts import KeyVerdict
 from psctl.remote.target import Endpoint
 
 _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
@@ -26,7 +26,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         self._host, self._endpoint, self._policy, self._jumped = host, endpoint, policy, jumped
         self._names = known_hosts.entry_names(endpoint.address, endpoint.port, endpoint.alias)
 
-    def _lines(self) -> list[known_hosts.Line]:
+    def _lines(self) -> list[known_hosts.KnownHostsLine]:
         return known_hosts.read([*self._endpoint.user_known_hosts, *self._endpoint.global_known_hosts])
 
     def preferred(self, offered: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,9 +45,9 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
             if revoked_keys.lists(file, blob):
                 raise self._revoked(blob, file)
         judgement = known_hosts.judge(self._lines(), self._names, blob)
-        if judgement.verdict is Verdict.KNOWN:
+        if judgement.verdict is KeyVerdict.KNOWN:
             return
-        if judgement.verdict is Verdict.UNKNOWN:
+        if judgement.verdict is KeyVerdict.UNKNOWN:
             if self._policy != "accept-new" or not self._endpoint.user_known_hosts:
                 raise self._unknown(blob)
             self._accept(blob)
@@ -65,7 +65,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
                 where=self._host,
             ) from error
         # another psctl may have been faster: what stands in the file now counts
-        if known_hosts.judge(self._lines(), self._names, blob).verdict is not Verdict.KNOWN:
+        if known_hosts.judge(self._lines(), self._names, blob).verdict is not KeyVerdict.KNOWN:
             raise self._unknown(blob)
 
     def _who(self) -> str:
@@ -95,11 +95,11 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
             where=self._host,
         )
 
-    def _changed(self, blob: bytes, judgement: known_hosts.Judgement) -> PsctlError:
+    def _changed(self, blob: bytes, judgement: known_hosts.KeyJudgement) -> PsctlError:
         kind, shown, line = known_hosts.kind_of(blob), known_hosts.fingerprint(blob), judgement.line
         assert line is not None
         place = f"{line.file}:{line.number}"
-        if judgement.verdict is Verdict.REVOKED:
+        if judgement.verdict is KeyVerdict.REVOKED:
             return self._revoked(blob, f"{place} (@revoked)")
         return HostKeyChanged(
             f"{self._host}: {self._who()} shows the key {kind} {shown}, but {place} has "

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from psctl import errors
-from psctl.launch.hosts.actions import Install, Wants, decide, missing, torch_of, torch_to_ask_for
-from psctl.launch.hosts.site import Site
+from psctl.launch.hosts.actions import HostNeeds, Install, decide, missing, torch_of, torch_to_ask_for
+from psctl.launch.hosts.site import HostSite
 from psctl.topology.facts import HostFacts
 from psctl.topology.readers.parse import parse
 
@@ -17,7 +17,7 @@ FULL = {
     "msgspec": "0.19.0", "cryptography": "47.0", "psutil": "6.0", "numpy": "2.1",
     "torch": "2.5.1+cu124", "pip": "24.0", "ensurepip": None,
 }  # fmt: skip
-WANTS = Wants(code="c0de", code_size=1000, managed=False, torch="2.5.1")
+WANTS = HostNeeds(code="c0de", code_size=1000, managed=False, torch="2.5.1")
 GB = 10**9
 
 
@@ -25,8 +25,8 @@ def facts() -> HostFacts:
     return parse("")
 
 
-def site(**changes: Any) -> Site:
-    plain = Site(
+def site(**changes: Any) -> HostSite:
+    plain = HostSite(
         name="node-a", facts=facts(), executable="/usr/bin/python3", version="3.11.4", paths=["/usr/lib/dist-packages"],
         modules=dict(FULL), cuda=None, workdir="/w", home="/root", free=50 * GB, writable=True, open=None, skew=0.0,
         codes={}, environments={}, ready=None, jobs=[], names=[], hostname="a", cores=8,
@@ -37,7 +37,7 @@ def site(**changes: Any) -> Site:
 READY = {"type": "WriteReady", "code": "c0de", "key": "", "python": "/usr/bin/python3"}
 
 
-def printed(found: Site, wants: Wants = WANTS) -> list[str]:
+def printed(found: HostSite, wants: HostNeeds = WANTS) -> list[str]:
     return [str(action) for action in decide(found, wants)]
 
 
@@ -78,7 +78,7 @@ def test_an_environment_that_is_there_is_used_as_it_is() -> None:
 
 
 def test_managed_installs_everything_from_the_wheelhouse_without_an_index() -> None:
-    wants = Wants(
+    wants = HostNeeds(
         code="c0de",
         code_size=1,
         managed=True,

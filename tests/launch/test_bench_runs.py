@@ -18,7 +18,15 @@ from psctl.job.bench_messages import (
     question_of,
     to_line,
 )
-from psctl.launch.bench.bench_runs import Job, Result, Wish, bus_factor, sizes_of, strategies_of, wanted
+from psctl.launch.bench.bench_runs import (
+    BenchJob,
+    BenchRequest,
+    BenchResult,
+    bus_factor,
+    sizes_of,
+    strategies_of,
+    wanted,
+)
 
 
 def test_sizes_go_by_powers_of_four_and_end_where_was_said() -> None:
@@ -48,7 +56,7 @@ def test_strategies_are_names_or_all() -> None:
 
 def test_a_record_is_what_is_promised() -> None:
     row = BenchRow("allreduce", "ring", 8_000_000, 4, [0.25, 0.125, 0.5], True)
-    assert Result(row, 0.2).document() == {
+    assert BenchResult(row, 0.2).document() == {
         "operation": "allreduce", "strategy": "ring", "bytes": 8_000_000, "world": 4,
         "seconds": {"min": 0.125, "median": 0.25, "max": 0.5}, "algbw": 32e6, "busbw": 48e6,
         "predicted_seconds": 0.2, "correct": True,
@@ -58,12 +66,12 @@ def test_a_record_is_what_is_promised() -> None:
 
 def test_the_job_is_one_like_others_and_holds_the_question(tmp_path: Path) -> None:
     question = BenchQuestion("pushpull", [BenchRound(4_000, {"ps": {}})])
-    asked = wanted(tmp_path, Wish("pushpull", [4_000], [], workers="3", servers="2"), Job(question, "ps"))
+    asked = wanted(tmp_path, BenchRequest("pushpull", [4_000], [], workers="3", servers="2"), BenchJob(question, "ps"))
     job = asked.job
     assert (job.name, job.module, job.workers, job.servers) == ("bench", "psctl.worker.bench_script", 3, 2)
     assert (job.sync.strategy, job.sync.update, job.checkpoint.every) == ("ps", "worker", None)
     assert question_of((tmp_path / job.args[0]).read_bytes()) == question
-    native = wanted(tmp_path, Wish("allreduce", [4_000], [], servers="2"), Job(question, "native"))
+    native = wanted(tmp_path, BenchRequest("allreduce", [4_000], [], servers="2"), BenchJob(question, "native"))
     assert (native.job.servers, native.job.workers) == ("auto", "auto")
 
 

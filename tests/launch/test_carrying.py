@@ -14,7 +14,7 @@ from psctl.checkpoint.reader import verify
 from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch.checkpoints import checkpoint_actions
 from psctl.launch.checkpoints.checkpoint_listing import list_all
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
 from psctl.remote.fleet import Fleet
 from psctl.remote.local import LocalShell
@@ -120,7 +120,7 @@ def test_a_copy_on_another_host_stands_in_for_a_head_that_is_gone_or_damaged(tmp
     good = save(tmp_path / "other", 10, 0.9)
     reached = {"here": True}
 
-    def connect(chosen: Chosen, names: Sequence[str] | None) -> Fleet:
+    def connect(chosen: ChosenCluster, names: Sequence[str] | None) -> Fleet:
         shells = {HostName(name): LocalShell(name, str(tmp_path)) for name in names or () if reached.get(name, True)}
         gone = errors.HostUnreachable("here: no route", where="here")
         return Fleet(dict(shells), {HostName(name): gone for name in names or () if name not in shells})
@@ -148,7 +148,7 @@ def test_copies_are_listed_where_the_head_is_not_reached(tmp_path: Path) -> None
     save(tmp_path / "other", 20, 0.9)
     reached = {"here", "other"}
 
-    def connect(_: Chosen, names: Sequence[str] | None) -> Fleet:
+    def connect(_: ChosenCluster, names: Sequence[str] | None) -> Fleet:
         shells = {HostName(name): LocalShell(name, str(tmp_path)) for name in names or () if name in reached}
         failed = {HostName(name): errors.HostUnreachable(f"{name}: no route") for name in names or ()}
         return Fleet(dict(shells), {name: error for name, error in failed.items() if name not in shells})

@@ -6,7 +6,7 @@ import pytest
 
 from psctl.errors import UsageError
 from psctl.launch.bench.congestion import compared, controls_of, under
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import KnownCluster
 from psctl.spec.cluster import load_cluster
 
@@ -38,7 +38,7 @@ def test_another_control_is_recommended_only_where_it_is_clearly_faster(
 
 def test_a_cluster_is_the_same_but_for_its_congestion_control() -> None:
     text = "version: 1\nname: lab\nhosts: [a, b]\n"
-    one_host = Chosen(load_cluster(text, "lab.yaml"), KnownCluster("lab", "/lab.yaml", text, 1.0))
+    one_host = ChosenCluster(load_cluster(text, "lab.yaml"), KnownCluster("lab", "/lab.yaml", text, 1.0))
     other = under(one_host, "reno")
     assert other.spec.network.congestion == "reno"
     assert other.spec.hosts == one_host.spec.hosts

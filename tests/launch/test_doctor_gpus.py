@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psctl.launch.jobs.host_checks import Report, _gpus, newer_driver
+from psctl.launch.jobs.host_checks import HostReport, _gpus, newer_driver
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_a_driver_older_than_torchs_cuda_is_found(driver, cuda, needed) -> None:
 def test_torch_and_driver_are_held_against_each_other(torch, cuda, driver, says) -> None:
     gpu = SimpleNamespace(driver=driver, name="NVIDIA H200")
     site = SimpleNamespace(facts=SimpleNamespace(findings=(), gpus=[gpu]), modules={"torch": torch}, cuda=cuda)
-    report = Report("h0")
+    report = HostReport("h0")
     _gpus(report, site)
     assert [check.detail for check in report.checks if check.check == "cuda"] == [says]

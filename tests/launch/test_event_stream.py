@@ -13,7 +13,7 @@ from psctl import errors
 from psctl.clock import ManualClock
 from psctl.job.events import Finished, Log, Started, to_line
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
-from psctl.launch.jobs.event_stream import RECONNECT, Follower, Lines
+from psctl.launch.jobs.event_stream import RECONNECT, EventReader, LineSplitter
 from psctl.remote.shell import CommandResult
 from tests.helpers.fake_shell import FakeShell
 
@@ -47,7 +47,7 @@ def follow(
     connect: Callable[[], FakeShell] | None = None,
     told: list[str] | None = None,
 ) -> list[object]:
-    follower = Follower(
+    follower = EventReader(
         job, connect or (lambda: shell), MovingClock(), (told if told is not None else []).append, shell
     )
     return [event for event in follower.events() if event is not None]
@@ -73,7 +73,7 @@ def test_a_lost_connection_is_made_anew_and_no_event_comes_twice() -> None:
     second.append(LOG, whole)
     told: list[str] = []
     events = []
-    follower = Follower(job, lambda: second, MovingClock(), told.append, first)
+    follower = EventReader(job, lambda: second, MovingClock(), told.append, first)
     for event in follower.events():
         if event == STARTED:
             first.vanish()
@@ -125,7 +125,7 @@ def test_a_line_that_is_no_event_is_told_of_with_its_place() -> None:
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8), st.data())
 def test_lines_come_out_whole_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
     text = b"".join(line + b"\n" for line in lines)
-    reader, found = Lines(), []
+    reader, found = LineSplitter(), []
     while text:
         cut = data.draw(st.integers(1, len(text)))
         found += reader.feed(text[:cut])

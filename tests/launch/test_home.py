@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psctl import errors
-from psctl.launch.clusters import choose
+from psctl.launch.clusters import choose_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster
 
 LAB = KnownCluster("lab", "/somewhere/lab.yaml", "name: lab\nhosts: [node-a]\n", 5.0)
@@ -72,7 +72,7 @@ def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
     path = str(tmp_path / "one.yaml")
 
     def named(asked: str | None, job: str | None, environment: dict[str, str]) -> str:
-        found = choose(home, asked, job_cluster=job, job_folder=tmp_path, environment=environment)
+        found = choose_cluster(home, asked, job_cluster=job, job_folder=tmp_path, environment=environment)
         return found.spec.name
 
     assert named(path, "two", environment) == "one"
@@ -84,7 +84,7 @@ def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
 
 
 def test_the_embedded_cluster_keeps_its_things_in_psctls_own_home(tmp_path: Path) -> None:
-    chosen = choose(Home(tmp_path), None)
+    chosen = choose_cluster(Home(tmp_path), None)
     assert chosen.embedded
     assert chosen.spec.runtime.workdir == str(tmp_path / "host")
     assert chosen.spec.hosts[0].local
@@ -107,7 +107,7 @@ def test_what_was_measured_goes_with_the_cluster(tmp_path: Path) -> None:
 
 def test_a_name_that_up_has_not_seen_is_no_cluster(tmp_path: Path) -> None:
     with pytest.raises(errors.NoSuchCluster, match="none yet") as raised:
-        choose(Home(tmp_path), "lab")
+        choose_cluster(Home(tmp_path), "lab")
     assert "psctl up lab.yaml" in raised.value.hint
     with pytest.raises(errors.NoSuchCluster, match="no such file"):
-        choose(Home(tmp_path), "./nowhere.yaml")
+        choose_cluster(Home(tmp_path), "./nowhere.yaml")

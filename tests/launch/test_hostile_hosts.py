@@ -21,7 +21,7 @@ from psctl.checkpoint.writer import CheckpointWriter
 from psctl.launch import agent_calls
 from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster, split_job
-from psctl.launch.jobs.prepare import load_wanted
+from psctl.launch.jobs.prepare import load_requested_job
 from psctl.remote.shell import CommandResult
 from psctl.transport.protocol.authority import Pair, make_authority, sign
 from psctl.types import TensorSlice
@@ -377,8 +377,8 @@ def test_a_restored_job_runs_what_this_machine_recorded(hostile: Hostile) -> Non
     ],
 )
 def test_a_job_file_of_a_host_gets_nothing_of_the_operators_shell(text: str, env: list[str]) -> None:
-    wanted = load_wanted(text, "job.yaml", [], env)
+    wanted = load_requested_job(text, "job.yaml", [], env)
     with pytest.raises(errors.UsageError, match=r"asks for variables of your shell \(.*TOKEN|AWS"):
         manifest_trust.refuse_shell(wanted.job, wanted.env, "digits-1@10")
-    plain = load_wanted(JOB_FILE + "env: {A: b}\n", "job.yaml", [], ["C=d"])
+    plain = load_requested_job(JOB_FILE + "env: {A: b}\n", "job.yaml", [], ["C=d"])
     manifest_trust.refuse_shell(plain.job, plain.env, "digits-1@10")

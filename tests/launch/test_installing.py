@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 
 from psctl import errors
 from psctl.launch import pins
-from psctl.launch.hosts.actions import Install, Wants, decide
-from psctl.launch.hosts.installing import Run, install, runs_of
+from psctl.launch.hosts.actions import HostNeeds, Install, decide
+from psctl.launch.hosts.installing import PipRun, install, runs_of
 from psctl.launch.hosts.site import NEEDED
 from psctl.remote.local import LocalShell
 from psctl.spec.cluster import load_cluster
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTED = msgspec.structs.replace(WANTS, managed=True, torch=pins.torch(), pins=pins.hashed())
 
 
-def packages(wants: Wants) -> tuple[str, ...]:
+def packages(wants: HostNeeds) -> tuple[str, ...]:
     [found] = [action for action in decide(site(), wants) if isinstance(action, Install)]
     return found.packages
 
@@ -66,7 +66,7 @@ def test_managed_takes_the_tested_versions_and_leaves_the_users_own_alone() -> N
     own, engine, theirs = runs_of(wanted, TESTED.pins, "/w/constraints.txt")
     assert own.options == ("--require-hashes",)
     assert {line.split("==")[0] for line in own.lines} == set(TESTED.pins)
-    assert engine == Run((f"torch=={pins.torch()}",), ("-c", "/w/constraints.txt"))
+    assert engine == PipRun((f"torch=={pins.torch()}",), ("-c", "/w/constraints.txt"))
     assert theirs.options == ()
     assert theirs.lines[:3] == ("numpy<2", "pandas", f"torch=={pins.torch()}")
     assert f"cryptography>={NEEDED['cryptography']}" in theirs.lines, "what psctl works with still holds"
@@ -74,7 +74,7 @@ def test_managed_takes_the_tested_versions_and_leaves_the_users_own_alone() -> N
 
 def test_another_torch_than_the_tested_one_brings_what_it_wants() -> None:
     wanted = packages(msgspec.structs.replace(TESTED, torch="2.5.1+cpu"))
-    assert runs_of(wanted, TESTED.pins, "/c")[1] == Run(("torch==2.5.1+cpu",))
+    assert runs_of(wanted, TESTED.pins, "/c")[1] == PipRun(("torch==2.5.1+cpu",))
     wanted = packages(msgspec.structs.replace(TESTED, torch=f"{pins.torch()}+cpu"))
     assert runs_of(wanted, TESTED.pins, "/c")[1].options == ("-c", "/c")
 
@@ -92,7 +92,7 @@ def test_from_a_wheelhouse_all_comes_as_it_lies_there() -> None:
     wants = msgspec.structs.replace(TESTED, pins={}, wheels="w", wheels_pip=True, requirements=("pandas",))
     wanted = packages(wants)
     assert "msgspec>=0.19" in wanted
-    assert runs_of(wanted, {}, "/c") == [Run(wanted)]
+    assert runs_of(wanted, {}, "/c") == [PipRun(wanted)]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def little(index: Index, folder: Path, line: str) -> None:
     pip = [sys.executable, "-m", "pip"]
     options = ["--target", str(folder / "there"), "--no-cache-dir", "--no-deps"]
     try:
-        install(shell, pip, options, [Run((line,), ("--require-hashes",))], index.url)
+        install(shell, pip, options, [PipRun((line,), ("--require-hashes",))], index.url)
     finally:
         shell.close()
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from psctl.errors import HostUnreachable
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home, KnownCluster
-from psctl.launch.hosts.actions import MeasureLinks, Wants
-from psctl.launch.hosts.converge import Converging
-from psctl.launch.hosts.site import RunningJob, Site
+from psctl.launch.hosts.actions import HostNeeds, MeasureLinks
+from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
@@ -43,22 +43,22 @@ def facts(number: int, nics: int = 1, gpus: int = 0) -> HostFacts:
     )  # fmt: skip
 
 
-def state(*names: str, nics: int = 1, gpus: int = 0) -> Converging:
+def state(*names: str, nics: int = 1, gpus: int = 0) -> ClusterState:
     sites = {
-        name: Site(
+        name: HostSite(
             name=name, facts=facts(number, nics, gpus), executable="python3", version="3.11.4", paths=[], modules={},
             cuda=None, workdir="/w", home="/root", free=1, writable=True, open=None, skew=0.0, codes={},
             environments={}, ready={"python": "/w/python"}, jobs=[], names=[], hostname=name, cores=8,
         )
         for number, name in enumerate(names, 1)
     }  # fmt: skip
-    wants = Wants(code="c", code_size=1, managed=False, torch=None)
-    return Converging(wants, {}, sites, {name: [] for name in names}, {})
+    wants = HostNeeds(code="c", code_size=1, managed=False, torch=None)
+    return ClusterState(wants, {}, sites, {name: [] for name in names}, {})
 
 
-def cluster(more: str = "", hosts: str = "[a, b, c]") -> Chosen:
+def cluster(more: str = "", hosts: str = "[a, b, c]") -> ChosenCluster:
     text = f"name: lab\nhosts: {hosts}\n{more}"
-    return Chosen(load_cluster(text, "lab.yaml"), KnownCluster("lab", "/lab.yaml", text, 1.0))
+    return ChosenCluster(load_cluster(text, "lab.yaml"), KnownCluster("lab", "/lab.yaml", text, 1.0))
 
 
 def measured(*names: str, rate: float = 9 * G, spread: float = 0.0) -> Measurements:
@@ -106,7 +106,7 @@ def test_what_is_kept_holds_for_fewer_hosts_and_for_no_other_address(tmp_path: P
     assert link_measurement.recall(home, chosen, fewer) is None
 
 
-def rebuilt(found: Converging, name: str, what: str) -> Converging:
+def rebuilt(found: ClusterState, name: str, what: str) -> ClusterState:
     """Put another machine in the place of one, at the same name and address."""
     site = found.sites[name]
     new = {
@@ -127,7 +127,7 @@ def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what
     home, chosen = Home(tmp_path), cluster()
     copies = {name: (Link("gpu0", "memory", "copy", 2e10, 1e-5, measured=True),) for name in "ab"}
     link_measurement.keep(home, chosen, msgspec.structs.replace(measured("a", "b", "c"), inside=copies))
-    costs = {"gloo": calibration.Found(Costs(), 3, 0.2, 0.1)}
+    costs = {"gloo": calibration.FittedCosts(Costs(), 3, 0.2, 0.1)}
     calibration.keep(home, chosen, state("a", "b", "c"), costs, {})
     rebooted = state("a", "b", "c")
     rebooted.sites["b"] = msgspec.structs.replace(
@@ -170,7 +170,7 @@ def test_a_link_whose_end_is_not_there_now_is_left_out() -> None:
     assert {edge.b for edge in link_measurement.between(chosen, state("a", "b"), None)} == {"network"}
 
 
-def actions(found: Converging) -> dict[str, list[str]]:
+def actions(found: ClusterState) -> dict[str, list[str]]:
     return {name: [str(action) for action in each] for name, each in found.plans.items()}
 
 
@@ -314,7 +314,7 @@ class Meets(Answers):
         return super().answer(argv, stdin)
 
 
-def probed(home: Home, rates: dict[str, float], **options: Any) -> tuple[Converging, list[Meets]]:
+def probed(home: Home, rates: dict[str, float], **options: Any) -> tuple[ClusterState, list[Meets]]:
     hosts = [Meets(name, rates) for name in "ab"]
     found = state("a", "b", nics=2)
     reach.find(home, cluster(), fleet_of(*hosts), found, lambda *_: None, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from psctl.launch.jobs.host_checks import Report, _disk
+from psctl.launch.jobs.host_checks import HostReport, _disk
 from psctl.launch.remote_programs import machine_identity
 from psctl.launch.remote_programs.machine_identity import machine_id
 from tests.launch.test_actions import site
@@ -49,7 +49,7 @@ def test_free_inodes_are_those_of_the_disk(tiny: Path) -> None:
     ],
 )
 def test_doctor_sees_inodes_beside_bytes(inodes: int | None, ok: bool, detail: str) -> None:
-    report = Report("node-a")
+    report = HostReport("node-a")
     _disk(report, site(inodes=inodes), None)
     (row,) = report.checks
     assert (row.check, row.ok, row.detail) == ("disk", ok, detail)

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from psctl.launch import ask
-from psctl.launch.jobs.ports import Span, Taken, lacking, needed
-from psctl.launch.jobs.roster import Machine, seat
+from psctl.launch.jobs.ports import PortUse, TakenPort, lacking, needed
+from psctl.launch.jobs.roster import Machine, assign_workers
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 
@@ -25,7 +25,7 @@ def needs(job: str, cluster: str = TWO, gpus: int = 0) -> dict[str, dict[str, in
         host.name: Machine(host.name, f"10.0.0.{at}", "eth0", 8, gpus, 1e9) for at, host in enumerate(spec.hosts)
     }
     wanted = load_job(f"name: j\nscript: train.py\n{job}", "job.yaml", [])
-    return needed(wanted, seat(spec, machines, wanted))
+    return needed(wanted, assign_workers(spec, machines, wanted))
 
 
 HEAD = {"coordinator": 1, "torch's store": 1}
@@ -52,7 +52,7 @@ def test_this_machine_alone_has_master_port_beside_the_coordinator() -> None:
     spec = load_cluster("name: lab\nhosts: [{address: local, slots: 2}]\n", "lab.yaml")
     job = load_job("name: j\nscript: t.py\nsync: {strategy: native}\n", "job.yaml", [])
     machines = {"local": Machine("local", "127.0.0.1", "lo", 8, 0, 1e9)}
-    assert needed(job, seat(spec, machines, job)) == {"local": {"coordinator": 1, "MASTER_PORT": 1}}
+    assert needed(job, assign_workers(spec, machines, job)) == {"local": {"coordinator": 1, "MASTER_PORT": 1}}
 
 
 AT = {"a": "10.0.0.1", "b": "10.0.0.2"}
@@ -60,7 +60,7 @@ AT = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
 def test_each_host_that_lacks_ports_is_named_with_roles_and_holders() -> None:
     wanted = {"a": HEAD | {"servers": 2}, "b": {"servers": 2}}
-    seen = {"a": Span(2, [Taken(29400, 7, "nc -l"), Taken(29401)]), "b": Span(4)}
+    seen = {"a": PortUse(2, [TakenPort(29400, 7, "nc -l"), TakenPort(29401)]), "b": PortUse(4)}
     error = lacking((29400, 29403), wanted, seen, AT, "lab.yaml")
     assert error is not None
     assert (error.code, error.exit) == ("port-taken", 7)
@@ -71,12 +71,12 @@ def test_each_host_that_lacks_ports_is_named_with_roles_and_holders() -> None:
     assert error.hint == (
         "give network.ports at least 6 ports in lab.yaml, such as 29400-29499, or end what holds them"
     )
-    assert lacking((29400, 29403), wanted, {"a": Span(4), "b": Span(4)}, AT, "") is None
+    assert lacking((29400, 29403), wanted, {"a": PortUse(4), "b": PortUse(4)}, AT, "") is None
 
 
 def test_hosts_that_share_an_address_share_its_ports() -> None:
     wanted = {"a": {"coordinator": 1}, "b": {"servers": 2}}
-    seen = {"a": Span(2), "b": Span(2)}
+    seen = {"a": PortUse(2), "b": PortUse(2)}
     assert lacking((29400, 29401), wanted, seen, AT, "") is None
     error = lacking((29400, 29401), wanted, seen, dict.fromkeys(AT, "127.0.0.1"), "")
     assert error is not None

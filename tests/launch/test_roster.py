@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl import errors
-from psctl.launch.jobs.roster import Keys, Machine, Place, agent_orders, free_of, job_order, seat, servers_of, slots_of
+from psctl.launch.jobs.roster import (
+    AgentKeys,
+    HostFolders,
+    Machine,
+    agent_orders,
+    assign_workers,
+    free_of,
+    job_order,
+    servers_of,
+    slots_of,
+)
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.job import JobSpec, PerHost
 from psctl.types import Address
@@ -37,7 +47,7 @@ IDLE = {name: machine(name) for name in "abc"}
 
 
 def seats(spec: ClusterSpec, machines: dict[str, Machine], wanted: JobSpec) -> list[tuple[str, int]]:
-    return [(each.name, each.workers) for each in seat(spec, machines, wanted).hosts]
+    return [(each.name, each.workers) for each in assign_workers(spec, machines, wanted).hosts]
 
 
 @pytest.mark.parametrize(
@@ -66,20 +76,20 @@ def test_under_native_a_host_without_workers_takes_no_part() -> None:
 
 def test_too_few_slots_is_an_error_with_the_numbers() -> None:
     with pytest.raises(errors.InvalidFile, match=r"4 workers do not fit: cluster lab has 3 slots \(a 1, b 1, c 1\)"):
-        seat(THREE, IDLE, job(4))
+        assign_workers(THREE, IDLE, job(4))
     with pytest.raises(errors.InvalidFile, match="do not fit"):
-        seat(THREE, IDLE, job(PerHost(per_host=2)))
+        assign_workers(THREE, IDLE, job(PerHost(per_host=2)))
 
 
 def test_slots_that_a_running_job_holds_are_not_given_out() -> None:
     machines = {**IDLE, "a": machine("a", busy={"mlp-4": 1})}
     assert seats(THREE, machines, job(2)) == [("b", 1), ("a", 0), ("c", 1)]
     with pytest.raises(errors.JobRunning, match=r"3 workers need slots .* 2 free on lab \(mlp-4 on a\)") as raised:
-        seat(THREE, machines, job(3))
+        assign_workers(THREE, machines, job(3))
     assert raised.value.exit == 7
     assert "psctl stop mlp-4" in raised.value.hint
     with pytest.raises(errors.JobRunning):
-        seat(THREE, machines, job("auto"))
+        assign_workers(THREE, machines, job("auto"))
 
 
 def test_a_host_with_gpus_that_another_job_uses_is_full() -> None:
@@ -89,7 +99,7 @@ def test_a_host_with_gpus_that_another_job_uses_is_full() -> None:
 
 def test_a_cluster_of_servers_alone_cannot_train() -> None:
     with pytest.raises(errors.InvalidFile, match="no host may hold a worker"):
-        seat(cluster(host("a", roles=("server",))), IDLE, job())
+        assign_workers(cluster(host("a", roles=("server",))), IDLE, job())
 
 
 ROLES = st.sampled_from([("worker",), ("server",), ("worker", "server")])
@@ -111,7 +121,7 @@ def test_every_worker_gets_one_slot_or_the_refusal_is_right(
     total = sum(slots_of(each, machines[each.name]) for each in spec.hosts)
     free = sum(free_of(each, machines[each.name]) for each in spec.hosts)
     try:
-        found = seat(spec, machines, job(workers))
+        found = assign_workers(spec, machines, job(workers))
     except errors.JobRunning:
         assert free < workers <= total
     except errors.InvalidFile:
@@ -127,13 +137,15 @@ def test_every_worker_gets_one_slot_or_the_refusal_is_right(
 
 def test_orders_say_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone() -> None:
     wanted = job(2, PerHost(per_host=1))
-    found = seat(THREE, IDLE, wanted)
+    found = assign_workers(THREE, IDLE, wanted)
     assert servers_of(wanted, sum(host.may_serve for host in found.hosts)) == 3
     order = job_order("digits-3", THREE, wanted, found, code_hash="abc", environment={"A": "b"})
     assert (order.argv, order.servers, order.checkpoint.every_steps) == (["train.py"], 3, 500)
-    place = Place("/usr/bin/python3", "/w/code/p", "/w", "/w/jobs/digits-3/a", "/w/code/abc")
-    head = agent_orders(order, 0, place, Keys("CA", "cert", "key", "knock", "CA-key"), None, {"TOKEN": "s"})
-    other = agent_orders(order, 1, place, Keys("CA", "cert", "key", "knock"), Address("10.0.0.1", 5000), {"TOKEN": "s"})
+    place = HostFolders("/usr/bin/python3", "/w/code/p", "/w", "/w/jobs/digits-3/a", "/w/code/abc")
+    head = agent_orders(order, 0, place, AgentKeys("CA", "cert", "key", "knock", "CA-key"), None, {"TOKEN": "s"})
+    other = agent_orders(
+        order, 1, place, AgentKeys("CA", "cert", "key", "knock"), Address("10.0.0.1", 5000), {"TOKEN": "s"}
+    )
     assert (head.authority_key, other.authority_key) == ("CA-key", "")
     assert (head.knock, other.knock) == ("knock", "knock")
     assert head.paths == ["/w/code/p"]

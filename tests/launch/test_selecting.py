@@ -6,8 +6,8 @@ import pytest
 
 from psctl import errors
 from psctl.launch.checkpoints.checkpoint_actions import split
-from psctl.launch.jobs.job_logs import Selector
-from psctl.launch.jobs.prepare import load_wanted
+from psctl.launch.jobs.job_logs import RankSelector
+from psctl.launch.jobs.prepare import load_requested_job
 from psctl.launch.jobs.submit import secrets_of, variables
 from psctl.spec.job import JobSpec
 
@@ -26,7 +26,7 @@ RANKS = ["worker/0", "worker/1", "worker/12", "server/0", "server/1", "coordinat
     ],
 )
 def test_roles_and_ranks_are_selected(text: str, taken: list[str], prefixes: list[str]) -> None:
-    selector = Selector(text)
+    selector = RankSelector(text)
     assert [rank for rank in RANKS if selector.takes(rank)] == taken
     assert selector.prefixes() == prefixes
 
@@ -42,19 +42,19 @@ def test_roles_and_ranks_are_selected(text: str, taken: list[str], prefixes: lis
     ],
 )
 def test_ranks_that_a_job_does_not_have_are_found(text: str, absent: list[str]) -> None:
-    assert Selector(text).absent(RANKS) == absent
-    assert Selector("server,worker").absent(["worker/0"]) == ["server"]
+    assert RankSelector(text).absent(RANKS) == absent
+    assert RankSelector("server,worker").absent(["worker/0"]) == ["server"]
 
 
 def test_a_range_without_end_is_refused_at_once() -> None:
     with pytest.raises(errors.UsageError, match="too many ranks"):
-        Selector("worker:0-99999999999")
+        RankSelector("worker:0-99999999999")
 
 
 @pytest.mark.parametrize("text", ["workers", "worker:x", "worker:1-", "rank0", "worker:"])
 def test_what_is_no_role_is_refused_with_examples(text: str) -> None:
     with pytest.raises(errors.UsageError) as raised:
-        Selector(text)
+        RankSelector(text)
     assert "worker" in raised.value.hint
 
 
@@ -85,9 +85,9 @@ def test_a_variable_that_the_shell_lacks_or_that_is_psctls_own_is_refused() -> N
 
 def test_what_the_command_line_said_is_kept_for_a_restore_and_numbers_of_processes_are_not() -> None:
     text = "name: digits\nscript: train.py\n"
-    wanted = load_wanted(text, "job.yaml", ["seed=7", "workers=2", "sync.strategy=ps"], ["A=1"])
+    wanted = load_requested_job(text, "job.yaml", ["seed=7", "workers=2", "sync.strategy=ps"], ["A=1"])
     assert (wanted.job.seed, wanted.job.workers, wanted.job.sync.strategy) == (7, 2, "ps")
-    again = load_wanted(wanted.text, "job.yaml", ["seed=9"], [])
+    again = load_requested_job(wanted.text, "job.yaml", ["seed=9"], [])
     assert (again.job.seed, again.job.workers, again.job.sync.strategy, again.env) == (9, "auto", "ps", {"A": "1"})
     assert again.text.count("--set seed") == 2
-    assert load_wanted(text, "job.yaml", [], []).text == text
+    assert load_requested_job(text, "job.yaml", [], []).text == text

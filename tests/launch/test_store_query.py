@@ -14,7 +14,7 @@ from psctl import errors
 from psctl.clock import ManualClock
 from psctl.job.table_server_messages import ReadRow, ReadRows, ReadTable
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
-from psctl.launch.jobs.store_query import BATCH, MOST, Reader, batches
+from psctl.launch.jobs.store_query import BATCH, MOST, StoreReader, batches
 from psctl.remote.shell import CommandResult
 from tests.helpers.fake_shell import FakeShell
 
@@ -48,7 +48,7 @@ class Host:
         return CommandResult("error" in found, json.dumps(found).encode(), b"")
 
     def read(self, *keys: str | int, store: str = "default") -> Any:
-        return Reader(self.shell, RECORD, store, self.clock).read(keys)
+        return StoreReader(self.shell, RECORD, store, self.clock).read(keys)
 
 
 def both(*answers: Any) -> Any:

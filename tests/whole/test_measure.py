@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psctl.launch.clusters import choose
+from psctl.launch.clusters import choose_cluster
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import look_at_all
 from psctl.launch.measure import link_measurement, reach
@@ -36,7 +36,7 @@ dist.destroy_process_group()
 
 MBIT = 1e6 / 8
 
-STEADY = link_measurement.Effort(seconds=0.4, burn=0.15, repeats=3, pings=50)
+STEADY = link_measurement.MeasurementEffort(seconds=0.4, burn=0.15, repeats=3, pings=50)
 """Between what `up` and what `topo --measure` spends."""
 
 
@@ -59,7 +59,7 @@ class Lab:
         return {host["name"]: host["actions"] for host in self.up(*words).document["hosts"]}
 
     def measured(
-        self, effort: link_measurement.Effort = link_measurement.QUICK
+        self, effort: link_measurement.MeasurementEffort = link_measurement.QUICK
     ) -> tuple[Any, Any, link_measurement.Measurements]:
         """The cluster, what was found, and what this process measures of it."""
         with self._found() as (chosen, fleet, state):
@@ -73,7 +73,7 @@ class Lab:
     @contextlib.contextmanager
     def _found(self) -> Iterator[tuple[Any, Fleet, Any]]:
         home = Home(self.folder / "own")
-        chosen = choose(home, str(self.cluster))
+        chosen = choose_cluster(home, str(self.cluster))
         with Fleet.connect(chosen.spec, config=self.home.config) as fleet:
             state = look_at_all(chosen, fleet)
             reach.find(home, chosen, fleet, state, lambda *_: None)

@@ -53,7 +53,7 @@ def bench(
         raise UsageError(f"psctl bench {operation}: unknown", hint="allreduce or pushpull")
     if congestion is not None and operation != "pushpull":
         raise UsageError("--congestion: psctl's own connections are measured by pushpull", hint="psctl bench pushpull")
-    wish = bench_runs.Wish(
+    wish = bench_runs.BenchRequest(
         "allreduce" if operation == "allreduce" else "pushpull", bench_runs.sizes_of(sizes),
         bench_runs.strategies_of(strategy, "allreduce" if operation == "allreduce" else "pushpull"), workers, servers,
         controls_of(congestion),

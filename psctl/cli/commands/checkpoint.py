@@ -22,7 +22,7 @@ from psctl.cli.shared.parameters import (
 )
 
 if TYPE_CHECKING:
-    from psctl.launch.checkpoints.checkpoint_actions import Located
+    from psctl.launch.checkpoints.checkpoint_actions import LocatedCheckpoint
     from psctl.launch.home import JobRecord
 
 checkpoint = typer.Typer(
@@ -138,7 +138,7 @@ def restore(
     """Verify a checkpoint, then continue from it as a new job, on any number of workers and servers."""
     from psctl.cli.shared import launching
     from psctl.launch.checkpoints import checkpoint_actions, manifest_trust
-    from psctl.launch.jobs.prepare import load_wanted
+    from psctl.launch.jobs.prepare import load_requested_job
 
     own = Context.of(context)
     record, which = _record(own, checkpoint)
@@ -147,10 +147,10 @@ def restore(
     given = launching.overrides(workers, servers, strategy, settings)
     if job is not None:
         text, source = own.read_file(job, "a job file")
-        wanted, code = load_wanted(text, source, given, []), None
+        wanted, code = load_requested_job(text, source, given, []), None
     else:
         runs = manifest_trust.source_of(record, found.manifest, lambda lines: _agree(own, found, lines, trust_manifest))
-        wanted, code = load_wanted(runs.job_file, record.job_source, given, []), runs.code
+        wanted, code = load_requested_job(runs.job_file, record.job_source, given, []), runs.code
         if not runs.own:
             manifest_trust.refuse_shell(wanted.job, wanted.env, found.id)
     launch = launching.JobLaunch(own, wanted, own.cluster(cluster), code)
@@ -245,7 +245,7 @@ def _verify_here(own: Context, folder: Path) -> dict[str, Any]:
     return {**row, "verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}
 
 
-def _agree(own: Context, found: Located, lines: list[str], trusted: bool) -> bool:
+def _agree(own: Context, found: LocatedCheckpoint, lines: list[str], trusted: bool) -> bool:
     """Print how a manifest differs from this machine's record of the job, and ask; --yes is no answer to this."""
     from psctl.view.console import say
     from psctl.view.text import one_line

@@ -11,8 +11,8 @@ def clusters(context: typer.Context) -> None:
     """List the known clusters from this machine's records; contact no host."""
     import msgspec
 
-    from psctl.launch.clusters import rows
+    from psctl.launch.clusters import cluster_rows
     from psctl.view.tables import draw_clusters
 
     own = Context.of(context)
-    own.print_result({"clusters": msgspec.to_builtins(rows(own.home))}, draw_clusters)
+    own.print_result({"clusters": msgspec.to_builtins(cluster_rows(own.home))}, draw_clusters)

@@ -16,7 +16,7 @@ from psctl.errors import UsageError
 
 if TYPE_CHECKING:
     from psctl.launch.home import JobRecord
-    from psctl.launch.jobs.job_logs import Line, Selector
+    from psctl.launch.jobs.job_logs import LogLine, RankSelector
 
 
 def logs(
@@ -44,10 +44,10 @@ def logs(
     Without -f and --since it reads the log files of the hosts, which hold the newest lines of each rank up to
     `logs: {max}` of the job file; with them it reads the job's event log, in the order of time.
     """
-    from psctl.launch.jobs.job_logs import Selector
+    from psctl.launch.jobs.job_logs import RankSelector
 
     own = Context.of(context)
-    selector = Selector(role)
+    selector = RankSelector(role)
     record = own.home.job(job)
     if follow or since is not None:
         _from_events(own, record, selector, follow=follow, tail=tail, since=since, grep=grep)
@@ -55,9 +55,9 @@ def logs(
         _from_files(own, record, selector, tail, grep)
 
 
-def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int | None, grep: str | None) -> None:
+def _from_files(own: Context, record: JobRecord, selector: RankSelector, tail: int | None, grep: str | None) -> None:
     from psctl.launch.hosts.converge import verdict
-    from psctl.launch.jobs.job_logs import check, collect, pattern_of
+    from psctl.launch.jobs.job_logs import check, pattern_of, read_logs
     from psctl.types import HostName
 
     if grep is not None:
@@ -66,7 +66,7 @@ def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int |
         head = fleet.shells.get(HostName(record.head.name))
         if head is not None:
             check(head, record, selector)
-        lines, removed, missing = collect(record, fleet, selector, tail, grep)
+        lines, removed, missing = read_logs(record, fleet, selector, tail, grep)
     for gap in removed:
         own.warn(
             f"{gap.rank} on {gap.host}: the first {gap.lines:,} lines of {gap.stream} were removed "
@@ -83,7 +83,7 @@ def _from_files(own: Context, record: JobRecord, selector: Selector, tail: int |
 def _from_events(
     own: Context,
     record: JobRecord,
-    selector: Selector,
+    selector: RankSelector,
     *,
     follow: bool,
     tail: int | None,
@@ -93,8 +93,8 @@ def _from_events(
     """Print the log events of a job; with `follow`, new ones too until its end."""
     from psctl.clock import SystemClock
     from psctl.job.events import Log, RoleOf, Started, StateChanged
-    from psctl.launch.jobs.event_stream import Follower
-    from psctl.launch.jobs.job_logs import Line, check, pattern_of, tail_of
+    from psctl.launch.jobs.event_stream import EventReader
+    from psctl.launch.jobs.job_logs import LogLine, check, pattern_of, tail_of
 
     after = _moment_of(since) if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
@@ -102,8 +102,8 @@ def _from_events(
     with own.connect(own.cluster_of(record), [record.head.name]) as fleet:
         shell = head_of(fleet, record)
         check(shell, record, selector)
-        follower = Follower(record, lambda: shell, SystemClock(), own.warn, shell)
-        held: list[Line] | None = []  # lines of the past, until --tail has been applied to them
+        follower = EventReader(record, lambda: shell, SystemClock(), own.warn, shell)
+        held: list[LogLine] | None = []  # lines of the past, until --tail has been applied to them
         one_document = follow and own.options.output == "json"  # printed at the job's end
         for event in follower.events():
             if event is None:
@@ -120,7 +120,7 @@ def _from_events(
                 continue
             if pattern is not None and not pattern.search(event.text):
                 continue
-            line = Line(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
+            line = LogLine(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
             if held is None:
                 _print(own, [line])
             else:
@@ -129,7 +129,7 @@ def _from_events(
             _print(own, tail_of(held, tail))
 
 
-def _print(own: Context, lines: Iterable[Line], more: Mapping[str, Any] | None = None) -> None:
+def _print(own: Context, lines: Iterable[LogLine], more: Mapping[str, Any] | None = None) -> None:
     """Print lines, each after its rank and host, or as JSON with the keys of `more`."""
     from psctl.view.console import Glyphs, rank_lines, say
 

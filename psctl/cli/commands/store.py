@@ -25,7 +25,7 @@ def store(
 
     from psctl.clock import SystemClock
     from psctl.errors import UsageError
-    from psctl.launch.jobs.store_query import Reader, over
+    from psctl.launch.jobs.store_query import StoreReader, over
     from psctl.view.tables import draw_store
 
     own = Context.of(context)
@@ -42,7 +42,7 @@ def store(
     if file is not None and not wanted:
         raise UsageError(f"{file} has no keys", hint="one key a line")
     with own.head_shell(record) as shell:
-        found = Reader(shell, record, name, SystemClock()).read(wanted)
+        found = StoreReader(shell, record, name, SystemClock()).read(wanted)
     own.print_result(msgspec.to_builtins(found), draw_store)
 
 

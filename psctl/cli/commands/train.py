@@ -57,14 +57,14 @@ def train(
     """
     from psctl.cli.shared import launching
     from psctl.cli.shared.following import check_on_interrupt
-    from psctl.launch.jobs.prepare import load_wanted
+    from psctl.launch.jobs.prepare import load_requested_job
 
     own = Context.of(context)
     bytes_ = launching.parse_size_option(size)
     launching.check_resume(own, resume)
     check_on_interrupt(on_interrupt)
     text, source = own.read_file(job, "a job file")
-    wanted = load_wanted(text, source, launching.overrides(workers, servers, strategy, settings), env or [])
+    wanted = load_requested_job(text, source, launching.overrides(workers, servers, strategy, settings), env or [])
     launch = launching.JobLaunch(own, wanted, own.cluster(cluster, wanted.job.cluster, launching.folder_of(source)))
     if dry_run:
         launch.print_dry_run(bytes_)

@@ -12,7 +12,7 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
     """Install psctl and its environment on the hosts of a cluster. Safe to repeat; running jobs are not touched."""
     import msgspec
 
-    from psctl.launch.clusters import use
+    from psctl.launch.clusters import make_current
     from psctl.launch.hosts import converge
     from psctl.launch.jobs import readying
     from psctl.view.tables import draw_up
@@ -27,7 +27,7 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
                 own.warn(warning)
     rows = converge.outcomes(state, names)
     if not dry_run and len(state.failed) < len(names):
-        use(own.home, chosen)
+        make_current(own.home, chosen)
     error = converge.verdict(state.failed, len(names))
     own.print_results({"cluster": chosen.spec.name, "hosts": msgspec.to_builtins(rows)}, draw_up, error)
     if dry_run:

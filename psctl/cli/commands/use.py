@@ -29,8 +29,8 @@ def use(
 
     own = Context.of(context)
     chosen = own.cluster(cluster)
-    clusters.use(own.home, chosen)
-    row = next(row for row in clusters.rows(own.home) if row.current)
+    clusters.make_current(own.home, chosen)
+    row = next(row for row in clusters.cluster_rows(own.home) if row.current)
     own.print_result(msgspec.to_builtins(row), lambda console, shown: draw_clusters(console, {"clusters": [shown]}))
     other = own.environment.get("PSCTL_CLUSTER")
     if other:

@@ -16,10 +16,10 @@ from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
 from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, from_line
 from psctl.job.events import AnyEvent, Finished, Log
 from psctl.launch.bench import bench_runs, congestion
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs import prepare
-from psctl.launch.jobs.submit import Stage
+from psctl.launch.jobs.submit import ReachedCluster
 from psctl.remote.fleet import Fleet
 from psctl.units import format_bytes, format_seconds
 
@@ -33,12 +33,12 @@ class BenchCall:
         wish: what to measure.
     """
 
-    def __init__(self, context: Context, chosen: Chosen, wish: bench_runs.Wish) -> None:
+    def __init__(self, context: Context, chosen: ChosenCluster, wish: bench_runs.BenchRequest) -> None:
         self._context = context
         self._chosen = chosen
         self._wish = wish
-        self._results: list[bench_runs.Result] = []
-        self._outlook: bench_runs.Outlook | None = None
+        self._results: list[bench_runs.BenchResult] = []
+        self._outlook: bench_runs.BenchPlan | None = None
         self._controls: list[str] = []
         self._control: str | None = None  # congestion control of the current job, when controls are compared
         self._times: dict[str, list[float]] = {}  # by congestion control
@@ -74,18 +74,18 @@ class BenchCall:
             found["congestion"] = congestion.compared(self._times, self._chosen.spec.network.congestion)
         return found
 
-    def _predict(self) -> Stage:
+    def _predict(self) -> ReachedCluster:
         """Connect to all hosts, make them ready and predict the times."""
         own, say = self._context, self._context.progress
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
             asked = bench_runs.wanted(Path(folder), self._wish, bench_runs.whole_job(self._wish))
         with prepare.reach(own.home, self._chosen, own.connect, [], say) as stage:
             prepare.make_ready(stage, say, own.warn)
-            self._outlook = bench_runs.Outlook(stage, asked)
+            self._outlook = bench_runs.BenchPlan(stage, asked)
             self._controls = congestion.allowed(stage, self._wish.controls)
             return stage
 
-    def _measure(self, job: bench_runs.Job, signals: SignalQueue) -> int:
+    def _measure(self, job: bench_runs.BenchJob, signals: SignalQueue) -> int:
         own, control = self._context, self._control
         chosen = self._chosen if control is None else congestion.under(self._chosen, control)
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ class BenchCall:
                 self._times.setdefault(self._control, []).append(statistics.median(answer.times))
                 self._context.tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
             case BenchRow():
-                result = bench_runs.Result(answer, self._outlook.predicted(answer.strategy, answer.bytes))
+                result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)
                 predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
                 wrong = "" if answer.correct else ", and its sum is WRONG"

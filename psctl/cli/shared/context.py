@@ -22,7 +22,7 @@ Console = Any
 """A stream to draw on: rich's Console, which only `psctl.view` imports."""
 
 if TYPE_CHECKING:
-    from psctl.launch.clusters import Chosen
+    from psctl.launch.clusters import ChosenCluster
     from psctl.launch.home import Home, JobRecord
     from psctl.remote.fleet import Fleet
     from psctl.remote.shell import Shell
@@ -170,39 +170,43 @@ class Context:
 
     # ---- clusters and jobs ---------------------------------------------------------------------------------------
 
-    def cluster(self, asked: str | None, job_cluster: str | None = None, job_folder: Path | None = None) -> Chosen:
+    def cluster(
+        self, asked: str | None, job_cluster: str | None = None, job_folder: Path | None = None
+    ) -> ChosenCluster:
         """Return the cluster that this call works on, and print its name."""
-        from psctl.launch.clusters import choose
+        from psctl.launch.clusters import choose_cluster
 
-        chosen = choose(self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment)
+        chosen = choose_cluster(
+            self.home, asked, job_cluster=job_cluster, job_folder=job_folder, environment=self.environment
+        )
         return self._with_timeout(self._announced(chosen))
 
-    def cluster_of(self, record: JobRecord, *, acts: bool = False) -> Chosen:
+    def cluster_of(self, record: JobRecord, *, acts: bool = False) -> ChosenCluster:
         """Return the cluster that a job runs on; a command that `acts` on the job prints its name."""
-        from psctl.launch.clusters import recall
+        from psctl.launch.clusters import recalled_cluster
 
-        chosen = recall(self.home, record.cluster)
+        chosen = recalled_cluster(self.home, record.cluster)
         return self._with_timeout(self._announced(chosen) if acts else chosen)
 
-    def _announced(self, chosen: Chosen) -> Chosen:
+    def _announced(self, chosen: ChosenCluster) -> ChosenCluster:
         """Print which cluster a command works on."""
         self.tell(f"cluster: {chosen.title}")
         self.detail(f"cluster file: {chosen.known.source or 'none, this machine alone'}")
         return chosen
 
-    def _with_timeout(self, chosen: Chosen) -> Chosen:
+    def _with_timeout(self, chosen: ChosenCluster) -> ChosenCluster:
         """Return the cluster with --timeout in place of its own `connect_timeout`."""
-        from psctl.launch.clusters import waiting
+        from psctl.launch.clusters import with_connect_timeout
 
-        return chosen if self.options.timeout is None else waiting(chosen, self.options.timeout)
+        return chosen if self.options.timeout is None else with_connect_timeout(chosen, self.options.timeout)
 
-    def train_command(self, chosen: Chosen) -> str:
+    def train_command(self, chosen: ChosenCluster) -> str:
         """Return the command that trains on a cluster from here."""
         from psctl.launch.clusters import train_command
 
         return train_command(self.home, chosen, self.environment)
 
-    def connect(self, chosen: Chosen, names: Sequence[str] | None = None) -> Fleet:
+    def connect(self, chosen: ChosenCluster, names: Sequence[str] | None = None) -> Fleet:
         """Connect to a cluster's hosts, all or these."""
         from psctl.remote.fleet import Fleet
         from psctl.types import HostName

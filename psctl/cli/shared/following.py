@@ -30,10 +30,10 @@ from psctl.job.events import (
     Started,
     StateChanged,
 )
-from psctl.launch.clusters import choose, reference
+from psctl.launch.clusters import choose_cluster, reference
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs import job_end
-from psctl.launch.jobs.event_stream import Follower
+from psctl.launch.jobs.event_stream import EventReader
 from psctl.launch.jobs.host_messages import resumed_by
 from psctl.launch.jobs.prepare import split_notes
 from psctl.remote.shell import Shell
@@ -163,7 +163,7 @@ class JobFollower:
     def run(self) -> int:
         """Follow; return the exit code."""
         with self._make_output() as output:
-            follower = Follower(self.record, self._connect, self._clock, output.show_hint, self._head())
+            follower = EventReader(self.record, self._connect, self._clock, output.show_hint, self._head())
             last: Finished | None = None
             self._signals.following = True
             try:
@@ -258,7 +258,9 @@ class JobFollower:
         ran_on = own.cluster_of(record)
         with contextlib.suppress(errors.NoSuchCluster, errors.InvalidFile):
             job, folder = load_job(text, record.job_source, settings), Path(record.job_source).parent
-            plain = choose(own.home, None, job_cluster=job.cluster, job_folder=folder, environment=own.environment)
+            plain = choose_cluster(
+                own.home, None, job_cluster=job.cluster, job_folder=folder, environment=own.environment
+            )
             if plain.same(ran_on):
                 return words
         return [*words, f"--cluster {reference(own.home, ran_on)}"]

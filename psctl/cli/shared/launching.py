@@ -10,10 +10,10 @@ from psctl import errors
 from psctl.cli.shared.context import Context, print_json
 from psctl.cli.shared.following import SignalQueue, check_on_interrupt, follow
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
 from psctl.launch.jobs import prepare
-from psctl.launch.jobs.submit import Request, Stage
+from psctl.launch.jobs.submit import JobRequest, ReachedCluster
 from psctl.units import parse_size
 from psctl.view.tables import draw_dry_run
 
@@ -30,7 +30,9 @@ class JobLaunch:
         code: hash of code that hosts have already; None packs the job's folder.
     """
 
-    def __init__(self, context: Context, wanted: prepare.Wanted, chosen: Chosen, code: str | None = None) -> None:
+    def __init__(
+        self, context: Context, wanted: prepare.RequestedJob, chosen: ChosenCluster, code: str | None = None
+    ) -> None:
         self.context = context
         self.wanted = wanted
         self.chosen = chosen
@@ -52,7 +54,7 @@ class JobLaunch:
         self,
         resume: str = NEVER,
         *,
-        located: checkpoint_actions.Located | None = None,
+        located: checkpoint_actions.LocatedCheckpoint | None = None,
         detach: bool = False,
         on_interrupt: str | None = None,
     ) -> int:
@@ -71,16 +73,16 @@ class JobLaunch:
             self._print_started(record)
             return follow(self.context, record, signals, on_interrupt, stage.fleet)
 
-    def _request(self) -> Request:
+    def _request(self) -> JobRequest:
         if self._code is None:
             return prepare.request_of(self.wanted, self.chosen, os.environ, self.context.progress)
         return prepare.request_by_hash(self.wanted, self.chosen, os.environ, self._code)
 
-    def _reach(self, request: Request) -> contextlib.AbstractContextManager[Stage]:
+    def _reach(self, request: JobRequest) -> contextlib.AbstractContextManager[ReachedCluster]:
         own = self.context
         return prepare.reach(own.home, self.chosen, own.connect, [request.code], own.progress)
 
-    def _resume_from(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
+    def _resume_from(self, stage: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the checkpoint that --resume names, None for none."""
         if resume == NEVER:
             return None
@@ -94,7 +96,7 @@ class JobLaunch:
         self.context.progress("", f"verifying {resume}")
         return checkpoint_actions.find(self.context.home, record, which, self.context.connect)
 
-    def _newest(self, stage: Stage, resume: str) -> checkpoint_actions.Located | None:
+    def _newest(self, stage: ReachedCluster, resume: str) -> checkpoint_actions.LocatedCheckpoint | None:
         """Return the newest verified checkpoint of earlier runs on this cluster; with auto, None after a done run.
 
         A job of the same name on another cluster may be another job.

@@ -15,11 +15,11 @@ import msgspec
 
 from psctl import errors
 from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
-from psctl.launch.jobs.prepare import Wanted, load_wanted, seats_of
+from psctl.launch.jobs.prepare import RequestedJob, load_requested_job, seats_of
 from psctl.launch.jobs.roster import job_order
-from psctl.launch.jobs.submit import Stage
+from psctl.launch.jobs.submit import ReachedCluster
 from psctl.launch.measure import calibration
-from psctl.launch.measure.calibration import Found
+from psctl.launch.measure.calibration import FittedCosts
 from psctl.launch.measure.cluster_snapshot import machines_document
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
@@ -55,7 +55,7 @@ SLOWEST = 8.0
 """Times as long, or as short, as bytes may be taken to flow, and messages to wait."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class BenchRequest(msgspec.Struct, frozen=True):
     """What the command line asks for. `strategies` empty: all feasible ones; `controls`: of congestion, compared."""
 
     operation: Operation
@@ -66,14 +66,14 @@ class Wish(msgspec.Struct, frozen=True):
     controls: list[str] = []
 
 
-class Job(msgspec.Struct, frozen=True):
+class BenchJob(msgspec.Struct, frozen=True):
     """One job of a bench: what it is asked, and under which strategy it runs."""
 
     question: BenchQuestion
     strategy: Literal["native", "ps", "auto"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class BenchResult(msgspec.Struct, frozen=True):
     """One strategy at one size."""
 
     row: BenchRow
@@ -144,12 +144,12 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
     return ["ps"] if operation == "pushpull" else list(dict.fromkeys(names))
 
 
-def whole_job(wish: Wish) -> Job:
+def whole_job(wish: BenchRequest) -> BenchJob:
     """Return a job that takes workers and all hosts that may serve: what predictions are made for."""
-    return Job(BenchQuestion(wish.operation, []), "auto")
+    return BenchJob(BenchQuestion(wish.operation, []), "auto")
 
 
-def wanted(folder: Path, wish: Wish, job: Job) -> Wanted:
+def wanted(folder: Path, wish: BenchRequest, job: BenchJob) -> RequestedJob:
     """Write a job's folder and return the job as the user might have asked for it.
 
     Args:
@@ -165,13 +165,13 @@ def wanted(folder: Path, wish: Wish, job: Job) -> Wanted:
     ]  # fmt: skip
     given = {"workers": wish.workers, "servers": wish.servers if job.strategy != "native" else None}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
-    return load_wanted("\n".join(lines) + "\n", str(folder / "job.yaml"), overrides, [])
+    return load_requested_job("\n".join(lines) + "\n", str(folder / "job.yaml"), overrides, [])
 
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-class Outlook:
+class BenchPlan:
     """What the plan says of a job's hosts.
 
     Args:
@@ -179,7 +179,7 @@ class Outlook:
         wanted: a job with all that may serve.
     """
 
-    def __init__(self, stage: Stage, wanted: Wanted) -> None:
+    def __init__(self, stage: ReachedCluster, wanted: RequestedJob) -> None:
         seats, _ = seats_of(stage, wanted.job)
         self.order: JobOrder = job_order(
             NAME, stage.chosen.spec, wanted.job, seats,
@@ -210,7 +210,7 @@ class Outlook:
             next(row.params for row in self.plan(size).candidates if row.strategy == strategy), Options
         )
 
-    def jobs(self, wish: Wish) -> list[Job]:
+    def jobs(self, wish: BenchRequest) -> list[BenchJob]:
         """Return the jobs that measure what is wished for.
 
         Raises:
@@ -227,13 +227,13 @@ class Outlook:
             if played:
                 rounds.append(BenchRound(size, played))
             if "ps" in names:
-                served.append(Job(BenchQuestion(wish.operation, [BenchRound(size, {"ps": {}})]), "ps"))
+                served.append(BenchJob(BenchQuestion(wish.operation, [BenchRound(size, {"ps": {}})]), "ps"))
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        collectives = [Job(BenchQuestion(wish.operation, rounds), strategy)] if rounds else []
+        collectives = [BenchJob(BenchQuestion(wish.operation, rounds), strategy)] if rounds else []
         return [*collectives, *served]
 
 
-def sizes_document(outlook: Outlook, results: Sequence[Result]) -> list[dict[str, Any]]:
+def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[dict[str, Any]]:
     """Return, for each size, the fastest strategy, what `auto` would take, and how much slower that is (regret)."""
     found = []
     for size in dict.fromkeys(each.row.bytes for each in results):
@@ -253,7 +253,7 @@ def sizes_document(outlook: Outlook, results: Sequence[Result]) -> list[dict[str
 # ---- calibration -----------------------------------------------------------------------------------------------------
 
 
-def calibrate(stage: Stage, outlook: Outlook, results: Sequence[Result]) -> dict[str, Found]:
+def calibrate(stage: ReachedCluster, outlook: BenchPlan, results: Sequence[BenchResult]) -> dict[str, FittedCosts]:
     """Fit what messages cost each engine, and how fast each strategy's bytes flow, and keep it with the cluster.
 
     Returns:
@@ -262,7 +262,7 @@ def calibrate(stage: Stage, outlook: Outlook, results: Sequence[Result]) -> dict
     measured = [each for each in results if each.row.correct and each.median > 0]
     predictor = _Predictor(outlook)
     flowing = {**{name: pace.flowing for name, pace in outlook.ground.paces.items()}, **predictor.flowing(measured)}
-    engines: dict[str, list[Result]] = {}
+    engines: dict[str, list[BenchResult]] = {}
     for each in measured:
         engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
     found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
@@ -281,7 +281,7 @@ class _Predictor:
         outlook: the plan that measurements were made for.
     """
 
-    def __init__(self, outlook: Outlook) -> None:
+    def __init__(self, outlook: BenchPlan) -> None:
         self._outlook = outlook
         self._ground = copy.copy(outlook.ground)
         self._ground.paces = {}
@@ -294,7 +294,7 @@ class _Predictor:
             return serve(self._ground, self._serving(row.bytes), row.bytes)[0]
         return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
 
-    def fitted(self, engine: str, results: Sequence[Result], flowing: Mapping[str, float]) -> Found:
+    def fitted(self, engine: str, results: Sequence[BenchResult], flowing: Mapping[str, float]) -> FittedCosts:
         """Fit an engine's costs; they stay in place for what is asked next."""
         some = _some(results)
 
@@ -306,19 +306,19 @@ class _Predictor:
         fitted = fit([each.median for each in some], predict, self._ground.costs.get(engine))
         self._ground.costs = {**self._ground.costs, engine: fitted.costs}
         before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
-        return Found(fitted.costs, len(some), statistics.median(before), fitted.after)
+        return FittedCosts(fitted.costs, len(some), statistics.median(before), fitted.after)
 
-    def flowing(self, results: Sequence[Result]) -> dict[str, float]:
+    def flowing(self, results: Sequence[BenchResult]) -> dict[str, float]:
         """Return by strategy how many times as long its bytes flowed, from the sizes where that is most of the time."""
         return self._longer(results, FLOWS, lambda timing: timing.flowing)
 
-    def waiting(self, results: Sequence[Result]) -> dict[str, float]:
+    def waiting(self, results: Sequence[BenchResult]) -> dict[str, float]:
         """Return by strategy how many times as long its messages waited, from the sizes where that is most of the time;
         costs are fitted to all strategies of an engine together."""
         return self._longer(results, WAITS, lambda timing: timing.waiting)
 
     def _longer(
-        self, results: Sequence[Result], least: float, part: Callable[[Timing], float]
+        self, results: Sequence[BenchResult], least: float, part: Callable[[Timing], float]
     ) -> dict[str, float]:  # fmt: skip
         found: dict[str, list[float]] = {}
         for each in results:
@@ -342,14 +342,14 @@ def _engine(ground: Ground, strategy: str) -> str:
     return {"native": ground.engine, "ps": "ps"}.get(strategy, "psctl")
 
 
-def _some(results: Sequence[Result]) -> list[Result]:
+def _some(results: Sequence[BenchResult]) -> list[BenchResult]:
     """Return at most SAMPLES of them, spread over sizes and strategies."""
     ordered = sorted(results, key=lambda each: (each.row.bytes, each.row.strategy))
     step = max(1.0, len(ordered) / SAMPLES)
     return [ordered[int(at * step)] for at in range(min(len(ordered), SAMPLES))]
 
 
-def describe(found: Mapping[str, Found]) -> list[str]:
+def describe(found: Mapping[str, FittedCosts]) -> list[str]:
     """Return what was found of each engine, a line each, for people."""
     return [
         f"{engine}: {each.costs.alpha * 1e6:.0f} us a message, {each.costs.overhead * 1e6:.0f} us of processor at "

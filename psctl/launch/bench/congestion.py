@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import Chosen
-from psctl.launch.jobs.submit import Stage
+from psctl.launch.clusters import ChosenCluster
+from psctl.launch.jobs.submit import ReachedCluster
 
 ALLOWED = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
 """Where a host says what a socket may choose without privileges."""
@@ -38,7 +38,7 @@ def controls_of(text: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def allowed(stage: Stage, wished: Sequence[str]) -> list[str]:
+def allowed(stage: ReachedCluster, wished: Sequence[str]) -> list[str]:
     """Return those of the wished controls that every host allows.
 
     Raises:
@@ -51,7 +51,7 @@ def allowed(stage: Stage, wished: Sequence[str]) -> list[str]:
     return found
 
 
-def under(chosen: Chosen, control: str) -> Chosen:
+def under(chosen: ChosenCluster, control: str) -> ChosenCluster:
     """Return the cluster as if its file said `congestion: CONTROL`."""
     network = msgspec.structs.replace(chosen.spec.network, congestion=control)
     return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, network=network))

@@ -39,10 +39,10 @@ from psctl.launch.checkpoints.checkpoint_queries import (
     question,
     rows_of,
 )
-from psctl.launch.clusters import recall
+from psctl.launch.clusters import recalled_cluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home, HostRecord, JobRecord
-from psctl.launch.hosts.converge import Converging
+from psctl.launch.hosts.converge import ClusterState
 from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
 from psctl.types import HostName
@@ -58,7 +58,7 @@ _OTHERS = "psctl checkpoint list {} shows the others"
 _REFERENCE = re.compile(r"(?P<job>[^@]+)@(?P<which>[0-9]+|latest|best)")
 
 
-class Located(msgspec.Struct, frozen=True):
+class LocatedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint and where it was found; `data` is its manifest's file, `manifest` what it says."""
 
     record: JobRecord
@@ -112,7 +112,7 @@ def keep_best(record: JobRecord) -> tuple[str, str] | None:
     return (best.metric, best.mode) if best else None
 
 
-def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located:
+def find(home: Home, record: JobRecord, which: str, connect: Connect) -> LocatedCheckpoint:
     """Find a checkpoint and prove it: on the job's head, else as the copy that another of its hosts keeps.
 
     Raises:
@@ -123,7 +123,7 @@ def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located
     for hosts in ([head], others):
         if not hosts:
             continue
-        with connect(recall(home, record.cluster), [host.name for host in hosts]) as fleet:
+        with connect(recalled_cluster(home, record.cluster), [host.name for host in hosts]) as fleet:
             for host in hosts:
                 try:
                     if HostName(host.name) in fleet.failed:
@@ -139,7 +139,7 @@ def find(home: Home, record: JobRecord, which: str, connect: Connect) -> Located
     raise first
 
 
-def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None = None) -> Located:
+def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None = None) -> LocatedCheckpoint:
     """Find a checkpoint on a host of its job; the head's when none is named.
 
     Raises:
@@ -159,7 +159,7 @@ def locate(shell: Shell, record: JobRecord, which: str, host: HostRecord | None 
         raise errors.CheckpointCorrupt(f"{where}: {wrong}", hint=_OTHERS.format(record.job), where=where)
     if (manifest.job, manifest.step) != (record.job, step):
         raise errors.CheckpointCorrupt(f"{where}: its manifest is that of {manifest.id}", where=where)
-    return Located(record, host, manifest, data)
+    return LocatedCheckpoint(record, host, manifest, data)
 
 
 def _manifest_file(shell: Shell, host: HostRecord, job: str, step: int) -> bytes:
@@ -168,7 +168,7 @@ def _manifest_file(shell: Shell, host: HostRecord, job: str, step: int) -> bytes
     return b"".join(parts)
 
 
-def newest(shell: Shell, record: JobRecord, warn: Callable[[str], None]) -> Located | None:
+def newest(shell: Shell, record: JobRecord, warn: Callable[[str], None]) -> LocatedCheckpoint | None:
     """Return a job's newest checkpoint whose every byte is right; None when it has none. Damaged ones are told of."""
     answer = question(shell, record.head, "newest", {"root": record.checkpoints, "job": record.job}, NewestAnswer)
     for sentence in answer.skipped:
@@ -176,7 +176,7 @@ def newest(shell: Shell, record: JobRecord, warn: Callable[[str], None]) -> Loca
     return None if answer.step is None else locate(shell, record, str(answer.step))
 
 
-def verify(shell: Shell, found: Located) -> None:
+def verify(shell: Shell, found: LocatedCheckpoint) -> None:
     """Read every byte of a checkpoint where it lies.
 
     Raises:
@@ -202,7 +202,7 @@ def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
     return told | {"verified": not problems, "problems": problems, "signed": manifest_trust.signer(record, data)}
 
 
-def export(shell: Shell, found: Located, out: Path) -> int:
+def export(shell: Shell, found: LocatedCheckpoint, out: Path) -> int:
     """Write a checkpoint's model to a file of this machine, proved; return its bytes.
 
     It is assembled beside the checkpoint, for that is smaller than all of it, and brought here. Every byte of it is
@@ -232,7 +232,7 @@ def prune(shell: Shell, record: JobRecord, keep: int) -> list[dict[str, Any]]:
     return rows_of(record.head, record.job, question(shell, record.head, "prune", body, PruneAnswer).removed)
 
 
-def pull(shell: Shell, found: Located, folder: Path) -> Path:
+def pull(shell: Shell, found: LocatedCheckpoint, folder: Path) -> Path:
     """Bring a checkpoint to a folder of this machine, proved; return where it lies.
 
     Args:
@@ -248,7 +248,7 @@ def pull(shell: Shell, found: Located, folder: Path) -> Path:
     return target
 
 
-def bring(source: Shell, found: Located, target: Shell, host: HostRecord, root: str) -> str:
+def bring(source: Shell, found: LocatedCheckpoint, target: Shell, host: HostRecord, root: str) -> str:
     """See that a verified copy of a checkpoint lies on another host; return its folder there.
 
     A copy that lies there already (a job keeps a second one) is proved and used; else it is carried over this machine.
@@ -272,7 +272,7 @@ def bring(source: Shell, found: Located, target: Shell, host: HostRecord, root: 
     return folder
 
 
-def bring_code(source: Shell, found: Located, state: Converging, code: str) -> Archive | None:
+def bring_code(source: Shell, found: LocatedCheckpoint, state: ClusterState, code: str) -> Archive | None:
     """Return the archive of the code that a job is to run again with, unless every host has it.
 
     Args:
@@ -299,7 +299,7 @@ def bring_code(source: Shell, found: Located, state: Converging, code: str) -> A
     return Archive(code, data, [], 0)
 
 
-def _receive(shell: Shell, found: Located, folder: Path) -> None:
+def _receive(shell: Shell, found: LocatedCheckpoint, folder: Path) -> None:
     """Bring all of a checkpoint into a new folder of this machine, proved; nothing is left of one that is not whole."""
     remove_abandoned_for(folder)
     receiver = CheckpointReceiver(folder, found.sizes)

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.checkpoints import checkpoint_queries
-from psctl.launch.clusters import recall
+from psctl.launch.clusters import recalled_cluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.remote.fleet import Fleet
@@ -17,7 +17,7 @@ from psctl.remote.shell import Shell
 from psctl.types import HostName
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedCheckpoints(msgspec.Struct, frozen=True):
     """The checkpoints of some jobs.
 
     `rows` are those of `checkpoint list`, each with the host that holds it; `notes` say whose copies were listed
@@ -29,12 +29,12 @@ class Listed(msgspec.Struct, frozen=True):
     missing: dict[str, errors.PsctlError]
 
 
-def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> Listed:
+def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> ListedCheckpoints:
     """List the checkpoints of these jobs, in their order."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed: dict[str, errors.PsctlError] = {}
     for cluster, group in by_cluster(records):
-        with connect(recall(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
+        with connect(recalled_cluster(home, cluster.cluster), sorted({record.head.name for record in group})) as fleet:
             for record in group:
                 try:
                     found[record.job] = _on(fleet, record.head, record)
@@ -48,7 +48,7 @@ def list_all(home: Home, records: Sequence[JobRecord], connect: Connect) -> List
             head, message = record.head.name, failed.pop(record.job).message
             why = f"its head {head} is not reached ({message.removeprefix(f'{head}: ')})"
             notes.append(f"{record.job}: {why}; these are the copies on {', '.join(hosts)}")
-    return Listed([row for record in records for row in found.get(record.job, [])], notes, failed)
+    return ListedCheckpoints([row for record in records for row in found.get(record.job, [])], notes, failed)
 
 
 def by_cluster(records: Sequence[JobRecord]) -> list[tuple[JobRecord, list[JobRecord]]]:
@@ -66,7 +66,7 @@ def _copies(home: Home, record: JobRecord, connect: Connect) -> tuple[list[dict[
         return None
     rows: list[dict[str, Any]] = []
     answered = []
-    with connect(recall(home, record.cluster), [host.name for host in others]) as fleet:
+    with connect(recalled_cluster(home, record.cluster), [host.name for host in others]) as fleet:
         for host in others:
             try:
                 rows += _on(fleet, host, record)

@@ -27,7 +27,7 @@ Signer = Literal["job", "other", "none"]
 _CODE = re.compile(r"[0-9a-f]{40}")
 
 
-class Source(msgspec.Struct, frozen=True):
+class RestoreSource(msgspec.Struct, frozen=True):
     """The job file and the code's hash that a restored job runs; `own`: they are this machine's record of the job."""
 
     job_file: str
@@ -58,7 +58,7 @@ def fault(record: JobRecord | None, data: bytes) -> str:
     }[signer(record, data)]
 
 
-def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]], bool]) -> Source:
+def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]], bool]) -> RestoreSource:
     """Return what a job that is restored from a checkpoint runs.
 
     Args:
@@ -70,7 +70,7 @@ def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]]
     Raises:
         UsageError: the operator does not; the manifest names no code.
     """
-    own = Source(record.job_file, record.code_hash, own=True)
+    own = RestoreSource(record.job_file, record.code_hash, own=True)
     lines = list(differences(record, manifest))
     if not lines:
         return own
@@ -80,7 +80,7 @@ def source_of(record: JobRecord, manifest: Manifest, agree: Callable[[list[str]]
         )
     if not _CODE.fullmatch(manifest.code_hash):
         raise errors.UsageError(f"{manifest.id}: its manifest names no code: {manifest.code_hash!r}")
-    return Source(manifest.job_file, manifest.code_hash, own=False)
+    return RestoreSource(manifest.job_file, manifest.code_hash, own=False)
 
 
 def differences(record: JobRecord, manifest: Manifest) -> Iterator[str]:

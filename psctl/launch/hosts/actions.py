@@ -16,7 +16,7 @@ import re
 import msgspec
 
 from psctl import errors
-from psctl.launch.hosts.site import NEEDED, Site
+from psctl.launch.hosts.site import NEEDED, HostSite
 from psctl.launch.pins import version_of
 from psctl.units import format_bytes, hide_credentials
 
@@ -108,7 +108,7 @@ class MeasureLinks(Action, frozen=True):
 AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady | FindNetwork | MeasureLinks
 
 
-class Wants(msgspec.Struct, frozen=True):
+class HostNeeds(msgspec.Struct, frozen=True):
     """What hosts are to have. `torch` is a version, "" for any that is new enough, or None for no torch at all."""
 
     code: str
@@ -123,7 +123,7 @@ class Wants(msgspec.Struct, frozen=True):
     pins: dict[str, str] = {}  # by name, with hashes (pins.py); empty: what is installed from decides
 
 
-def decide(site: Site, wants: Wants) -> list[AnyAction]:
+def decide(site: HostSite, wants: HostNeeds) -> list[AnyAction]:
     """Return what is to be done on a host, in order; empty when it is as wanted.
 
     Raises:
@@ -148,12 +148,12 @@ def decide(site: Site, wants: Wants) -> list[AnyAction]:
     return actions
 
 
-def python_of(site: Site, key: str) -> str:
+def python_of(site: HostSite, key: str) -> str:
     """Return the interpreter of an environment, or the host's own for key ""."""
     return f"{site.workdir}/envs/{key}/bin/python" if key else site.executable
 
 
-def torch_of(site: Site, wants: Wants) -> str:
+def torch_of(site: HostSite, wants: HostNeeds) -> str:
     """Return the version of torch that workers will meet there, without its build ("2.5.1"); "" for none."""
     found = site.modules.get("torch")
     if not wants.managed and found and not _older(found, NEEDED["torch"]):
@@ -172,7 +172,7 @@ def torch_to_ask_for(version: str, *, source: bool) -> str:
     return version if source or not re.fullmatch(r"cpu|cu[0-9]+", label) else number
 
 
-def missing(site: Site, wants: Wants) -> list[str]:
+def missing(site: HostSite, wants: HostNeeds) -> list[str]:
     """Return what the host's own Python lacks of what a job needs there, as requirements."""
     found = site.modules
     return [
@@ -180,7 +180,7 @@ def missing(site: Site, wants: Wants) -> list[str]:
     ]
 
 
-def _needs(wants: Wants) -> dict[str, str]:
+def _needs(wants: HostNeeds) -> dict[str, str]:
     """Return psctl's needs by module, as requirements; torch as it is wanted."""
     needs = {name: f"{name}>={oldest}" for name, oldest in NEEDED.items() if name != "torch" or wants.torch is not None}
     needs |= {name: f"{name}=={version_of(line)}" for name, line in wants.pins.items() if name in needs}
@@ -189,7 +189,7 @@ def _needs(wants: Wants) -> dict[str, str]:
     return needs
 
 
-def _seeing(site: Site, wants: Wants) -> list[MakeEnvironment | Install]:
+def _seeing(site: HostSite, wants: HostNeeds) -> list[MakeEnvironment | Install]:
     """`environment: existing`: only what is missing, in an environment of its own that sees the existing one."""
     packages = missing(site, wants)
     if not packages:
@@ -202,7 +202,7 @@ def _seeing(site: Site, wants: Wants) -> list[MakeEnvironment | Install]:
     return [make, Install(key, tuple(packages), _options(wants), wants.wheels)]
 
 
-def _managed(site: Site, wants: Wants) -> list[MakeEnvironment | Install]:
+def _managed(site: HostSite, wants: HostNeeds) -> list[MakeEnvironment | Install]:
     """`environment: managed`: everything in an environment of its own."""
     packages = [*_needs(wants).values(), *wants.requirements]
     options = _options(wants)
@@ -212,12 +212,12 @@ def _managed(site: Site, wants: Wants) -> list[MakeEnvironment | Install]:
     return [make, Install(key, tuple(packages), options, wants.wheels)]
 
 
-def _options(wants: Wants) -> tuple[str, ...]:
+def _options(wants: HostNeeds) -> tuple[str, ...]:
     """How pip finds packages beside the index: in the wheelhouse alone, where one was sent."""
     return ("--no-index",) if wants.wheels else ()
 
 
-def _check_pip(site: Site, wants: Wants, has_pip: bool) -> None:
+def _check_pip(site: HostSite, wants: HostNeeds, has_pip: bool) -> None:
     if not (has_pip or wants.wheels_pip or site.modules.get("ensurepip") is not None or site.modules.get("pip")):
         raise errors.PythonMissing(
             f"{site.name}: {site.executable} has neither pip nor ensurepip, so nothing can be installed for it",
@@ -226,7 +226,7 @@ def _check_pip(site: Site, wants: Wants, has_pip: bool) -> None:
         )
 
 
-def _check_private(site: Site) -> None:
+def _check_private(site: HostSite) -> None:
     if site.open is not None:
         raise errors.InvalidFile(
             f"{site.name}: {site.open['why']}; what lies in runtime.workdir ({site.workdir}) is run by psctl",
@@ -234,7 +234,7 @@ def _check_private(site: Site) -> None:
         )  # fmt: skip
 
 
-def _check_room(site: Site, actions: list[AnyAction]) -> None:
+def _check_room(site: HostSite, actions: list[AnyAction]) -> None:
     if not site.writable:
         raise errors.DiskFull(
             f"{site.name}: {site.workdir} cannot be written", hint="set runtime.workdir to a folder of yours",

@@ -15,16 +15,16 @@ import msgspec
 from psctl import errors
 from psctl.launch import ask
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.hosts.actions import (
     AnyAction,
     FindNetwork,
+    HostNeeds,
     Install,
     MakeEnvironment,
     MeasureLinks,
     SendCode,
     SendWheels,
-    Wants,
     WriteReady,
     decide,
     python_of,
@@ -32,7 +32,7 @@ from psctl.launch.hosts.actions import (
     torch_to_ask_for,
 )
 from psctl.launch.hosts.installing import install, runs_of
-from psctl.launch.hosts.site import Site, look
+from psctl.launch.hosts.site import HostSite, look
 from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -56,12 +56,12 @@ class HostOutcome(msgspec.Struct, frozen=True):
     error: dict[str, object] | None = None
 
 
-class Converging(msgspec.Struct):
+class ClusterState(msgspec.Struct):
     """All hosts after one look: what was found, what is to be done, what went wrong."""
 
-    wants: Wants
+    wants: HostNeeds
     archives: dict[str, Archive]
-    sites: dict[str, Site]
+    sites: dict[str, HostSite]
     plans: dict[str, list[AnyAction]]
     failed: dict[str, errors.PsctlError]
     addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: their facts tell
@@ -77,7 +77,7 @@ class Converging(msgspec.Struct):
         return f"{self.sites[name].workdir}/code/{self.wants.code}"
 
 
-def wants_of(chosen: Chosen) -> tuple[Wants, dict[str, Archive]]:
+def wants_of(chosen: ChosenCluster) -> tuple[HostNeeds, dict[str, Archive]]:
     """Return what the hosts of a cluster are to have, and the archives that carry it.
 
     Raises:
@@ -95,7 +95,7 @@ def wants_of(chosen: Chosen) -> tuple[Wants, dict[str, Archive]]:
         else _torch_here() if runtime.torch == "auto"
         else torch_to_ask_for(runtime.torch, source=source)
     )  # fmt: skip
-    wants = Wants(
+    wants = HostNeeds(
         code=code.hash, code_size=len(code.data), managed=runtime.environment == "managed", torch=torch,
         requirements=runtime.requirements, index=runtime.index, wheels=wheels.hash if wheels else "",
         wheels_size=len(wheels.data) if wheels else 0,
@@ -105,7 +105,7 @@ def wants_of(chosen: Chosen) -> tuple[Wants, dict[str, Archive]]:
     return wants, archives
 
 
-def look_at_all(chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) -> Converging:
+def look_at_all(chosen: ChosenCluster, fleet: Fleet, codes: Sequence[str] = ()) -> ClusterState:
     """Look at every host that was reached and decide what to do there; one round trip a host, in parallel.
 
     Args:
@@ -116,7 +116,7 @@ def look_at_all(chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) -> Conv
     wants, archives = wants_of(chosen)
     asked = [*archives, *codes]
     found = fleet.each(lambda _, shell: look(shell, chosen.spec, asked))
-    state = Converging(wants, archives, {}, {}, {str(name): error for name, error in fleet.failed.items()})
+    state = ClusterState(wants, archives, {}, {}, {str(name): error for name, error in fleet.failed.items()})
     for name, outcome in found.items():
         if outcome.error is not None:
             state.failed[name] = outcome.error
@@ -130,7 +130,7 @@ def look_at_all(chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) -> Conv
     return state
 
 
-def check_versions(state: Converging) -> None:
+def check_versions(state: ClusterState) -> None:
     """Refuse hosts whose Python or torch would not work together.
 
     Raises:
@@ -150,7 +150,7 @@ def check_versions(state: Converging) -> None:
             )
 
 
-def carry_out(state: Converging, fleet: Fleet, say: Say) -> None:
+def carry_out(state: ClusterState, fleet: Fleet, say: Say) -> None:
     """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
     busy = [HostName(name) for name, actions in state.plans.items() if actions]
     done = fleet.each(lambda name, shell: _carry_out_host(state, shell, say), names=busy) if busy else {}
@@ -159,7 +159,7 @@ def carry_out(state: Converging, fleet: Fleet, say: Say) -> None:
             state.failed[name] = outcome.error
 
 
-def outcomes(state: Converging, names: Sequence[str]) -> list[HostOutcome]:
+def outcomes(state: ClusterState, names: Sequence[str]) -> list[HostOutcome]:
     """Return one row a host, in the cluster file's order."""
     rows = []
     for name in names:
@@ -194,7 +194,7 @@ def _named(host: str, error: errors.PsctlError) -> str:
     return error.message if host in error.message else f"{host}: {error.message}"
 
 
-def _carry_out_host(state: Converging, shell: Shell, say: Say) -> None:
+def _carry_out_host(state: ClusterState, shell: Shell, say: Say) -> None:
     site = state.sites[shell.name]
     for action in state.plans[shell.name]:
         if isinstance(action, (FindNetwork, MeasureLinks)):
@@ -213,7 +213,7 @@ def _carry_out_host(state: Converging, shell: Shell, say: Say) -> None:
                 shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
 
 
-def _send(state: Converging, shell: Shell, site: Site, name: str, folder: str) -> None:
+def _send(state: ClusterState, shell: Shell, site: HostSite, name: str, folder: str) -> None:
     send_archive(shell, site.executable, f"{site.workdir}/{folder}", state.archives[name])
 
 
@@ -228,7 +228,7 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
     return str(answer["folder"])
 
 
-def _make_environment(shell: Shell, site: Site, action: MakeEnvironment) -> None:
+def _make_environment(shell: Shell, site: HostSite, action: MakeEnvironment) -> None:
     path = f"{site.workdir}/envs/{action.key}"
     pip = action.pip and site.modules.get("ensurepip") is not None
     flags = ["--clear"] if pip else ["--clear", "--without-pip"]
@@ -238,7 +238,7 @@ def _make_environment(shell: Shell, site: Site, action: MakeEnvironment) -> None
         shell.put(lines.encode(), f"{path}/lib/python{action.minor}/site-packages/psctl-sees.pth")
 
 
-def _install(state: Converging, shell: Shell, site: Site, action: Install) -> None:
+def _install(state: ClusterState, shell: Shell, site: HostSite, action: Install) -> None:
     python = python_of(site, action.key)
     options = [*action.options]
     if action.wheels:
@@ -250,7 +250,7 @@ def _install(state: Converging, shell: Shell, site: Site, action: Install) -> No
     shell.put(note, f"{site.workdir}/envs/{action.key}/psctl-ready.json")
 
 
-def _pip(state: Converging, site: Site, action: Install, python: str) -> list[str]:
+def _pip(state: ClusterState, site: HostSite, action: Install, python: str) -> list[str]:
     """Return how pip is run for an environment: its own, the wheelhouse's, or the host's for it."""
     made = next(a for a in state.plans[site.name] if isinstance(a, MakeEnvironment))
     if (made.pip and site.modules.get("ensurepip") is not None) or (made.sees and site.modules.get("pip")):
@@ -261,7 +261,7 @@ def _pip(state: Converging, site: Site, action: Install, python: str) -> list[st
     return [site.executable, "-m", "pip", "--python", python]
 
 
-def _beside(chosen: Chosen, path: str) -> Path:
+def _beside(chosen: ChosenCluster, path: str) -> Path:
     """Return a path of the cluster file; a relative one starts at that file's folder."""
     return Path(chosen.known.source).parent / Path(path).expanduser()
 

@@ -33,14 +33,14 @@ _PIP = (
 _OTHERS = "DO NOT MATCH THE HASHES"
 
 
-class Run(msgspec.Struct, frozen=True):
+class PipRun(msgspec.Struct, frozen=True):
     """One run of pip."""
 
     lines: tuple[str, ...]
     options: tuple[str, ...] = ()
 
 
-def runs_of(packages: Sequence[str], pinned: Mapping[str, str], constraints: str) -> list[Run]:
+def runs_of(packages: Sequence[str], pinned: Mapping[str, str], constraints: str) -> list[PipRun]:
     """Return the runs of pip that install packages.
 
     Args:
@@ -50,21 +50,23 @@ def runs_of(packages: Sequence[str], pinned: Mapping[str, str], constraints: str
     """
     own = [name for name, line in pinned.items() if f"{name}=={pins.version_of(line)}" in packages]
     if not own:
-        return [Run(tuple(packages))]
+        return [PipRun(tuple(packages))]
     brought = [each for name in own for each in pins.BRINGS.get(name, ())]
-    runs = [Run(tuple(pinned[name] for name in [*own, *brought]), ("--require-hashes",))]
+    runs = [PipRun(tuple(pinned[name] for name in [*own, *brought]), ("--require-hashes",))]
     exact = {f"{name}=={pins.version_of(pinned[name])}" for name in own}
     engine = tuple(each for each in packages if re.match(r"torch\b(?!-)", each))
     theirs = tuple(each for each in packages if each not in exact and each not in engine)
     if engine:
         tested = [each.partition("+")[0] for each in engine] == [f"torch=={pins.torch()}"]
-        runs.append(Run(engine, ("-c", constraints) if tested else ()))
+        runs.append(PipRun(engine, ("-c", constraints) if tested else ()))
     if theirs:
-        runs.append(Run((*theirs, *engine, *(f"{name}>={NEEDED[name]}" for name in own))))
+        runs.append(PipRun((*theirs, *engine, *(f"{name}>={NEEDED[name]}" for name in own))))
     return runs
 
 
-def install(shell: Shell, pip: Sequence[str], options: Sequence[str], runs: Sequence[Run], index: str | None) -> None:
+def install(
+    shell: Shell, pip: Sequence[str], options: Sequence[str], runs: Sequence[PipRun], index: str | None
+) -> None:
     """Install packages on a host.
 
     Args:

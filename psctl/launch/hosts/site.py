@@ -45,7 +45,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     workers: int
 
 
-class Site(msgspec.Struct, frozen=True):
+class HostSite(msgspec.Struct, frozen=True):
     """A host as it was found. Versions are None for what would not import."""
 
     name: str
@@ -85,11 +85,11 @@ class Site(msgspec.Struct, frozen=True):
         return ".".join(self.version.split(".")[:2])
 
 
-_LEARNT = msgspec.json.Decoder(Site)
+_LEARNT = msgspec.json.Decoder(HostSite)
 """Hosts are looked at in a thread each, and threads that have msgspec learn a type at the same moment crash it."""
 
 
-def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Site:
+def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     """Look at a host.
 
     Args:
@@ -118,7 +118,7 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Site:
     found = json.loads(answer)
     clock = found.pop("clock")
     found["skew"] = max(0.0, clock - after) or min(0.0, clock - before)
-    return msgspec.convert({**found, "name": shell.name, "facts": parse(machine)}, Site)
+    return msgspec.convert({**found, "name": shell.name, "facts": parse(machine)}, HostSite)
 
 
 def interpreter(shell: Shell, cluster: ClusterSpec) -> str:

@@ -9,9 +9,9 @@ import msgspec
 
 from psctl import errors
 from psctl.launch import ask
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.site import RunningJob, Site, look
+from psctl.launch.hosts.site import HostSite, RunningJob, look
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName
@@ -20,11 +20,11 @@ from psctl.types import HostName
 class Sites(msgspec.Struct, frozen=True):
     """What was found on the hosts that answered, and why the others did not."""
 
-    found: dict[str, Site]
+    found: dict[str, HostSite]
     failed: dict[str, errors.PsctlError]
 
 
-def look_at(chosen: Chosen, fleet: Fleet) -> Sites:
+def look_at(chosen: ChosenCluster, fleet: Fleet) -> Sites:
     """Look at every host that was reached; nothing is changed."""
     looks = fleet.each(lambda _, shell: look(shell, chosen.spec, []), names=list(fleet.shells))
     failed: dict[str, errors.PsctlError] = {str(name): error for name, error in fleet.failed.items()}
@@ -48,7 +48,7 @@ def listed(running: Mapping[str, Sequence[RunningJob]]) -> str:
 
 def tear_down(
     home: Home,
-    chosen: Chosen,
+    chosen: ChosenCluster,
     fleet: Fleet,
     seen: Sites,
     *,

@@ -33,7 +33,7 @@ LONGEST_LINE = 1 << 24
 """Bytes; a longer line is no event of ours."""
 
 
-class Lines:
+class LineSplitter:
     """Splits the bytes of a growing file into whole lines; `offset` counts the bytes of the lines given out."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Lines:
         self._rest = b""
 
 
-class Follower:
+class EventReader:
     """Reads a job's events.
 
     Args:
@@ -83,7 +83,7 @@ class Follower:
     ) -> None:
         self._record, self._connect, self._clock, self._notice = record, connect, clock, notice
         self._shell = shell
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._paths = SourcePaths(record)
         self._lost_since: float | None = None
         self._tries = 0

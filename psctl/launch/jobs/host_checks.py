@@ -16,15 +16,15 @@ import msgspec
 
 from psctl import errors
 from psctl.launch import ask
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home
 from psctl.launch.hosts.actions import missing, torch_of
-from psctl.launch.hosts.converge import Converging, look_at_all
-from psctl.launch.hosts.site import Site
+from psctl.launch.hosts.converge import ClusterState, look_at_all
+from psctl.launch.hosts.site import HostSite
 from psctl.launch.jobs import ports
 from psctl.launch.jobs.job_planning import any_job
-from psctl.launch.jobs.roster import Machine, seat
+from psctl.launch.jobs.roster import Machine, assign_workers
 from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import reach
 from psctl.remote.fleet import Fleet
@@ -51,7 +51,7 @@ REACH = 8.0
 """Seconds for the reach test."""
 
 
-class Check(msgspec.Struct, frozen=True):
+class HostCheck(msgspec.Struct, frozen=True):
     """One row of `doctor`. `cure` says what to do when it is not ok."""
 
     check: str
@@ -60,26 +60,26 @@ class Check(msgspec.Struct, frozen=True):
     cure: str = ""
 
 
-class Report(msgspec.Struct):
+class HostReport(msgspec.Struct):
     """The checks of one host, and the error that its first failed one amounts to."""
 
     name: str
-    checks: list[Check] = []
+    checks: list[HostCheck] = []
     error: errors.PsctlError | None = None
 
     def good(self, check: str, detail: str) -> None:
         """Add a row that is right."""
-        self.checks.append(Check(check, True, detail))
+        self.checks.append(HostCheck(check, True, detail))
 
     def bad(self, check: str, error: errors.PsctlError) -> None:
         """Add a row that is wrong."""
-        self.checks.append(Check(check, False, error.message, error.hint))
+        self.checks.append(HostCheck(check, False, error.message, error.hint))
         self.error = self.error or error
 
 
-def examine(home: Home, chosen: Chosen, connect: Connect) -> list[Report]:
+def examine(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostReport]:
     """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
-    reports = {host.name: Report(host.name) for host in chosen.spec.hosts}
+    reports = {host.name: HostReport(host.name) for host in chosen.spec.hosts}
     _outside(chosen.spec, reports)
     with connect(chosen, None) as fleet:
         for host, error in fleet.failed.items():
@@ -99,7 +99,7 @@ def examine(home: Home, chosen: Chosen, connect: Connect) -> list[Report]:
     return list(reports.values())
 
 
-def _sessions(fleet: Fleet, reports: Mapping[str, Report]) -> None:
+def _sessions(fleet: Fleet, reports: Mapping[str, HostReport]) -> None:
     """Run a command while another one runs: sshd may allow one session a connection."""
 
     def two(_: HostName, shell: Shell) -> int:
@@ -115,7 +115,7 @@ def _sessions(fleet: Fleet, reports: Mapping[str, Report]) -> None:
             reports[host].good("sessions", f"{few}; a larger value in sshd_config saves time")
 
 
-def _outside(cluster: ClusterSpec, reports: Mapping[str, Report]) -> None:
+def _outside(cluster: ClusterSpec, reports: Mapping[str, HostReport]) -> None:
     """Name and port of each host's first sshd, in parallel."""
     threads = [
         threading.Thread(target=_knock, args=(cluster, host, reports[host.name]), daemon=True)
@@ -128,7 +128,7 @@ def _outside(cluster: ClusterSpec, reports: Mapping[str, Report]) -> None:
         thread.join()
 
 
-def _knock(cluster: ClusterSpec, host: HostSpec, report: Report) -> None:
+def _knock(cluster: ClusterSpec, host: HostSpec, report: HostReport) -> None:
     try:
         target = resolve(
             host.name, host.address, user=host.user or cluster.ssh.user, port=host.port or cluster.ssh.port,
@@ -166,7 +166,7 @@ def _knock(cluster: ClusterSpec, host: HostSpec, report: Report) -> None:
         )
 
 
-def _refused(report: Report, error: errors.PsctlError) -> None:
+def _refused(report: HostReport, error: errors.PsctlError) -> None:
     """Say at which step the connection was refused."""
     if report.error is not None:
         return
@@ -183,7 +183,7 @@ def _refused(report: Report, error: errors.PsctlError) -> None:
         report.bad("ssh", error)
 
 
-def _let_in(report: Report, host: HostSpec | None) -> None:
+def _let_in(report: HostReport, host: HostSpec | None) -> None:
     if host is not None and host.local:
         report.good("ssh", "this machine, without SSH")
         return
@@ -191,7 +191,7 @@ def _let_in(report: Report, host: HostSpec | None) -> None:
     report.good("auth", "logged in")
 
 
-def _inside(report: Report, site: Site, state: Converging) -> None:
+def _inside(report: HostReport, site: HostSite, state: ClusterState) -> None:
     report.good("python", f"{site.version} ({site.executable})")
     lacking = missing(site, state.wants)
     if not lacking:
@@ -211,7 +211,7 @@ def _inside(report: Report, site: Site, state: Converging) -> None:
         report.good("clock", detail)
 
 
-def _disk(report: Report, site: Site, refused: errors.PsctlError | None) -> None:
+def _disk(report: HostReport, site: HostSite, refused: errors.PsctlError | None) -> None:
     if site.free < LITTLE:
         report.bad("disk", errors.DiskFull(f"{format_bytes(site.free)} left at {site.workdir}", "free space there"))
     elif site.inodes is not None and site.inodes < FEW:
@@ -226,7 +226,7 @@ def _disk(report: Report, site: Site, refused: errors.PsctlError | None) -> None
         report.good("disk", f"{format_bytes(site.free)}{files} left")
 
 
-def _gpus(report: Report, site: Site) -> None:
+def _gpus(report: HostReport, site: HostSite) -> None:
     for finding in site.facts.findings:
         report.bad("gpu", errors.VersionMismatch(finding.what, finding.cure))
     gpus = site.facts.gpus
@@ -255,7 +255,7 @@ def newer_driver(driver: str, cuda: str | None) -> int | None:
     return needed if needed is not None and branch.isdigit() and int(branch) < needed else None
 
 
-def _versions(reports: Mapping[str, Report], state: Converging) -> None:
+def _versions(reports: Mapping[str, HostReport], state: ClusterState) -> None:
     """Python's minor version and torch must be the same everywhere: the odd ones out are wrong."""
     sites = list(state.sites.values())
     for what, of in (
@@ -271,7 +271,7 @@ def _versions(reports: Mapping[str, Report], state: Converging) -> None:
                 reports[name].bad("same versions", errors.VersionMismatch(message, cure))
 
 
-def _network(chosen: Chosen, fleet: Fleet, state: Converging, reports: Mapping[str, Report]) -> None:
+def _network(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, reports: Mapping[str, HostReport]) -> None:
     try:
         machines = machines_of(chosen, state)
     except errors.PsctlError as error:
@@ -290,17 +290,17 @@ def _network(chosen: Chosen, fleet: Fleet, state: Converging, reports: Mapping[s
 
 def _ports(
     span: tuple[int, int],
-    chosen: Chosen,
+    chosen: ChosenCluster,
     fleet: Fleet,
-    state: Converging,
+    state: ClusterState,
     machines: Mapping[str, Machine],
-    reports: Mapping[str, Report],
+    reports: Mapping[str, HostReport],
 ) -> None:
     """Compare what is free with what a job of no particular wishes needs, on hosts where no job holds ports already."""
     at = {name: machine.address for name, machine in machines.items()}
     seen = ports.look(span, fleet, state, at)
     idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
-    needs = ports.needed(any_job(), seat(chosen.spec, idle, any_job()))
+    needs = ports.needed(any_job(), assign_workers(chosen.spec, idle, any_job()))
     total = span[1] - span[0] + 1
     for name, answer in seen.items():
         if isinstance(answer, errors.PsctlError):
@@ -318,9 +318,9 @@ def _ports(
 def _reach(
     span: tuple[int, int] | None,
     fleet: Fleet,
-    state: Converging,
+    state: ClusterState,
     machines: Mapping[str, Machine],
-    reports: Mapping[str, Report],
+    reports: Mapping[str, HostReport],
 ) -> None:
     """Every host connects to every other where it would listen: one listener a host, for a few seconds."""
     low, high = span or (20000, 60000)
@@ -352,18 +352,18 @@ def _reach(
 
 def _reach_rows(
     name: str, answers: Mapping[str, str], error: errors.PsctlError | None, at: Mapping[str, tuple[str, int]]
-) -> Iterator[Check]:
+) -> Iterator[HostCheck]:
     if error is not None:
-        yield Check("reach", False, error.message, error.hint)
+        yield HostCheck("reach", False, error.message, error.hint)
         return
     failed = {other: why for other, why in answers.items() if why}
     if not failed:
-        yield Check("reach", True, f"{len(answers)} other host{' answers' if len(answers) == 1 else 's answer'}")
+        yield HostCheck("reach", True, f"{len(answers)} other host{' answers' if len(answers) == 1 else 's answer'}")
     for other, why in failed.items():
         cure = "open the firewall between them, or set network.interface or internal_address"
-        yield Check("reach", False, f"{name} does not reach {other} at {at[other][0]}: {why}", cure)
+        yield HostCheck("reach", False, f"{name} does not reach {other} at {at[other][0]}: {why}", cure)
 
 
-def document(reports: Sequence[Report]) -> dict[str, object]:
+def document(reports: Sequence[HostReport]) -> dict[str, object]:
     """Return what `doctor -o json` promises."""
     return {"hosts": [{"name": each.name, "checks": msgspec.to_builtins(each.checks)} for each in reports]}

@@ -29,7 +29,7 @@ MOST_RANKS = 10_000
 """Ranks that one range of a selector may hold."""
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line that a process printed; `rank` is "worker/3"."""
 
     rank: str
@@ -38,7 +38,7 @@ class Line(NamedTuple):
     text: str
 
 
-class Removed(NamedTuple):
+class RemovedLines(NamedTuple):
     """How many first lines of a stream are not kept any more."""
 
     rank: str
@@ -47,7 +47,7 @@ class Removed(NamedTuple):
     lines: int
 
 
-class Selector:
+class RankSelector:
     """Which processes are meant: "worker:3", "worker:0-3,5", "server"; several with commas between; "" means all.
 
     Raises:
@@ -102,7 +102,7 @@ class Selector:
         ]
 
 
-def check(shell: Shell, record: JobRecord, selector: Selector) -> None:
+def check(shell: Shell, record: JobRecord, selector: RankSelector) -> None:
     """Refuse a selector that means ranks which the job does not have.
 
     Args:
@@ -124,9 +124,9 @@ def check(shell: Shell, record: JobRecord, selector: Selector) -> None:
         )
 
 
-def collect(
-    record: JobRecord, fleet: Fleet, selector: Selector, tail: int | None, grep: str | None
-) -> tuple[list[Line], list[Removed], dict[str, errors.PsctlError]]:
+def read_logs(
+    record: JobRecord, fleet: Fleet, selector: RankSelector, tail: int | None, grep: str | None
+) -> tuple[list[LogLine], list[RemovedLines], dict[str, errors.PsctlError]]:
     """Read the log files of every host, in parallel.
 
     Args:
@@ -143,7 +143,7 @@ def collect(
     by_name = {host.name: host for host in record.hosts}
     question: dict[str, object] = {"prefixes": selector.prefixes(), "tail": tail, "grep": grep}
 
-    def read(name: HostName, shell: Shell) -> tuple[list[Line], list[Removed]]:
+    def read(name: HostName, shell: Shell) -> tuple[list[LogLine], list[RemovedLines]]:
         return _read(shell, by_name[name], question)
 
     found = fleet.each(read, names=[HostName(name) for name in by_name])
@@ -165,7 +165,7 @@ def pattern_of(grep: str) -> re.Pattern[str]:
         ) from error
 
 
-def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[Line], list[Removed]]:
+def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[LogLine], list[RemovedLines]]:
     asked = {**question, "folder": host.job_dir}
     result = shell.run(ask.words(host.python, ask.THERE, "logs", asked), timeout=None, limit=MOST_BYTES)
     lines, removed = [], []
@@ -176,9 +176,9 @@ def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[
             continue
         rank = f"{match['role']}/{match['rank']}"
         if isinstance(text, int):
-            removed.append(Removed(rank, host.name, match["stream"], text))
+            removed.append(RemovedLines(rank, host.name, match["stream"], text))
         else:
-            lines.append(Line(rank, host.name, match["stream"], text))
+            lines.append(LogLine(rank, host.name, match["stream"], text))
     return lines, removed
 
 
@@ -199,6 +199,6 @@ def _ranks(text: str, whole: str) -> set[int]:
     return found
 
 
-def tail_of(lines: Sequence[Line], count: int | None) -> Sequence[Line]:
+def tail_of(lines: Sequence[LogLine], count: int | None) -> Sequence[LogLine]:
     """Return the last `count` lines; all for None."""
     return lines if count is None else lines[len(lines) - min(count, len(lines)) :]

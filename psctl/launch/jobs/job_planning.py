@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from psctl.errors import UsageError
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import look_at_all
-from psctl.launch.jobs.roster import job_order, seat, servers_of, staleness_of
+from psctl.launch.jobs.roster import assign_workers, job_order, servers_of, staleness_of
 from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.cluster_snapshot import machines_document
@@ -88,7 +88,7 @@ def with_capacity(
 
 def plan(
     home: Home,
-    chosen: Chosen,
+    chosen: ChosenCluster,
     fleet: Fleet,
     job: JobSpec,
     size: int | None,
@@ -116,7 +116,7 @@ def plan(
     machines = machines_of(chosen, state)
     idle = {name: msgspec.structs.replace(machine, busy={}) for name, machine in machines.items()}
     asked = job if world is None else msgspec.structs.replace(job, workers=world)
-    seats = seat(chosen.spec, idle, asked)
+    seats = assign_workers(chosen.spec, idle, asked)
     known = machines_document(home, chosen, state, seats.names)
     costs = calibration.recall(home, chosen, state)
     order = job_order(job.name, chosen.spec, asked, seats, topology=known, costs=costs)

@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.launch import agent_calls
 from psctl.launch.checkpoints.checkpoint_listing import by_cluster
-from psctl.launch.clusters import Chosen, recall
+from psctl.launch.clusters import ChosenCluster, recalled_cluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.converge import look_at_all
@@ -29,12 +29,12 @@ def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[
     problems: dict[str, str] = {}
     for cluster, group in by_cluster(open_jobs):
         heads = sorted({record.head.name for record in group})
-        with connect(recall(home, cluster.cluster), heads) as fleet:
+        with connect(recalled_cluster(home, cluster.cluster), heads) as fleet:
             _ask_heads(fleet, group, answers, problems)
     return [_document(home, record, answers.get(record.job), problems.get(record.job)) for record in records]
 
 
-def host_rows(home: Home, chosen: Chosen, connect: Connect) -> list[dict[str, Any]]:
+def host_rows(home: Home, chosen: ChosenCluster, connect: Connect) -> list[dict[str, Any]]:
     """Return `status.hosts` of a cluster: one look at each host."""
     with connect(chosen, None) as fleet:
         state = look_at_all(chosen, fleet)

@@ -9,9 +9,9 @@ import msgspec
 
 from psctl import errors
 from psctl.launch import ask
-from psctl.launch.clusters import Chosen
-from psctl.launch.hosts.converge import Converging
-from psctl.launch.jobs.roster import Seats, servers_of
+from psctl.launch.clusters import ChosenCluster
+from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.jobs.roster import JobHosts, servers_of
 from psctl.orders import HostOrder
 from psctl.plan.server_placement import choices
 from psctl.remote.fleet import Fleet
@@ -32,7 +32,7 @@ Needs = dict[str, int]
 """Ports by role."""
 
 
-class Taken(msgspec.Struct, frozen=True):
+class TakenPort(msgspec.Struct, frozen=True):
     """Ports that cannot be bound. `pid` is 0 and `program` "" where the host does not let psctl see the holder."""
 
     port: int
@@ -45,14 +45,14 @@ class Taken(msgspec.Struct, frozen=True):
         return f"{self.port}, by pid {self.pid} ({self.program})"
 
 
-class Span(msgspec.Struct, frozen=True):
+class PortUse(msgspec.Struct, frozen=True):
     """The range on one host: how many ports are free, and the others."""
 
     free: int
-    taken: list[Taken] = []
+    taken: list[TakenPort] = []
 
 
-def needed(job: JobSpec, seats: Seats) -> dict[str, Needs]:
+def needed(job: JobSpec, seats: JobHosts) -> dict[str, Needs]:
     """Return the ports that a job needs on each of its hosts, by role; what its plan may choose counts at its most.
 
     Where the strategy is still to be chosen, workers and servers do not listen at the same time.
@@ -78,8 +78,8 @@ def needed(job: JobSpec, seats: Seats) -> dict[str, Needs]:
 
 
 def look(
-    span: tuple[int, int], fleet: Fleet, state: Converging, at: Mapping[str, str]
-) -> dict[str, Span | errors.PsctlError]:
+    span: tuple[int, int], fleet: Fleet, state: ClusterState, at: Mapping[str, str]
+) -> dict[str, PortUse | errors.PsctlError]:
     """Ask hosts which ports of a range are free on their addresses.
 
     Args:
@@ -88,16 +88,16 @@ def look(
         at: the address of each host that is asked.
     """
 
-    def one(name: HostName, shell: Shell) -> Span:
+    def one(name: HostName, shell: Shell) -> PortUse:
         question = {"host": at[name], "first": span[0], "last": span[1]}
         answer = ask.ask(shell, state.sites[name].executable, ask.NET, "ports", question)
-        return msgspec.convert(answer, Span)
+        return msgspec.convert(answer, PortUse)
 
     found = fleet.each(one, names=[HostName(name) for name in at])
     return {str(name): outcome.error or outcome.value for name, outcome in found.items()}
 
 
-def check(chosen: Chosen, fleet: Fleet, state: Converging, seats: Seats, job: JobSpec) -> None:
+def check(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, seats: JobHosts, job: JobSpec) -> None:
     """Refuse a job whose listeners do not fit into `network.ports`; without a range there is nothing to ask.
 
     Raises:
@@ -108,7 +108,7 @@ def check(chosen: Chosen, fleet: Fleet, state: Converging, seats: Seats, job: Jo
     if span is None:
         return
     at = {host.name: host.address for host in seats.hosts}
-    seen: dict[str, Span] = {}
+    seen: dict[str, PortUse] = {}
     for name, answer in look(span, fleet, state, at).items():
         if isinstance(answer, errors.PsctlError):
             raise answer
@@ -118,7 +118,7 @@ def check(chosen: Chosen, fleet: Fleet, state: Converging, seats: Seats, job: Jo
 
 
 def lacking(
-    span: tuple[int, int], needs: Mapping[str, Needs], seen: Mapping[str, Span], at: Mapping[str, str], file: str
+    span: tuple[int, int], needs: Mapping[str, Needs], seen: Mapping[str, PortUse], at: Mapping[str, str], file: str
 ) -> errors.PortTaken | None:
     """Return the error for hosts that have fewer free ports than a job needs there; None when none has.
 
@@ -149,7 +149,7 @@ def lacking(
     return errors.PortTaken(f"network.ports {span[0]}-{span[1]} is too small: {'; '.join(short)}", hint, file)
 
 
-def _say(names: str, needs: Mapping[str, int], seen: Span) -> str:
+def _say(names: str, needs: Mapping[str, int], seen: PortUse) -> str:
     roles = ", ".join(f"{role} {count}" for role, count in needs.items())
     held = [str(each) for each in seen.taken[:SHOWN]]
     held += [f"{len(seen.taken) - SHOWN} more"] if len(seen.taken) > SHOWN else []

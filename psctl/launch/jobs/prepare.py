@@ -12,13 +12,13 @@ import msgspec
 from psctl import errors
 from psctl.launch.archive import pack_folder
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.clusters import Chosen, recall
+from psctl.launch.clusters import ChosenCluster, recalled_cluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home, JobRecord
 from psctl.launch.jobs import ports, readying, script_entry
 from psctl.launch.jobs.job_planning import plan_of
-from psctl.launch.jobs.roster import Machine, Resumed, Seats, job_order, seat
-from psctl.launch.jobs.submit import Request, Stage, machines_of, secrets_of, submit, variables
+from psctl.launch.jobs.roster import JobHosts, Machine, Resumed, assign_workers, job_order
+from psctl.launch.jobs.submit import JobRequest, ReachedCluster, machines_of, secrets_of, submit, variables
 from psctl.launch.measure import calibration, link_measurement
 from psctl.launch.measure import reach as reach_each_other
 from psctl.launch.measure.cluster_snapshot import machines_document
@@ -35,7 +35,7 @@ NOTE = "# psctl train "
 """How a line begins that keeps an option of the command line in a job file's text."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RequestedJob(msgspec.Struct, frozen=True):
     """A job file as the user asked for it to be run. `env` holds --env; None takes a value from the shell."""
 
     job: JobSpec
@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return script_entry.folder_of(self.job, self.source)
 
 
-def request_of(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], say: Say) -> Request:
+def request_of(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], say: Say) -> JobRequest:
     """Pack the job's folder and collect its variables.
 
     Raises:
@@ -68,23 +68,23 @@ def request_of(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], say: Sa
         )
     if archive.warning:
         say("", archive.warning + "; `exclude:` leaves data out")
-    return Request(
+    return JobRequest(
         job=job, text=wanted.text, source=wanted.source, folder=folder, code=archive.hash, archive=archive,
         environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
     )  # fmt: skip
 
 
-def request_by_hash(wanted: Wanted, chosen: Chosen, shell: Mapping[str, str], code: str) -> Request:
+def request_by_hash(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], code: str) -> JobRequest:
     """Return a request for code that hosts have by its hash: what a checkpoint's manifest names."""
     job = wanted.job
-    return Request(
+    return JobRequest(
         job=job, text=wanted.text, source=wanted.source, folder=None, code=code,
         environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str], say: Say) -> Iterator[Stage]:
+def reach(home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str], say: Say) -> Iterator[ReachedCluster]:
     """Connect to every host and look at it; where hosts have several addresses, find the one by which they meet.
 
     Raises:
@@ -96,10 +96,10 @@ def reach(home: Home, chosen: Chosen, connect: Connect, codes: list[str], say: S
             raise _of_all(state.failed, error)
         reach_each_other.find(home, chosen, fleet, state, say)
         link_measurement.recall(home, chosen, state)
-        yield Stage(home, chosen, fleet, state, connect)
+        yield ReachedCluster(home, chosen, fleet, state, connect)
 
 
-def make_ready(stage: Stage, say: Say, warn: Warn) -> None:
+def make_ready(stage: ReachedCluster, say: Say, warn: Warn) -> None:
     """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
     for warning in readying.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
         warn(warning)
@@ -107,13 +107,19 @@ def make_ready(stage: Stage, say: Say, warn: Warn) -> None:
         raise _of_all(stage.state.failed, error)
 
 
-def seats_of(stage: Stage, job: JobSpec) -> tuple[Seats, dict[str, Machine]]:
+def seats_of(stage: ReachedCluster, job: JobSpec) -> tuple[JobHosts, dict[str, Machine]]:
     """Give every worker a seat; raises InvalidFile or JobRunning when there are too few."""
     machines = machines_of(stage.chosen, stage.state)
-    return seat(stage.chosen.spec, machines, job), machines
+    return assign_workers(stage.chosen.spec, machines, job), machines
 
 
-def run(stage: Stage, request: Request, resume: checkpoint_actions.Located | None, say: Say, warn: Warn) -> JobRecord:
+def run(
+    stage: ReachedCluster,
+    request: JobRequest,
+    resume: checkpoint_actions.LocatedCheckpoint | None,
+    say: Say,
+    warn: Warn,
+) -> JobRecord:
     """Make the hosts ready and start the job.
 
     Args:
@@ -139,18 +145,18 @@ def run(stage: Stage, request: Request, resume: checkpoint_actions.Located | Non
 
 
 @contextlib.contextmanager
-def source_of(stage: Stage, record: JobRecord, connect: Connect, name: str) -> Iterator[Shell]:
+def source_of(stage: ReachedCluster, record: JobRecord, connect: Connect, name: str) -> Iterator[Shell]:
     """Return a connection to a host of an earlier job; the stage's own where it is the same host."""
     if _same_cluster(stage, record) and name in stage.fleet.shells:
         yield stage.fleet.shells[HostName(name)]
         return
-    with connect(recall(stage.home, record.cluster), [name]) as fleet:
+    with connect(recalled_cluster(stage.home, record.cluster), [name]) as fleet:
         for error in fleet.failed.values():
             raise error
         yield fleet.shells[HostName(name)]
 
 
-def _order(stage: Stage, request: Request, seats: Seats) -> JobOrder:
+def _order(stage: ReachedCluster, request: JobRequest, seats: JobHosts) -> JobOrder:
     """Return the job's order as far as a plan needs it."""
     return job_order(
         request.job.name, stage.chosen.spec, request.job, seats, code_hash=request.code,
@@ -159,7 +165,7 @@ def _order(stage: Stage, request: Request, seats: Seats) -> JobOrder:
     )  # fmt: skip
 
 
-def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
+def dry_run(stage: ReachedCluster, request: JobRequest, size: int | None) -> dict[str, Any]:
     """Return what `train --dry-run` prints: processes, hosts, ports, files and the plan."""
     seats, _ = seats_of(stage, request.job)
     ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
@@ -183,7 +189,7 @@ def dry_run(stage: Stage, request: Request, size: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def load_wanted(text: str, source: str, overrides: list[str], env: list[str]) -> Wanted:
+def load_requested_job(text: str, source: str, overrides: list[str], env: list[str]) -> RequestedJob:
     """Read a job file with what the command line says in its place.
 
     What was said goes into the text that checkpoints keep, as comments at its end, so that a restored job is the same;
@@ -209,10 +215,10 @@ def load_wanted(text: str, source: str, overrides: list[str], env: list[str]) ->
     ]
     notes += [f"{NOTE}--env {each}" for each in env]
     whole = text if not notes else "\n".join([text.rstrip("\n"), *notes, ""])
-    return Wanted(load_job(text, source, overrides), whole, source, given)
+    return RequestedJob(load_job(text, source, overrides), whole, source, given)
 
 
-def _place(wanted: Wanted, key: str) -> str:
+def _place(wanted: RequestedJob, key: str) -> str:
     return script_entry.place(wanted.text, wanted.source, key)
 
 
@@ -225,7 +231,9 @@ def split_notes(text: str) -> tuple[str, list[str], list[str]]:
     return rest, [what for flag, _, what in pairs if flag == "--set"], [w for flag, _, w in pairs if flag == "--env"]
 
 
-def _bring(stage: Stage, seats: Seats, source: Shell, resume: checkpoint_actions.Located, say: Say) -> str:
+def _bring(
+    stage: ReachedCluster, seats: JobHosts, source: Shell, resume: checkpoint_actions.LocatedCheckpoint, say: Say
+) -> str:
     head = seats.hosts[0].name
     host = stage.host(resume.record.job, head)
     folder = f"{host.workdir}/checkpoints/{resume.record.job}/{resume.step:010d}"
@@ -237,7 +245,7 @@ def _bring(stage: Stage, seats: Seats, source: Shell, resume: checkpoint_actions
     return checkpoint_actions.bring(source, resume, target, host, f"{host.workdir}/checkpoints")
 
 
-def _same_cluster(stage: Stage, record: JobRecord) -> bool:
+def _same_cluster(stage: ReachedCluster, record: JobRecord) -> bool:
     """Whether a job ran on the very hosts of this stage: the same cluster file."""
     known = stage.chosen.known
     return (known.name, known.text) == (record.cluster.name, record.cluster.text)
@@ -251,7 +259,7 @@ def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -
     return first
 
 
-def _processes(seats: Seats, plan: Plan) -> list[dict[str, Any]]:
+def _processes(seats: JobHosts, plan: Plan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"role": "coordinator", "rank": 0, "host": seats.hosts[0].name}]
     rows += [{"role": "agent", "rank": index, "host": host.name} for index, host in enumerate(seats.hosts)]
     rows += [{"role": "server", "rank": rank, "host": seats.hosts[at].name} for rank, at in enumerate(plan.servers)]
@@ -259,12 +267,12 @@ def _processes(seats: Seats, plan: Plan) -> list[dict[str, Any]]:
     return rows + [{"role": "worker", "rank": rank, "host": name} for rank, name in enumerate(sitting)]
 
 
-def _sends(stage: Stage, request: Request, name: str) -> list[str]:
+def _sends(stage: ReachedCluster, request: JobRequest, name: str) -> list[str]:
     there = stage.state.sites[name].codes.get(request.code)
     return [] if there else [f"send the job's folder to code/{request.code[:12]}"]
 
 
-def _files(request: Request) -> list[dict[str, Any]]:
+def _files(request: JobRequest) -> list[dict[str, Any]]:
     if request.archive is None or request.folder is None:
         return []
     found = []

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import PARTIAL, READY, Home
 from psctl.launch.hosts import converge
 from psctl.launch.measure import link_measurement
 from psctl.remote.fleet import Fleet
 
 
-def decide(home: Home, chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) -> converge.Converging:
+def decide(home: Home, chosen: ChosenCluster, fleet: Fleet, codes: Sequence[str] = ()) -> converge.ClusterState:
     """Look at every host that was reached and decide what it lacks, measurements of its links among it.
 
     Args:
@@ -31,7 +31,7 @@ def decide(home: Home, chosen: Chosen, fleet: Fleet, codes: Sequence[str] = ()) 
 
 
 def carry_out(
-    home: Home, chosen: Chosen, fleet: Fleet, state: converge.Converging, say: converge.Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: converge.ClusterState, say: converge.Say
 ) -> tuple[str, ...]:
     """Do what was decided, and keep the cluster file; a host that fails is in `state.failed`.
 

@@ -36,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True):
     reason: str = ""  # why this address and interface, for people
 
 
-class Seats(msgspec.Struct, frozen=True):
+class JobHosts(msgspec.Struct, frozen=True):
     """The hosts of a job, head first, and how many workers each has."""
 
     hosts: list[HostOrder]
@@ -75,7 +75,7 @@ def wanted(host: HostSpec, machine: Machine, job: JobSpec) -> int:
     return min(slots, machine.gpus or (2 if host.local else 1))
 
 
-def seat(cluster: ClusterSpec, machines: Mapping[str, Machine], job: JobSpec) -> Seats:
+def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: JobSpec) -> JobHosts:
     """Give every worker a host.
 
     Args:
@@ -102,7 +102,7 @@ def seat(cluster: ClusterSpec, machines: Mapping[str, Machine], job: JobSpec) ->
     seated = [host for host in hosts if counts[host.name] or (uses_servers and "server" in host.roles)]
     head = next(host for host in seated if counts[host.name])
     order = [head, *(host for host in seated if host is not head)]
-    return Seats([_host_order(host, machines[host.name], counts[host.name]) for host in order])
+    return JobHosts([_host_order(host, machines[host.name], counts[host.name]) for host in order])
 
 
 def servers_of(job: JobSpec, serving: int) -> int | None:
@@ -181,7 +181,7 @@ def job_order(
     name: str,
     cluster: ClusterSpec,
     job: JobSpec,
-    seats: Seats,
+    seats: JobHosts,
     *,
     code_hash: str = "",
     job_file: str = "",
@@ -258,7 +258,7 @@ def _checkpoints(job: JobSpec) -> CheckpointOrder:
     )
 
 
-class Keys(msgspec.Struct, frozen=True):
+class AgentKeys(msgspec.Struct, frozen=True):
     """What proves who an agent is; `authority_key` is the head's alone."""
 
     authority: str
@@ -268,7 +268,7 @@ class Keys(msgspec.Struct, frozen=True):
     authority_key: str = ""
 
 
-class Place(msgspec.Struct, frozen=True):
+class HostFolders(msgspec.Struct, frozen=True):
     """Where things are on one host."""
 
     python: str
@@ -279,7 +279,12 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def agent_orders(
-    job: JobOrder, host: int, place: Place, keys: Keys, coordinator: Address | None, secrets: Mapping[str, str]
+    job: JobOrder,
+    host: int,
+    place: HostFolders,
+    keys: AgentKeys,
+    coordinator: Address | None,
+    secrets: Mapping[str, str],
 ) -> AgentOrders:
     """Return the orders of one agent; `host` is its place in the roster, the head's is 0. The plan is made on the head,
     so what it is made from goes nowhere else."""

@@ -38,7 +38,7 @@ Key = str | int
 _CODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d"}
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoreAnswer(msgspec.Struct, frozen=True):
     """What one batch was answered: by shard, of who leads it."""
 
     stores: list[str]
@@ -46,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True):
     rows: dict[tuple[str, int], list[Any]]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoreEntry(msgspec.Struct, frozen=True):
     """A key's value, as one flat list in which the last side of `shape` runs fastest; None: nobody has pushed to it."""
 
     key: Key
@@ -55,17 +55,17 @@ class Entry(msgspec.Struct, frozen=True):
     value: list[Any] | None
 
 
-class Found(msgspec.Struct, frozen=True):
+class StoreContents(msgspec.Struct, frozen=True):
     """What was read: the entries of keys, or, where none was asked for, stores and the tables of one."""
 
     job: str
     store: str
     stores: list[str]
     tables: list[ReadTable]
-    entries: list[Entry]
+    entries: list[StoreEntry]
 
 
-class Reader:
+class StoreReader:
     """Reads one store of one job.
 
     Args:
@@ -78,7 +78,7 @@ class Reader:
     def __init__(self, shell: Shell, record: JobRecord, store: str, clock: Clock) -> None:
         self._shell, self._record, self._store, self._clock = shell, record, store, clock
 
-    def read(self, keys: Sequence[Key]) -> Found:
+    def read(self, keys: Sequence[Key]) -> StoreContents:
         """Read keys; none: say which tables there are.
 
         Raises:
@@ -89,15 +89,15 @@ class Reader:
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MOST:
             raise errors.UsageError(f"{len(wanted)} keys are asked for, of at most {MOST}", hint="read them in parts")
-        entries: list[Entry] = []
-        answer = Answer([], {}, {})
+        entries: list[StoreEntry] = []
+        answer = StoreAnswer([], {}, {})
         for batch in batches(wanted):
             for answer, part in self._fitting(batch):
                 entries += [entry_of(key, answer) for key in part]
         tables = [] if wanted else [answer.tables[name] for name in sorted(answer.tables)]
-        return Found(self._record.job, self._store, answer.stores, tables, entries)
+        return StoreContents(self._record.job, self._store, answer.stores, tables, entries)
 
-    def _fitting(self, batch: list[Key]) -> Iterator[tuple[Answer, list[Key]]]:
+    def _fitting(self, batch: list[Key]) -> Iterator[tuple[StoreAnswer, list[Key]]]:
         """Ask for a batch, in halves where the answer would be too long."""
         answer = self._settled(batch)
         if answer is not None:
@@ -113,7 +113,7 @@ class Reader:
             yield from self._fitting(batch[: len(batch) // 2])
             yield from self._fitting(batch[len(batch) // 2 :])
 
-    def _settled(self, batch: list[Key]) -> Answer | None:
+    def _settled(self, batch: list[Key]) -> StoreAnswer | None:
         """Ask until all shards have answered; None: it would be too long."""
         for _ in range(TRIES):
             told = self._ask(batch)
@@ -144,7 +144,7 @@ class Reader:
             raise over(self._record)
         return told
 
-    def _check(self, batch: list[Key], answer: Answer) -> None:
+    def _check(self, batch: list[Key], answer: StoreAnswer) -> None:
         """Refuse what is not there, by name."""
         if self._store not in answer.stores:
             raise self._no_store(answer.stores)
@@ -193,7 +193,7 @@ def batches(keys: Sequence[Key]) -> Iterator[list[Key]]:
     yield part
 
 
-def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> Answer:
+def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> StoreAnswer:
     """Return several servers' answers as one; a shard that two claim is that of the newer assignment."""
     stores: set[str] = set()
     tables: dict[str, ReadTable] = {}
@@ -211,10 +211,10 @@ def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> Answer:
                 values.byteswap()
             for index, key in enumerate(row.keys):
                 rows[row.table, key] = values[index * row.width : (index + 1) * row.width].tolist()
-    return Answer(sorted(stores), tables, rows)
+    return StoreAnswer(sorted(stores), tables, rows)
 
 
-def entry_of(key: Key, answer: Answer) -> Entry:
+def entry_of(key: Key, answer: StoreAnswer) -> StoreEntry:
     """Return a key's value: a row, or the blocks of a named key's tensor in their order."""
     table = answer.tables[key if isinstance(key, str) else ""]
     elements = 1
@@ -228,4 +228,4 @@ def entry_of(key: Key, answer: Answer) -> Entry:
         value = value[:elements] if blocks and len(value) >= elements else None
     if value is not None and table.dtype == "bool":
         value = [bool(number) for number in value]
-    return Entry(key, table.shape, table.dtype, value)
+    return StoreEntry(key, table.shape, table.dtype, value)

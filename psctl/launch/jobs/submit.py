@@ -17,11 +17,11 @@ import msgspec
 from psctl import errors
 from psctl.launch import agent_calls, ask
 from psctl.launch.archive import Archive
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.connecting import Connect
 from psctl.launch.home import Home, HostRecord, JobRecord, split_job
-from psctl.launch.hosts.converge import Converging, send_archive
-from psctl.launch.jobs.roster import Keys, Machine, Place, Resumed, Seats, agent_orders, job_order
+from psctl.launch.hosts.converge import ClusterState, send_archive
+from psctl.launch.jobs.roster import AgentKeys, HostFolders, JobHosts, Machine, Resumed, agent_orders, job_order
 from psctl.launch.measure import calibration, reach
 from psctl.launch.measure.cluster_snapshot import machines_document
 from psctl.launch.measure.link_measurement import PAYLOAD
@@ -45,7 +45,7 @@ SLOWEST = 10.0
 """Seconds that the start of an agent may take at least, whatever `timeouts.start` says, before its host gives it up."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class JobRequest(msgspec.Struct, frozen=True):
     """A job that is to run. `archive` is None when `code` is known to lie on some host already (a restore); `folder` is
     None when the code comes from there, not from a folder of this machine."""
 
@@ -59,13 +59,13 @@ class Request(msgspec.Struct, frozen=True):
     archive: Archive | None = None
 
 
-class Stage(msgspec.Struct):
+class ReachedCluster(msgspec.Struct):
     """A cluster that was reached and looked at: what a submission needs."""
 
     home: Home
-    chosen: Chosen
+    chosen: ChosenCluster
     fleet: Fleet
-    state: Converging
+    state: ClusterState
     connect: Connect
 
     def host(self, job: str, name: str) -> HostRecord:
@@ -100,7 +100,7 @@ def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
     return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
 
 
-def machines_of(chosen: Chosen, state: Converging) -> dict[str, Machine]:
+def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, Machine]:
     """Return the looked-at hosts as the roster wants them, each with the address that others reach it at.
 
     Where links were measured (`measure.recall`), a host's rate is its port's, else the nominal one.
@@ -126,7 +126,7 @@ def machines_of(chosen: Chosen, state: Converging) -> dict[str, Machine]:
 
 
 def submit(
-    stage: Stage, request: Request, seats: Seats, resume: Resumed | None, say: Callable[[str, str], None]
+    stage: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, say: Callable[[str, str], None]
 ) -> JobRecord:
     """Start a job and return its record; when this returns, all agents were started.
 
@@ -164,9 +164,9 @@ class _Launch:
 
     def __init__(
         self,
-        stage: Stage,
-        request: Request,
-        seats: Seats,
+        stage: ReachedCluster,
+        request: JobRequest,
+        seats: JobHosts,
         name: str,
         resume: Resumed | None,
         say: Callable[[str, str], None],
@@ -242,9 +242,11 @@ class _Launch:
     def _begin(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
         host = self.hosts[shell.name]
         pair = issue(self.authority, self.name, Member("agent", index), self.now)
-        place = Place(host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}")
+        place = HostFolders(
+            host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}"
+        )
         authority_key = self.authority.key_pem if index == 0 else ""
-        keys = Keys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
+        keys = AgentKeys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
         orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
@@ -306,7 +308,7 @@ class _Launch:
         )  # fmt: skip
 
 
-def _send_code(stage: Stage, request: Request, seats: Seats, say: Callable[[str, str], None]) -> None:
+def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, say: Callable[[str, str], None]) -> None:
     """Put the job's folder on every host that lacks it, in parallel."""
     lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
     archive = request.archive
@@ -328,7 +330,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _highest(stage: Stage, name: str) -> int:
+def _highest(stage: ReachedCluster, name: str) -> int:
     """Return the highest number that a job of this name has on any host, whoever submitted it."""
     splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
     numbers = [split[1] for split in splits if split and split[0] == name]

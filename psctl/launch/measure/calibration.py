@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import Converging
+from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure import reach
 from psctl.plan.simulation.cost_model import PACES, WAITS
 from psctl.plan.simulation.schedule_timing import Costs, Pace
 
 
-class Found(msgspec.Struct, frozen=True):
+class FittedCosts(msgspec.Struct, frozen=True):
     """One engine's costs, and by how much predictions were off, as a median part of what was measured."""
 
     costs: Costs
@@ -33,13 +33,17 @@ class Calibration(msgspec.Struct, frozen=True):
 
     time: float
     machines: dict[str, str]
-    engines: dict[str, Found]
+    engines: dict[str, FittedCosts]
     paces: dict[str, float] = {}
     waits: dict[str, float] = {}
 
 
 def keep(
-    home: Home, chosen: Chosen, state: Converging, engines: Mapping[str, Found], paces: Mapping[str, Pace]
+    home: Home,
+    chosen: ChosenCluster,
+    state: ClusterState,
+    engines: Mapping[str, FittedCosts],
+    paces: Mapping[str, Pace],
 ) -> Calibration:
     """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
     machines = machines_of(chosen, state)
@@ -54,7 +58,7 @@ def keep(
     return made
 
 
-def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str, float]]:
+def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> dict[str, dict[str, float]]:
     """Return the kept costs by engine, and what `paces_of` reads, when all hosts are as they were then; else none.
 
     Call `reach.find` or `reach.settled` before.
@@ -66,7 +70,7 @@ def recall(home: Home, chosen: Chosen, state: Converging) -> dict[str, dict[str,
     return {**found, **{name: each for name, each in ((PACES, kept.paces), (WAITS, kept.waits)) if each}}
 
 
-def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:
+def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, str]:
     """Return by what hosts are known again: a change of these makes old costs worthless."""
     try:
         at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
@@ -78,7 +82,7 @@ def machines_of(chosen: Chosen, state: Converging) -> dict[str, str]:
     }
 
 
-def _kept(home: Home, chosen: Chosen) -> Calibration | None:
+def _kept(home: Home, chosen: ChosenCluster) -> Calibration | None:
     try:
         return home.kept("costs", chosen.spec.name, Calibration)
     except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from psctl import errors
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import Converging
+from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure import link_measurement
 from psctl.topology.graph import ClusterGraph, HostNode
 from psctl.topology.host.copy_rates import with_copies
@@ -16,7 +16,9 @@ from psctl.topology.host.document import cluster_document
 from psctl.topology.host.host_graph import build
 
 
-def machines_document(home: Home, chosen: Chosen, state: Converging, names: Sequence[str]) -> dict[str, Any] | None:
+def machines_document(
+    home: Home, chosen: ChosenCluster, state: ClusterState, names: Sequence[str]
+) -> dict[str, Any] | None:
     """Return the document of some hosts that were looked at, in the order of `names`.
 
     Args:

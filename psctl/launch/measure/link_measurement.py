@@ -16,12 +16,12 @@ import msgspec
 
 from psctl import errors
 from psctl.launch import ask
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
-from psctl.launch.hosts.converge import Converging, Say
+from psctl.launch.hosts.converge import ClusterState, Say
 from psctl.launch.measure import reach
-from psctl.launch.measure.measurement_servers import Serving, Way, serving
+from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.findings import Finding
@@ -54,7 +54,7 @@ COPIES = 120.0
 """Seconds for the copies inside one host."""
 
 
-class Effort(msgspec.Struct, frozen=True):
+class MeasurementEffort(msgspec.Struct, frozen=True):
     """How long a pair is measured: `repeats` times `seconds`, behind `burn` that do not count; each way."""
 
     seconds: float
@@ -68,10 +68,10 @@ class Effort(msgspec.Struct, frozen=True):
         return 2 * self.repeats * (self.seconds + self.burn)
 
 
-QUICK = Effort(seconds=0.15, burn=0.08, repeats=3, pings=30)
+QUICK = MeasurementEffort(seconds=0.15, burn=0.08, repeats=3, pings=30)
 """What `up` spends: 1.4 s a round."""
 
-THOROUGH = Effort(seconds=0.6, burn=0.2, repeats=3, pings=200)
+THOROUGH = MeasurementEffort(seconds=0.6, burn=0.2, repeats=3, pings=200)
 """What `topo --measure` spends."""
 
 
@@ -99,7 +99,9 @@ class Measurements(msgspec.Struct, frozen=True):
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(chosen: Chosen, fleet: Fleet, state: Converging, say: Say, effort: Effort = THOROUGH) -> Measurements:
+def measure(
+    chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say, effort: MeasurementEffort = THOROUGH
+) -> Measurements:
     """Measure every pair of the hosts that were looked at.
 
     Args:
@@ -137,23 +139,25 @@ def measure(chosen: Chosen, fleet: Fleet, state: Converging, say: Say, effort: E
     )
 
 
-def _machines(state: Converging, names: Iterable[str]) -> dict[str, str]:
+def _machines(state: ClusterState, names: Iterable[str]) -> dict[str, str]:
     return {name: state.sites[name].identity for name in names}
 
 
 class _Work:
     """One measurement under way."""
 
-    def __init__(self, chosen: Chosen, fleet: Fleet, state: Converging, at: Mapping[str, str], effort: Effort) -> None:
+    def __init__(
+        self, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, at: Mapping[str, str], effort: MeasurementEffort
+    ) -> None:
         self.at, self.effort = at, effort
         self.fleet = Fleet(fleet.shells, fleet.failed, len(at))  # all pairs of a round at once
-        self.way = Way.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+        self.way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
         self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
         self.series: list[Series] = []
         self.missing: list[tuple[str, str, str]] = []
         self._rounds = 0
 
-    def run(self, servers: Serving, pairs: Sequence[Pair]) -> None:
+    def run(self, servers: RunningServers, pairs: Sequence[Pair]) -> None:
         """Measure pairs at once."""
         partners = {HostName(a): b for a, b in pairs}
         meeting = self._meeting(servers, pairs)
@@ -182,7 +186,7 @@ class _Work:
             back.append(_sample(b, a, outcome.value["in"], late))
         self.series += [Series(tuple(samples)) for samples in (out, back) if samples]
 
-    def _meeting(self, servers: Serving, pairs: Sequence[Pair]) -> dict[str, Any] | None:
+    def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
         """Where those who dial wait for each other, so that all of a round run at the same time."""
         self._rounds += 1
         host = pairs[0][1]
@@ -197,12 +201,12 @@ def _sample(a: str, b: str, rates: Sequence[float], late: float) -> Sample:
     return Sample(a, b, middle, late, (max(rates) - min(rates)) / middle if middle else 0.0)
 
 
-def _nominal(state: Converging, name: str, address: str) -> float:
+def _nominal(state: ClusterState, name: str, address: str) -> float:
     nics = state.sites[name].facts.nics
     return next((nic.speed or 0.0 for nic in nics if any(text.split("/")[0] == address for text in nic.addresses)), 0.0)
 
 
-def inside(chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> dict[str, tuple[Link, ...]]:
+def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -> dict[str, tuple[Link, ...]]:
     """Measure the copies between the GPUs of each host, and between each GPU and the host's memory.
 
     Args:
@@ -238,20 +242,20 @@ def inside(chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> dict[st
     return found
 
 
-def _copies(name: str, fleet: Fleet, state: Converging) -> bool:
+def _copies(name: str, fleet: Fleet, state: ClusterState) -> bool:
     return name in fleet.shells and name in state.plans and bool(state.sites[name].facts.gpus)
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def keep(home: Home, chosen: Chosen, measured: Measurements) -> None:
+def keep(home: Home, chosen: ChosenCluster, measured: Measurements) -> None:
     """Keep measurements with the cluster; those of an embedded one are not."""
     if not chosen.embedded:
         home.keep("links", chosen.spec.name, measured)
 
 
-def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None:
+def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> Measurements | None:
     """Return what is kept, when it was measured of these very machines at the addresses that they have now; else None.
 
     Call `reach.find` or `reach.settled` before. Sets `state.rates`.
@@ -273,7 +277,7 @@ def recall(home: Home, chosen: Chosen, state: Converging) -> Measurements | None
 # ---- as a part of `up` -----------------------------------------------------------------------------------------------
 
 
-def plan(home: Home, chosen: Chosen, state: Converging) -> None:
+def plan(home: Home, chosen: ChosenCluster, state: ClusterState) -> None:
     """Add to each host's actions what is not known yet of the network: which one it is, what it carries.
 
     Nothing is added where fewer than two hosts are there, nor while a job runs, which would be disturbed and disturb.
@@ -292,7 +296,7 @@ def plan(home: Home, chosen: Chosen, state: Converging) -> None:
         state.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
 
 
-def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say) -> tuple[str, ...]:
+def carry_out(home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -> tuple[str, ...]:
     """Do what `plan` added, and keep it; return warnings. That it fails is one of them: hosts are ready without it."""
     ours = (FindNetwork, MeasureLinks)
     if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
@@ -309,7 +313,7 @@ def carry_out(home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: 
     return tuple(f"{finding.what} ({finding.cure})" for finding in warnings(chosen, measured))
 
 
-def _inside_before(home: Home, chosen: Chosen, measured: Measurements) -> dict[str, tuple[Link, ...]]:
+def _inside_before(home: Home, chosen: ChosenCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
     """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
     try:
         before = home.kept("links", chosen.spec.name, Measurements)
@@ -324,7 +328,7 @@ def _inside_before(home: Home, chosen: Chosen, measured: Measurements) -> dict[s
 # ---- what it means ---------------------------------------------------------------------------------------------------
 
 
-def between(chosen: Chosen, state: Converging, measured: Measurements | None) -> tuple[Between, ...]:
+def between(chosen: ChosenCluster, state: ClusterState, measured: Measurements | None) -> tuple[Between, ...]:
     """Return what lies between the hosts: what `links:` says, else what was measured, else nominal rates.
 
     Raises:
@@ -365,7 +369,7 @@ def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float
     return found
 
 
-def warnings(chosen: Chosen, measured: Measurements) -> tuple[Finding, ...]:
+def warnings(chosen: ChosenCluster, measured: Measurements) -> tuple[Finding, ...]:
     """Return what is not as it should be: repeats that scatter, pairs that could not be measured, odd fabrics."""
     wide = sorted((each for each in best(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread)
     listed = [f"{each.a} -> {each.b} by {each.spread:.0%} around {format_bit_rate(each.rate)}" for each in wide]
@@ -384,5 +388,5 @@ def warnings(chosen: Chosen, measured: Measurements) -> tuple[Finding, ...]:
     return (*scattered, *lost, *fabric.findings)
 
 
-def _labels(chosen: Chosen) -> dict[str, dict[str, str]]:
+def _labels(chosen: ChosenCluster) -> dict[str, dict[str, str]]:
     return {host.name: dict(host.labels) for host in chosen.spec.hosts}

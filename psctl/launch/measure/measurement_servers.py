@@ -21,7 +21,7 @@ READY = 5.0
 """Seconds until a server must say where it listens."""
 
 
-class Serving(msgspec.Struct):
+class RunningServers(msgspec.Struct):
     """Servers that run. `ports` has each one's port by host and address; `failed` why there is none."""
 
     token: str
@@ -29,7 +29,7 @@ class Serving(msgspec.Struct):
     failed: dict[str, str]
 
 
-class Way(msgspec.Struct, frozen=True):
+class ProbeSettings(msgspec.Struct, frozen=True):
     """How hosts are asked: their interpreters, and what the cluster file says of the network."""
 
     pythons: Mapping[str, str]
@@ -37,7 +37,7 @@ class Way(msgspec.Struct, frozen=True):
     congestion: str
 
     @classmethod
-    def of(cls, cluster: ClusterSpec, pythons: Mapping[str, str]) -> Way:
+    def of(cls, cluster: ClusterSpec, pythons: Mapping[str, str]) -> ProbeSettings:
         """Return how the hosts of a cluster are asked."""
         return cls(pythons, cluster.network.ports, cluster.network.congestion)
 
@@ -49,7 +49,9 @@ class Way(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def serving(fleet: Fleet, way: Way, listen: Mapping[str, Sequence[str]], seconds: float) -> Iterator[Serving]:
+def serving(
+    fleet: Fleet, way: ProbeSettings, listen: Mapping[str, Sequence[str]], seconds: float
+) -> Iterator[RunningServers]:
     """Have hosts listen on addresses of theirs while the block runs.
 
     Args:
@@ -74,16 +76,16 @@ def serving(fleet: Fleet, way: Way, listen: Mapping[str, Sequence[str]], seconds
             thread.join(READY)
 
 
-def _serve(shell: Shell, way: Way, addresses: Sequence[str], seconds: float, token: str) -> None:
+def _serve(shell: Shell, way: ProbeSettings, addresses: Sequence[str], seconds: float, token: str) -> None:
     """Run one server to its end; why one failed shows when its ports are asked for."""
     question = {"listen": list(addresses), "ports": way.span, "seconds": seconds}
     with contextlib.suppress(errors.PsctlError):
         way.ask(shell, "serve", question, token, seconds + READY)
 
 
-def _ready(fleet: Fleet, way: Way, names: Sequence[HostName], token: str) -> Serving:
+def _ready(fleet: Fleet, way: ProbeSettings, names: Sequence[HostName], token: str) -> RunningServers:
     found = fleet.each(lambda _, shell: way.ask(shell, "ports", {"seconds": READY}, token, READY + 20), names=names)
-    serving = Serving(token, {}, {})
+    serving = RunningServers(token, {}, {})
     for name, outcome in found.items():
         if outcome.error is not None:
             serving.failed[name] = outcome.error.message

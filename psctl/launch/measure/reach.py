@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import Chosen as Cluster
+from psctl.launch.clusters import ChosenCluster as Cluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import Converging
-from psctl.launch.measure.measurement_servers import Serving, Way, serving
+from psctl.launch.hosts.converge import ClusterState
+from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
@@ -35,14 +35,14 @@ Say = Callable[[str, str], None]
 Candidates = Mapping[HostName, tuple[Candidate, ...]]
 
 
-class Known(msgspec.Struct, frozen=True):
+class KeptAddresses(msgspec.Struct, frozen=True):
     """What a probe decided, and of what."""
 
     fingerprint: str
     chosen: dict[str, Chosen]
 
 
-def settled(home: Home, chosen: Cluster, state: Converging) -> bool:
+def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
     """Set the addresses of all hosts, from the cluster file and from what is kept; say whether no probe is needed."""
     hosts = reaches(chosen.spec, state)
     asked = candidates(hosts, chosen.spec.network.interface)
@@ -54,7 +54,7 @@ def settled(home: Home, chosen: Cluster, state: Converging) -> bool:
     return known is not None
 
 
-def find(home: Home, chosen: Cluster, fleet: Fleet, state: Converging, say: Say, *, keep: bool = True) -> None:
+def find(home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, say: Say, *, keep: bool = True) -> None:
     """Set the addresses by which hosts reach each other, `state.addresses`; probe them where nothing else tells.
 
     Args:
@@ -70,15 +70,15 @@ def find(home: Home, chosen: Cluster, fleet: Fleet, state: Converging, say: Say,
     if any(name not in fleet.shells for name in asked):
         return
     say("", "finding the network by which the hosts reach each other")
-    way = Way.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+    way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
     found = probe(fleet, way, asked)
     default = choose_addresses(hosts, chosen.spec.network.interface)
     state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
     if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
-        home.keep("reach", chosen.spec.name, Known(fingerprint(asked, state), state.addresses))
+        home.keep("reach", chosen.spec.name, KeptAddresses(fingerprint(asked, state), state.addresses))
 
 
-def reaches(cluster: ClusterSpec, state: Converging) -> dict[HostName, Reach]:
+def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, Reach]:
     """Return the looked-at hosts as topology/addresses wants them."""
     hosts = {host.name: host for host in cluster.hosts}
     return {
@@ -87,7 +87,7 @@ def reaches(cluster: ClusterSpec, state: Converging) -> dict[HostName, Reach]:
     }
 
 
-def addresses(cluster: ClusterSpec, state: Converging) -> dict[str, Chosen]:
+def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, Chosen]:
     """Return each host's address: what was found or kept, else what its facts and the cluster file say.
 
     Raises:
@@ -100,7 +100,7 @@ def addresses(cluster: ClusterSpec, state: Converging) -> dict[str, Chosen]:
     return {name: state.addresses[name] for name in state.sites}
 
 
-def probe(fleet: Fleet, way: Way, asked: Candidates) -> dict[HostName, Chosen]:
+def probe(fleet: Fleet, way: ProbeSettings, asked: Candidates) -> dict[HostName, Chosen]:
     """Have every host listen on all its candidates and every other dial them; return what that tells."""
     everyone = Fleet(fleet.shells, fleet.failed, len(asked))
     listen = {str(name): [each.address for each in own] for name, own in asked.items()}
@@ -111,7 +111,9 @@ def probe(fleet: Fleet, way: Way, asked: Candidates) -> dict[HostName, Chosen]:
     return settle(asked, heard, found, rates)
 
 
-def _dial(fleet: Fleet, way: Way, asked: Candidates, servers: Serving) -> dict[tuple[HostName, HostName, str], float]:
+def _dial(
+    fleet: Fleet, way: ProbeSettings, asked: Candidates, servers: RunningServers
+) -> dict[tuple[HostName, HostName, str], float]:
     def try_all(name: HostName, shell: Shell) -> Any:
         to = {
             f"{other} {address}": [address, port]
@@ -130,7 +132,7 @@ def _dial(fleet: Fleet, way: Way, asked: Candidates, servers: Serving) -> dict[t
     return heard
 
 
-def _burst(fleet: Fleet, way: Way, servers: Serving, network: Network) -> float:
+def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: Network) -> float:
     """Bytes/s of a network: the least that any host moved, each with one other; 0 where a burst failed."""
     members = network.members
     pairs: list[Pair] = list(rounds([*members])[0])
@@ -151,7 +153,7 @@ def _burst(fleet: Fleet, way: Way, servers: Serving, network: Network) -> float:
     return least
 
 
-def fingerprint(asked: Candidates, state: Converging) -> str:
+def fingerprint(asked: Candidates, state: ClusterState) -> str:
     """Return what tells these machines and addresses from others."""
     rows = sorted(
         (name, state.sites[name].identity, sorted((each.interface, each.address) for each in own))
@@ -160,9 +162,9 @@ def fingerprint(asked: Candidates, state: Converging) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
-def _kept(home: Home, chosen: Cluster, wanted: str) -> Known | None:
+def _kept(home: Home, chosen: Cluster, wanted: str) -> KeptAddresses | None:
     try:
-        known = home.kept("reach", chosen.spec.name, Known)
+        known = home.kept("reach", chosen.spec.name, KeptAddresses)
     except errors.InvalidFile:  # damaged: it is probed anew
         return None
     return known if known is not None and known.fingerprint == wanted else None

@@ -42,7 +42,7 @@ ACCEPTED = (
 )
 
 
-class Refused(Exception):
+class UnreadableOutput(Exception):
     """A file that is not read.
 
     Args:
@@ -54,7 +54,7 @@ class Refused(Exception):
         self.why = why
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedMachines(msgspec.Struct, frozen=True):
     """Saved machines: the graph, and what a document tells beside it.
 
     `about` holds cores and memory by host, `failed` the rows of hosts that had not answered.
@@ -65,15 +65,15 @@ class Saved(msgspec.Struct, frozen=True):
     failed: tuple[dict[str, Any], ...] = ()
 
 
-class Outputs(msgspec.Struct):
+class HostOutputs(msgspec.Struct):
     """What the files of one host turned out to be."""
 
     readings: list[Reading] = []
-    documents: list[Saved] = []
+    documents: list[SavedMachines] = []
     refused: list[Finding] = []
 
 
-def read_saved(reference: str) -> Saved:
+def read_saved(reference: str) -> SavedMachines:
     """Read saved machines.
 
     Args:
@@ -89,16 +89,16 @@ def read_saved(reference: str) -> Saved:
     if reference != "-" and path.is_dir():
         return _folder(path)
     shown = "standard input" if reference == "-" else reference
-    outputs = Outputs()
+    outputs = HostOutputs()
     try:
         data = _whole(sys.stdin.fileno(), closing=False) if reference == "-" else _bytes(path, named=True)
         _understand(data, outputs)
-    except Refused as refused:
+    except UnreadableOutput as refused:
         raise InvalidFile(f"{shown}: {refused.why}", hint=ACCEPTED, where=shown) from None
     return _joined(outputs.documents or [_host(NAME, outputs, shown)], shown)
 
 
-def _folder(path: Path) -> Saved:
+def _folder(path: Path) -> SavedMachines:
     """Read a folder: its files are one host, and each of its folders is one."""
     files, folders = _entries(path)
     found = _host_of_folder(path.resolve().name or NAME, path, files) if files or not folders else []
@@ -125,14 +125,14 @@ def _entries(path: Path) -> tuple[list[Path], list[Path]]:
     return [entry for entry in entries if not entry.is_dir()], [each for each in folders if each.name[0] != "."]
 
 
-def _host_of_folder(name: str, path: Path, files: Sequence[Path], extra: Sequence[Finding] = ()) -> list[Saved]:
-    outputs = Outputs(refused=list(extra))
+def _host_of_folder(name: str, path: Path, files: Sequence[Path], extra: Sequence[Finding] = ()) -> list[SavedMachines]:
+    outputs = HostOutputs(refused=list(extra))
     for file in files:
         try:
             if file.name.startswith("."):
-                raise Refused("hidden")
+                raise UnreadableOutput("hidden")
             _understand(_bytes(file), outputs)
-        except Refused as refused:
+        except UnreadableOutput as refused:
             outputs.refused.append(_unread(file.name, refused.why))
     if not outputs.readings and not outputs.documents:
         reasons = "; ".join(finding.what for finding in outputs.refused[:3]) or "it is empty"
@@ -157,36 +157,36 @@ def _bytes(path: Path, *, named: bool = False) -> bytes:
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (named and (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)))):
-            raise Refused("it is no file")
+            raise UnreadableOutput("it is no file")
         return _whole(os.open(path, os.O_RDONLY | os.O_CLOEXEC), closing=True)
     except OSError as error:
-        raise Refused(error.strerror or str(error)) from None
+        raise UnreadableOutput(error.strerror or str(error)) from None
 
 
 def _whole(descriptor: int, *, closing: bool) -> bytes:
     with open(descriptor, "rb", closefd=closing) as stream:
         data = stream.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise Refused(f"it is larger than {LARGEST // 10**6} MB; no such command prints that much")
+        raise UnreadableOutput(f"it is larger than {LARGEST // 10**6} MB; no such command prints that much")
     return data
 
 
-def _understand(data: bytes, outputs: Outputs) -> None:
+def _understand(data: bytes, outputs: HostOutputs) -> None:
     """Find out what one file is, and add it; Refused when it is nothing that is known."""
     text = recognise.decode(data)
     if text.lstrip().startswith("{"):
         outputs.documents.append(_document(data))
         return
     if len(data) > LARGEST_TEXT:
-        raise Refused(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
+        raise UnreadableOutput(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
     for reading in recognise.read_all(text):
         if isinstance(reading, Unknown):
             begins = f'it is none of the outputs that are known; it begins with "{reading.first[:60]}"'
-            raise Refused(begins if reading.first else "it is empty")
+            raise UnreadableOutput(begins if reading.first else "it is empty")
         outputs.readings.append(reading)
 
 
-def _document(data: bytes) -> Saved:
+def _document(data: bytes) -> SavedMachines:
     """Read a document of `topo -o json`, or one host of it.
 
     Raises:
@@ -195,7 +195,7 @@ def _document(data: bytes) -> Saved:
     try:
         body = msgspec.json.decode(data)
         if not isinstance(body, dict) or not ("hosts" in body or "devices" in body):
-            raise Refused('a JSON document with neither "hosts" nor "devices"')
+            raise UnreadableOutput('a JSON document with neither "hosts" nor "devices"')
         listed = body.get("hosts")
         hosts = [host for host in listed if isinstance(host, dict)] if isinstance(listed, list) else []
         failed = tuple(host for host in hosts if host.get("error"))
@@ -203,27 +203,27 @@ def _document(data: bytes) -> Saved:
             body = {**body, "hosts": [host for host in body["hosts"] if host not in failed]}
         cluster = read_cluster_document(body)
     except RecursionError:
-        raise Refused("its JSON is nested deeper than that of any document") from None
+        raise UnreadableOutput("its JSON is nested deeper than that of any document") from None
     except msgspec.DecodeError as error:
-        raise Refused(f"it begins as a JSON document and is none: {error}") from None
+        raise UnreadableOutput(f"it begins as a JSON document and is none: {error}") from None
     except InvalidFile as error:
-        raise Refused(error.message) from None
+        raise UnreadableOutput(error.message) from None
     rows = hosts or [body]
     about = {str(row.get("name")): {key: row.get(key) for key in ("cores", "memory")} for row in rows}
-    return Saved(cluster, about, failed)
+    return SavedMachines(cluster, about, failed)
 
 
-def _host(name: str, outputs: Outputs, shown: str) -> Saved:
+def _host(name: str, outputs: HostOutputs, shown: str) -> SavedMachines:
     graph = build(outputs.readings)
     failed = any(isinstance(reading, Failure) for reading in outputs.readings)
     if not graph.devices and not failed:
         why = "; ".join(finding.what for finding in graph.findings) or "it names no device"
         raise InvalidFile(f"{shown}: nothing can be read from it: {why}", hint="save the whole output", where=shown)
     whole = HostGraph(graph.devices, graph.links, (*graph.findings, *outputs.refused))
-    return Saved(ClusterGraph((HostNode(name, whole),)))
+    return SavedMachines(ClusterGraph((HostNode(name, whole),)))
 
 
-def _joined(parts: Sequence[Saved], shown: str) -> Saved:
+def _joined(parts: Sequence[SavedMachines], shown: str) -> SavedMachines:
     """Join what files tell into one; InvalidFile when two hosts have one name."""
     hosts = [host for part in parts for host in part.cluster.hosts]
     names = [host.name for host in hosts]
@@ -233,4 +233,6 @@ def _joined(parts: Sequence[Saved], shown: str) -> Saved:
         raise InvalidFile(f"{shown}: two hosts are named {twice}", hint=hint, where=shown)
     between = tuple(link for part in parts for link in part.cluster.between)
     about = {name: more for part in parts for name, more in part.about.items()}
-    return Saved(ClusterGraph(tuple(hosts), between), about, tuple(row for part in parts for row in part.failed))
+    return SavedMachines(
+        ClusterGraph(tuple(hosts), between), about, tuple(row for part in parts for row in part.failed)
+    )

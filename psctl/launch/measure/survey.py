@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import Chosen
+from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import Converging, Say
+from psctl.launch.hosts.converge import ClusterState, Say
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.measure.saved_output import read_saved
@@ -29,7 +29,7 @@ from psctl.topology.host.worker_placement import seats
 
 
 def known_links(
-    home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say
 ) -> tuple[Measurements | None, list[str]]:
     """Find the addresses by which hosts reach each other, and recall what was measured between them.
 
@@ -49,7 +49,7 @@ def known_links(
 
 
 def measured_links(
-    home: Home, chosen: Chosen, fleet: Fleet, state: Converging, say: Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say
 ) -> tuple[Measurements, list[str]]:
     """Measure between the hosts and inside them, keep it with the cluster, and return it with what is odd about it.
 
@@ -63,7 +63,7 @@ def measured_links(
     return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(chosen, found)]
 
 
-def topology(home: Home, chosen: Chosen, state: Converging, measured: Measurements | None) -> dict[str, Any]:
+def topology(home: Home, chosen: ChosenCluster, state: ClusterState, measured: Measurements | None) -> dict[str, Any]:
     """Return the document of `topo -o json` for hosts that were looked at; those that failed are rows with the error.
 
     Args:

@@ -58,7 +58,7 @@ def prepared(host: str, congestion: str) -> socket.socket:
     return made
 
 
-class Line:
+class JsonLines:
     """A connection that speaks in lines of JSON between the bytes that are measured."""
 
     def __init__(self, connected: socket.socket, patience: float = PATIENCE) -> None:
@@ -218,7 +218,7 @@ def answer(door: socket.socket, word: Question, stopped: threading.Event) -> Non
     """Tell those on this host who know the door where the server listens, and stop it when they say so."""
     while not stopped.is_set():
         try:
-            asking = Line(door.accept()[0])
+            asking = JsonLines(door.accept()[0])
             with asking.socket:
                 if user_of(asking.socket) != os.geteuid():
                     continue  # an abstract name is open to every user of the host
@@ -264,7 +264,7 @@ class Meetings:
             barrier.wait(PATIENCE)
 
 
-def has_proved(line: Line, token: str) -> bool:
+def has_proved(line: JsonLines, token: str) -> bool:
     """Tell whether the other end answers what was just made up as only the token's holder can."""
     nonce = os.urandom(16).hex()
     line.say(nonce)
@@ -274,7 +274,7 @@ def has_proved(line: Line, token: str) -> bool:
 def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
     """Do for one connection what it asks, once it has shown that it knows the token."""
     with contextlib.suppress(OSError, ValueError), connected:
-        line = Line(connected)
+        line = JsonLines(connected)
         try:
             proved = has_proved(line, token)
         finally:
@@ -298,14 +298,14 @@ def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: t
                 return
 
 
-def drain(line: Line) -> None:
+def drain(line: JsonLines) -> None:
     """Take in what was still under way, so that the count reaches the sender before any reset does."""
     while line.socket.recv(CHUNK):
         continue
 
 
 @contextlib.contextmanager
-def dialled(question: Question, token: str) -> Iterator[Line]:
+def dialled(question: Question, token: str) -> Iterator[JsonLines]:
     """Connect to a server and prove to know the token."""
     host, port = question["to"]
     with prepared(host, question["congestion"]) as made:
@@ -314,17 +314,17 @@ def dialled(question: Question, token: str) -> Iterator[Line]:
         if question.get("from"):
             made.bind((question["from"], 0))
         made.connect((host, port))
-        line = Line(made, patience)
+        line = JsonLines(made, patience)
         line.say(proof(token, line.hear()))
         yield line
 
 
-def ask(line: Line, word: Question) -> None:
+def ask(line: JsonLines, word: Question) -> None:
     line.say(word)
     line.hear()
 
 
-def latency(line: Line, count: int) -> float:
+def latency(line: JsonLines, count: int) -> float:
     """Return the seconds one way: half the median of `count` bytes there and back, the first few left out."""
     ask(line, {"do": "echo", "count": count + 5})
     return statistics.median(line.echo(count + 5, first=True)[5:]) / 2
@@ -430,7 +430,7 @@ def at_door(word: str, question: Question, token: str) -> Question:
         try:
             with socket.socket(socket.AF_UNIX) as door:
                 door.connect(doorway(question, token))
-                line = Line(door)
+                line = JsonLines(door)
                 line.say(word)
                 return dict(line.hear())
         except (FileNotFoundError, ConnectionError):
