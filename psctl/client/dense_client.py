@@ -44,7 +44,7 @@ from psctl.client.model_layout import terms_of
 from psctl.client.overlap_timer import UnderWay
 from psctl.client.server_links import Links, named
 from psctl.client.server_waits import Waiting
-from psctl.client.shared_buffers import SharedBuffers, alone
+from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
 from psctl.job.membership_messages import ExamplesShared, Reassign, ServerUnreachable
@@ -102,7 +102,7 @@ class ParameterClient:
         self._under_way = UnderWay(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
         self._clock, self._trace, self._tell = clock, trace, tell
-        self._sharing = sharing or alone(me)
+        self._sharing = sharing or private_buffers(me)
         self._lock = threading.RLock()
         self._epoch = first.epoch  # of the newest assignment
         self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
@@ -346,14 +346,14 @@ class ParameterClient:
             peer.on_written = self._written
         if not self._links.up(at, peer):
             peer.close("it is not of the newest assignment")
-        self._sharing.greet(peer)
+        self._sharing.offer(peer)
 
     def receive_buffer_for(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
             return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
 
     def on_message(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
-        lent = self._sharing.heard(peer, message)
+        lent = self._sharing.lent_bytes(peer, message)
         with self._lock:
             if not self._links.serves(at, peer):
                 return
@@ -366,7 +366,7 @@ class ParameterClient:
         with self._lock:
             if self._links.down(at, peer, error):
                 self._send(self._mind.lost(at.rank))
-                self._sharing.parted(named(at))
+                self._sharing.forget(named(at))
                 self._waiting.look()
 
     def _written(self, message: Message, size: int) -> None:

@@ -99,4 +99,4 @@ class HostAggregation:
 
     def down(self, member: Member) -> None:
         self._say(lambda: self._mind.line_down(member.rank))
-        self._sharing.parted(member)
+        self._sharing.forget(member)

@@ -1,117 +1,88 @@
-"""Buffers in shared memory, and those of others of this host that are read there (ps/dense/lent_buffers.py has the
-theory).
+"""Gradients, values and rows in shared memory, which workers and servers of one host read without sending them.
 
-A worker and a server find out that they are on one host when they meet: the worker names a segment of its own (Near),
-and a server that its agent gives that segment says so (IsNear). Until then, and to all others, bytes are sent. Nobody
-is near any longer when the connection is over; on the next one they meet anew.
-
-Buffers are cut from segments one behind the other and are not given back, for somebody may be reading what lies in
-one; those who need them have pools of their own (ps/dense/shard_state.py). Segments become larger as more are
-needed; their pages take no memory before they are touched.
+`psctl/ps/dense/lent_buffers.py` describes when a lent buffer may be written again. A worker and a server find out that
+they are on one host when they connect: the worker names one of its segments (Near), and a server whose agent gives it
+that segment answers IsNear. Until then, and between hosts, bytes are sent. The end of the connection ends the
+sharing; the next connection begins it again.
 """
 
 from __future__ import annotations
 
-import threading
+import weakref
 from typing import Any
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.lent_buffers import Lending
 from psctl.ps.messages import IsNear, Near, Place, Push, Values
 from psctl.ps.table_messages import Fetched, Update
-from psctl.transport.shared_memory import Segment, SegmentClient
+from psctl.ps.tables.reductions import Array
+from psctl.transport.peer_connection import PeerConnection
+from psctl.transport.shared_allocator import SharedAllocator
+from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 
-PAGE = 4096
+SMALLEST = 1 << 16
+"""Bytes from which rows are lent; shorter payloads are sent."""
 
-FIRST = 64 << 20
-"""Bytes of a process's first segment at least; each further one is at least twice as large."""
+MOST = 1 << 28
+"""Bytes of shared memory for rows that one process takes at most."""
 
 
 class SharedBuffers(Lending):
-    """One process's end; may be called by any thread.
+    """The shared buffers of one process, and access to those of the others. May be called by any thread.
 
     Args:
         segments: makes and finds segments.
     """
 
     def __init__(self, segments: SegmentClient) -> None:
-        self._segments = segments
-        self._lock = threading.Lock()
-        self._own: list[tuple[int, Segment]] = []  # with the address of its first byte
-        self._filled = 0  # bytes of the last one
-        self._near: dict[int, Member] = {}  # who reads ours, and we theirs
-        self._theirs: dict[tuple[Member, int], Segment] = {}
+        self._allocator = SharedAllocator(segments)
+        self._near: dict[int, Member] = {}  # processes that share memory with this one, by rank
 
-    # ---- ours ------------------------------------------------------------------------------------------------------
+    # ---- memory of this process --------------------------------------------------------------------------------------
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        size = count * dtype.itemsize
-        with self._lock:
-            part = self._cut(size) if size else None
-        if part is None:
-            return super().zeros(count, dtype)
-        return torch.frombuffer(part, dtype=dtype)
-
-    def room(self, size: int) -> memoryview | None:
-        """Return new shared bytes; None: there are none."""
-        with self._lock:
-            return self._cut(size)
-
-    def _cut(self, size: int) -> memoryview | None:
-        room = -(-size // PAGE) * PAGE
-        if not self._own or self._filled + room > self._own[-1][1].size:
-            wanted = max(room, 2 * self._own[-1][1].size if self._own else FIRST)
-            segment = self._segments.make(wanted) or self._segments.make(room)
-            if segment is None:
-                return None
-            self._own.append((torch.frombuffer(segment.memory, dtype=torch.uint8).data_ptr(), segment))
-            self._filled = 0
-        part = self._own[-1][1].part(self._filled, size)
-        self._filled += room
-        return part
+        part = self._allocator.allocate(count * dtype.itemsize) if count else None
+        return torch.frombuffer(part, dtype=dtype) if part is not None else super().zeros(count, dtype)
 
     def place(self, rank: int, tensor: torch.Tensor) -> Place | None:
         return self.where(tensor) if rank in self._near else None
 
     def where(self, tensor: torch.Tensor) -> Place | None:
-        start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        for base, segment in self._own:
-            if base <= start and start + size <= base + segment.size:
-                return Place(segment.number, start - base, size)
-        return None
+        size = tensor.numel() * tensor.element_size()
+        found = self._allocator.locate(tensor.data_ptr(), size)
+        return Place(*found, size) if found is not None else None
 
-    # ---- meeting ---------------------------------------------------------------------------------------------------
+    # ---- connections -------------------------------------------------------------------------------------------------
 
-    def greet(self, peer: Any) -> None:
-        """Say to a server that we just met what it must have to be near; nothing when there is no shared memory."""
-        with self._lock:
-            number = self._own[0][1].number if self._own else None
+    def offer(self, peer: PeerConnection) -> None:
+        """Name a segment to a newly connected server; nothing where this process has no shared memory."""
+        number = self._allocator.first_segment
         if number is not None:
             peer.send(Near(number))
 
-    def parted(self, member: Member) -> None:
-        """Nobody at the other end any more: let go of what it lent, once nobody here reads it."""
+    def forget(self, member: Member) -> None:
+        """End the sharing with a process whose connection is over."""
         if self._near.get(member.rank) == member:
             del self._near[member.rank]
-        with self._lock:
-            for holder, number in [key for key in self._theirs if key[0] == member]:
-                del self._theirs[holder, number]
+        self._allocator.unmap(member)
 
-    # ---- theirs ----------------------------------------------------------------------------------------------------
+    # ---- memory of others --------------------------------------------------------------------------------------------
 
-    def heard(self, peer: Any, message: Any) -> memoryview | None:
-        """Take in who is near; return the bytes that the message lends, None when it lends none.
+    def lent_bytes(self, peer: PeerConnection, message: Any) -> memoryview | None:
+        """Return the bytes that a message lends, None when it lends none; note which processes share memory.
 
         Raises:
             ProtocolError: there are no such bytes.
         """
-        member: Member = peer.member
+        member = peer.member
         match message:
             case Near(segment=number):
-                if member.role == "worker" and self._found(member, number) is not None:
+                if member.role == "worker" and self._allocator.map(member, number) is not None:
                     peer.send(IsNear())
                     self._near[member.rank] = member
             case IsNear():
@@ -130,17 +101,48 @@ class SharedBuffers(Lending):
         Raises:
             ProtocolError: its segment has no such bytes.
         """
-        segment = self._found(member, at.segment)
-        return segment.part(at.offset, at.size) if segment is not None else None
-
-    def _found(self, member: Member, number: int) -> Segment | None:
-        with self._lock:
-            found = self._theirs.get((member, number)) or self._segments.get(member, number)
-            if found is not None:
-                self._theirs[member, number] = found
-            return found
+        return self._allocator.read(member, at.segment, at.offset, at.size)
 
 
-def alone(me: Member) -> SharedBuffers:
-    """Return the end of a process that shares nothing: all bytes are sent."""
+class SharedRows(SharedBuffers):
+    """Shared memory for the rows of table messages. May be called by any thread.
+
+    A buffer is free when its last view is gone. What was lent is referenced for as long as it may be read: an update
+    by its change, until all shards have answered Done; an answer by the server's connections, until the worker reports
+    that it was read (Back), asks for it again on another connection, or is lost. Buffers have a power of two of bytes.
+
+    Args:
+        segments: makes and finds segments.
+    """
+
+    def __init__(self, segments: SegmentClient) -> None:
+        super().__init__(segments)
+        self._left = MOST if self._allocator.allocate(1) is not None else 0
+
+    def allocate(self, size: int) -> Array:
+        """Return `size` bytes of any content; shared ones where they are worth it and available."""
+        part = self._part(1 << (size - 1).bit_length()) if size >= SMALLEST and self._left else None
+        if part is None:
+            return np.empty(size, dtype=np.uint8)
+        whole = np.frombuffer(part[:size], dtype=np.uint8)
+        weakref.finalize(whole, self._allocator.release, part).atexit = False
+        return whole
+
+    def _part(self, size: int) -> memoryview | None:
+        part = self._allocator.reuse(size)
+        if part is None and size <= self._left:
+            self._left -= size
+            part = self._allocator.allocate(size)
+        return part
+
+    def lend(self, rank: int, message: Any, payload: memoryview | None) -> Any:
+        """Return the message that lends the payload to process `rank`; None: the payload must be sent."""
+        if payload is None or len(payload) < SMALLEST or not self._left:
+            return None
+        at = self.place(rank, torch.frombuffer(payload, dtype=torch.uint8))
+        return None if at is None else replace(message, at=at)
+
+
+def private_buffers(me: Member) -> SharedBuffers:
+    """Return the buffers of a process that shares none: all bytes are sent."""
     return SharedBuffers(SegmentClient(me, None))

@@ -25,9 +25,11 @@ import torch
 from psctl.collectives.channel import NOBODY_SENDS, Parcel, PendingTransfer
 from psctl.collectives.sealed_pieces import SealedStreams
 from psctl.collectives.shm_exchange import SLOT, ShmExchange, possible, room
-from psctl.collectives.shm_vectors import SharedVectors
+from psctl.errors import ProtocolError
 from psctl.ps.pieces import bytes_view
+from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.unix_channel import BYE, DONE, LENT, PIECE, Record, UnixChannel
+from psctl.types import Member
 
 INLINE = 64 << 10
 """Bytes of a piece up to which it travels in its record. Recursive doubling of 64 KB by four ranks: 0.12 ms so, 0.35 ms
@@ -48,7 +50,8 @@ class DataPlane:
     Args:
         me: the rank of this process.
         lines: to processes of this host, by rank.
-        shared: memory that they may read.
+        shared: memory that processes of this host may read.
+        members: the other processes of this host, by rank.
         sealed: streams to processes of other hosts.
         world: number of ranks; rank 0's process plays the nodes behind them, a schedule's helpers.
     """
@@ -60,11 +63,14 @@ class DataPlane:
         me: int,
         world: int,
         lines: Mapping[int, UnixChannel],
-        shared: SharedVectors,
+        shared: SharedAllocator,
+        members: Mapping[int, Member],
         sealed: SealedStreams | None = None,
     ) -> None:
-        self.me, self._lines, self._shared, self._sealed = me, dict(lines), shared, sealed
-        self._world = world
+        self.me, self._world = me, world
+        self._lines, self._sealed = dict(lines), sealed
+        self._shared, self._members = shared, members
+        self._buffers: dict[int, memoryview] = {}  # shared ones, by address
         self._changed = threading.Condition()  # entered again where a stream's writer is the sender itself
         self._arrived: dict[tuple[int, int], deque[BorrowedPiece]] = {}
         self._lent: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that were lent
@@ -85,15 +91,21 @@ class DataPlane:
             sealed.begin(self._changed, self._awake)
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a vector of zeros that is summed without a copy."""
-        with self._changed:
-            return self._shared.buffer(length, dtype)
+        """Return a vector of zeros that other processes of this host read where it is, if they can."""
+        size = length * dtype.itemsize
+        part = self._shared.allocate(size, zeroed=True) if size and self._members else None
+        if part is None:
+            return torch.zeros(length, dtype=dtype)
+        made = torch.frombuffer(part, dtype=dtype)
+        self._buffers[made.data_ptr()] = part
+        return made
 
     def release(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Take buffers back, which nobody uses any more."""
-        with self._changed:
-            for each in buffers:
-                self._shared.release(each)
+        """Take back buffers that nothing uses any more."""
+        for each in buffers:
+            part = self._buffers.pop(each.data_ptr(), None)
+            if part is not None:
+                self._shared.release(part)
 
     def _process(self, node: int) -> int:
         return node if node < self._world else 0
@@ -126,7 +138,7 @@ class DataPlane:
             assert self._sealed is not None, "a rank of another host"
             return _Sealing(self, peer, self._sealed.send(peer, one.tag, bytes_view(one.piece)))
         size = one.piece.nbytes
-        where = self._shared.where(one.piece) if size > INLINE else None
+        where = self._shared.locate(one.piece.data_ptr(), size) if size > INLINE else None
         if where is None:
             number = line.send(PIECE, one.tag, size=size, data=bytes_view(one.piece))
             self._watch(line)
@@ -161,7 +173,7 @@ class DataPlane:
             loan = self.borrow(0, BOARD)
             return loan.read(torch.uint8) if loan.owed else None
         memory = self.buffer(room(self._world), torch.uint8)
-        there = self._shared.where(memory) is not None
+        there = self._shared.locate(memory.data_ptr(), memory.nbytes) is not None
         self.post([Parcel(memory if there else memory[:1], peer, BOARD) for peer in self._lines], ())
         return memory if there else None
 
@@ -293,7 +305,10 @@ class DataPlane:
             assert record.data is not None, "no piece is empty"
             self._arrived.setdefault(key, deque()).append(BorrowedPiece(record.data, None))
         elif record.kind == LENT:
-            lent = self._shared.read(peer, record.segment, record.offset, record.size)
+            lent = self._shared.read(self._members[peer], record.segment, record.offset, record.size)
+            if lent is None:
+                what = f"worker/{peer}: holds no segment {record.segment} on this host"
+                raise ProtocolError(what, where=f"worker/{peer}")
             self._arrived.setdefault(key, deque()).append(BorrowedPiece(lent, lambda: self.give_back(*key)))
         elif record.kind == DONE:
             self._returned[key] = self._returned.get(key, 0) + 1
@@ -331,14 +346,12 @@ class BorrowedPiece:
 
     __slots__ = ("_back", "_data", "owed")
 
-    def __init__(self, data: torch.Tensor | bytearray, back: Callable[[], None] | None) -> None:
+    def __init__(self, data: memoryview | bytearray, back: Callable[[], None] | None) -> None:
         self._data, self._back, self.owed = data, back, back is not None
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
         """Return it as a vector."""
-        if isinstance(self._data, bytearray):
-            return torch.frombuffer(self._data, dtype=dtype)
-        return self._data.view(dtype)
+        return torch.frombuffer(self._data, dtype=dtype)
 
     def release(self) -> None:
         """Let its owner overwrite it."""

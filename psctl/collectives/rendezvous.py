@@ -16,7 +16,6 @@ from pathlib import Path
 
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
-from psctl.collectives.shm_vectors import SharedVectors
 from psctl.errors import ConnectionFailed, PeerLost
 from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
@@ -25,9 +24,13 @@ from psctl.schedule.transfer import Schedule
 from psctl.transport import unix_channel
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
+from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient
 from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Address, Member
+
+LINE = 64
+"""Vectors begin at a processor's cache line, so that no two share one."""
 
 PATIENCE = 20.0
 """Seconds for all connections of one process to be made."""
@@ -103,7 +106,7 @@ class Rendezvous:
             if acceptor is not None:
                 acceptor.close()
         members = {rank: Member("worker", rank, self._workers[rank].incarnation) for rank in near}
-        return DataPlane(self._me, schedule.world, lines, SharedVectors(self._segments, members), sealed)
+        return DataPlane(self._me, schedule.world, lines, SharedAllocator(self._segments, LINE), members, sealed)
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from psctl.client import server_links
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.table_server_messages import TablesAt
 from psctl.process.user_functions import JobFunctions
@@ -134,7 +134,7 @@ class Dialled:
     ) -> None:  # fmt: skip
         self.memory = memory
         self.shards = first.shards
-        self.room: Room = private if memory is None else memory.room
+        self.room: Room = private if memory is None else memory.allocate
         self._links = server_links.Links(
             lambda at: dial(server_links.named(at), at.address, _End(self, at)), unreachable
         )
@@ -165,7 +165,7 @@ class Dialled:
         if (store, server) in self._begun:
             if server in self._owed:
                 self._give_back(server)
-            lent = self.memory.lent(server, message, payload) if self.memory is not None else None
+            lent = self.memory.lend(server, message, payload) if self.memory is not None else None
             for part, data in in_parts(message, payload) if lent is None else [(lent, None)]:
                 self._links.send(server, part, data)
 
@@ -248,7 +248,7 @@ class _End:
     def on_connected(self, peer: Any) -> None:
         """Take it into use."""
         if self._dialled.memory is not None:
-            self._dialled.memory.sharing.greet(peer)
+            self._dialled.memory.offer(peer)
         self._dialled.up(self._at, peer)
 
     def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
@@ -257,7 +257,7 @@ class _End:
     def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
         memory = self._dialled.memory
         if memory is not None and (isinstance(message, IsNear) or getattr(message, "at", None) is not None):
-            lent = memory.sharing.heard(peer, message)
+            lent = memory.lent_bytes(peer, message)
             if lent is not None:
                 self._dialled.hear(self._at.rank, message, lent)
                 self._read += 1
@@ -269,5 +269,5 @@ class _End:
 
     def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         if self._dialled.memory is not None:
-            self._dialled.memory.sharing.parted(peer.member)
+            self._dialled.memory.forget(peer.member)
         self._dialled.down(self._at, peer, error)

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from psctl.client.server_links import Links
-from psctl.client.shared_buffers import SharedBuffers, alone
+from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.ps.dense.server.dense_server import LEDGER, ServerMind
@@ -69,7 +69,7 @@ class Desk:
         report: Callable[[Report], None] = lambda _: None,
         sharing: SharedBuffers | None = None,
     ) -> None:
-        self._me, self._save, self._report, self.sharing = me, save, report, sharing or alone(me)
+        self._me, self._save, self._report, self.sharing = me, save, report, sharing or private_buffers(me)
         self._mind: ServerMind | None = None
         self._opened, self._open = threading.Event(), False  # who sees the second need not ask the first
         self._closed = False
@@ -206,7 +206,7 @@ class Desk:
         """Hand a message to the mind and do what it says."""
         (role, rank), mind = self._speaks(peer)
         size = 0 if payload is None else len(payload)
-        lent = self.sharing.heard(peer, message)
+        lent = self.sharing.lent_bytes(peer, message)
         if isinstance(message, Near):
             return
         with self._in_order(message):
@@ -226,7 +226,7 @@ class Desk:
                 del self._peers[who]
         if current and self._mind is not None:
             if who[0] == "worker":
-                self.sharing.parted(peer.member)
+                self.sharing.forget(peer.member)
                 self._mind.lost(who[1])
             else:
                 self.follow(self._mind.server_lost(who[1]))

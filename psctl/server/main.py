@@ -21,8 +21,7 @@ import torch
 
 from psctl.client.model_layout import terms_of
 from psctl.client.server_links import Links, named
-from psctl.client.shared_buffers import SharedBuffers
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.job_permits import COORDINATION

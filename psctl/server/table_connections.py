@@ -20,7 +20,7 @@ import torch
 
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.client.server_links import Links, named
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed, MessageRefused, ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.job.table_server_messages import TablesAssigned
@@ -107,7 +107,7 @@ class TableDesk:
         with self._lock:
             if self._mind is None:
                 keep_freed_memory()
-                room = private if self._memory is None else self._memory.room
+                room = private if self._memory is None else self._memory.allocate
                 self._mind = TableMind(self._rank, JobFunctions(self._folder), len(found.chains), room)
             alive = [at.rank for at in found.servers]
             self._follow(self._mind.assigned(found.epoch, found.chains, found.copies, alive))
@@ -198,7 +198,7 @@ class TableDesk:
                 if self._speaks(peer):
                     self._follow(mind.received_from(peer.member.rank, message, size))
             return
-        lent = self._memory.sharing.heard(peer, message) if self._memory is not None else None
+        lent = self._memory.lent_bytes(peer, message) if self._memory is not None else None
         if isinstance(message, Near):
             return
         if isinstance(message, Back):
@@ -214,7 +214,7 @@ class TableDesk:
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Forget a connection; what came by it stays, and so does what it may be reading."""
         if self._memory is not None:
-            self._memory.sharing.parted(peer.member)
+            self._memory.forget(peer.member)
         with self._lock:
             if isinstance(error, MessageRefused):
                 self._report(ProtocolViolation(peer.member, error.message[:1000]))
@@ -245,7 +245,7 @@ class TableDesk:
     def _send(self, peer: PeerConnection, output: Send) -> None:
         lent = None
         if self._memory is not None:
-            lent = self._memory.lent(output.worker, output.message, output.payload)
+            lent = self._memory.lend(output.worker, output.message, output.payload)
         if lent is not None and output.payload is not None:
             self._lent[output.worker].append(output.payload)
             peer.send(lent)

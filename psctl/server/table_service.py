@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
 from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone

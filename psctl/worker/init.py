@@ -12,8 +12,7 @@ from typing import Any
 
 from psctl.client.dense_client import ParameterClient
 from psctl.client.host_aggregation import HostAggregation
-from psctl.client.shared_buffers import SharedBuffers
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.clock import SystemClock
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.rendezvous import Ask, Rendezvous

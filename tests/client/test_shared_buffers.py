@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psctl.client.shared_buffers import FIRST, PAGE
 from psctl.errors import ProtocolError
 from psctl.ps.messages import IsNear, Near, Place, Push
+from psctl.transport.shared_allocator import FIRST, PAGE
 from psctl.types import Member
 from tests.helpers.job_world import Job
 from tests.helpers.ps_world import DTYPES, LARGEST, Host, World, flat_values, make_layout
@@ -141,11 +141,11 @@ def ends():
 def meet(worker, server) -> tuple[Peer, Peer]:
     """Return what the worker and the server see of each other, having met."""
     to_server, to_worker = Peer(Member("server", 0)), Peer(Member("worker", 0))
-    worker.greet(to_server)
+    worker.offer(to_server)
     for message in to_server.sent:
-        server.heard(to_worker, message)
+        server.lent_bytes(to_worker, message)
     for message in to_worker.sent:
-        worker.heard(to_server, message)
+        worker.lent_bytes(to_server, message)
     return to_server, to_worker
 
 
@@ -158,9 +158,9 @@ def test_what_one_writes_the_other_reads_where_it_lies(ends):
     at = worker.place(0, buffer[100:200])
     assert at == Place(0, 400, 400)
     buffer.copy_(torch.arange(1000))
-    lent = server.heard(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+    lent = server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
     assert torch.equal(torch.frombuffer(lent, dtype=torch.float32), torch.arange(100.0, 200.0))
-    assert server.heard(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
+    assert server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0)) is None
     assert worker.place(0, torch.zeros(3)) is None, "it lies elsewhere"
     assert worker.place(1, buffer) is None, "server/1 is not near"
 
@@ -173,7 +173,7 @@ def test_places_that_are_none_are_the_others_fault(ends, at):
     worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
     with pytest.raises(ProtocolError, match="worker/0"):
-        server.heard(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+        server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
 
 
 def test_who_has_not_met_lends_nothing(ends):
@@ -181,9 +181,9 @@ def test_who_has_not_met_lends_nothing(ends):
     worker.zeros(10, torch.float32)
     stranger = Peer(Member("worker", 0))
     with pytest.raises(ProtocolError, match="not on this host"):
-        server.heard(stranger, Push(0, 0, 1.0, b"\1", 0, Place(0, 0, 4)))
-    server.heard(stranger, Near(5))
-    server.heard(Peer(Member("worker", 0, incarnation=1)), Near(0))
+        server.lent_bytes(stranger, Push(0, 0, 1.0, b"\1", 0, Place(0, 0, 4)))
+    server.lent_bytes(stranger, Near(5))
+    server.lent_bytes(Peer(Member("worker", 0, incarnation=1)), Near(0))
     assert server.place(0, server.zeros(10, torch.float32)) is None
 
 
@@ -192,12 +192,12 @@ def test_after_parting_nothing_is_lent_and_what_was_read_stays(ends):
     buffer = worker.zeros(10, torch.float32)
     _, to_worker = meet(worker, server)
     push = Push(0, 0, 1.0, b"\1", 0, worker.place(0, buffer))
-    lent = server.heard(to_worker, push)
-    server.parted(Member("worker", 0))
+    lent = server.lent_bytes(to_worker, push)
+    server.forget(Member("worker", 0))
     buffer.fill_(7.0)
     assert torch.frombuffer(lent, dtype=torch.float32).eq(7).all()
     with pytest.raises(ProtocolError, match="not on this host"):
-        server.heard(to_worker, push)
+        server.lent_bytes(to_worker, push)
     assert server.place(0, server.zeros(4, torch.float32)) is None
 
 
@@ -210,7 +210,7 @@ def test_more_buffers_than_a_segment_holds_lie_in_more_segments(ends):
     assert all(at.offset % PAGE == 0 for at in places)
     for value, (buffer, at) in enumerate(zip(buffers, places, strict=True)):
         buffer[:10] = value
-        lent = server.heard(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
+        lent = server.lent_bytes(to_worker, Push(0, 0, 1.0, b"\1", 0, at))
         assert torch.frombuffer(lent, dtype=torch.float32)[:10].eq(value).all()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.client.shared_rows import SMALLEST, SharedRows
+from psctl.client.shared_buffers import SMALLEST, SharedRows
 from psctl.errors import ProtocolError
 from psctl.kv.store_connections import OWED
 from psctl.ps.table_messages import Back, Fetched
@@ -31,15 +31,15 @@ def address(array) -> int:
 
 def test_a_room_is_free_when_its_last_view_is_gone(host: Host) -> None:
     memory = SharedRows(host.segments(Member("worker", 0)))
-    first = memory.room(SIZE - 8)
+    first = memory.allocate(SIZE - 8)
     where, view = address(first), torch.from_numpy(first[8:16])
     del first
-    second = memory.room(SIZE)
+    second = memory.allocate(SIZE)
     assert address(second) != where
     del view
-    assert address(memory.room(SIZE - 100)) == where
-    assert len(memory.room(SIZE - 100)) == SIZE - 100
-    assert memory.room(SIZE).flags.writeable
+    assert address(memory.allocate(SIZE - 100)) == where
+    assert len(memory.allocate(SIZE - 100)) == SIZE - 100
+    assert memory.allocate(SIZE).flags.writeable
 
 
 def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host) -> None:
@@ -48,9 +48,9 @@ def test_without_shared_memory_and_for_short_messages_bytes_are_sent(host: Host)
         SharedRows(SegmentClient(Member("worker", 0), None)),
         SharedRows(host.segments(Member("worker", 1))),
     ):
-        assert len(memory.room(SIZE)) == SIZE
-        assert memory.lent(0, Fetched("s", 1, [], SIZE), payload) is None
-        assert memory.lent(0, Fetched("s", 1, [], SIZE), memory.room(SIZE).data) is None, "nobody is near"
+        assert len(memory.allocate(SIZE)) == SIZE
+        assert memory.lend(0, Fetched("s", 1, [], SIZE), payload) is None
+        assert memory.lend(0, Fetched("s", 1, [], SIZE), memory.allocate(SIZE).data) is None, "nobody is near"
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp", {"ssp": 1}])
@@ -86,7 +86,7 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
         if consistency != "asp":  # else it may be laid over what is read
             net.run(lambda store: store.clock())
         assert not any(held for desk in net.desks for held in desk._lent.values()), "it went with the next word"
-        lent = [memory for memory in net.memories if any(memory._free.values())]
+        lent = [memory for memory in net.memories if any(memory._allocator._free.values())]
         assert len(lent) == 4, "all four ends lent something and have it back"
         if consistency == "asp":  # nothing but words went over the streams
             assert all(peer.bytes_received < 400 * 4096 for desk in net.desks for peer in desk._peers.values())

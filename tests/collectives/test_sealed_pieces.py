@@ -16,11 +16,11 @@ from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.rank_program import make_program
 from psctl.collectives.sealed_pieces import PART, PiecePart, SealedStreams
-from psctl.collectives.shm_vectors import SharedVectors
 from psctl.collectives.step_executor import SPAN
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
+from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient
 from psctl.types import Member
 from tests.collectives.test_data_plane import NAMES
@@ -149,7 +149,7 @@ def test_what_has_come_is_summed_while_the_rest_is_on_its_way(two: Two) -> None:
     vector, coming = torch.arange(3 * span), torch.full((3 * span,), 7)
     data = bytes_view(coming)
     two.expect(step.out[0].tag, data.nbytes, of=1)
-    plane = DataPlane(1, 2, {}, SharedVectors(SegmentClient(Member("worker", 1), None), {}), two.ends[1])
+    plane = DataPlane(1, 2, {}, SharedAllocator(SegmentClient(Member("worker", 1), None)), {}, two.ends[1])
     two.changed[1] = plane._changed
     player = threading.Thread(target=SchedulePlayer(schedule, 1, plane).play, args=(vector,))
     player.start()

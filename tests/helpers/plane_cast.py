@@ -12,8 +12,8 @@ import torch
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
-from psctl.collectives.shm_vectors import SharedVectors
 from psctl.schedule.transfer import Schedule
+from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
 from psctl.transport.unix_channel import UnixChannel
 from psctl.types import Member
@@ -71,10 +71,10 @@ class PlaneCast:
         self.lines = lines(hosts)
         shared = self._memory(hosts)
         self.planes = [
-            DataPlane(rank, self.world, self.lines[rank], shared[rank], sealed[rank]) for rank in range(self.world)
+            DataPlane(rank, self.world, self.lines[rank], *shared[rank], sealed[rank]) for rank in range(self.world)
         ]
 
-    def _memory(self, hosts: Sequence[int]) -> list[SharedVectors]:
+    def _memory(self, hosts: Sequence[int]) -> list[tuple[SharedAllocator, dict[int, Member]]]:
         agents = {host: SegmentServer(self._largest) for host in hosts}
         members = [Member("worker", rank) for rank in range(len(hosts))]
         self._segments = []
@@ -87,7 +87,7 @@ class PlaneCast:
             {other.rank: other for other in members if other != me and hosts[other.rank] == host}
             for me, host in zip(members, hosts, strict=True)
         ]
-        return [SharedVectors(segments, near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
+        return [(SharedAllocator(segments, 64), near[rank]) for rank, (segments, _, _) in enumerate(self._segments)]
 
     def buffers(self, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
         return [plane.buffer(length, dtype) for plane in self.planes]

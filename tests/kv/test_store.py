@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from psctl.client.shared_rows import SharedRows
+from psctl.client.shared_buffers import SharedRows
 from psctl.errors import JobFailed, TimedOut, UsageError
 from psctl.job.table_server_messages import TablesAssigned, TablesAt
 from psctl.kv import tickets
