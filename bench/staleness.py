@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from psctl.plan.consistency import timed
+from psctl.plan.capacity import clock_times
 
 STALENESS = (0, 1, 2, 4, 8, 16)
 WORKERS = 8
@@ -63,7 +63,7 @@ class Problem:
 
 def simulate(compute: list[list[float]], staleness: int, problem: Problem) -> dict[str, float | None]:
     """Return how long the training takes to the target, and how much of the time workers wait."""
-    found = timed(compute, staleness)
+    found = clock_times(compute, staleness)
     ends = np.array(found.ends)
     whole = ends.max(axis=1)  # when each clock is whole, and its step is taken
     begins = ends - np.array(compute)

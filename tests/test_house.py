@@ -20,7 +20,6 @@ FLOORS = (
      "ps.compression", "ps.replication", "ps.tables", "coordinator.state"),
     ("topology.host", "ps.dense", "ps.tables.client", "ps.tables.server"),
     ("ps.dense.client", "ps.dense.server", "plan.simulation"),
-    ("plan.closed_forms",),
     ("plan",),
     # Edges: sockets, shells and disks.
     ("transport", "remote", "checkpoint"),
@@ -57,7 +56,7 @@ DOORS = {
     "socket": ("transport/", "process/", "agent/", "client/", "collectives/", "coordinator/", "server/", "worker/",
                "launch/", "remote/"),
     "subprocess": ("remote/", "process/", "agent/", "launch/", "worker/"),
-    "psutil": ("process/", "agent/", "coordinator/", "launch/"), "msgspec": ("",), "networkx": ("topology/",),
+    "psutil": ("process/", "agent/", "coordinator/", "launch/"), "msgspec": ("",),
 }  # fmt: skip
 
 TORCHLESS = (

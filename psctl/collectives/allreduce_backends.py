@@ -26,7 +26,7 @@ from psctl.collectives.channel import (
 )
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import PlayQueue, SchedulePlayer
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 SHORT = 64 << 10
 """Bytes of a vector that is summed sooner than another thread is woken."""

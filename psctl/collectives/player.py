@@ -13,7 +13,7 @@ from psctl.collectives.rank_program import make_program
 from psctl.collectives.schedule_chunks import VectorChunks
 from psctl.collectives.step_executor import SHORT, StepExecutor
 from psctl.errors import PeerLost
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 LENGTHS = 64
 """Lengths of vectors for which the cuts are kept."""
@@ -83,8 +83,11 @@ def at_once(schedule: Schedule) -> bool:
     """Whether all of it is that every rank gets every other's whole vector, and sums them itself."""
     pairs = {(one.source, one.destination) for one in schedule.transfers}
     same = all((one.step, one.chunk, one.action) == (0, 0, "reduce") for one in schedule.transfers)
-    ranks = schedule.world == schedule.nodes and not schedule.members
-    return ranks and same and len(schedule.transfers) == len(pairs) == schedule.world * (schedule.world - 1) > 0
+    return (
+        schedule.world == schedule.nodes
+        and same
+        and len(schedule.transfers) == len(pairs) == schedule.world * (schedule.world - 1) > 0
+    )
 
 
 class PlayQueue:

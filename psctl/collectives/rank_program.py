@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.schedule.transfer import Message, Schedule
+from psctl.schedule.schedule import Schedule, ScheduleMessage
 
 
 class ChunkWrite(msgspec.Struct, frozen=True):
@@ -33,14 +33,14 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
 
     index: int
     tag: int
-    message: Message
+    message: ScheduleMessage
 
 
 class IncomingMessage(msgspec.Struct, frozen=True):
     """A message that this rank receives. `staged`: it is put aside first, else it arrives where it belongs."""
 
     tag: int
-    message: Message
+    message: ScheduleMessage
     writes: tuple[int, ...]  # one a chunk
     staged: bool
 
@@ -65,7 +65,7 @@ def make_program(schedule: Schedule, rank: int) -> RankProgram:
     """Return the part of `rank` in a schedule; the same for everyone who asks, so both ends agree on tags."""
     numbered = list(enumerate(schedule.messages()))
     mine = [(tag, m) for tag, m in numbered if rank in (m.source, m.destination)]
-    draft = _Draft(rank, holds=rank < schedule.world and (not schedule.members or rank in schedule.members))
+    draft = _Draft(rank, holds=rank < schedule.world)
     start = 0
     for at in range(1, len(mine) + 1):
         if at == len(mine) or mine[at][1].step != mine[start][1].step:
@@ -85,7 +85,7 @@ class _Draft:
         self._steps: list[RankStep] = []
         self._sent = 0
 
-    def take(self, step: Sequence[tuple[int, Message]]) -> None:
+    def take(self, step: Sequence[tuple[int, ScheduleMessage]]) -> None:
         """Add all messages of one step: what leaves first, for it reads what was there before."""
         out = [self._send(tag, message) for tag, message in step if message.source == self._rank]
         leaving = {chunk for each in out for chunk in each.message.chunks}
@@ -102,14 +102,14 @@ class _Draft:
         """Return the script."""
         return RankProgram(self._rank, tuple(self._writes), tuple(self._steps))
 
-    def _send(self, tag: int, message: Message) -> OutgoingMessage:
+    def _send(self, tag: int, message: ScheduleMessage) -> OutgoingMessage:
         made = OutgoingMessage(self._sent, tag, message)
         for chunk in message.chunks:
             self._reading.setdefault(chunk, []).append(self._sent)
         self._sent += 1
         return made
 
-    def _write(self, coming: Sequence[Message]) -> dict[int, int]:
+    def _write(self, coming: Sequence[ScheduleMessage]) -> dict[int, int]:
         sources: dict[int, list[int]] = {}
         reduces: dict[int, bool] = {}
         for message in coming:

@@ -20,7 +20,7 @@ from psctl.errors import ConnectionFailed, PeerLost
 from psctl.job.training_messages import WorkerAt
 from psctl.process.process_orders import ProcessOrders
 from psctl.process.rejected_connections import RejectionLog
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.transport import unix_channel
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from psctl.collectives.rank_program import ChunkWrite
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 BLOCK = 1 << 16
 """Elements that are summed at a time: sums of several operands then stay in the processor's cache."""

@@ -100,8 +100,8 @@ class Welcome(JobMessage, frozen=True):
 class Decision(JobMessage, frozen=True):
     """How gradients are synchronised, decided. Shards and assignment are empty unless the strategy is ps.
 
-    `options` are what the strategy's schedule is built with (`schedule.catalog.Options` as plain data), empty for ps
-    and native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
+    `options` are those of the strategy's schedule (`catalog.ScheduleOptions` as plain data), empty for ps and
+    native. `staleness`: clocks that the fastest worker may be ahead of the slowest; 0: bsp; None: asp. `period`:
     steps that workers take alone between two synchronisations; 1: none. `elastic`: who takes part may change while they
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
     """

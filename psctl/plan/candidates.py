@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from psctl.plan import rank_orders
-from psctl.plan.closed_forms import allreduce_times
+from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import Ground
 from psctl.plan.simulation.cost_model import side_by_side
 from psctl.plan.simulation.flow_simulation import simulate
@@ -24,8 +23,8 @@ from psctl.plan.simulation.schedule_timing import Costs, Timing, in_pieces, pace
 from psctl.plan.simulation.stepwise import stepwise
 from psctl.plan.uniform_forms import LARGE, form, uniform_rates
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.algorithms.catalog import Options
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.schedule import Schedule
 
 SMALL = 8
 """Ranks up to which several orders and cuts are tried."""
@@ -70,14 +69,14 @@ MOST = 256
 
 PIPELINES = frozenset({"pipelined-chain", "pipelined-tree", "double-tree", "packed-trees"})
 
-ONLY = Options()
+ONLY = ScheduleOptions()
 
 
 class Predicted(msgspec.Struct, frozen=True):
     """A strategy's prediction: what it is told, how long it takes, in how many steps, what a rank sends."""
 
     strategy: str
-    options: Options
+    options: ScheduleOptions
     timing: Timing
     steps: int
     bytes_per_rank: float
@@ -103,7 +102,7 @@ class Search:
         self._few = ground.world <= SMALL
         self._by_form = ground.world > LARGE and (self._uniform is not None or ground.world > HUGE)
         self._floors: dict[str, list[Floor]] = {}
-        self._steps: dict[tuple[str, Options], tuple[float, float]] = {}
+        self._steps: dict[tuple[str, ScheduleOptions], tuple[float, float]] = {}
 
     def best(self, strategy: str, size: float) -> Predicted:
         """Return a strategy as it does best: first how ranks are arranged, then how often the vector is cut.
@@ -165,10 +164,10 @@ class Search:
             return None
         return min((one[0] + size * one[1], one[0]) for one in found if one is not None)
 
-    def _options(self, strategy: str, size: float) -> Iterable[Options]:
+    def _options(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
         return [self._native()] if strategy == "native" else self._tried(strategy, size)
 
-    def _counted(self, strategy: str, options: Options, size: float) -> Predicted:
+    def _counted(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
         costs = side_by_side(self._costs(strategy), schedule, self._ground.crowd)
         timing = stepwise(schedule, self._ground.network, self._places(schedule), size, costs)
@@ -195,7 +194,7 @@ class Search:
         pace = self._ground.pace(strategy)
         return min(one.seconds(size, pace) for one in self._floors[strategy])
 
-    def _floor(self, strategy: str, options: Options) -> Floor:
+    def _floor(self, strategy: str, options: ScheduleOptions) -> Floor:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
         low = floor(schedule, self._ground.network, self._places(schedule), self._costs(strategy).alpha)
         return Floor(0.0, low.per_byte) if strategy == "hierarchical" else low  # pieces hide each other's waiting
@@ -207,7 +206,7 @@ class Search:
         """Return where the nodes of a schedule sit; helpers on the first rank's host."""
         return (*self._ground.ranks, *(self._ground.hosts[0] for _ in range(schedule.nodes - self._ground.world)))
 
-    def at(self, strategy: str, options: Options, size: float) -> Predicted:
+    def at(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
 
         Args:
@@ -230,7 +229,7 @@ class Search:
         timing = self._paced(strategy, timing)
         return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
 
-    def _timing(self, name: str, options: Options, schedule: Schedule, size: float, costs: Costs) -> Timing:
+    def _timing(self, name: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
         ground = self._ground
         places = self._places(schedule)
         if name not in PIPELINES:
@@ -252,32 +251,32 @@ class Search:
 
     # -- what is tried
 
-    def _native(self) -> Options:
+    def _native(self) -> ScheduleOptions:
         """NCCL runs its ring along the cables, Gloo by the ranks' numbers."""
-        return Options(order=self._order) if self._ground.gpus else ONLY
+        return ScheduleOptions(order=self._order) if self._ground.gpus else ONLY
 
-    def _tried(self, strategy: str, size: float) -> Iterable[Options]:
+    def _tried(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
         """Options that differ in how the ranks are arranged."""
         chunks = self._chunks(strategy, size)[-1] if strategy in PIPELINES else ONLY.chunks
         chunks = min(COARSE, chunks) if self._few else chunks
         match strategy:
             case "sharded":
                 weights = dict.fromkeys((tuple[int, ...](), rank_orders.shares(self._port)))
-                return [Options(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
+                return [ScheduleOptions(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
             case "multi-ring":
-                return [Options(rings=rank_orders.rings(self._ground))]
+                return [ScheduleOptions(rings=rank_orders.rings(self._ground))]
             case "packed-trees":
                 trees = rank_orders.trees(self._ground, self._port)
-                return [Options(trees=trees, chunks=chunks)]
+                return [ScheduleOptions(trees=trees, chunks=chunks)]
             case "hierarchical":
                 return self._levels()
             case "root":
                 best = max(range(self._ground.world), key=lambda rank: (self._port[rank], -rank))
-                return [Options(root=root) for root in dict.fromkeys((0, best))]
+                return [ScheduleOptions(root=root) for root in dict.fromkeys((0, best))]
             case (
                 "ring" | "bidirectional-ring" | "chain" | "tree" | "pipelined-chain" | "pipelined-tree" | "double-tree"
             ):
-                return [Options(order=each, chunks=chunks) for each in self._orders(strategy)]
+                return [ScheduleOptions(order=each, chunks=chunks) for each in self._orders(strategy)]
             case _:
                 return [ONLY]
 
@@ -321,7 +320,7 @@ class Search:
         best = max(1, min(most, best))
         return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
 
-    def _levels(self) -> Iterable[Options]:
+    def _levels(self) -> Iterable[ScheduleOptions]:
         """Groups of each kind of closeness, and both kinds as three levels."""
         ground, pieces = self._ground, self._few_pieces
         host, rack = rank_orders.by_host(ground), rank_orders.by_rack(ground)
@@ -329,15 +328,15 @@ class Search:
         for groups in list(dict.fromkeys(kinds)) or [_even(self._order)]:
             inners = ("ring", "sharded") if _alike(groups) else ("sharded", "tree")
             for inner in inners if self._few else inners[:1]:
-                yield Options(groups=groups, inner=inner, pieces=pieces)
+                yield ScheduleOptions(groups=groups, inner=inner, pieces=pieces)
                 if self._few and len(groups) > 2:
-                    yield Options(groups=groups, inner=inner, outer="sharded", pieces=pieces)
+                    yield ScheduleOptions(groups=groups, inner=inner, outer="sharded", pieces=pieces)
         if 1 < len(rack) < len(host) < ground.world:
             place = {rank: at for at, group in enumerate(host) for rank in group}
             across = tuple(tuple(dict.fromkeys(place[rank] for rank in group)) for group in rack)
-            yield Options(
+            yield ScheduleOptions(
                 groups=host, inner="ring" if _alike(host) else "sharded", outer="hierarchical", pieces=pieces,
-                across=Options(groups=across, inner="ring" if _alike(across) else "sharded"),
+                across=ScheduleOptions(groups=across, inner="ring" if _alike(across) else "sharded"),
             )  # fmt: skip
 
 
@@ -365,7 +364,7 @@ def _even(order: Sequence[int]) -> rank_orders.Groups:
     return tuple(tuple(order[at : at + each]) for at in range(0, world, each))
 
 
-def plain(options: Options) -> dict[str, Any]:
+def plain(options: ScheduleOptions) -> dict[str, Any]:
     """Return what options say beyond the defaults, as plain data; `msgspec.convert` makes them options again."""
     usual = msgspec.to_builtins(ONLY)
     found = {key: value for key, value in msgspec.to_builtins(options).items() if value != usual[key]}

@@ -1,16 +1,31 @@
-"""What a model of so many parameters asks of its servers: bytes, memory, shards, clocks, replicas, checkpoints.
+"""What a model of so many parameters needs of its servers, and what consistency and checkpoints cost it.
 
-    values          4 N bytes (float32), dealt out over the servers to within one shard
+    values          4 N bytes (float32), divided over the servers to within one shard
     optimizer       two numbers a parameter beside its value (Adam, AdamW; SGD with momentum: one)
-    replicas        each server also holds, and steps, as many bytes again for every replica of a shard
-    under way       a server sums in rank order: the sum, the values that workers still read, and at most one gradient
-                    a worker and clock of the staleness that is ahead of its turn
+    replicas        each server also holds, and updates, as many bytes again for every replica of a shard
+    in progress     a server sums in rank order: the sum, the values that workers still read, and at most one gradient
+                    a worker and clock of the staleness that arrived before its turn
     vector clocks   one clock a shard and worker at most; ranges at one clock are kept as one
     checkpoint      values and optimizer state, once, written on the head host
 
-The interval between checkpoints is Young's. Failures: production clusters lost 13.7% of jobs of 1,000 machine-hours (Li
-and others, OSDI'14), so one in 6,800 hours of a machine. A checkpoint counts as costing the seconds that its bytes take
-into the head host, which is more than it holds training up.
+Consistency. Worker p starts clock t when it has finished clock t-1, and every worker has finished clock t-1-s (s:
+staleness):
+
+    S_p(t) = max(F_p(t-1), max_q F_q(t-1-s))          F_p(t) = S_p(t) + X_p(t) + c
+
+with X the time that it computes and c that of a push and a pull. It is linear in the (max, +) algebra: s = 0 is bsp, s
+without bound is asp. With X independent and exponential a bsp clock takes the mean of the largest of P, the harmonic
+number H_P times the mean of one; under asp each takes its own mean. Staleness hides stragglers that change. A worker
+that stays slow sets the pace of every finite s, because the others are never more than s clocks ahead of it.
+
+The price of staleness: on a quadratic with curvature l, gradient steps that are tau clocks late, x(t+1) = x(t) - a
+x(t - tau) with a = step * l, converge exactly for 0 < a < 2 sin(pi / (2 (2 tau + 1))) (Levin and May 1976).
+
+Checkpoints. With failures on average M seconds apart and C seconds for each checkpoint, the share C/I of the time is
+spent on saving every I seconds and I/(2M) on repeating what a failure lost; their sum is least at I = sqrt(2 C M)
+(Young 1974). Failures: production clusters lost 13.7% of jobs of 1,000 machine-hours (Li and others, OSDI'14), so one
+in 6,800 hours of a machine. A checkpoint counts as costing the seconds that its bytes take into the head host, which is
+more than it delays training.
 """
 
 from __future__ import annotations
@@ -22,30 +37,29 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.plan.consistency import checkpoint_interval, checkpoint_overhead, harmonic, stable_step, timed
 from psctl.ps.shards import target
 
 VALUE = 4
 """Bytes of a parameter: float32."""
 
 STATES = 2
-"""Numbers that the optimizer keeps a parameter: Adam's."""
+"""Numbers that the optimizer keeps for a parameter: Adam's."""
 
 HOURS_BETWEEN_FAILURES = -1000 / math.log(1 - 0.137)
 """Of one machine, mean."""
 
 DISK = 500e6
-"""Bytes/s that a head host writes, where its network is faster."""
+"""Bytes/s that a head host writes to disk, where its network is faster."""
 
 CLOCKS = 200
-"""Clocks of the timing recursion that the figures of waiting are means of."""
+"""Clocks of the recursion over which the costs of consistency are averaged."""
 
 MOST_WORKERS = 256
-"""Workers of that recursion; more wait hardly longer (the harmonic number grows with the logarithm)."""
+"""Workers of that recursion; with more the wait is hardly longer (the harmonic number grows with the logarithm)."""
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """What one consistency costs where workers' times vary (independent, exponential).
+class ConsistencyCost(msgspec.Struct, frozen=True):
+    """What one consistency costs where the times of workers vary (independent, exponential).
 
     Args:
         consistency: bsp, ssp or asp.
@@ -62,8 +76,8 @@ class Waiting(msgspec.Struct, frozen=True):
     step: float | None
 
 
-class Checkpoints(msgspec.Struct, frozen=True):
-    """How to save; seconds."""
+class CheckpointCost(msgspec.Struct, frozen=True):
+    """A checkpoint's bytes and seconds, and how often to make one; the overhead is a share of the time."""
 
     bytes: int
     seconds: float
@@ -73,7 +87,7 @@ class Checkpoints(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What the parameters ask for; bytes are of one server where the name says so, the fullest one's."""
+    """What the parameters need; figures of one server are those of the fullest one."""
 
     parameters: int
     bytes: int
@@ -91,8 +105,8 @@ class Capacity(msgspec.Struct, frozen=True):
     clocks: int
     clock_bytes_at_most: int
     pushed_a_clock: int
-    checkpoint: Checkpoints
-    waiting: list[Waiting]
+    checkpoint: CheckpointCost
+    waiting: list[ConsistencyCost]
 
 
 def capacity(
@@ -103,7 +117,7 @@ def capacity(
     staleness: int | None,
     rate: float,
 ) -> Capacity:
-    """Return what `parameters` parameters ask for.
+    """Return what this number of parameters needs.
 
     Args:
         parameters: their number.
@@ -120,7 +134,7 @@ def capacity(
     values = math.ceil(total / count) + largest * (count > 1)  # to within one shard
     resident = values * (copies + 1) * (1 + STATES)
     ahead = ranks * (1 if staleness is None else staleness + 1)
-    under_way = values * (2 + ahead) + values * copies
+    in_progress = values * (2 + ahead) + values * copies
     saved = total * (1 + STATES)
     cost = saved / (min(rate, DISK) if rate else DISK)
     between = HOURS_BETWEEN_FAILURES * 3600 / len(set(servers))
@@ -128,21 +142,90 @@ def capacity(
     return Capacity(
         parameters=parameters, bytes=total, workers=ranks, servers=count, hosts=len(set(servers)), replicas=copies,
         survives=copies, shards=shards, largest_shard=largest, values_a_server=values,
-        memory_a_server=resident, memory_a_server_at_most=resident + under_way,
-        memory_a_host_at_most=(resident + under_way) * max(Counter(servers).values()),
+        memory_a_server=resident, memory_a_server_at_most=resident + in_progress,
+        memory_a_host_at_most=(resident + in_progress) * max(Counter(servers).values()),
         clocks=shards * ranks, clock_bytes_at_most=8 * shards * ranks, pushed_a_clock=total,
-        checkpoint=Checkpoints(saved, cost, between, interval, checkpoint_overhead(cost, interval, between)),
+        checkpoint=CheckpointCost(saved, cost, between, interval, checkpoint_overhead(cost, interval, between)),
         waiting=waiting(ranks, staleness),
     )  # fmt: skip
 
 
-def waiting(workers: int, staleness: int | None) -> list[Waiting]:
-    """Return what bsp, some ssp (the one that is asked for among them) and asp cost; the same numbers in every run."""
+def waiting(workers: int, staleness: int | None) -> list[ConsistencyCost]:
+    """Return what bsp, some ssp (also that of `staleness`) and asp cost; the same numbers in every run."""
     chance = random.Random(0)  # noqa: S311 (a simulation)
     compute = [[chance.expovariate(1.0) for _ in range(min(workers, MOST_WORKERS))] for _ in range(CLOCKS)]
-    rows = [Waiting("bsp", 0, harmonic(workers), 1 - 1 / harmonic(workers), stable_step(0))]
+    rows = [ConsistencyCost("bsp", 0, harmonic(workers), 1 - 1 / harmonic(workers), stable_step(0))]
     for bound in sorted({1, 2, 4, 8, 16, *([staleness] if staleness else [])}):
-        found = timed(compute, bound)
+        found = clock_times(compute, bound)
         mean = math.fsum(math.fsum(row) for row in compute) / (len(compute) * len(compute[0]))
-        rows.append(Waiting("ssp", bound, found.seconds_a_clock / mean, found.idle, stable_step(bound)))
-    return [*rows, Waiting("asp", None, 1.0, 0.0, None)]
+        rows.append(ConsistencyCost("ssp", bound, found.seconds_a_clock / mean, found.idle, stable_step(bound)))
+    return [*rows, ConsistencyCost("asp", None, 1.0, 0.0, None)]
+
+
+class ClockTimes(msgspec.Struct, frozen=True):
+    """When workers ended their clocks.
+
+    Args:
+        ends: for each clock, each worker's end, seconds.
+        idle: the share of all workers' time until the last one ends in which they wait for others.
+    """
+
+    ends: list[list[float]]
+    idle: float
+
+    @property
+    def seconds(self) -> float:
+        """When the last worker has ended."""
+        return max(self.ends[-1])
+
+    @property
+    def seconds_a_clock(self) -> float:
+        """Mean over the clocks."""
+        return self.seconds / len(self.ends)
+
+
+def clock_times(compute: Sequence[Sequence[float]], staleness: int | None, exchange: float = 0.0) -> ClockTimes:
+    """Run the recursion.
+
+    Args:
+        compute: for each clock, the seconds that each worker computes.
+        staleness: clocks that the fastest may be ahead of the slowest; None: no worker waits (asp).
+        exchange: seconds of a push and a pull; they count as work, not as waiting.
+    """
+    assert compute and compute[0], "a clock and a worker"
+    ends: list[list[float]] = []
+    slowest: list[float] = []  # by clock: when all workers had ended it
+    busy = 0.0
+    for clock, row in enumerate(compute):
+        before = ends[-1] if ends else [0.0] * len(row)
+        bound = clock - 1 - staleness if staleness is not None else -1
+        gate = slowest[bound] if bound >= 0 else 0.0
+        ends.append([max(own, gate) + each + exchange for own, each in zip(before, row, strict=True)])
+        slowest.append(max(ends[-1]))
+        busy += sum(row) + exchange * len(row)
+    return ClockTimes(ends, 1.0 - busy / (slowest[-1] * len(compute[0])) if slowest[-1] > 0 else 0.0)
+
+
+def harmonic(count: int) -> float:
+    """Return 1 + 1/2 + ... + 1/count: a bsp clock's mean over one worker's, where times are exponential."""
+    return math.fsum(1 / each for each in range(1, count + 1))
+
+
+def stable_step(delay: int) -> float:
+    """Return the bound on step * curvature below which gradients that are `delay` clocks late still converge."""
+    return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+
+
+def checkpoint_interval(cost: float, between_failures: float) -> float:
+    """Return Young's interval between two checkpoints, seconds.
+
+    Args:
+        cost: seconds of one checkpoint.
+        between_failures: mean seconds from one failure to the next.
+    """
+    return math.sqrt(2 * cost * between_failures)
+
+
+def checkpoint_overhead(cost: float, interval: float, between_failures: float) -> float:
+    """Return the share of the time that saving, and repeating what a failure lost, take."""
+    return cost / interval + interval / (2 * between_failures)

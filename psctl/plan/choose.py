@@ -18,7 +18,6 @@ import msgspec
 from psctl.errors import UsageError
 from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.buckets import buckets
 from psctl.plan.candidates import Predicted, Search, plain
 from psctl.plan.compression_cost import Coding, coding
 from psctl.plan.plan_input import Ground, ground_of
@@ -46,12 +45,15 @@ UNKNOWN = 100_000_000
 
 ALONE = "one worker has nothing to synchronise"
 
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+"""Bytes of the first bucket, which is sent as soon as the last layers' gradients are there, and of the others."""
+
 
 class Plan(msgspec.Struct, frozen=True):
     """How gradients are synchronised and why.
 
     `servers` has the host index of each server, empty unless `chosen` is ps. `size` is bytes of gradients a worker.
-    `options` are what the chosen schedule is built with (`schedule.catalog.Options` as plain data, defaults left out);
+    `options` are those of the chosen schedule (`catalog.ScheduleOptions` as plain data, without the defaults);
     empty for native and ps.
     """
 
@@ -76,6 +78,17 @@ class Plan(msgspec.Struct, frozen=True):
             time=time, size=self.size, world=self.world, chosen=self.chosen, reason=self.reason,
             decided=self.decided, candidates=self.candidates,
         )  # fmt: skip
+
+
+def buckets(size: int) -> tuple[int, ...]:
+    """Return the bytes of each bucket of `size` bytes of gradients, as DistributedDataParallel fills and sends them.
+
+    Parameters are not cut, so real buckets differ by up to the largest parameter.
+    """
+    if size <= FIRST_BUCKET:
+        return (size,)
+    whole, rest = divmod(size - FIRST_BUCKET, BUCKET)
+    return (FIRST_BUCKET, *(BUCKET for _ in range(whole)), *((rest,) if rest else ()))
 
 
 def gradient_bytes(layout: Layout) -> int:

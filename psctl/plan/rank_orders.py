@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 from psctl.plan.plan_input import Ground
-from psctl.schedule.algorithms.catalog import Ring
-from psctl.schedule.tree_spreads import Tree
+from psctl.schedule.algorithms.catalog import WeightedRing
+from psctl.schedule.algorithms.trees import WeightedTree
 from psctl.topology.algorithms import trees as packing
 from psctl.topology.algorithms.islands import hierarchy
 from psctl.topology.algorithms.rings import rings as ring_search
@@ -130,7 +130,7 @@ def shares(port: Sequence[float]) -> tuple[int, ...]:
     return tuple(weight // divisor for weight in weights)
 
 
-def rings(ground: Ground) -> tuple[Ring, ...]:
+def rings(ground: Ground) -> tuple[WeightedRing, ...]:
     """Return the rings that share no cable among the GPUs of one host; one ring of all ranks elsewhere."""
     graph = ground.cluster.host(ground.hosts[0])
     if ground.nodes == 1 and ground.gpus and graph is not None:
@@ -144,7 +144,7 @@ def rings(ground: Ground) -> tuple[Ring, ...]:
     return ((order(ground), 1),)
 
 
-def trees(ground: Ground, port: Sequence[float]) -> tuple[Tree, ...]:
+def trees(ground: Ground, port: Sequence[float]) -> tuple[WeightedTree, ...]:
     """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one round each rank that has a
     share: what all hang on one switch can do."""
     graph = ground.cluster.host(ground.hosts[0])

@@ -26,7 +26,7 @@ from psctl.plan.simulation.lower_bound import Floor, floor
 from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
 from psctl.ps.shards import target
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 
 MOST_A_HOST = 4
 """Servers on one host that a split may ask for: each is a process with its own sums."""
@@ -151,13 +151,13 @@ def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
     return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
 
 
-def _options(ground: Ground, servers: Sequence[str], pieces: int, *, together: bool) -> Options:
+def _options(ground: Ground, servers: Sequence[str], pieces: int, *, together: bool) -> ScheduleOptions:
     """Return how pushes and pulls go between these hosts."""
     nodes = tuple(range(ground.world, ground.world + len(servers)))
     groups = _groups(ground.hosts) if together else {}
     order = {host: index for index, host in enumerate(groups)}
     near = tuple(order.get(host, -1) for host in servers) if groups else ()
-    return Options(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
+    return ScheduleOptions(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
 
 
 def _groups(hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:

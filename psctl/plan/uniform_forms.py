@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.plan import rank_orders
-from psctl.plan.closed_forms import allreduce_times
+from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import Ground
 from psctl.plan.simulation.schedule_timing import Costs
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 
 LARGE = 64
 """Ranks up to which candidates are simulated."""
 
 
-def uniform_rates(ground: Ground, port: Sequence[float], costs: Costs) -> allreduce_times.Rates:
+def uniform_rates(ground: Ground, port: Sequence[float], costs: Costs) -> allreduce_times.UniformRates:
     """Return the machines as one uniform network: the slowest port, the longest wait.
 
     Args:
@@ -27,11 +26,11 @@ def uniform_rates(ground: Ground, port: Sequence[float], costs: Costs) -> allred
     far = [ground.network.route(ground.ranks[0], place).latency for place in ground.ranks[1:]]
     wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
     narrowest = rank_orders.outwards(ground) if ground.world > LARGE else min(port)
-    return allreduce_times.Rates(wait, 1 / narrowest, costs.gamma)
+    return allreduce_times.UniformRates(wait, 1 / narrowest, costs.gamma)
 
 
 def form(
-    ground: Ground, port: Sequence[float], name: str, options: Options, size: float, costs: Costs
+    ground: Ground, port: Sequence[float], name: str, options: ScheduleOptions, size: float, costs: Costs
 ) -> allreduce_times.Form:  # fmt: skip
     """Return the closed form of a strategy; `name`, `options` and `size` as a schedule is built, others as above."""
     rates = uniform_rates(ground, port, costs)
@@ -47,7 +46,9 @@ def form(
     return allreduce_times.FORMS[name](ground.world, size, rates)
 
 
-def _two_levels(ground: Ground, options: Options, size: float, rates: allreduce_times.Rates) -> allreduce_times.Form:
+def _two_levels(
+    ground: Ground, options: ScheduleOptions, size: float, rates: allreduce_times.UniformRates
+) -> allreduce_times.Form:
     groups = options.groups
     inner = msgspec.structs.replace(rates, beta=max(_crossed(ground, group) for group in groups))
     heads = [group[0] for group in groups]

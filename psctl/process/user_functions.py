@@ -19,7 +19,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.process.job_modules import JobModules
 from psctl.ps.tables.reductions import Reduction, custom, reductions
-from psctl.schedule.operations import Measure, check_operation
+from psctl.schedule.operation_check import Measure, check_operation
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

@@ -1,28 +1,52 @@
-"""The proof: a schedule is played on sets of contributions and on expressions before anyone may have it.
+"""The proof: a schedule is played on sets of contributions and on expressions before it may be used.
 
 Every value is followed as two things: the mask of the ranks whose contributions it contains, and the expression that
 makes it, as a number. Equal expressions get equal numbers (hash-consing): a rank's own value is a leaf; what is reduced
 in one step at one node is a node of its operands in their order, where two operands may change places, for
 `a + b == b + a` to the last bit, and more may not. So equal numbers are equal bits, in every dtype.
 
-Refused, with step, rank and chunk: a read of what is not there; a reduction that would count a contribution twice; two
-writes in one step of which one would be lost; a transfer to oneself or with a stranger; a result that lacks a
-contribution; an all-reduce after which two ranks hold different expressions.
+Refused, with step, rank and chunk: a read of a chunk that the sender does not hold; a reduction that would count a
+contribution twice; two writes in one step of which one would be lost; a transfer to the sender itself or to a node that
+takes no part; a result that lacks a contribution; an all-reduce after which two ranks hold different expressions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from psctl.errors import PsctlError
-from psctl.schedule.promise import Promise, promise
-from psctl.schedule.transfer import Collective, Schedule, Transfer
+from psctl.schedule.schedule import Schedule, Transfer
+
+Holdings = dict[tuple[int, int], int]
+"""(node, chunk) -> mask of the ranks whose contributions are in the value there; a missing key is no value."""
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What holds before a collective and what must hold after it.
+
+    Args:
+        collective: its name.
+        members: the ranks that take part.
+        first: what each node holds before.
+        last: what must be held after; what it does not name may hold anything.
+        idempotent: a contribution may be counted more than once (a barrier); else exactly once in every result.
+        same_bits: all members must end with the same expression.
+    """
+
+    collective: str
+    members: tuple[int, ...]
+    first: Holdings
+    last: Holdings
+    idempotent: bool = False
+    same_bits: bool = False
 
 
 class ScheduleError(PsctlError, ValueError):
-    """A schedule does not keep its promise; the fault of who built it, never of a user.
+    """A schedule does not keep its promise: an error of its builder, never of a user.
 
-    `step`, `rank` and `chunk` say where; -1 where there is none (a promise broken at the end has the last step).
+    `step`, `rank` and `chunk` are where; -1 where there is none (a promise broken at the end has the last step).
     """
 
     def __init__(self, message: str, step: int = -1, rank: int = -1, chunk: int = -1) -> None:
@@ -30,88 +54,89 @@ class ScheduleError(PsctlError, ValueError):
         self.step, self.rank, self.chunk = step, rank, chunk
 
 
+def all_reduce_promise(world: int, chunks: int) -> Promise:
+    """Return the promise of an all-reduce: each rank ends with every chunk's sum over all ranks, to the same bits."""
+    places = [(rank, chunk) for rank in range(world) for chunk in range(chunks)]
+    first = {(rank, chunk): 1 << rank for rank, chunk in places}
+    return Promise("all-reduce", tuple(range(world)), first, dict.fromkeys(places, (1 << world) - 1), same_bits=True)
+
+
 def prove(
     name: str,
-    collective: Collective,
     world: int,
     transfers: Iterable[Transfer],
     shares: Sequence[int] = (1,),
     *,
     nodes: int | None = None,
-    root: int = 0,
-    owners: Sequence[int] = (),
-    members: Sequence[int] = (),
     params: Mapping[str, object] | None = None,
 ) -> Schedule:
-    """Return the schedule, proven; the only way to get one.
+    """Return the all-reduce that these transfers are, proven; the only way to get a schedule.
 
     Args:
-        name: what built it, as users know it.
-        collective: what it promises.
+        name: the algorithm, as users know it.
         world: number of ranks.
-        transfers: what it does, in any order.
+        transfers: in any order.
         shares: relative size of each chunk, positive whole numbers.
-        nodes: ranks and helpers; `world` when there are no helpers.
-        root: who gives or gets the whole.
-        owners: the rank of each chunk, where chunks are dealt out unevenly.
-        members: the ranks that take part; empty for all.
+        nodes: number of ranks and helpers; `world` when there are no helpers.
         params: what was chosen, for people.
 
     Raises:
-        ScheduleError: it does not keep its promise.
+        ScheduleError: they are no all-reduce.
     """
     if world < 1 or not shares or any(share < 1 for share in shares):
         raise ScheduleError(f"{name}: a world of {world} and shares {list(shares)[:8]} make no schedule")
-    try:
-        promised = promise(collective, world, len(shares), root, owners or None, nodes, members or None)
-    except ValueError as error:
-        raise ScheduleError(f"{name}: {error}") from error
-    taking_part = () if tuple(members) == tuple(range(world)) else tuple(members)
-    schedule = Schedule(
-        name, collective, world, promised.nodes, tuple(shares), tuple(sorted(transfers)), root, dict(params or {}),
-        tuple(owners), taking_part,
-    )  # fmt: skip
-    _Play(schedule, promised).run()
+    count = max(world, nodes or world)
+    schedule = Schedule(name, world, count, tuple(shares), tuple(sorted(transfers)), dict(params or {}))
+    check(schedule, all_reduce_promise(world, len(shares)))
     return schedule
+
+
+def check(schedule: Schedule, promise: Promise) -> None:
+    """Refuse a schedule that does not keep a promise.
+
+    Raises:
+        ScheduleError: with the step, rank and chunk at which it breaks.
+    """
+    _Play(schedule, promise).run()
 
 
 class _Play:
     """One run of a schedule on masks and expressions; index of a value: node * chunks + chunk."""
 
-    def __init__(self, schedule: Schedule, promised: Promise) -> None:
-        self.schedule, self.promised, self.chunks = schedule, promised, promised.chunks
-        size = promised.nodes * promised.chunks
+    def __init__(self, schedule: Schedule, promise: Promise) -> None:
+        self.schedule, self.promise, self.chunks = schedule, promise, len(schedule.shares)
+        size = schedule.nodes * self.chunks
         self.masks, self.terms = [0] * size, [0] * size
-        for (node, chunk), mask in promised.first.items():
+        for (node, chunk), mask in promise.first.items():
             self.masks[node * self.chunks + chunk] = mask
             self.terms[node * self.chunks + chunk] = mask.bit_length()  # a leaf: the rank that contributes it, from 1
         self.known: dict[tuple[int, ...], int] = {}
 
     def run(self) -> None:
-        """Play all steps and look at the end."""
+        """Play all steps and compare the end with the promise."""
         self._check_ends()
         for step, transfers in self.schedule.by_step():
             self._step(step, transfers)
         self._check_promise()
-        if self.promised.collective == "all-reduce":
+        if self.promise.same_bits:
             self._check_bits()
 
     def _check_ends(self) -> None:
-        taking_part = set(self.promised.members) | set(range(self.promised.world, self.promised.nodes))
+        taking_part = set(self.promise.members) | set(range(self.schedule.world, self.schedule.nodes))
         for transfer in self.schedule.transfers:
             source, destination = transfer.source, transfer.destination
             if source == destination:
                 raise self._error(transfer.step, source, transfer.chunk, "sends to itself")
             if source not in taking_part or destination not in taking_part:
-                stranger = source if source not in taking_part else destination
-                raise self._error(transfer.step, stranger, transfer.chunk, "takes no part, yet has a transfer")
+                other = source if source not in taking_part else destination
+                raise self._error(transfer.step, other, transfer.chunk, "takes no part, yet has a transfer")
             if not 0 <= transfer.chunk < self.chunks:
                 raise self._error(transfer.step, source, transfer.chunk, f"sends one of only {self.chunks} chunks")
             if transfer.step < 0 or transfer.lane < 0 or transfer.action not in ("copy", "reduce"):
                 raise self._error(transfer.step, source, transfer.chunk, f"has a transfer that is none: {transfer}")
 
     def _step(self, step: int, transfers: Sequence[Transfer]) -> None:
-        """Read everything as the step finds it, then write: that is what a step means."""
+        """Read everything as it is when the step begins, then write."""
         masks, terms, chunks = self.masks, self.terms, self.chunks
         arrivals: dict[int, list[tuple[int, int, int]]] = {}
         copies: set[int] = set()
@@ -131,37 +156,36 @@ class _Play:
             else:
                 senders = ", ".join(str(source) for source, _, _ in found)
                 where = divmod(target, chunks)
-                raise self._error(step, *where, f"is written at once by {senders}: a copy leaves nothing beside it")
+                raise self._error(step, *where, f"is written at once by {senders}: a copy must be the only write")
 
     def _reduce(self, step: int, target: int, operands: list[tuple[int, int, int]]) -> None:
         node, chunk = divmod(target, self.chunks)
         if self.masks[target]:
             operands = sorted([*operands, (node, self.masks[target], self.terms[target])])
-        joined = 0
+        reduced = 0
         for source, mask, _ in operands:
-            if joined & mask and not self.promised.idempotent:
-                twice = _names(joined & mask)
+            if reduced & mask and not self.promise.idempotent:
+                twice = _names(reduced & mask)
                 raise self._error(step, node, chunk, f"would count {twice} twice, the second time from {source}")
-            joined |= mask
-        self.masks[target] = joined
+            reduced |= mask
+        self.masks[target] = reduced
         terms = [term for _, _, term in operands]
         if len(terms) > 1:
             key = tuple(sorted(terms) if len(terms) == 2 else terms)
             # Leaves are 1 .. nodes, so expressions count from there.
-            self.terms[target] = self.known.setdefault(key, self.promised.nodes + 1 + len(self.known))
+            self.terms[target] = self.known.setdefault(key, self.schedule.nodes + 1 + len(self.known))
         else:
             self.terms[target] = terms[0]
 
     def _check_promise(self) -> None:
         last = self.schedule.steps - 1
-        for (node, chunk), wanted in self.promised.last.items():
+        for (node, chunk), wanted in self.promise.last.items():
             held = self.masks[node * self.chunks + chunk]
-            if held == wanted:
-                continue
-            raise self._error(last, node, chunk, f"ends wrong: it lacks {_names(wanted & ~held)}")
+            if held != wanted:
+                raise self._error(last, node, chunk, f"ends wrong: it lacks {_names(wanted & ~held)}")
 
     def _check_bits(self) -> None:
-        members, last = self.promised.members, self.schedule.steps - 1
+        members, last = self.promise.members, self.schedule.steps - 1
         for chunk in range(self.chunks):
             first = self.terms[members[0] * self.chunks + chunk]
             for node in members:
@@ -170,13 +194,13 @@ class _Play:
                     raise self._error(last, node, chunk, why)
 
     def _error(self, step: int, node: int, chunk: int, what: str) -> ScheduleError:
-        helper = node - self.promised.world if node < self.promised.nodes else -1
-        who = f"rank {node}" if helper < 0 else f"helper {helper}"
-        where = f"{self.schedule.name} ({self.promised.collective}), step {step}, {who}, chunk {chunk}"
+        helper = node - self.schedule.world if node < self.schedule.nodes else -1
+        name = f"rank {node}" if helper < 0 else f"helper {helper}"
+        where = f"{self.schedule.name} ({self.promise.collective}), step {step}, {name}, chunk {chunk}"
         return ScheduleError(f"{where}: {what}", step, node, chunk)
 
 
 def _names(mask: int) -> str:
-    """Return the ranks in a mask in words."""
+    """Return the ranks in a mask as text."""
     ranks = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"

@@ -1,23 +1,23 @@
-"""A schedule as text: what happens in each step, and a line that sums it up."""
+"""A schedule as text: the messages of each step, and a line that sums it up."""
 
 from __future__ import annotations
 
-from psctl.schedule.transfer import Message, Schedule
+from psctl.schedule.schedule import Schedule, ScheduleMessage
 
 
 def lines(schedule: Schedule, limit: int | None = None) -> list[str]:
-    """Return one line a message: step, who sends to whom, which chunks, and what becomes of them there.
+    """Return one line a message: step, sender, receiver, chunks, and whether they are added or copied there.
 
     Args:
-        schedule: what to tell.
-        limit: at most so many messages, then a line that says how many more there are.
+        schedule: the schedule.
+        limit: at most so many messages, then a line with the number of the others.
     """
     messages = schedule.messages()
     shown = messages if limit is None else messages[:limit]
-    wide, names = len(str(max(schedule.steps - 1, 0))), [node_name(schedule, node) for node in range(schedule.nodes)]
-    room = max(map(len, names))
+    wide, names = len(str(max(schedule.steps - 1, 0))), [_node_name(schedule, node) for node in range(schedule.nodes)]
+    width = max(map(len, names))
     found = [
-        f"step {one.step:>{wide}}  {names[one.source]:>{room}} -> {names[one.destination]:<{room}}  {_what(one)}"
+        f"step {one.step:>{wide}}  {names[one.source]:>{width}} -> {names[one.destination]:<{width}}  {_action(one)}"
         for one in shown
     ]
     return found if len(shown) == len(messages) else [*found, f"and {len(messages) - len(shown)} more"]
@@ -27,20 +27,9 @@ def summary(schedule: Schedule) -> str:
     """Return the schedule in one line: steps, messages, and how much the busiest rank sends."""
     most = max(schedule.sent(1.0)[: schedule.world])
     helpers = schedule.nodes - schedule.world
-    who = f"{len(schedule.members or range(schedule.world))} ranks" + (f" and {helpers} helpers" if helpers else "")
-    carried = f", at most {most:.3g} of the vector out of a rank" if schedule.collective != "barrier" else ""
+    nodes = f"{schedule.world} ranks" + (f" and {helpers} helpers" if helpers else "")
     counts = f"{schedule.steps} steps, {len(schedule.messages())} messages"
-    return f"{schedule.name}: {schedule.collective} among {who} in {counts}{carried}"
-
-
-def node_name(schedule: Schedule, node: int) -> str:
-    """Return what people call a node: a rank, or a helper, both counted from 0."""
-    return f"rank {node}" if node < schedule.world else f"helper {node - schedule.world}"
-
-
-def _what(message: Message) -> str:
-    verb = "add" if message.action == "reduce" else "copy"
-    return f"{verb} {'chunk' if len(message.chunks) == 1 else 'chunks'} {spans(message.chunks)}"
+    return f"{schedule.name}: all-reduce among {nodes} in {counts}, at most {most:.3g} of the vector out of a rank"
 
 
 def spans(numbers: tuple[int, ...]) -> str:
@@ -52,3 +41,13 @@ def spans(numbers: tuple[int, ...]) -> str:
         else:
             found.append([number])
     return ", ".join("-".join(map(str, span)) for span in found)
+
+
+def _node_name(schedule: Schedule, node: int) -> str:
+    """Return the name of a node for people: a rank, or a helper, both counted from 0."""
+    return f"rank {node}" if node < schedule.world else f"helper {node - schedule.world}"
+
+
+def _action(message: ScheduleMessage) -> str:
+    verb = "add" if message.action == "reduce" else "copy"
+    return f"{verb} {'chunk' if len(message.chunks) == 1 else 'chunks'} {spans(message.chunks)}"

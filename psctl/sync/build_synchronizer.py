@@ -21,7 +21,7 @@ from psctl.errors import UsageError
 from psctl.job.training_messages import Decision, Resume, Welcome
 from psctl.ps.pieces import torch_dtype
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.sync.allreduce_sync import AllReduceSync, Reducer
 from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
 from psctl.sync.compression_residuals import Residuals
@@ -188,7 +188,7 @@ def _on_plane(decision: Decision, device: torch.device, tools: Tools) -> Schedul
     """
     if decision.strategy == "native" or device.type != "cpu":
         return None
-    schedule = catalog.build(decision.strategy, tools.world, msgspec.convert(decision.options, catalog.Options))
+    schedule = catalog.build(decision.strategy, tools.world, msgspec.convert(decision.options, catalog.ScheduleOptions))
     plane = tools.seat.plane(schedule)
     return ScheduleAllReduce(schedule, device, plane) if plane is not None else None
 
@@ -200,7 +200,9 @@ def _summing(decision: Decision, group: EngineGroup, device: torch.device, tools
     if decision.strategy == "native":
         summing = EngineAllReduce(group.group)
     else:
-        schedule = catalog.build(decision.strategy, group.world, msgspec.convert(decision.options, catalog.Options))
+        schedule = catalog.build(
+            decision.strategy, group.world, msgspec.convert(decision.options, catalog.ScheduleOptions)
+        )
         where = torch.device("cpu") if played_on_host(schedule, where) else where
         summing = ScheduleAllReduce(schedule, where, tools.seat.plane(schedule) if where.type == "cpu" else None)
     return summing if where == device else StagedAllReduce(summing, CudaCopies())

@@ -31,7 +31,7 @@ from psctl.job.bench_messages import (
     question_of,
     to_line,
 )
-from psctl.schedule.algorithms.catalog import Options, build
+from psctl.schedule.algorithms.catalog import ScheduleOptions, build
 from psctl.sync.bucket_allreduce import EngineGroup, initialised, local_device
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
@@ -289,7 +289,7 @@ def collective(name: str, options: dict[str, Any], ranks: BenchRanks, like: torc
     if name == "native":
         summing = EngineAllReduce(ranks.engine if where == ranks.where else ranks.played_on_host)
     else:
-        schedule = build(name, ranks.world, msgspec.convert(options, Options))
+        schedule = build(name, ranks.world, msgspec.convert(options, ScheduleOptions))
         where = torch.device("cpu") if played_on_host(schedule, where) else where
         group, plane = (ranks.played_on_host, ranks.plane) if where.type == "cpu" else (ranks.played, None)
         summing = ScheduleAllReduce(schedule, where, plane, group, shared=True)

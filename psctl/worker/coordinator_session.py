@@ -50,7 +50,7 @@ from psctl.job.training_messages import (
 )
 from psctl.process import bootstrap
 from psctl.ps.pieces import bytes_view, torch_dtype
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Address, Layout, Member, TensorSlice

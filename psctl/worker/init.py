@@ -24,7 +24,7 @@ from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.sync.flat_parameters import Client
 from psctl.sync.gradient_trace import GradientTrace, from_environment
 from psctl.transport.connect import dial

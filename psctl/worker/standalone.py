@@ -12,7 +12,7 @@ import torch
 from psctl.clock import Clock, SystemClock
 from psctl.collectives.data_plane import DataPlane
 from psctl.job.training_messages import Decision, Welcome
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions
 from psctl.train_state.example_sharing import ExampleDivision
 from psctl.types import Layout, Member, TensorSlice

@@ -11,12 +11,13 @@ import torch
 from psctl.collectives.player import PlayQueue, SchedulePlayer
 from psctl.errors import PeerLost
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network, star
+from psctl.plan.simulation.routes import Network
 from psctl.schedule.algorithms import catalog, ring
 from psctl.schedule.checker import ScheduleError, prove
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.schedule import Schedule, Transfer
 from psctl.types import STRATEGIES
 from tests.helpers.memory_channel import Hub, MemoryChannel
+from tests.reference.networks import star
 from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
@@ -118,16 +119,16 @@ def test_a_lost_connection_ends_the_sum_everywhere_at_once(name: str, way: str) 
 
 def test_one_schedule_is_proven_predicted_and_played() -> None:
     """Change one step, and the proof, the prediction and the bytes on their way all change with it."""
-    proven = ring.build(4)
+    proven = ring.ring(4)
     last = max(proven.transfers)
     others = set(proven.transfers) - {last}
     doubled = Transfer(last.step, last.source, last.destination, last.chunk, "reduce")
     with pytest.raises(ScheduleError, match=f"step {last.step}, rank {last.destination}, chunk {last.chunk}"):
-        prove("ring", "all-reduce", 4, {*others, doubled}, proven.shares)
+        prove("ring", 4, {*others, doubled}, proven.shares)
 
     owner = next(each.source for each in proven.transfers if each.action == "copy" and each.chunk == last.chunk)
     moved = Transfer(last.step, owner, last.destination, last.chunk, "copy")  # from the chunk's owner instead
-    changed = prove("ring", "all-reduce", 4, {*others, moved}, proven.shares)
+    changed = prove("ring", 4, {*others, moved}, proven.shares)
 
     network, places = Network(star(4, 1e6)), [f"node{rank}" for rank in range(4)]
     before, after = (simulate(each, network, places, 4000.0).seconds for each in (proven, changed))

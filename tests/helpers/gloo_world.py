@@ -37,9 +37,9 @@ NAMES = tuple(name for name in STRATEGIES if name not in ("native", "ps"))
 LENGTHS = (0, 1, 3, 37, 1003, 300_000, 700_000)  # of float32: the last is too long to go step by step
 
 
-def options(world: int) -> catalog.Options:
+def options(world: int) -> catalog.ScheduleOptions:
     ranks = tuple(range(world))
-    return catalog.Options(
+    return catalog.ScheduleOptions(
         chunks=3, pieces=2, weights=(3, *(1 for _ in ranks[1:])), rings=((ranks, 2), (ranks[::-1], 1)),
         trees=((0, tuple((0, rank) for rank in ranks[1:]), 2), (world - 1, tuple((r, r - 1) for r in ranks[:0:-1]), 1)),
         groups=(ranks[: world // 2], ranks[world // 2 :]),

@@ -12,7 +12,7 @@ import torch
 from psctl.collectives.data_plane import DataPlane
 from psctl.collectives.player import SchedulePlayer
 from psctl.collectives.sealed_pieces import PlaneKinds, SealedStreams
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.transport.shared_allocator import SharedAllocator
 from psctl.transport.shared_memory import SegmentClient, SegmentServer, pair
 from psctl.transport.unix_channel import UnixChannel

@@ -7,30 +7,30 @@ import time
 
 import pytest
 
-from psctl.plan.closed_forms.allreduce_times import (
+from psctl.plan.allreduce_times import (
     FORMS,
     MOST_CHUNKS,
-    Rates,
+    UniformRates,
     best_chunks,
     double_tree,
     halving_doubling,
     hierarchical,
-    pipeline,
     ring,
-    ring_beats_double_tree,
-    ring_beats_halving_doubling,
     root,
 )
-from psctl.plan.closed_forms.collective_times import collective
-from psctl.plan.closed_forms.server_times import push_then_pull, split
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.pipeline_time import simulate_pipeline
-from psctl.plan.simulation.routes import Network, star
+from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import Costs, Timing
-from psctl.schedule.algorithms import catalog, collectives
-from psctl.schedule.algorithms import star as servers
-from psctl.schedule.algorithms.catalog import Options
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.algorithms.parameter_server import balanced_shares, parameter_server
+from psctl.schedule.schedule import Schedule
+from tests.reference import collectives
+from tests.reference.collective_times import collective, pipeline
+from tests.reference.crossovers import ring_beats_double_tree, ring_beats_halving_doubling
+from tests.reference.networks import star
+from tests.reference.server_times import push_then_pull, split
 from tests.yardstick import desktop_seconds
 
 ALPHA, BANDWIDTH, GAMMA = 2e-5, 1e9, 1e-10
@@ -43,8 +43,8 @@ def on_star(plan: Schedule, size: float, gamma: float = 0.0, bandwidth: float = 
     return simulate(plan, Network(star(plan.nodes, bandwidth, ALPHA)), places, size, Costs(gamma=gamma))
 
 
-def rates(gamma: float = 0.0) -> Rates:
-    return Rates(ALPHA, 1 / BANDWIDTH, gamma)
+def rates(gamma: float = 0.0) -> UniformRates:
+    return UniformRates(ALPHA, 1 / BANDWIDTH, gamma)
 
 
 @pytest.mark.parametrize("strategy", PHASED)
@@ -70,7 +70,7 @@ def test_sums_cost_what_the_form_says(strategy: str, world: int) -> None:
 def test_long_pipelines_are_within_a_hundredth_of_the_form(strategy: str, world: int) -> None:
     form = FORMS[strategy](world, 1e8, rates())
     assert 20 < form.chunks < MOST_CHUNKS
-    plan = catalog.build(strategy, world, Options(chunks=form.chunks))
+    plan = catalog.build(strategy, world, ScheduleOptions(chunks=form.chunks))
     assert on_star(plan, 1e8).seconds == pytest.approx(form.seconds, rel=0.01)
 
 
@@ -79,7 +79,7 @@ def test_long_pipelines_are_within_a_hundredth_of_the_form(strategy: str, world:
 @pytest.mark.parametrize("size", [1e5, 1e6])
 def test_short_pipelines_are_near_it(strategy: str, world: int, size: float) -> None:
     form = FORMS[strategy](world, size, rates())
-    plan = catalog.build(strategy, world, Options(chunks=form.chunks))
+    plan = catalog.build(strategy, world, ScheduleOptions(chunks=form.chunks))
     assert on_star(plan, size).seconds == pytest.approx(form.seconds, rel=0.25)
 
 
@@ -88,7 +88,7 @@ def test_the_best_number_of_chunks_is_best_where_it_is_simulated(strategy: str) 
     best = FORMS[strategy](8, 1e7, rates()).chunks
 
     def seconds(chunks: int) -> float:
-        return on_star(catalog.build(strategy, 8, Options(chunks=chunks)), 1e7).seconds
+        return on_star(catalog.build(strategy, 8, ScheduleOptions(chunks=chunks)), 1e7).seconds
 
     assert seconds(best) <= 1.01 * min(seconds(max(1, best // 2)), seconds(best * 2))
 
@@ -110,7 +110,7 @@ def test_other_collectives_are_theirs(name: str, algorithm: str, world: int) -> 
 
 @pytest.mark.parametrize(("workers", "count"), [(4, 1), (4, 2), (4, 4), (2, 4)])
 def test_servers_of_their_own_are_theirs(workers: int, count: int) -> None:
-    plan = catalog.build("ps", workers, Options(servers=tuple(range(workers, workers + count))))
+    plan = catalog.build("ps", workers, ScheduleOptions(servers=tuple(range(workers, workers + count))))
     assert on_star(plan, 1e8, GAMMA).seconds == pytest.approx(
         push_then_pull(workers, count, 1e8, rates(GAMMA)), rel=0.01
     )
@@ -118,10 +118,10 @@ def test_servers_of_their_own_are_theirs(workers: int, count: int) -> None:
 
 @pytest.mark.parametrize("spare", [0, 1, 2, 4, 8])
 def test_the_split_over_spare_machines_reaches_its_bound_in_many_pieces(spare: int) -> None:
-    nodes, shares = servers.split(8, spare)
+    nodes, shares = balanced_shares(8, spare)
     network = Network(star(8 + spare, BANDWIDTH, 0.0))
     places = [f"node{index}" for index in range(8 + spare)]
-    found = simulate_pipeline(lambda pieces: servers.build(8, nodes, shares, pieces), 64, network, places, 1e8)
+    found = simulate_pipeline(lambda pieces: parameter_server(8, nodes, shares, pieces), 64, network, places, 1e8)
     assert found.seconds == pytest.approx(split(8, spare, 1e8, BANDWIDTH).seconds, rel=0.03)
 
 
@@ -167,15 +167,15 @@ def test_rings_over_several_cables_divide_what_flows_and_not_what_waits() -> Non
 
 
 def test_bytes_between_groups_do_not_grow_with_the_group() -> None:
-    slow = Rates(1e-4, 1e-8)
-    whole = [each * hierarchical(4, each, 1e8, Rates(0.0, 0.0), slow).sent for each in (1, 2, 8)]
+    slow = UniformRates(1e-4, 1e-8)
+    whole = [each * hierarchical(4, each, 1e8, UniformRates(0.0, 0.0), slow).sent for each in (1, 2, 8)]
     inside = [each * ring(each, 1e8, rates()).sent for each in (1, 2, 8)]
     assert [all_bytes - own for all_bytes, own in zip(whole, inside, strict=True)] == pytest.approx([1.5e8] * 3)
 
 
 def test_hierarchical_is_simulated_as_its_form() -> None:
     groups = tuple(tuple(range(first, first + 4)) for first in (0, 4, 8))
-    plan = catalog.build("hierarchical", 12, Options(groups=groups))
+    plan = catalog.build("hierarchical", 12, ScheduleOptions(groups=groups))
     assert on_star(plan, 1e8).seconds == pytest.approx(hierarchical(3, 4, 1e8, rates(), rates()).seconds, rel=0.01)
 
 
@@ -183,7 +183,7 @@ def test_chunks_of_a_pipeline() -> None:
     best = math.sqrt(6 * 1e8 / BANDWIDTH / ALPHA)
     assert best_chunks(6, 1e8, rates()) in (int(best), int(best) + 1)
     assert best_chunks(6, 0.0, rates()) == best_chunks(0, 1e8, rates()) == 1
-    assert best_chunks(6, 1e8, Rates(0.0, 1e-9)) == MOST_CHUNKS
+    assert best_chunks(6, 1e8, UniformRates(0.0, 1e-9)) == MOST_CHUNKS
     found, bound = pipeline(7, 1e8, rates()), (math.sqrt(6 * ALPHA) + math.sqrt(0.1)) ** 2
     assert found.seconds == pytest.approx(bound, rel=0.001)
 
@@ -210,7 +210,7 @@ def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -
     network, places = Network(star(64, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(64)]
     before = time.process_time()
     found = simulate_pipeline(
-        lambda chunks: catalog.build(strategy, 64, Options(chunks=chunks)), form.chunks, network, places, 1e8
+        lambda chunks: catalog.build(strategy, 64, ScheduleOptions(chunks=chunks)), form.chunks, network, places, 1e8
     )
     assert desktop_seconds(time.process_time() - before) < 3.0
     assert found.seconds == pytest.approx(form.seconds, rel=0.02)
@@ -220,7 +220,7 @@ def test_two_short_pipelines_tell_of_a_long_one() -> None:
     network, places = Network(star(16, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(16)]
 
     def build(chunks: int) -> Schedule:
-        return catalog.build("double-tree", 16, Options(chunks=chunks))
+        return catalog.build("double-tree", 16, ScheduleOptions(chunks=chunks))
 
     long = simulate(build(150), network, places, 1e8, Costs(gamma=GAMMA))
     short = simulate_pipeline(build, 150, network, places, 1e8, Costs(gamma=GAMMA))
@@ -233,10 +233,10 @@ def test_two_short_pipelines_tell_of_a_long_one() -> None:
 @pytest.mark.parametrize("gamma", [0.0, 1e-9])
 def test_one_rank_stands_for_all_only_where_the_time_is_the_same(world: int, gamma: float) -> None:
     plans = [catalog.build(name, world) for name in FORMS]
-    plans.append(catalog.build("ps", world, Options(servers=tuple(range(world)), pieces=3)))
-    plans.append(catalog.build("sharded", world, Options(pieces=3)))
-    plans.append(catalog.build("sharded", world, Options(paced=True)))
-    plans.append(catalog.build("ring", world, Options(pieces=2)))
+    plans.append(catalog.build("ps", world, ScheduleOptions(servers=tuple(range(world)), pieces=3)))
+    plans.append(catalog.build("sharded", world, ScheduleOptions(pieces=3)))
+    plans.append(catalog.build("sharded", world, ScheduleOptions(paced=True)))
+    plans.append(catalog.build("ring", world, ScheduleOptions(pieces=2)))
     plans += [
         collectives.build(name, world, one)
         for name, known in collectives.ALGORITHMS.items()

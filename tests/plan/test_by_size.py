@@ -20,7 +20,7 @@ from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.lower_bound import floor
 from psctl.plan.simulation.schedule_timing import Costs, Pace
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
 from psctl.types import STRATEGIES
@@ -88,7 +88,7 @@ def test_nothing_is_faster_than_its_floor(name: str) -> None:
 
 def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
     ground = GROUNDS["four-cpu-hosts"]
-    plan = catalog.build("ring", 4, Options())
+    plan = catalog.build("ring", 4, ScheduleOptions())
     low = floor(plan, ground.network, ground.ranks, 0.0)
     wait = ground.network.route(*ground.ranks[:2]).latency
     assert low.waiting == pytest.approx(6 * wait)

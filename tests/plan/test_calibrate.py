@@ -14,8 +14,8 @@ from psctl.plan.simulation.cost_model import side_by_side
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import Costs, Pace
-from psctl.schedule.algorithms.catalog import Options, build
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.algorithms.catalog import ScheduleOptions, build
+from psctl.schedule.schedule import Schedule
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
 
 RATE = 25e6
@@ -31,7 +31,7 @@ def network() -> Network:
 def cases() -> list[tuple[Schedule, int]]:
     built = [
         build("ring", 4), build("root", 4), build("halving-doubling", 4), build("one-shot", 4),
-        build("tree", 4), build("pipelined-chain", 4, Options(chunks=6)),
+        build("tree", 4), build("pipelined-chain", 4, ScheduleOptions(chunks=6)),
     ]  # fmt: skip
     return [(schedule, size) for schedule in built for size in SIZES]
 
@@ -91,7 +91,7 @@ def test_a_pace_stretches_what_flows_and_nothing_else() -> None:
         nominal(order), [host.name for host in order], [host.name for host in order], paces={"ring": Pace(1.5)}
     )
     for strategy in ("ring", "sharded"):
-        before, after = (Search(ground).at(strategy, Options(), 1e6).timing for ground in (plain, slow))
+        before, after = (Search(ground).at(strategy, ScheduleOptions(), 1e6).timing for ground in (plain, slow))
         assert after.flowing == pytest.approx(before.flowing * (1.5 if strategy == "ring" else 1.0))
         assert after.seconds - after.flowing == pytest.approx(before.seconds - before.flowing)
 
@@ -102,7 +102,9 @@ def test_messages_that_wait_longer_make_small_vectors_slow_and_leave_large_ones_
     plain, slow = (
         Search(Ground(nominal(order), names, names, costs, paces)) for paces in ({}, {"ring": Pace(1.0, 3.0)})
     )
-    small, large = ([search.at("ring", Options(), size).timing for search in (plain, slow)] for size in (4e3, 1e9))
+    small, large = (
+        [search.at("ring", ScheduleOptions(), size).timing for search in (plain, slow)] for size in (4e3, 1e9)
+    )
     assert small[1].seconds == pytest.approx(3 * small[0].seconds, rel=0.05)
     assert large[1].seconds == pytest.approx(large[0].seconds, rel=0.01)
 
@@ -118,8 +120,8 @@ def test_what_tells_nothing_of_a_cost_leaves_it_where_it_was() -> None:
 def test_ranks_that_share_processors_wait_for_each_other_when_all_are_busy() -> None:
     """Eight ranks on one kernel with two cores: a step in which all send takes four times the work, a chain's none."""
     costs = Costs(alpha=1e-4, overhead=2e-4)
-    doubling, chain = (build(name, 8, Options()) for name in ("recursive-doubling", "chain"))
+    doubling, chain = (build(name, 8, ScheduleOptions()) for name in ("recursive-doubling", "chain"))
     assert side_by_side(costs, doubling, 4.0).alpha == pytest.approx(1e-4 + 2 * 4 * 2e-4)
     assert side_by_side(costs, chain, 4.0).alpha == pytest.approx(1e-4 + 2 * 2e-4)
-    several = build("ring", 4, Options())
+    several = build("ring", 4, ScheduleOptions())
     assert side_by_side(costs, several, 2.0) == Costs(alpha=1e-4, overhead=4e-4)

@@ -7,8 +7,7 @@ import pytest
 
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.buckets import BUCKET, FIRST, buckets
-from psctl.plan.choose import TIE, Plan, Planner, choose, planner_of
+from psctl.plan.choose import BUCKET, FIRST_BUCKET, TIE, Plan, Planner, buckets, choose, planner_of
 from psctl.plan.plan_input import Ground, ground_of
 from psctl.plan.plan_request import Asked
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
@@ -241,7 +240,7 @@ def test_options_build_the_schedule_that_was_predicted(world: int) -> None:
         if world == 1:
             assert (plan.chosen, plan.reason) == ("native", "one worker has nothing to synchronise")
             continue
-        told = msgspec.convert(msgspec.json.decode(msgspec.json.encode(plan.options)), catalog.Options)
+        told = msgspec.convert(msgspec.json.decode(msgspec.json.encode(plan.options)), catalog.ScheduleOptions)
         schedule = catalog.build(plan.chosen, world, told)
         row = next(each for each in plan.candidates if each.strategy == name)
         assert (plan.chosen, schedule.steps) == (name, row.steps)
@@ -368,7 +367,7 @@ def test_an_optimizer_unfit_for_servers_steps_on_workers() -> None:
 
 def test_gradients_travel_in_buckets_in_training() -> None:
     assert buckets(1000) == (1000,)
-    assert buckets(FIRST + BUCKET + 5) == (FIRST, BUCKET, 5)
+    assert buckets(FIRST_BUCKET + BUCKET + 5) == (FIRST_BUCKET, BUCKET, 5)
     assert sum(buckets(123_456_789)) == 123_456_789
     plan = choose(order(*map(host, names(4))), SIZE, None, decided=False)
     [row] = [each for each in plan.candidates if each.strategy == "native"]

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.plan.consistency import (
+from psctl.plan.capacity import (
     checkpoint_interval,
     checkpoint_overhead,
+    clock_times,
     harmonic,
-    regret_bound,
     stable_step,
-    timed,
-    unseen_updates,
 )
+from tests.reference.staleness_bounds import regret_bound, unseen_updates
 
 _compute = st.integers(1, 5).flatmap(
     lambda workers: st.lists(st.lists(st.floats(0.01, 10), min_size=workers, max_size=workers), min_size=1, max_size=12)
@@ -31,7 +30,7 @@ def exponential(workers: int, clocks: int, seed: int = 1) -> list[list[float]]:
 
 @given(_compute, st.floats(0, 1))
 def test_bsp_adds_up_the_slowest_of_each_clock_and_asp_each_workers_own(compute, exchange):
-    bsp, asp = timed(compute, 0, exchange), timed(compute, None, exchange)
+    bsp, asp = clock_times(compute, 0, exchange), clock_times(compute, None, exchange)
     assert bsp.seconds == pytest.approx(sum(max(row) + exchange for row in compute))
     alone = [sum(row[worker] + exchange for row in compute) for worker in range(len(compute[0]))]
     assert asp.ends[-1] == pytest.approx(alone)
@@ -39,13 +38,13 @@ def test_bsp_adds_up_the_slowest_of_each_clock_and_asp_each_workers_own(compute,
 
 @given(_compute, st.integers(0, 6))
 def test_nobody_is_more_than_the_staleness_ahead_and_more_staleness_is_never_slower(compute, staleness):
-    found = timed(compute, staleness)
+    found = clock_times(compute, staleness)
     for clock, row in enumerate(found.ends):
         for worker, end in enumerate(row):
             begin = end - compute[clock][worker]
             behind = clock - 1 - staleness
             assert behind < 0 or begin >= max(found.ends[behind]) - 1e-9
-    assert timed(compute, staleness + 1).seconds <= found.seconds + 1e-9
+    assert clock_times(compute, staleness + 1).seconds <= found.seconds + 1e-9
     assert -1e-9 <= found.idle < 1
 
 
@@ -55,24 +54,24 @@ def test_four_workers_of_exponential_times_take_as_long_as_was_computed_elsewher
     found = []
     for staleness in (0, 1, 3, 10, None):
         compute = [[chance.expovariate(1) for _ in range(4)] for _ in range(400)]
-        found.append(round(timed(compute, staleness).seconds_a_clock, 3))
+        found.append(round(clock_times(compute, staleness).seconds_a_clock, 3))
     assert found == [2.116, 1.511, 1.232, 1.111, 1.037]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
 def test_bsp_with_exponential_times_takes_the_harmonic_number(workers):
-    assert timed(exponential(workers, 4000), 0).seconds_a_clock == pytest.approx(harmonic(workers), rel=0.05)
+    assert clock_times(exponential(workers, 4000), 0).seconds_a_clock == pytest.approx(harmonic(workers), rel=0.05)
     assert harmonic(4) == pytest.approx(25 / 12)
 
 
 def test_stragglers_that_change_are_hidden_and_one_that_stays_is_not():
     changing = exponential(4, 1000)
     staying = [[1.0, 1.0, 1.0, 3.0]] * 1000
-    assert timed(changing, 0).idle > 0.5
-    assert timed(changing, 16).idle < 0.08
+    assert clock_times(changing, 0).idle > 0.5
+    assert clock_times(changing, 16).idle < 0.08
     for staleness in (0, 1, 16):
-        assert timed(staying, staleness).seconds == pytest.approx(3000)
-    assert timed(staying, None).ends[-1] == [1000, 1000, 1000, 3000]
+        assert clock_times(staying, staleness).seconds == pytest.approx(3000)
+    assert clock_times(staying, None).ends[-1] == [1000, 1000, 1000, 3000]
 
 
 def error_after(step: float, delay: int, clocks: int = 4000) -> float:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psctl.plan.simulation.active_flows import Flowing
-from psctl.plan.simulation.fair_rates import fair_rates
+from psctl.plan.simulation import flow_rates
+from psctl.plan.simulation.flow_rates import ActiveFlows
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network, star
+from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import Costs
-from psctl.schedule.transfer import Action, Schedule, Transfer
+from psctl.schedule.schedule import Action, Schedule, Transfer
 from tests.examples import examples
+from tests.reference.networks import star
 from tests.yardstick import desktop_seconds
 
 MB = 1e6
@@ -26,7 +27,7 @@ def schedule(
 ) -> Schedule:
     """A schedule of any transfers: what is simulated need not add up to a promise."""
     ordered = tuple(sorted(Transfer(*one) for one in transfers))
-    return Schedule("by hand", "all-reduce", world or nodes, nodes, tuple(shares), ordered)
+    return Schedule("by hand", world or nodes, nodes, tuple(shares), ordered)
 
 
 def ring(world: int) -> Schedule:
@@ -106,9 +107,7 @@ def test_a_lane_of_a_node_sends_one_step_after_the_other_and_gets_one_after_the_
 def test_messages_between_two_nodes_keep_their_order_on_a_lane_and_lanes_run_side_by_side() -> None:
     one = schedule([(0, 0, 1, 0, "copy"), (1, 0, 1, 1, "copy")], 2, (1, 1))
     assert on_star(one, latency=0.25) == pytest.approx(1.5)  # the second waits for the first, and its own latency
-    lanes = Schedule(
-        "by hand", "broadcast", 2, 2, (1, 1), (Transfer(0, 0, 1, 0, "copy"), Transfer(1, 0, 1, 1, "copy", 1))
-    )
+    lanes = Schedule("by hand", 2, 2, (1, 1), (Transfer(0, 0, 1, 0, "copy"), Transfer(1, 0, 1, 1, "copy", 1)))
     assert on_star(lanes, latency=0.25) == pytest.approx(1.25)
 
 
@@ -165,7 +164,7 @@ def test_one_rank_stands_for_all_where_all_do_the_same(build: object, world: int
 
 def test_what_is_not_the_same_for_all_is_simulated() -> None:
     network = Network(star(4, 100 * MB))
-    uneven = Schedule("by hand", "all-reduce", 4, 4, (1, 2, 3, 4), ring(4).transfers)
+    uneven = Schedule("by hand", 4, 4, (1, 2, 3, 4), ring(4).transfers)
     to_root = schedule([(0, rank, 0, 0, "reduce") for rank in (1, 2, 3)], 4)
     # Every rank sends once a step, but on two lanes: the second step's messages wait for nothing.
     apart = tuple(
@@ -173,12 +172,20 @@ def test_what_is_not_the_same_for_all_is_simulated() -> None:
         for step in (0, 1)
         for rank in range(4)
     )
-    loose = Schedule("by hand", "all-gather", 4, 4, (1,) * 8, apart)
+    loose = Schedule("by hand", 4, 4, (1,) * 8, apart)
     for plan in (uneven, to_root, loose):
         assert simulate(plan, network, names(4), MB).method == "simulated"
 
 
 # -- fair rates
+
+
+def fair_rates(flows: dict[tuple[int, ...], int], capacities: list[float]) -> dict[tuple[int, ...], float]:
+    across: dict[int, list[tuple[int, ...]]] = {}
+    for route in flows:
+        for link in route:
+            across.setdefault(link, []).append(route)
+    return flow_rates.fair_rates(flows, across, capacities)
 
 
 def slow_fair_rates(flows: list[tuple[int, ...]], capacities: list[float]) -> list[float]:
@@ -260,16 +267,16 @@ def test_computing_only_what_a_change_touches_changes_nothing(data: st.DataObjec
     route = st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True).map(tuple)
     one = st.tuples(st.integers(0, 5).map(float), route, st.integers(1, 9).map(float))
     starts: list[tuple[float, tuple[int, ...], float]] = data.draw(st.lists(one, min_size=1, max_size=10))
-    flowing, ends = Flowing(capacities), [0.0] * len(starts)
+    flowing, ends = ActiveFlows(capacities), [0.0] * len(starts)
     waiting = sorted(range(len(starts)), key=lambda index: starts[index][0], reverse=True)
-    while waiting or flowing.soonest() < float("inf"):
-        now = min(flowing.soonest(), starts[waiting[-1]][0] if waiting else float("inf"))
-        for index in flowing.ended(now):
+    while waiting or flowing.next_end() < float("inf"):
+        now = min(flowing.next_end(), starts[waiting[-1]][0] if waiting else float("inf"))
+        for index in flowing.remove_ended(now):
             ends[index] = now
         while waiting and starts[waiting[-1]][0] <= now:
             index = waiting.pop()
             flowing.add(starts[index][1], starts[index][2], index, now)
-        flowing.share(now)
+        flowing.update_rates(now)
     assert ends == pytest.approx(slow_ends(starts, capacities), rel=1e-6, abs=1e-6)
 
 

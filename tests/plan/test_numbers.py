@@ -10,15 +10,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from psctl.plan.closed_forms.allreduce_times import (
+from psctl.plan.allreduce_times import (
     FORMS,
-    Rates,
+    UniformRates,
     halving_doubling,
     ring,
-    ring_beats_double_tree,
-    ring_beats_halving_doubling,
 )
-from psctl.plan.closed_forms.factored_gradients import (
+from psctl.plan.simulation.flow_simulation import simulate
+from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.routes import Network, places
+from psctl.plan.simulation.schedule_timing import Costs
+from psctl.schedule.algorithms import catalog, root
+from psctl.schedule.algorithms import ring as rings
+from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.phases import all_reduce
+from psctl.schedule.schedule import Schedule, Transfer
+from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
+from psctl.topology.host.document import read_cluster_document
+from tests.reference import collectives
+from tests.reference.crossovers import ring_beats_double_tree, ring_beats_halving_doubling
+from tests.reference.factored_gradients import (
     Layer,
     best_way,
     factor_numbers,
@@ -27,7 +38,9 @@ from psctl.plan.closed_forms.factored_gradients import (
     sparse_share,
     sparse_wins,
 )
-from psctl.plan.closed_forms.server_times import (
+from tests.reference.networks import NO_DELAYS, star
+from tests.reference.overlap import finish_times, fused, iteration
+from tests.reference.server_times import (
     on_workers,
     push_then_pull,
     rack,
@@ -36,18 +49,6 @@ from psctl.plan.closed_forms.server_times import (
     seven_steps,
     split,
 )
-from psctl.plan.overlap import finish_times, fused, iteration
-from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.pipeline_time import simulate_pipeline
-from psctl.plan.simulation.routes import NO_DELAYS, Network, places, star
-from psctl.plan.simulation.schedule_timing import Costs
-from psctl.schedule import reverse
-from psctl.schedule.algorithms import catalog, collectives, root
-from psctl.schedule.algorithms import ring as rings
-from psctl.schedule.algorithms.catalog import Options
-from psctl.schedule.transfer import Schedule, Transfer
-from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
-from psctl.topology.host.document import read_cluster_document
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "numbers.md").read_text()
@@ -96,14 +97,14 @@ def in_pieces(build: Callable[[int], Schedule], helper: str = "") -> float:
 
 
 def through_cpu(pieces: int) -> Schedule:
-    return reverse.all_reduce("cpu", 4, root.spread(4, root=4, nodes=5), pieces=pieces)
+    return all_reduce("cpu", 4, root.broadcast(4, 4), pieces=pieces)
 
 
 def multicast() -> float:
     """All up to the processor, then one copy down that every GPU reads."""
     up = tuple(one for one in through_cpu(1).transfers if one.action == "reduce")
     down = (Transfer(0, 4, 0, 0, "copy"),)
-    return sum(box(Schedule("part", "all-reduce", 4, 5, (1,), part), "box") for part in (up, down))
+    return sum(box(Schedule("part", 4, 5, (1,), part), "box") for part in (up, down))
 
 
 def v100(link: float, both: bool) -> float:
@@ -120,7 +121,7 @@ def gigabyte(world: int, strategy: str) -> float:
 
 def servers_of_their_own(workers: int, count: int, pieces: int = 1) -> float:
     """In units of N / B, simulated."""
-    options = Options(servers=tuple(range(workers, workers + count)), pieces=pieces)
+    options = ScheduleOptions(servers=tuple(range(workers, workers + count)), pieces=pieces)
     plan = catalog.build("ps", workers, options)
     places = [f"node{index}" for index in range(plan.nodes)]
     return simulate(plan, Network(star(plan.nodes, 1.0, 0.0)), places, 1.0).seconds
@@ -145,7 +146,7 @@ def stencil(side: int) -> Schedule:
         for step, (down, right) in enumerate(moves)
         for row, column in ranks
     )
-    return Schedule("stencil", "all-to-all", side * side, side * side, (1,) * 4, tuple(transfers))
+    return Schedule("stencil", side * side, side * side, (1,) * 4, tuple(transfers))
 
 
 def cabled_in_a_ring(world: int) -> ClusterGraph:
@@ -156,7 +157,7 @@ def cabled_in_a_ring(world: int) -> ClusterGraph:
     return ClusterGraph(tuple(HostNode(host, HostGraph()) for host in hosts), (*up, *around))
 
 
-FAST = Rates(5e-6, 1 / 12.5e9)  # 100 Gbit/s, 5 us
+FAST = UniformRates(5e-6, 1 / 12.5e9)  # 100 Gbit/s, 5 us
 SQUARE = Layer(4096, 4096)
 
 
@@ -172,9 +173,7 @@ def seven(what: str) -> float:
 NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
     "one vector over one lane": lambda: [MODEL / 16e9],
     "gathered on one GPU": lambda: [box(catalog.build("root", 4))],
-    "gathered on one GPU, in pieces": lambda: [
-        in_pieces(lambda k: reverse.all_reduce("r", 4, root.spread(4), pieces=k))
-    ],
+    "gathered on one GPU, in pieces": lambda: [in_pieces(lambda k: all_reduce("r", 4, root.broadcast(4), pieces=k))],
     "gathered on the processor": lambda: [box(catalog.build("cpu", 4), "box")],
     "gathered on the processor, one copy read by all": lambda: [multicast()],
     "gathered on the processor, in pieces": lambda: [in_pieces(through_cpu, "box")],
@@ -188,7 +187,7 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
     "star one way, 2 and 10 GPUs": lambda: [gigabyte(world, "one way") for world in (2, 10)],
     "star there and back, 2 and 10 GPUs": lambda: [gigabyte(world, "root") for world in (2, 10)],
     "binomial tree, 2 and 10 GPUs": lambda: [
-        FORMS["tree"](world, 1.2e9, Rates(0.0, 1e-9)).seconds for world in (2, 10)
+        FORMS["tree"](world, 1.2e9, UniformRates(0.0, 1e-9)).seconds for world in (2, 10)
     ],
     "ring, 2 and 10 GPUs": lambda: [gigabyte(world, "ring") for world in (2, 10)],
     "star one way and ring, 40 GPUs": lambda: [gigabyte(40, "one way"), gigabyte(40, "ring")],
@@ -201,8 +200,8 @@ NUMBERS: dict[str, Callable[[], Sequence[float]]] = {
     "one server, 1 2 4 8 workers": lambda: [servers_of_their_own(m, 1) for m in (1, 2, 4, 8)],
     "8 workers, 1 2 4 8 servers": lambda: [servers_of_their_own(8, n) for n in (1, 2, 4, 8)],
     "as many servers as workers, 2 4 8": lambda: [servers_of_their_own(m, m) for m in (2, 4, 8)],
-    "as many, push beside pull": lambda: [push_then_pull(8, 8, 1.0, Rates(0.0, 1.0), together=True)],
-    "servers on the workers, 8": lambda: [on_workers(8, 1.0, Rates(0.0, 1.0))],
+    "as many, push beside pull": lambda: [push_then_pull(8, 8, 1.0, UniformRates(0.0, 1.0), together=True)],
+    "servers on the workers, 8": lambda: [on_workers(8, 1.0, UniformRates(0.0, 1.0))],
     "8 machines, 0 1 2 4 8 spare": lambda: [split(8, spare, 1.0, 1.0).seconds for spare in (0, 1, 2, 4, 8)],
     "summed on a spare and on a worker machine, 2 spare": lambda: [
         split(8, 2, 1.0, 1.0).spare,
@@ -299,7 +298,7 @@ def test_simulation_finds_that_a_double_tree_wins_for_small_vectors_and_a_ring_f
         seconds = {}
         for name in ("ring", "double-tree"):
             chunks = FORMS[name](16, size, FAST).chunks
-            plan = catalog.build(name, 16, Options(chunks=chunks))
+            plan = catalog.build(name, 16, ScheduleOptions(chunks=chunks))
             seconds[name] = on(star(16, 12.5e9, 5e-6), plan, size)
         assert min(seconds, key=seconds.__getitem__) == faster
 

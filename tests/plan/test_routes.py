@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from psctl.plan.simulation.cost_model import ALPHA, LOOPBACK_RATE
-from psctl.plan.simulation.routes import NO_DELAYS, Delays, Network, places, star
+from psctl.plan.simulation.routes import Delays, Network, places
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
+from tests.reference.networks import NO_DELAYS, star
 
 
 def box(gpus: int = 4, rate: float = 16e9) -> HostGraph:

@@ -10,7 +10,7 @@ from psctl.plan.choose import Planner
 from psctl.plan.plan_input import Ground
 from psctl.plan.plan_request import Asked
 from psctl.plan.server_placement import Serving, serve
-from psctl.schedule.algorithms import star as servers
+from psctl.schedule.algorithms import parameter_server as servers
 from psctl.types import Compression
 from tests.plan.test_choose import MBIT, SIZE, host, names, star, wired
 
@@ -55,7 +55,7 @@ def test_one_worker_a_host_is_as_ever() -> None:
 
 
 def test_the_schedule_adds_up_in_the_host_first_and_goes_alone_to_its_own_server() -> None:
-    plan = servers.build(3, (3, 4), groups=((0, 1),), near=(0, -1))
+    plan = servers.parameter_server(3, (3, 4), groups=((0, 1),), near=(0, -1))
     up = [(one.step, one.source, one.destination) for one in plan.transfers if one.action == "reduce"]
     by_chunk = [{pair for pair, one in zip(up, plan.transfers, strict=False) if one.chunk == chunk} for chunk in (0, 1)]
     assert by_chunk[0] == {(1, 0, 3), (1, 1, 3), (1, 2, 3)}

@@ -11,7 +11,7 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.ps.tables.reductions import custom, reductions
-from psctl.schedule.operations import operations
+from tests.reference.operations import operations
 
 FLOATS = [0.0, -0.0, 1.5, -2.25, 3.0, math.inf, -math.inf, math.nan, 0.1]
 WHOLE = [0, 1, -1, 5, 12, -7, 3]

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import UsageError
-from psctl.schedule.algorithms import catalog, ring, star
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms import catalog, parameter_server, ring
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.schedule.checker import ScheduleError, prove
-from psctl.schedule.groups import within
-from psctl.schedule.promise import Group
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.schedule import Schedule, Transfer
 from psctl.types import STRATEGIES
 from tests.examples import examples
-from tests.schedule.brute import changes, play, sums_everywhere, vectors
+from tests.helpers.played_schedule import changes, play, sums_everywhere, vectors
+from tests.reference.groups import within
+from tests.reference.promises import Group
 
 NAMES = tuple(name for name in STRATEGIES if name != "native")
 
 
-def options(world: int, **more: object) -> Options:
+def options(world: int, **more: object) -> ScheduleOptions:
     """What every strategy needs, for any world."""
     ranks = tuple(range(world))
     half = max(1, world // 2)
@@ -37,7 +37,7 @@ def options(world: int, **more: object) -> Options:
         "helpers": 2,
         **more,
     }  # fmt: skip
-    return Options(**given)  # type: ignore[arg-type]
+    return ScheduleOptions(**given)  # type: ignore[arg-type]
 
 
 def test_every_strategy_but_the_engines_own_is_a_schedule() -> None:
@@ -51,7 +51,7 @@ def test_every_strategy_but_the_engines_own_is_a_schedule() -> None:
 def test_small_worlds(name: str, world: int) -> None:
     for pieces in (1, 2, 3):
         schedule = catalog.build(name, world, options(world, pieces=pieces))
-        assert schedule.name == name and schedule.collective == "all-reduce" and schedule.world == world
+        assert schedule.name == name and schedule.world == world
         assert sums_everywhere(world, len(schedule.shares), schedule.transfers)
         assert world > 1 or name in ("cpu", "ps") or schedule.steps == 0
 
@@ -88,7 +88,7 @@ def test_among_a_group_of_a_world(name: str, ranks: list[int], size: int) -> Non
 
 def refusal(schedule: Schedule, transfers: tuple[Transfer, ...]) -> ScheduleError | None:
     try:
-        prove("changed", "all-reduce", schedule.world, transfers, schedule.shares, nodes=schedule.nodes)
+        prove("changed", schedule.world, transfers, schedule.shares, nodes=schedule.nodes)
     except ScheduleError as error:
         return error
     return None
@@ -120,7 +120,7 @@ def test_dropping_any_transfer_is_refused(name: str) -> None:
     for index in range(len(schedule.transfers)):
         rest = schedule.transfers[:index] + schedule.transfers[index + 1 :]
         with pytest.raises(ScheduleError):
-            prove(name, "all-reduce", 5, rest, schedule.shares, nodes=schedule.nodes)
+            prove(name, 5, rest, schedule.shares, nodes=schedule.nodes)
 
 
 def test_bits_are_equal_even_where_operands_may_not_change_places() -> None:
@@ -141,7 +141,7 @@ def test_a_large_ring_is_built_and_proven_fast(world: int, seconds: float) -> No
     taken = []
     for _ in range(3):
         start = time.perf_counter()
-        schedule = ring.build(world)
+        schedule = ring.ring(world)
         taken.append(time.perf_counter() - start)
     assert len(schedule.transfers) == 2 * (world - 1) * world
     assert min(taken) < seconds
@@ -156,24 +156,24 @@ def test_a_pipeline_of_pieces_keeps_the_bytes() -> None:
 def test_servers_are_refused_where_they_do_not_fit() -> None:
     for servers, shares in [((), ()), ((4, 4), (1, 1)), ((4, 5), (1,))]:
         with pytest.raises(ValueError, match="servers"):
-            star.build(4, servers, shares)
+            parameter_server.parameter_server(4, servers, shares)
 
 
 def test_a_strategy_is_told_what_is_wrong() -> None:
     for name, told, why in [
-        ("root", Options(root=4), "no rank 4"),
-        ("ring", Options(order=(0, 1, 1, 2)), "order"),
-        ("chain", Options(order=(0, 1, 2)), "order"),
-        ("sharded", Options(weights=(0, 0, 0, 0)), "shares"),
-        ("multi-ring", Options(), "rings"),
-        ("packed-trees", Options(trees=((0, ((0, 1), (2, 3)), 1),)), "no tree"),
-        ("packed-trees", Options(trees=((0, ((0, 1), (0, 1)), 1),)), "reached twice"),
-        ("packed-trees", Options(trees=((0, ((0, 1), (0, 2)), 1),)), "lacks"),
-        ("hierarchical", Options(groups=((0, 1), (2,))), "groups"),
-        ("hierarchical", Options(groups=((0, 1, 2), (3,))), "try sharded"),
-        ("hierarchical", Options(groups=((0, 1), (2, 3)), inner="wheel"), "wheel"),
-        ("hierarchical", Options(groups=((0, 1), (2, 3)), outer="cpu"), "helpers"),
-        ("pipelined-chain", Options(chunks=0), "at least one"),
+        ("root", ScheduleOptions(root=4), "no rank 4"),
+        ("ring", ScheduleOptions(order=(0, 1, 1, 2)), "order"),
+        ("chain", ScheduleOptions(order=(0, 1, 2)), "order"),
+        ("sharded", ScheduleOptions(weights=(0, 0, 0, 0)), "shares"),
+        ("multi-ring", ScheduleOptions(), "rings"),
+        ("packed-trees", ScheduleOptions(trees=((0, ((0, 1), (2, 3)), 1),)), "no tree"),
+        ("packed-trees", ScheduleOptions(trees=((0, ((0, 1), (0, 1)), 1),)), "reached twice"),
+        ("packed-trees", ScheduleOptions(trees=((0, ((0, 1), (0, 2)), 1),)), "lacks"),
+        ("hierarchical", ScheduleOptions(groups=((0, 1), (2,))), "groups"),
+        ("hierarchical", ScheduleOptions(groups=((0, 1, 2), (3,))), "try sharded"),
+        ("hierarchical", ScheduleOptions(groups=((0, 1), (2, 3)), inner="wheel"), "wheel"),
+        ("hierarchical", ScheduleOptions(groups=((0, 1), (2, 3)), outer="cpu"), "helpers"),
+        ("pipelined-chain", ScheduleOptions(chunks=0), "at least one"),
     ]:
         with pytest.raises(ValueError, match=why):
             catalog.build(name, 4, told)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from psctl.schedule.checker import ScheduleError, prove
-from psctl.schedule.transfer import Collective, Transfer
+from psctl.schedule import checker
+from psctl.schedule.checker import ScheduleError
+from psctl.schedule.schedule import Transfer
+from tests.reference.collective_schedule import prove
+from tests.reference.scatter_gather import Collective
 
 PSCTL = Path(__file__).resolve().parents[2] / "psctl"
 
@@ -29,7 +32,7 @@ EXCHANGE = [move(0, 0, 1, add=True), move(0, 1, 0, add=True)]
 
 
 def test_the_right_one_passes() -> None:
-    schedule = prove("pair", "all-reduce", 2, EXCHANGE[::-1])
+    schedule = checker.prove("pair", 2, EXCHANGE[::-1])
     assert schedule.transfers == tuple(EXCHANGE) and schedule.steps == 1 and schedule.sent(8.0) == (8.0, 8.0)
 
 
@@ -54,6 +57,10 @@ def test_each_fault_is_named(
     collective: Collective, transfers: list[Transfer], where: tuple[int, int, int], why: str
 ) -> None:
     error = refused(collective, 2, transfers)
+    if collective == "all-reduce":
+        with pytest.raises(ScheduleError) as caught:
+            checker.prove("broken", 2, transfers)
+        assert str(caught.value) == str(error)
     assert (error.step, error.rank, error.chunk) == where
     assert why in str(error)
     assert f"step {where[0]}, rank {where[1]}, chunk {where[2]}" in str(error)
@@ -109,7 +116,7 @@ def test_three_operands_in_one_step_are_not_the_same_as_two_and_then_one() -> No
     assert "twice" in str(refused("all-reduce", 3, late))
 
 
-def test_a_barrier_may_hear_twice_but_must_hear_everyone() -> None:
+def test_a_barrier_may_count_a_rank_twice_but_must_count_each() -> None:
     everyone = [move(step, rank, (rank + (1 << step)) % 3, add=True) for step in range(2) for rank in range(3)]
     prove("dissemination", "barrier", 3, everyone)
     error = refused("barrier", 3, everyone[:-1])
@@ -119,7 +126,7 @@ def test_a_barrier_may_hear_twice_but_must_hear_everyone() -> None:
 def test_numbers_that_make_no_schedule() -> None:
     for world, shares in [(0, (1,)), (2, ()), (2, (1, 0)), (2, (-1,))]:
         with pytest.raises(ScheduleError, match="make no schedule"):
-            prove("none", "all-reduce", world, [], shares)
+            checker.prove("none", world, [], shares)
     with pytest.raises(ScheduleError, match="cannot be dealt evenly"):
         prove("none", "reduce-scatter", 2, [], (1, 1, 1))
     with pytest.raises(ScheduleError, match="root 5"):

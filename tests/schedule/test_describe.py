@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from psctl.schedule import describe
-from psctl.schedule.algorithms import catalog, collectives
-from psctl.schedule.algorithms.catalog import Options
-from psctl.schedule.groups import within
-from psctl.schedule.promise import Group
+from psctl.schedule.algorithms import catalog
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 
 
 def test_lines_name_step_ends_chunks_and_action() -> None:
@@ -43,8 +41,6 @@ def test_summary() -> None:
     assert describe.summary(catalog.build("ring", 4)) == (
         "ring: all-reduce among 4 ranks in 6 steps, 24 messages, at most 1.5 of the vector out of a rank"
     )
-    assert describe.summary(catalog.build("ps", 4, Options(servers=(4, 5)))) == (
+    assert describe.summary(catalog.build("ps", 4, ScheduleOptions(servers=(4, 5)))) == (
         "ps: all-reduce among 4 ranks and 2 helpers in 2 steps, 16 messages, at most 1 of the vector out of a rank"
     )
-    barrier = within(collectives.build("barrier", 3), Group((1, 5, 2)), 8)
-    assert describe.summary(barrier) == "dissemination: barrier among 3 ranks in 2 steps, 6 messages"

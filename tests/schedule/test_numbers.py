@@ -6,10 +6,11 @@ from math import ceil, floor, log2
 
 import pytest
 
-from psctl.schedule.algorithms import catalog, collectives, double_tree, ring, sharded, star
-from psctl.schedule.algorithms.catalog import Options
-from psctl.schedule.transfer import Schedule
-from tests.schedule.brute import sums_everywhere
+from psctl.schedule.algorithms import catalog, parameter_server, ring, sharded, trees
+from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.schedule import Schedule
+from tests.helpers.played_schedule import sums_everywhere
+from tests.reference import collectives
 
 WORLDS = [2, 3, 4, 5, 6, 7, 8, 12, 16, 24]
 
@@ -57,11 +58,11 @@ def test_folding_costs_two_vectors_at_most(p: int) -> None:
 @pytest.mark.parametrize("k", [1, 2, 8])
 @pytest.mark.parametrize("p", [2, 3, 8, 9])
 def test_pipelines_take_as_many_steps_as_hops_and_chunks(p: int, k: int) -> None:
-    assert catalog.build("pipelined-chain", p, Options(chunks=k)).steps == 2 * (p - 1) + k - 1
+    assert catalog.build("pipelined-chain", p, ScheduleOptions(chunks=k)).steps == 2 * (p - 1) + k - 1
     assert collectives.build("broadcast", p, "chain", chunks=k).steps == p - 1 + k - 1
     assert collectives.build("reduce", p, "chain", chunks=k).steps == p - 1 + k - 1
     depth = floor(log2(p))
-    assert catalog.build("pipelined-tree", p, Options(chunks=k)).steps == 2 * depth + k - 1
+    assert catalog.build("pipelined-tree", p, ScheduleOptions(chunks=k)).steps == 2 * depth + k - 1
 
 
 @pytest.mark.parametrize("p", WORLDS)
@@ -99,7 +100,7 @@ def test_senders_of_a_tree_double_in_every_round() -> None:
 
 def test_the_slides_ring_of_five() -> None:
     """GPU i sends chunk i first and gets chunk i - 1; in the last step of the first lap chunk i + 1 is whole at i."""
-    schedule = ring.build(5)
+    schedule = ring.ring(5)
     by_step = dict(schedule.by_step())
     for step in range(4):
         sends = {one.source: one.chunk for one in by_step[step]}
@@ -113,12 +114,12 @@ def test_the_slides_ring_of_five() -> None:
 
 def test_every_step_of_a_ring_keeps_every_link_busy() -> None:
     for pieces in (1, 3):
-        for _, transfers in ring.build(7, pieces=pieces).by_step():
+        for _, transfers in ring.ring(7, pieces=pieces).by_step():
             assert sorted(one.source for one in transfers) == list(range(7))
 
 
 def test_both_directions_halve_what_one_link_carries() -> None:
-    one_way, both = ring.build(6), ring.bidirectional(6)
+    one_way, both = ring.ring(6), ring.bidirectional(6)
     load = {}
     for schedule in (one_way, both):
         for one in schedule.transfers:
@@ -135,7 +136,7 @@ def test_both_directions_halve_what_one_link_carries() -> None:
 def test_two_rings_of_a_dgx1_share_two_to_one_and_load_each_link_alike() -> None:
     """The document's rings: double links round 1-2-...-8, single ones round 1-4-6-3-5-8-2-7; 14/48 N on every link."""
     double, single = (0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6)
-    schedule = catalog.build("multi-ring", 8, Options(rings=((double, 2), (single, 1))))
+    schedule = catalog.build("multi-ring", 8, ScheduleOptions(rings=((double, 2), (single, 1))))
     load: dict[tuple[int, int], float] = {}
     for one in schedule.transfers:
         pair = (one.source, one.destination)
@@ -143,14 +144,14 @@ def test_two_rings_of_a_dgx1_share_two_to_one_and_load_each_link_alike() -> None
     links = {pair: 2 if (pair[1] - pair[0]) % 8 in (1, 7) else 1 for pair in load}
     assert len(load) == 32 and sum(links.values()) == 48
     assert {round(load[pair] / links[pair], 12) for pair in load} == {round(14 / 48, 12)}
-    assert catalog.build("multi-ring", 8, Options(rings=((double, 2), (single, 1)))).params["weights"] == [2, 1]
+    assert catalog.build("multi-ring", 8, ScheduleOptions(rings=((double, 2), (single, 1)))).params["weights"] == [2, 1]
 
 
 @pytest.mark.parametrize("p", range(2, 130))
 def test_double_tree_has_nobody_inside_both(p: int) -> None:
-    inside = [{parent for parent, _ in edges} for _, edges, _ in double_tree.trees(p)]
+    inside = [{parent for parent, _ in edges} for _, edges, _ in trees.double_trees(p)]
     assert inside[0] & inside[1] == (set() if p % 2 == 0 else {0})
-    depth = [_depth(root, {child: parent for parent, child in edges}) for root, edges, _ in double_tree.trees(p)]
+    depth = [_depth(root, {child: parent for parent, child in edges}) for root, edges, _ in trees.double_trees(p)]
     assert max(depth) <= ceil(log2(p)) + 1
 
 
@@ -163,12 +164,12 @@ def _depth(root: int, parents: dict[int, int]) -> int:
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
 def test_double_tree_carries_two_vectors_at_most(p: int) -> None:
-    schedule = catalog.build("double-tree", p, Options(chunks=4))
+    schedule = catalog.build("double-tree", p, ScheduleOptions(chunks=4))
     assert max(schedule.sent(1.0)) <= 2 and max(received(schedule)) <= 2
 
 
 def test_a_slow_rank_that_owns_nothing_sends_once_and_gets_once() -> None:
-    schedule = sharded.build(4, (1, 1, 1, 0), pieces=8)
+    schedule = sharded.sharded(4, (1, 1, 1, 0), pieces=8)
     assert schedule.sent(1.0)[3] == pytest.approx(1) and received(schedule)[3] == pytest.approx(1)
     assert schedule.sent(1.0)[0] == pytest.approx(5 / 3)
     assert schedule.steps == 9, "eight pieces in, the ninth step only back"
@@ -182,7 +183,7 @@ def test_racks_carry_one_vector_each_way_between_them() -> None:
     """Two racks of two: over the one link between them S goes out of each rack, whatever is inside."""
     for inner in ("ring", "sharded", "halving-doubling", "root", "tree", "chain"):
         for outer in ("ring", "recursive-doubling", "sharded", "tree", "double-tree"):
-            told = Options(groups=((0, 1), (2, 3)), inner=inner, outer=outer, pieces=3)
+            told = ScheduleOptions(groups=((0, 1), (2, 3)), inner=inner, outer=outer, pieces=3)
             schedule = catalog.build("hierarchical", 4, told)
             out = [0.0, 0.0]
             for one in schedule.transfers:
@@ -194,7 +195,7 @@ def test_racks_carry_one_vector_each_way_between_them() -> None:
 @pytest.mark.parametrize("inside", [1, 2, 4])
 def test_bytes_between_hosts_do_not_grow_with_the_ranks_inside(inside: int) -> None:
     groups = tuple(tuple(range(first, first + inside)) for first in range(0, 4 * inside, inside))
-    schedule = catalog.build("hierarchical", 4 * inside, Options(groups=groups))
+    schedule = catalog.build("hierarchical", 4 * inside, ScheduleOptions(groups=groups))
     out = sum(
         schedule.shares[one.chunk] / sum(schedule.shares)
         for one in schedule.transfers
@@ -204,7 +205,7 @@ def test_bytes_between_hosts_do_not_grow_with_the_ranks_inside(inside: int) -> N
 
 
 def test_levels_of_pieces_overlap_and_their_lanes_differ() -> None:
-    told = Options(groups=((0, 1), (2, 3)), pieces=4)
+    told = ScheduleOptions(groups=((0, 1), (2, 3)), pieces=4)
     schedule = catalog.build("hierarchical", 4, told)
     levels: dict[int, set[str]] = {}
     lanes: dict[str, set[int]] = {"in": set(), "across": set(), "back": set()}
@@ -218,9 +219,9 @@ def test_levels_of_pieces_overlap_and_their_lanes_differ() -> None:
 
 
 def test_three_levels() -> None:
-    across = Options(groups=((0, 1), (2, 3)), pieces=2)
+    across = ScheduleOptions(groups=((0, 1), (2, 3)), pieces=2)
     groups = tuple((first, first + 1) for first in range(0, 8, 2))
-    told = Options(groups=groups, outer="hierarchical", across=across, pieces=3)
+    told = ScheduleOptions(groups=groups, outer="hierarchical", across=across, pieces=3)
     schedule = catalog.build("hierarchical", 8, told)
     assert sums_everywhere(8, len(schedule.shares), schedule.transfers)
 
@@ -231,7 +232,7 @@ def test_three_levels() -> None:
 def test_the_split_of_bytes_between_gpu_and_cpu_machines(k: int, time: float) -> None:
     """Each link is equally busy: t B = 2n(n-1)/(n² + kn - 2k) N at every machine (BytePS, theorem 1)."""
     n = 8
-    schedule = catalog.build("ps", n, Options(helpers=k))
+    schedule = catalog.build("ps", n, ScheduleOptions(helpers=k))
     sent, got = schedule.sent(1.0), received(schedule)
     assert sent[:n] == pytest.approx([time] * n) and got[:n] == pytest.approx([time] * n)
     assert sent[n:] == pytest.approx([time] * k) and got[n:] == pytest.approx([time] * k)
@@ -239,13 +240,13 @@ def test_the_split_of_bytes_between_gpu_and_cpu_machines(k: int, time: float) ->
 
 
 def test_more_helpers_than_ranks_only_lighten_each_other() -> None:
-    assert star.split(4, 6) == (tuple(range(4, 10)), (1,) * 6)
-    assert star.split(4, 0) == ((0, 1, 2, 3), (4,) * 4)
-    assert star.split(1, 3) == ((0,), (1,))
+    assert parameter_server.balanced_shares(4, 6) == (tuple(range(4, 10)), (1,) * 6)
+    assert parameter_server.balanced_shares(4, 0) == ((0, 1, 2, 3), (4,) * 4)
+    assert parameter_server.balanced_shares(1, 3) == ((0,), (1,))
 
 
 def test_dedicated_servers_add_in_the_order_of_the_ranks() -> None:
-    schedule = star.build(3, (3, 4), pieces=1)
+    schedule = parameter_server.parameter_server(3, (3, 4), pieces=1)
     assert schedule.sent(1.0) == (1.0, 1.0, 1.0, 1.5, 1.5)
     pushes = [one for one in schedule.transfers if one.action == "reduce"]
     assert {one.step for one in pushes} == {0} and [one.source for one in pushes if one.destination == 3] == [0, 1, 2]
@@ -254,17 +255,17 @@ def test_dedicated_servers_add_in_the_order_of_the_ranks() -> None:
 
 
 def test_each_tree_and_each_direction_has_lanes_of_its_own() -> None:
-    for name, trees in [("pipelined-chain", 1), ("pipelined-tree", 1), ("double-tree", 2)]:
-        schedule = catalog.build(name, 8, Options(chunks=3))
+    for name, count in [("pipelined-chain", 1), ("pipelined-tree", 1), ("double-tree", 2)]:
+        schedule = catalog.build(name, 8, ScheduleOptions(chunks=3))
         lanes: dict[tuple[int, str], set[int]] = {}
         for one in schedule.transfers:
             lanes.setdefault((one.chunk // 3, one.action), set()).add(one.lane)
-        assert len(lanes) == 2 * trees and sum(map(len, lanes.values())) == len(set().union(*lanes.values()))
+        assert len(lanes) == 2 * count and sum(map(len, lanes.values())) == len(set().union(*lanes.values()))
 
 
 def test_who_speaks_to_many_at_once_has_a_lane_for_each() -> None:
-    star_of_five = Options(trees=((0, tuple((0, rank) for rank in range(1, 5)), 1),), chunks=1)
-    for name, told in [("sharded", Options()), ("one-shot", Options()), ("packed-trees", star_of_five)]:
+    star_of_five = ScheduleOptions(trees=((0, tuple((0, rank) for rank in range(1, 5)), 1),), chunks=1)
+    for name, told in [("sharded", ScheduleOptions()), ("one-shot", ScheduleOptions()), ("packed-trees", star_of_five)]:
         schedule = catalog.build(name, 5, told)
         for _, transfers in schedule.by_step():
             for ends in ("source", "destination"):
@@ -272,12 +273,12 @@ def test_who_speaks_to_many_at_once_has_a_lane_for_each() -> None:
 
 
 def test_pieces_of_a_ring_keep_their_order_in_both_laps() -> None:
-    for _, transfers in ring.build(4, pieces=3).by_step():
+    for _, transfers in ring.ring(4, pieces=3).by_step():
         assert {one.chunk % 3 for one in transfers} == {transfers[0].step % 3}
 
 
 def test_lanes_do_not_travel_together() -> None:
-    assert len(ring.bidirectional(2).messages()) == 8 and len(ring.build(2).messages()) == 4
+    assert len(ring.bidirectional(2).messages()) == 8 and len(ring.ring(2).messages()) == 4
 
 
 def test_what_travels_together_is_one_message() -> None:
@@ -290,7 +291,7 @@ def test_what_travels_together_is_one_message() -> None:
 
 
 def test_paced_shards_send_and_get_one_chunk_a_step() -> None:
-    schedule = sharded.build(6, paced=True)
+    schedule = sharded.sharded(6, paced=True)
     assert schedule.steps == 10
     for _, transfers in schedule.by_step():
         assert sorted(one.source for one in transfers) == sorted(one.destination for one in transfers) == list(range(6))
@@ -298,6 +299,6 @@ def test_paced_shards_send_and_get_one_chunk_a_step() -> None:
 
 def test_changing_one_step_changes_what_is_sent() -> None:
     """Proof, prediction and execution read one object: here the bytes, by rank, follow the ring's order."""
-    plain, turned = ring.build(4), ring.build(4, order=(0, 2, 1, 3))
+    plain, turned = ring.ring(4), ring.ring(4, order=(0, 2, 1, 3))
     pairs = [{(one.source, one.destination) for one in given.transfers} for given in (plain, turned)]
     assert pairs == [{(0, 1), (1, 2), (2, 3), (3, 0)}, {(0, 2), (2, 1), (1, 3), (3, 0)}]

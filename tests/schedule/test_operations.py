@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from psctl.errors import UsageError
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.operations import Measure, check_operation, measure_of, operation, operations
-from tests.schedule.brute import play
+from psctl.schedule.operation_check import Measure, check_operation, measure_of
+from tests.helpers.played_schedule import play
+from tests.reference.operations import operation, operations
 
 WHOLE = [-3, -2, -1, 0, 1, 2, 3, 7]
 FRACTIONS = [0.1, -0.3, 1 / 3, 1000.7, -2.5, 0.0, 1e-5]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.readers.recognise import decode, read, read_all
+from psctl.topology.findings import Finding
+from psctl.topology.readers.recognise import decode, read_all
 from psctl.topology.readings import (
     Failure,
     GpuTable,
@@ -19,6 +21,7 @@ from psctl.topology.readings import (
     PciTree,
     PeerMatrix,
     RdmaPorts,
+    Reading,
     RocmTopology,
     Unknown,
 )
@@ -74,6 +77,25 @@ OUTPUTS = {
     "netdev": (NETDEV, RdmaPorts), "xml": (XML, NcclTopology), "rocm": (ROCM, RocmTopology), "amd": (AMD, RocmTopology),
     "log": (LOG, GpuTable), "error": (ERROR, Failure), "banner": (BANNER, GpuTable),
 }  # fmt: skip
+
+
+def read(text: str) -> Reading:
+    """Read one output; never raises.
+
+    Returns:
+        What it is: the first known output in the text, with the findings of error lines that stand around it. Text of
+        errors alone is a Failure, text in which nothing is known Unknown.
+    """
+    all_ = read_all(text)
+    known = [one for one in all_ if not isinstance(one, Failure | Unknown)]
+    failed = next((one for one in all_ if isinstance(one, Failure)), None)
+    if not known:
+        return failed or all_[0]
+    first = known[0]
+    if failed:
+        merged: tuple[Finding, ...] = tuple(dict.fromkeys((*first.findings, *failed.findings)))
+        return msgspec.structs.replace(first, findings=merged)
+    return first
 
 
 @pytest.mark.parametrize("path", FILES, ids=[f"{path.parent.name}-{path.stem}" for path in FILES])

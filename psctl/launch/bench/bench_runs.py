@@ -29,7 +29,7 @@ from psctl.plan.plan_input import Ground, ground_of
 from psctl.plan.plan_request import Asked
 from psctl.plan.server_placement import place_servers, serve
 from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.types import STRATEGIES
 from psctl.units import parse_size
 
@@ -204,10 +204,10 @@ class BenchPlan:
         """Return the predicted seconds of a strategy."""
         return next(row.seconds for row in self.plan(size).candidates if row.strategy == strategy)
 
-    def options(self, strategy: str, size: int) -> Options:
+    def options(self, strategy: str, size: int) -> ScheduleOptions:
         """Return the options that a strategy was measured with."""
         return msgspec.convert(
-            next(row.params for row in self.plan(size).candidates if row.strategy == strategy), Options
+            next(row.params for row in self.plan(size).candidates if row.strategy == strategy), ScheduleOptions
         )
 
     def jobs(self, wish: BenchRequest) -> list[BenchJob]:

@@ -183,7 +183,7 @@ def schedule_text(plan: Plan) -> list[str]:
     """Return the chosen schedule, message by message; nothing where the engine or servers do it, or it is long."""
     if plan.chosen in ("native", "ps"):
         return []
-    schedule = catalog.build(plan.chosen, plan.world, msgspec.convert(plan.options, catalog.Options))
+    schedule = catalog.build(plan.chosen, plan.world, msgspec.convert(plan.options, catalog.ScheduleOptions))
     text = lines(schedule) if len(schedule.transfers) <= SHORT else []
     return [summary(schedule), *(text if len(text) <= SHORT else [])]
 

@@ -14,7 +14,7 @@ from psctl.plan.plan_input import Ground, ground_in
 from psctl.plan.plan_request import Asked
 from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
 from psctl.plan.simulation.schedule_timing import Costs
-from psctl.schedule.algorithms.catalog import Options
+from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.units import format_bytes
 
@@ -73,8 +73,10 @@ def _groups(plan: Plan, ground: Ground) -> tuple[Named, tuple[float, ...], Trees
     if plan.chosen == "ps":
         held: Counter[str] = Counter(row.params["hosts"])
         return tuple((host,) for host in held), _parts(held.values()), ()
-    known: dict[str, Any] = {key: value for key, value in row.params.items() if key in Options.__struct_fields__}
-    told = msgspec.convert(known, Options)
+    known: dict[str, Any] = {
+        key: value for key, value in row.params.items() if key in ScheduleOptions.__struct_fields__
+    }
+    told = msgspec.convert(known, ScheduleOptions)
     if told.rings:
         rings = tuple(tuple(name[rank] for rank in order) for order, _ in told.rings)
         return rings, _parts(weight for _, weight in told.rings), ()

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 import msgspec
 
 from psctl.plan.simulation.schedule_timing import Costs, Pace
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 from psctl.types import STRATEGIES
 
 ASSUMED_RATE = 0.956 * 1e9 / 8

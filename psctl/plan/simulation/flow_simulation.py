@@ -12,13 +12,12 @@ import heapq
 from collections.abc import Sequence
 from typing import Literal
 
-from psctl.plan.simulation.active_flows import Flowing
-from psctl.plan.simulation.fair_rates import NEAR
+from psctl.plan.simulation.flow_rates import NEAR, ActiveFlows
 from psctl.plan.simulation.message_dependencies import Waiting
 from psctl.plan.simulation.routes import Network, Route
 from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
 from psctl.plan.simulation.symmetry import lockstep
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 FREE = Costs()
 """Bytes on links alone."""
@@ -70,7 +69,7 @@ class _Run:
         self._waiting = Waiting(sent)
         self._routes = [network.route(placement[each.source], placement[each.destination]) for each in sent]
         self._due: list[tuple[float, int, int]] = []  # (time, message, what happens)
-        self._flows = Flowing(network.capacities)
+        self._flows = ActiveFlows(network.capacities)
         self._busy: dict[int, float] = {}  # node -> when its processor is free
         self._peers: dict[int, int] = {}  # node -> whom it sent to last
         count = len(self._waiting.need)
@@ -82,14 +81,14 @@ class _Run:
         for index, need in enumerate(list(self._waiting.need)):
             if need == 0:
                 self._begin(index, 0.0)
-        while (now := min(self._flows.soonest(), self._due[0][0] if self._due else _NEVER)) < _NEVER:
+        while (now := min(self._flows.next_end(), self._due[0][0] if self._due else _NEVER)) < _NEVER:
             self._take(now)
-            self._flows.share(now)
+            self._flows.update_rates(now)
         return self._report()
 
     def _take(self, now: float) -> None:
         """Take all that falls on this moment; lane by lane, so that what is alike for all nodes stays so."""
-        for index in sorted(self._flows.ended(now), key=lambda index: (self._sent[index].lane, index)):
+        for index in sorted(self._flows.remove_ended(now), key=lambda index: (self._sent[index].lane, index)):
             self._deliver(index, now)
         bound = now * (1 + NEAR)
         while self._due and self._due[0][0] <= bound:

@@ -14,7 +14,7 @@ import msgspec
 
 from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Pace
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 
 class Floor(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.schedule.transfer import Message
+from psctl.schedule.schedule import ScheduleMessage
 
 
 class Waiting:
@@ -26,7 +26,7 @@ class Waiting:
     to be done.
     """
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[ScheduleMessage]) -> None:
         self.need = [0] * len(messages)
         self.delivered: list[list[int]] = [[] for _ in messages]
         self.done: list[list[int]] = [[] for _ in messages]
@@ -40,7 +40,7 @@ class Waiting:
                 self._take_step(messages, start, index)
                 start = index
 
-    def _take_step(self, messages: Sequence[Message], start: int, stop: int) -> None:
+    def _take_step(self, messages: Sequence[ScheduleMessage], start: int, stop: int) -> None:
         reads: dict[tuple[int, int], list[int]] = {}
         writes: dict[tuple[int, int], list[int]] = {}
         lanes: dict[tuple[int, int, bool], list[int]] = {}

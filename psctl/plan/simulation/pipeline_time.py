@@ -14,7 +14,7 @@ import msgspec
 from psctl.plan.simulation.flow_simulation import FREE, simulate
 from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import Costs, Load, Timing
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 FEW, ENOUGH = 12, 24
 """Chunks of the two simulations: chains and trees of 16 to 64 ranks came within 1% of the long simulation so; with

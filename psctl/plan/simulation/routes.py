@@ -22,7 +22,7 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from psctl.plan.simulation.cost_model import ALPHA, ASSUMED_RATE, LOOPBACK_RATE
-from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode, Link
+from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode, Link
 from psctl.topology.host.paths import Router
 
 ASSUMED_SLOT = 16e9
@@ -39,8 +39,6 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 NOMINAL = Delays()
-NO_DELAYS = Delays(0.0, 0.0, 0.0, 0.0)
-"""For questions of bandwidth alone."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -317,16 +315,3 @@ def places(cluster: ClusterGraph) -> tuple[str, ...]:
         gpus = host.graph.of_kind("gpu")
         found += [f"{host.name}/{gpu.id}" for gpu in gpus] or [host.name]
     return tuple(found)
-
-
-def star(hosts: int, bandwidth: float, latency: float | None = None) -> ClusterGraph:
-    """Return equal hosts on one switch: node0 .. each by a cable of `bandwidth` bytes/s in each direction.
-
-    `latency` is seconds from host to host; None where it is not known.
-    """
-    half = None if latency is None else latency / 2
-    names = [f"node{index}" for index in range(hosts)]
-    return ClusterGraph(
-        tuple(HostNode(name, HostGraph()) for name in names),
-        tuple(Between(name, NETWORK, bandwidth, half) for name in names),
-    )

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 Method = Literal["simulated", "symmetry", "closed form"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from psctl.plan.simulation.routes import Network
 from psctl.plan.simulation.schedule_timing import Costs, Load, Timing
-from psctl.schedule.transfer import Schedule
+from psctl.schedule.schedule import Schedule
 
 
 def stepwise(schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs) -> Timing:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from psctl.plan.simulation.routes import Network, Route
 from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.schedule import Schedule, Transfer
 
 _LANES = 1 << 20
 """More than any schedule has."""

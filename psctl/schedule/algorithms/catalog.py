@@ -1,6 +1,6 @@
-"""The strategies by their names: from a name and what it needs to a proven schedule.
+"""Schedules by the names of their strategies.
 
-Everything that a builder needs of the machines comes in as plain tuples (`Options`), so this room knows none.
+Builders know no machines: what they need of a topology is given as plain tuples (`ScheduleOptions`).
 """
 
 from __future__ import annotations
@@ -10,32 +10,29 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from psctl.errors import UsageError
-from psctl.schedule.algorithms import (
-    binomial,
+from psctl.schedule.algorithms.doubling import halving_doubling, recursive_doubling
+from psctl.schedule.algorithms.hierarchical import hierarchical
+from psctl.schedule.algorithms.parameter_server import balanced_shares, parameter_server
+from psctl.schedule.algorithms.ring import bidirectional, multi_ring, ring
+from psctl.schedule.algorithms.root import through_cpu, through_rank
+from psctl.schedule.algorithms.sharded import one_shot, sharded
+from psctl.schedule.algorithms.trees import (
+    WeightedTree,
     chain,
-    cpu,
     double_tree,
-    halving_doubling,
-    hierarchical,
-    one_shot,
     packed_trees,
     pipelined_chain,
     pipelined_tree,
-    recursive_doubling,
-    ring,
-    root,
-    sharded,
-    star,
+    tree,
 )
-from psctl.schedule.transfer import Schedule
-from psctl.schedule.tree_spreads import Tree
+from psctl.schedule.schedule import Schedule
 
-Ring = tuple[tuple[int, ...], int]
+WeightedRing = tuple[tuple[int, ...], int]
 """Order of the ranks round it, and its weight."""
 
 
-class Options(msgspec.Struct, frozen=True):
-    """What a strategy may be told; each takes what it knows and leaves the rest.
+class ScheduleOptions(msgspec.Struct, frozen=True):
+    """ScheduleOptions of all strategies; each uses its own and ignores the rest.
 
     Args:
         root: rank that gathers (root).
@@ -49,7 +46,7 @@ class Options(msgspec.Struct, frozen=True):
         groups: the ranks of each group (hierarchical); those that share a host and push together (ps).
         inner: strategy within a group.
         outer: strategy between groups; hierarchical again for a third level.
-        across: what the outer strategy is told.
+        across: options of the outer strategy.
         helpers: further nodes that may serve; with no `servers` named, ranks and helpers share as BytePS does (ps).
         servers: nodes that serve, ranks or helpers from `world` on (ps).
         shares: share of each server; equal when empty.
@@ -62,72 +59,72 @@ class Options(msgspec.Struct, frozen=True):
     pieces: int = 1
     weights: tuple[int, ...] = ()
     paced: bool = False
-    rings: tuple[Ring, ...] = ()
-    trees: tuple[Tree, ...] = ()
+    rings: tuple[WeightedRing, ...] = ()
+    trees: tuple[WeightedTree, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     inner: str = "ring"
     outer: str = "ring"
-    across: Options | None = None
+    across: ScheduleOptions | None = None
     helpers: int = 0
     servers: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     near: tuple[int, ...] = ()
 
 
-Builder = Callable[[int, Options], Schedule]
+Builder = Callable[[int, ScheduleOptions], Schedule]
 
 
 def builders() -> Mapping[str, Builder]:
     """Return the builder of each strategy that is a schedule: all but `native`, which is the engine's own."""
     return {
-        "root": lambda world, given: root.build(world, given.root),
-        "cpu": lambda world, given: cpu.build(world),
-        "sharded": lambda world, given: sharded.build(world, given.weights or None, given.pieces, given.paced),
-        "one-shot": lambda world, given: one_shot.build(world),
-        "chain": lambda world, given: chain.build(world, given.order or None),
-        "pipelined-chain": lambda world, given: pipelined_chain.build(world, given.chunks, given.order or None),
-        "ring": lambda world, given: ring.build(world, given.order or None, given.pieces),
-        "bidirectional-ring": lambda world, given: ring.bidirectional(world, given.order or None, given.pieces),
-        "multi-ring": lambda world, given: ring.multi_ring(world, given.rings, given.pieces),
-        "tree": lambda world, given: binomial.build(world, given.order or None),
-        "pipelined-tree": lambda world, given: pipelined_tree.build(world, given.chunks, given.order or None),
-        "double-tree": lambda world, given: double_tree.build(world, given.chunks, given.order or None),
-        "packed-trees": lambda world, given: packed_trees.build(world, given.trees, given.chunks),
-        "recursive-doubling": lambda world, given: recursive_doubling.build(world),
-        "halving-doubling": lambda world, given: halving_doubling.build(world),
+        "root": lambda world, given: through_rank(world, given.root),
+        "cpu": lambda world, given: through_cpu(world),
+        "sharded": lambda world, given: sharded(world, given.weights or None, given.pieces, given.paced),
+        "one-shot": lambda world, given: one_shot(world),
+        "chain": lambda world, given: chain(world, given.order or None),
+        "pipelined-chain": lambda world, given: pipelined_chain(world, given.chunks, given.order or None),
+        "ring": lambda world, given: ring(world, given.order or None, given.pieces),
+        "bidirectional-ring": lambda world, given: bidirectional(world, given.order or None, given.pieces),
+        "multi-ring": lambda world, given: multi_ring(world, given.rings, given.pieces),
+        "tree": lambda world, given: tree(world, given.order or None),
+        "pipelined-tree": lambda world, given: pipelined_tree(world, given.chunks, given.order or None),
+        "double-tree": lambda world, given: double_tree(world, given.chunks, given.order or None),
+        "packed-trees": lambda world, given: packed_trees(world, given.trees, given.chunks),
+        "recursive-doubling": lambda world, given: recursive_doubling(world),
+        "halving-doubling": lambda world, given: halving_doubling(world),
         "hierarchical": _hierarchical,
         "ps": _ps,
     }
 
 
-def _hierarchical(world: int, given: Options) -> Schedule:
+def _hierarchical(world: int, given: ScheduleOptions) -> Schedule:
     outer = build(given.outer, len(given.groups), given.across)
-    return hierarchical.build(world, given.groups, outer, given.inner, given.pieces)
+    return hierarchical(world, given.groups, outer, given.inner, given.pieces)
 
 
-def _ps(world: int, given: Options) -> Schedule:
+def _ps(world: int, given: ScheduleOptions) -> Schedule:
     if given.servers:
-        return star.build(world, given.servers, given.shares or None, given.pieces, given.groups, given.near)
-    servers, shares = star.split(world, given.helpers)
-    return star.build(world, servers, shares, given.pieces)
+        return parameter_server(world, given.servers, given.shares or None, given.pieces, given.groups, given.near)
+    servers, shares = balanced_shares(world, given.helpers)
+    return parameter_server(world, servers, shares, given.pieces)
 
 
-def build(strategy: str, world: int, options: Options | None = None) -> Schedule:
+def build(strategy: str, world: int, options: ScheduleOptions | None = None) -> Schedule:
     """Return the proven all-reduce of a strategy.
 
     Args:
-        strategy: one of `words.STRATEGIES` but `native`.
+        strategy: one of `types.STRATEGIES` but `native`.
         world: number of ranks.
-        options: what the strategy may be told.
+        options: how it is built; the defaults when None.
 
     Raises:
         UsageError: no schedule has this name; the caller's fault.
-        ValueError: what it was told does not fit the world; the caller's fault.
+        ValueError: the options do not fit the world; the caller's fault.
     """
     known = builders()
     if strategy not in known:
         raise UsageError(f"no schedule is called {strategy!r}", hint=f"one of: {', '.join(known)}")
-    given = options or Options()
+    given = options or ScheduleOptions()
     if given.order and sorted(given.order) != list(range(world)):
         raise ValueError(f"an order names each of the {world} ranks once, not {list(given.order)}")
     return known[strategy](world, given)

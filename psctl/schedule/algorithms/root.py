@@ -1,33 +1,23 @@
 """Root: all send the whole vector to one node, which adds it up and sends the sum back.
 
-The node's port carries everything: 2(p-1)(α + Nβ) with p ranks when the node is one of them. Whole vector, one step
+The node's port carries everything: 2(p-1)(alpha + N beta) with p ranks when the node is one of them (`root`), and
+2p(alpha + N beta) when it is a helper that contributes nothing, the host's processor (`cpu`). Whole vector, one step
 each way, as in the textbooks; the ranks' vectors are added in the order of the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from psctl.schedule.reverse import all_reduce
-from psctl.schedule.spread import Spread
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.phases import AllGather, all_reduce
+from psctl.schedule.schedule import Schedule, Transfer
 
 
-def spread(world: int, root: int = 0, nodes: int | None = None, shares: Sequence[int] = (1,)) -> Spread:
-    """Return the broadcast in which the root sends to each other rank itself.
-
-    Args:
-        world: number of ranks.
-        root: a rank, or a helper's number.
-        nodes: ranks and helpers.
-        shares: relative size of each chunk.
-    """
-    chunks = range(len(shares))
-    transfers = [Transfer(0, root, rank, chunk, "copy") for rank in range(world) if rank != root for chunk in chunks]
-    return Spread((root,) * len(shares), transfers, tuple(shares), nodes or world)
+def broadcast(world: int, root: int = 0) -> AllGather:
+    """Return the broadcast in which the root, a rank or the helper `world`, sends to each other rank directly."""
+    transfers = [Transfer(0, root, rank, 0, "copy") for rank in range(world) if rank != root]
+    return AllGather((root,), transfers, (1,), max(world, root + 1))
 
 
-def build(world: int, root: int = 0) -> Schedule:
+def through_rank(world: int, root: int = 0) -> Schedule:
     """Return the all-reduce through one rank.
 
     Raises:
@@ -35,4 +25,9 @@ def build(world: int, root: int = 0) -> Schedule:
     """
     if not 0 <= root < world:
         raise ValueError(f"a world of {world} has no rank {root}")
-    return all_reduce("root", world, spread(world, root), params={"root": root})
+    return all_reduce("root", world, broadcast(world, root), params={"root": root})
+
+
+def through_cpu(world: int) -> Schedule:
+    """Return the all-reduce through one helper, node `world`."""
+    return all_reduce("cpu", world, broadcast(world, world), params={"helper": world})

@@ -17,9 +17,11 @@ from fractions import Fraction
 import msgspec
 
 from psctl.topology.algorithms.flows import flow
-from psctl.topology.algorithms.packing import Columns, among
 from psctl.topology.algorithms.strength import directed, strength
 from psctl.topology.algorithms.wires import Wires
+
+LinkSet = frozenset[int]
+"""A tree: the indices of its links."""
 
 Edges = tuple[tuple[int, int], ...]
 """From the root outwards: (parent, child)."""
@@ -28,7 +30,7 @@ TRIED = 8
 """Of graphs with at most so many devices, all are tried as roots."""
 
 
-class Tree(msgspec.Struct, frozen=True):
+class DeviceTree(msgspec.Struct, frozen=True):
     """A tree over all devices: its edges (parent, child) from the root outwards, and its weight in link units."""
 
     root: str
@@ -44,10 +46,10 @@ class Tree(msgspec.Struct, frozen=True):
         return max(far.values())
 
 
-class Packing(msgspec.Struct, frozen=True):
+class TreePacking(msgspec.Struct, frozen=True):
     """Trees, the heaviest first. `bound` is what no packing exceeds; `unit` what a link unit carries, bytes/s."""
 
-    trees: tuple[Tree, ...]
+    trees: tuple[DeviceTree, ...]
     bound: Fraction
     unit: float
 
@@ -62,45 +64,25 @@ class Packing(msgspec.Struct, frozen=True):
         return tuple(float(tree.weight / self.total) for tree in self.trees)
 
 
-def all_reduce(wires: Wires, most: int | None = None) -> Packing:
+def all_reduce(wires: Wires) -> TreePacking:
     """Pack trees for an all-reduce.
 
     Args:
         wires: devices and their direct links.
-        most: use no more trees than this; None for as many as it takes to reach the bound.
 
     Returns:
         Trees over all devices, rooted at their middle; none where the links don't join all devices. The total is the
-        bound unless `most` stands in the way.
+        bound.
     """
     if len(wires.nodes) < 2 or not wires.links or not wires.connected:
-        return Packing((), Fraction(), wires.unit)
+        return TreePacking((), Fraction(), wires.unit)
     bound, _ = strength(wires)
     found = _complete(wires) or _reaching(wires, bound)
-    if most is not None:
-        found = _fewer([count for _, _, count in wires.links], found, most)
     trees = [_rooted(wires, links, weight) for links, weight in found.items()]
-    return Packing(tuple(sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
+    return TreePacking(tuple(sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
 
 
-def broadcast(wires: Wires, root: str) -> Packing:
-    """Pack trees that all start at one device.
-
-    Args:
-        wires: devices and their direct links, each with its units in both directions.
-        root: the device that has what all others need.
-
-    Returns:
-        Trees with whole weights; their total is the bound. None where the links don't join all devices.
-    """
-    source = wires.nodes.index(root)
-    bound, trees = _leaving(wires.units(), source)
-    named = [_named(wires, source, edges, Fraction(weight)) for edges, weight in trees.items()]
-    ordered = sorted(named, key=lambda tree: (-tree.weight, tree.depth, tree.edges))
-    return Packing(tuple(ordered), Fraction(bound), wires.unit)
-
-
-def _complete(wires: Wires) -> dict[Columns, Fraction] | None:
+def _complete(wires: Wires) -> dict[LinkSet, Fraction] | None:
     """Of a complete graph with equal links: the star around each device, c/2 each; None for others."""
     count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
     if len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2 or count < 3:
@@ -109,13 +91,13 @@ def _complete(wires: Wires) -> dict[Columns, Fraction] | None:
     return dict.fromkeys(stars, Fraction(sizes.pop(), 2))
 
 
-def _reaching(wires: Wires, bound: Fraction) -> dict[Columns, Fraction]:
+def _reaching(wires: Wires, bound: Fraction) -> dict[LinkSet, Fraction]:
     """Trees whose weights add up to the bound: from the root, of a few that are tried, that needs the fewest."""
     index = {pair: at for at, (a, b, _) in enumerate(wires.links) for pair in ((a, b), (b, a))}
-    best: dict[Columns, Fraction] = {}
+    best: dict[LinkSet, Fraction] = {}
     for root in range(len(wires.nodes) if len(wires.nodes) <= TRIED else 1):
-        _, trees = _leaving(directed(wires, bound, root), root)
-        found: dict[Columns, Fraction] = {}
+        _, trees = trees_from(directed(wires, bound, root), root)
+        found: dict[LinkSet, Fraction] = {}
         for edges, weight in trees.items():
             links = frozenset(index[edge] for edge in edges)
             found[links] = found.get(links, Fraction()) + Fraction(weight, bound.denominator)
@@ -124,15 +106,7 @@ def _reaching(wires: Wires, bound: Fraction) -> dict[Columns, Fraction]:
     return best
 
 
-def _fewer(units: Sequence[int], found: dict[Columns, Fraction], most: int) -> dict[Columns, Fraction]:
-    """Leave out trees with the least weights, half of those too many at a time, and weigh the others anew."""
-    while len(found) > max(1, most):
-        heavy = sorted(found, key=lambda tree: (-found[tree], sorted(tree)))
-        found = among(units, heavy[: max(1, most) + (len(found) - max(1, most)) // 2])
-    return found
-
-
-def _rooted(wires: Wires, links: Iterable[int], weight: Fraction) -> Tree:
+def _rooted(wires: Wires, links: Iterable[int], weight: Fraction) -> DeviceTree:
     """The tree from the device with the fewest steps to the farthest, the lowest of these."""
     near: dict[int, list[int]] = {}
     for at in sorted(links):
@@ -156,12 +130,17 @@ def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[i
     return max(far.values()), root, edges
 
 
-def _named(wires: Wires, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> Tree:
-    return Tree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
+def _named(wires: Wires, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> DeviceTree:
+    return DeviceTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 
-def _leaving(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
-    """The least of the greatest flows from the root, and trees from it with whole weights that add up to it."""
+def trees_from(table: list[list[int]], root: int) -> tuple[int, dict[Edges, int]]:
+    """Return the least of the greatest flows from a root, and trees from it with whole weights that add up to it.
+
+    Args:
+        table: units from each device to each other.
+        root: where the trees start.
+    """
     left = [row.copy() for row in table]
     others = [node for node in range(len(left)) if node != root]
     bound = reach = min((flow(left, root, node)[0] for node in others), default=0)

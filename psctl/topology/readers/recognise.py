@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from psctl.topology.findings import Finding
 from psctl.topology.readers import gpus, nccl_xml, pci, rdma, rocm
 from psctl.topology.readers.matrix import read_matrix
@@ -86,25 +84,6 @@ def _eight_bits(data: bytes) -> str:
     except UnicodeDecodeError as error:
         cut = error.reason == "unexpected end of data"  # in the middle of a letter
         return data.decode("utf-8-sig", errors="ignore") if cut else data.decode("latin-1")
-
-
-def read(text: str) -> Reading:
-    """Read one output; never raises.
-
-    Returns:
-        What it is: the first known output in the text, with the findings of error lines that stand around it. Text of
-        errors alone is a Failure, text in which nothing is known Unknown.
-    """
-    all_ = read_all(text)
-    known = [one for one in all_ if not isinstance(one, Failure | Unknown)]
-    failed = next((one for one in all_ if isinstance(one, Failure)), None)
-    if not known:
-        return failed or all_[0]
-    first = known[0]
-    if failed:
-        merged: tuple[Finding, ...] = tuple(dict.fromkeys((*first.findings, *failed.findings)))
-        return msgspec.structs.replace(first, findings=merged)
-    return first
 
 
 def read_all(text: str) -> tuple[Reading, ...]:

@@ -1,7 +1,7 @@
 """All collectives but all-reduce, by name and algorithm; all-reduce has its strategies in `catalog`.
 
 Chunk i belongs to rank i wherever chunks are dealt out, and in an all-to-all among p ranks chunk s * p + d goes from
-rank s to rank d. A reduce is a broadcast backwards, a reduce-scatter an all-gather, a gather a scatter. One-to-all and
+rank s to rank d. A reduce is a broadcast in reverse, a reduce-scatter an all-gather, a gather a scatter. One-to-all and
 all-to-one are other names for scatter and gather.
 """
 
@@ -11,24 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from psctl.errors import UsageError
-from psctl.schedule.algorithms import (
-    barrier,
-    binomial,
-    bruck,
-    chain,
-    direct,
-    halving_doubling,
-    pipelined_tree,
-    ring,
-    sharded,
-)
-from psctl.schedule.algorithms import root as star_root
-from psctl.schedule.checker import prove
-from psctl.schedule.reverse import backwards
-from psctl.schedule.scatter_gather import ScatterGather
-from psctl.schedule.spread import Spread, Transfers, moved, place, placed, steps_of
-from psctl.schedule.transfer import Collective, Schedule, Transfer
-from psctl.schedule.tree_spreads import broadcast
+from psctl.schedule.algorithms import doubling, ring, root, sharded, trees
+from psctl.schedule.phases import AllGather, Transfers, relabelled, reverse, shifted, step_count
+from psctl.schedule.schedule import Transfer
+from tests.reference import barrier, bruck, direct
+from tests.reference.collective_schedule import CollectiveSchedule, prove
+from tests.reference.scatter_gather import Collective, ScatterGather
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("tree", "root", "chain", "pipelined-tree", "scatter-ring"),
@@ -58,7 +46,7 @@ def build(
     root: int = 0,
     chunks: int = 1,
     shares: Sequence[int] = (),
-) -> Schedule:
+) -> CollectiveSchedule:
     """Return the proven schedule of a collective.
 
     Args:
@@ -83,26 +71,26 @@ def build(
     order = [(root + place) % world for place in range(world)]
     if name in ("broadcast", "reduce"):
         cut, found = _rooted(name, world, algorithm, chunks)
-        return prove(algorithm, name, world, placed(found, order), (1,) * cut, root=root)
+        return prove(algorithm, name, world, relabelled(found, order), (1,) * cut, root=root)
     if name in ("scatter", "gather"):
         found = _dealt(world, algorithm, order)
-        found = backwards(found, "copy") if name == "gather" else found
+        found = reverse(found, "copy") if name == "gather" else found
         return prove(algorithm, name, world, found, shares or (1,) * world, root=root)
     if name in ("all-gather", "reduce-scatter"):
-        spread = in_rank_order(_SPREADS[algorithm](world))
-        found = backwards(spread.transfers) if name == "reduce-scatter" else list(spread.transfers)
-        return prove(algorithm, name, world, found, shares or spread.shares)
+        gather = in_rank_order(ALL_GATHERS[algorithm](world))
+        found = reverse(gather.transfers) if name == "reduce-scatter" else list(gather.transfers)
+        return prove(algorithm, name, world, found, shares or gather.shares)
     if name == "all-to-all":
         return prove(algorithm, "all-to-all", world, _exchange(world, algorithm), (1,) * world**2)
     return prove(algorithm, "barrier", world, _BARRIERS[algorithm](world))
 
 
-def in_rank_order(spread: Spread) -> Spread:
-    """Return a spread of one chunk a rank with the ranks called such that rank i owns chunk i."""
-    order = [0] * len(spread.owners)
-    for chunk, owner in enumerate(spread.owners):
+def in_rank_order(gather: AllGather) -> AllGather:
+    """Return an all-gather of one chunk a rank with the ranks renumbered such that rank i owns chunk i."""
+    order = [0] * len(gather.owners)
+    for chunk, owner in enumerate(gather.owners):
         order[owner] = chunk
-    return place(spread, order)
+    return gather.reordered(order)
 
 
 def _rooted(collective: str, world: int, algorithm: str, chunks: int) -> tuple[int, Transfers]:
@@ -111,23 +99,23 @@ def _rooted(collective: str, world: int, algorithm: str, chunks: int) -> tuple[i
         return world, _scatter_ring(collective, world)
     cut = 1 if algorithm in ("tree", "root") else chunks
     if algorithm == "tree":
-        found = list(binomial.spread(world).transfers)
+        found = list(trees.binomial_broadcast(world).transfers)
     elif algorithm == "root":
-        found = list(star_root.spread(world).transfers)
+        found = list(root.broadcast(world).transfers)
     else:
-        edges = chain.edges(world) if algorithm == "chain" else pipelined_tree.edges(world)
-        found = broadcast(*edges, chunks)
-    return cut, backwards(found) if collective == "reduce" else found
+        edges = trees.chain_edges(world) if algorithm == "chain" else trees.binary_edges(world)
+        found = pipelined_broadcast(*edges, chunks)
+    return cut, reverse(found) if collective == "reduce" else found
 
 
 def _scatter_ring(collective: str, world: int) -> Transfers:
-    """Return a scatter and then the ring's lap; for a reduce the lap backwards and then a gather of the sums."""
-    lap = in_rank_order(ring.spread(world)).transfers
-    parts = binomial.scatter(world)
+    """Return a scatter and then the ring's all-gather; for a reduce its reverse and then a gather of the sums."""
+    lap = in_rank_order(ring.all_gather(world)).transfers
+    parts = binomial_scatter(world)
     if collective == "broadcast":
-        return [*parts, *moved(lap, step=steps_of(parts))]
-    sums = backwards(lap)
-    return [*sums, *moved(backwards(parts, "copy"), step=steps_of(sums))]
+        return [*parts, *shifted(lap, step=step_count(parts))]
+    sums = reverse(lap)
+    return [*sums, *shifted(reverse(parts, "copy"), step=step_count(sums))]
 
 
 def _dealt(world: int, algorithm: str, order: Sequence[int]) -> Transfers:
@@ -136,8 +124,24 @@ def _dealt(world: int, algorithm: str, order: Sequence[int]) -> Transfers:
         return direct.transfers(ScatterGather.case("scatter", range(world), order[0]), world)
     return [
         Transfer(one.step, one.source, one.destination, order[one.chunk], one.action)
-        for one in placed(binomial.scatter(world), order)
+        for one in relabelled(binomial_scatter(world), order)
     ]
+
+
+def binomial_scatter(world: int) -> Transfers:
+    """Return the copies that bring chunk i from rank 0 to rank i, halving what is sent in every round."""
+    return [
+        Transfer(step, parent, child, chunk, "copy")
+        for step, edges in enumerate(trees.binomial_rounds(world))
+        for parent, child, end in edges
+        for chunk in range(child, end)
+    ]
+
+
+def pipelined_broadcast(root: int, edges: trees.Edges, chunks: int) -> Transfers:
+    """Return the pipelined broadcast of `chunks` chunks down one tree."""
+    down = trees.broadcast(root, edges)
+    return [one for chunk in range(chunks) for one in shifted(down, step=chunk, chunk=chunk)]
 
 
 def _exchange(world: int, algorithm: str) -> Transfers:
@@ -146,11 +150,11 @@ def _exchange(world: int, algorithm: str) -> Transfers:
     return direct.transfers(ScatterGather.case("all-to-all", range(world)), world, algorithm == "pairwise")
 
 
-_SPREADS: Mapping[str, Callable[[int], Spread]] = {
-    "ring": ring.spread,
-    "sharded": sharded.spread,
-    "bruck": bruck.spread,
-    "halving-doubling": halving_doubling.spread,
+ALL_GATHERS: Mapping[str, Callable[[int], AllGather]] = {
+    "ring": ring.all_gather,
+    "sharded": sharded.all_gather,
+    "bruck": bruck.all_gather,
+    "halving-doubling": doubling.all_gather,
 }
 
 _BARRIERS: Mapping[str, Callable[[int], Transfers]] = {

@@ -1,15 +1,15 @@
-"""Direct: every chunk goes straight from where it is to where it must be.
+"""Direct: every chunk is sent from its source to its destinations without steps between.
 
-One way of doing whatever the scatter-gather primitive describes, and so one implementation of five collectives: all at
+It carries out whatever the scatter-gather primitive describes, so it is one implementation of five collectives: all at
 once, each pair on its lane, or paced, one peer at a time.
 """
 
 from __future__ import annotations
 
-from psctl.schedule.checker import prove
-from psctl.schedule.scatter_gather import ScatterGather
-from psctl.schedule.spread import Transfers, packed
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.phases import Transfers, without_gaps
+from psctl.schedule.schedule import Transfer
+from tests.reference.collective_schedule import CollectiveSchedule, prove
+from tests.reference.scatter_gather import ScatterGather
 
 
 def transfers(primitive: ScatterGather, world: int, paced: bool = False) -> Transfers:
@@ -27,10 +27,10 @@ def transfers(primitive: ScatterGather, world: int, paced: bool = False) -> Tran
             if away:
                 step, lane = (away - 1, 0) if paced else (0, away - 1)
                 found.append(Transfer(step, source, rank, chunk, "copy", lane))
-    return packed(found)
+    return without_gaps(found)
 
 
-def build(primitive: ScatterGather, world: int, paced: bool = False) -> Schedule:
+def build(primitive: ScatterGather, world: int, paced: bool = False) -> CollectiveSchedule:
     """Return the collective that a movement is, done directly.
 
     Args:

@@ -1,4 +1,4 @@
-"""A second, slow opinion: play a schedule on real numbers, by transfer.py's words, knowing nothing of the proof."""
+"""Plays schedules on real numbers, by the semantics of psctl/schedule/schedule.py, independently of the checker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.schedule import Schedule, Transfer
 
 PRIME = (1 << 61) - 1
 

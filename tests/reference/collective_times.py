@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from psctl.plan.closed_forms.allreduce_times import Form, Rates, pipeline
+from psctl.plan.allreduce_times import Form, UniformRates, best_chunks
 
-_Made = Callable[[int, float, Rates, int], Form]
+_Made = Callable[[int, float, UniformRates, int], Form]
 
 
-def collective(name: str, algorithm: str, world: int, size: float, rates: Rates, chunks: int = 1) -> Form:
+def collective(name: str, algorithm: str, world: int, size: float, rates: UniformRates, chunks: int = 1) -> Form:
     """Return the time of a collective.
 
     Args:
         name: the collective.
-        algorithm: as `schedule/collectives` names it.
+        algorithm: as `collectives.ALGORITHMS` names it.
         world: ranks.
         size: bytes of the vector; for an all-to-all what one rank has for all.
         rates: of every port.
@@ -44,21 +44,38 @@ def collective(name: str, algorithm: str, world: int, size: float, rates: Rates,
     return Form(form.steps, form.sent, form.waiting, form.flowing, added * rates.gamma, form.chunks)
 
 
+def pipeline(depth: int, size: float, rates: UniformRates, through: float = 1.0, chunks: int | None = None) -> Form:
+    """Return the time of `size` bytes through `depth` stages in chunks.
+
+    Args:
+        depth: stages, one message behind the other.
+        size: bytes.
+        rates: of every stage.
+        through: how often the busiest port carries each byte.
+        chunks: how many; None takes the best number.
+    """
+    if depth < 1:
+        return Form(0, 0.0, 0.0, 0.0)
+    count = chunks or best_chunks((depth - 1) * through, size, rates)
+    turns = depth + count - 1
+    return Form(turns, size * through, turns * rates.alpha, turns * through * size / count * rates.beta, 0.0, count)
+
+
 def _plain(turns: Callable[[int], float], through: Callable[[int], float]) -> _Made:
     """Make a form of so many messages behind each other, and so many times the vector through the busiest port."""
 
-    def form(world: int, size: float, rates: Rates, chunks: int) -> Form:
+    def form(world: int, size: float, rates: UniformRates, chunks: int) -> Form:
         moved = through(world) * size
         return Form(round(turns(world)), moved, turns(world) * rates.alpha, moved * rates.beta)
 
     return form
 
 
-def _chain(world: int, size: float, rates: Rates, chunks: int) -> Form:
+def _chain(world: int, size: float, rates: UniformRates, chunks: int) -> Form:
     return pipeline(world - 1, size, rates, 1, chunks or None)
 
 
-def _tree(world: int, size: float, rates: Rates, chunks: int) -> Form:
+def _tree(world: int, size: float, rates: UniformRates, chunks: int) -> Form:
     return pipeline(world.bit_length() - 1, size, rates, min(2, world - 1), chunks or None)
 
 

@@ -1,27 +1,26 @@
-"""Star: workers push chunks to servers, servers add them up, workers pull the sums.
+"""The parameter server with synchronous clocks as a schedule: workers push chunks, servers add, workers pull the sums.
 
 A server is a helper of its own (dedicated) or one of the ranks (co-located); each carries its share of the vector and
-adds in the order of the ranks; only where both kinds serve, a rank's share is added in the order it comes round. With
+adds in the order of the ranks; only where both kinds serve, a rank's share is added in the order of arrival. With
 m workers and n equal servers push and pull take 2 max(N/B_w, mN/(nB_s)), and half of it where they overlap, which
 needs pieces; m = n co-located moves what a ring moves. BytePS (OSDI 2020, theorem 1) uses both at once: with n GPU
 machines and k CPU machines on equal links, shares of (n-k) and 2(n-1) make all links equally busy, and
 t = 2n(n-1)N/((n² + kn - 2k)B), from 2(n-1)/n N/B at k = 0 to N/B at k = n.
 
-Ranks of one host (a group) may add up first: a chunk then leaves the group once, from one of them, where its server is
-not of their host; each pulls for itself.
+Ranks of one host (a group) may add first: a chunk whose server is on another host is then sent from the group once, by
+one of them; each rank pulls separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.schedule.reverse import all_reduce
-from psctl.schedule.spread import Spread
-from psctl.schedule.transfer import Schedule, Transfer
+from psctl.schedule.phases import AllGather, all_reduce
+from psctl.schedule.schedule import Schedule, Transfer
 
 
-def split(world: int, helpers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return who serves and with which share so that all links are equally busy: (servers, shares).
+def balanced_shares(world: int, helpers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the servers and their shares with which all links are equally busy: (servers, shares).
 
     Args:
         world: number of ranks, each on a machine of its own.
@@ -37,8 +36,8 @@ def split(world: int, helpers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(node for node, _ in pairs), tuple(share for _, share in pairs)
 
 
-def spread(world: int, servers: Sequence[int], shares: Sequence[int]) -> Spread:
-    """Return the pull: every server sends its chunk to all workers, each pair on a lane that is free at both ends.
+def pull(world: int, servers: Sequence[int], shares: Sequence[int]) -> AllGather:
+    """Return the pull: every server sends its chunk to all workers, each pair on a lane of its own at both ends.
 
     Where ranks and helpers serve together, a rank serves the others one after another, on one lane.
 
@@ -53,25 +52,25 @@ def spread(world: int, servers: Sequence[int], shares: Sequence[int]) -> Spread:
     for chunk, server in enumerate(servers):
         for rank in (rank for rank in range(world) if rank != server):
             if mixed and server < world:
-                # One peer at a time, for a port is shared by flow: many small ones would starve those to the helpers.
+                # One peer at a time: a port is shared by flow, and many small flows would starve those to the helpers.
                 transfers.append(Transfer((rank - server) % world - 1, server, rank, chunk, "copy", lanes))
             else:
                 transfers.append(Transfer(0, server, rank, chunk, "copy", (chunk + rank) % lanes))
-    return Spread(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
+    return AllGather(tuple(servers), transfers, tuple(shares), max(world, max(servers) + 1))
 
 
-def _gathered(
+def _grouped_push(
     world: int, servers: Sequence[int], groups: Sequence[Sequence[int]], near: Sequence[int]
 ) -> list[Transfer]:  # fmt: skip
-    """Return the push: ranks to the one of their group that pushes for all, or to their server themselves."""
-    of = {rank: index for index, group in enumerate(groups) for rank in group}
+    """Return the push: each rank to the rank of its group that pushes the group's sum, or directly to the server."""
+    group_of = {rank: index for index, group in enumerate(groups) for rank in group}
     lanes = max(world, len(servers))
     transfers = []
     for chunk, server in enumerate(servers):
         for rank in range(world):
-            index = of.get(rank, -1)
-            alone = index < 0 or near[chunk] == index
-            pusher = rank if alone else groups[index][chunk % len(groups[index])]
+            index = group_of.get(rank, -1)
+            direct = index < 0 or near[chunk] == index
+            pusher = rank if direct else groups[index][chunk % len(groups[index])]
             if pusher == rank:
                 transfers.append(Transfer(1, rank, server, chunk, "reduce", (chunk + rank) % lanes))
             else:
@@ -79,7 +78,7 @@ def _gathered(
     return transfers
 
 
-def build(
+def parameter_server(
     world: int,
     servers: Sequence[int],
     shares: Sequence[int] | None = None,
@@ -99,5 +98,6 @@ def build(
     """
     parts = tuple(shares or (1,) * len(servers))
     params = {"servers": list(servers), "shares": list(parts), "pieces": pieces}
-    up = _gathered(world, servers, groups, near) if groups else None
-    return all_reduce("ps", world, spread(world, servers, parts), up=up, pieces=pieces, params=params)
+    reduction = _grouped_push(world, servers, groups, near) if groups else None
+    gather = pull(world, servers, parts)
+    return all_reduce("ps", world, gather, reduction=reduction, pieces=pieces, params=params)

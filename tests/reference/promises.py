@@ -1,9 +1,8 @@
-"""What a collective promises: who holds which chunk of whom at first, and who must hold what at the end.
+"""What each collective promises: which ranks hold which chunks before, and which must hold what after it.
 
-A holding is the set of ranks whose contributions a value contains, as a bit mask (bit r for rank r), so that sets of
-any size are joined and compared in one machine operation. Five collectives only move data; they are cases of one
-primitive (`scatter_gather`). Three reduce: reduce, reduce-scatter, all-reduce. A barrier moves nothing but the news of
-who has come in, and may hear it twice.
+Five collectives only move data; they are cases of one
+primitive (`scatter_gather`). Three reduce: reduce, reduce-scatter, all-reduce. In a
+barrier what is reduced is the set of ranks that have entered, and a rank may be counted twice.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from psctl.schedule.scatter_gather import Route, ScatterGather
-from psctl.schedule.transfer import Collective
-
-Holdings = dict[tuple[int, int], int]
-"""(node, chunk) -> mask of the ranks whose contributions are in the value there; a missing key is no value."""
+from psctl.schedule.checker import Holdings, Promise, all_reduce_promise
+from tests.reference.scatter_gather import Collective, Route, ScatterGather
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -60,30 +56,12 @@ class Group(msgspec.Struct, frozen=True):
         return rank in self.ranks
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """What holds before a collective and what must hold after it.
-
-    `first` and `last` are masks by (node, chunk). What `last` does not name may hold anything. `idempotent`: a
-    contribution may come in twice (a barrier's news); else it must be in every result exactly once.
-    """
-
-    collective: Collective
-    world: int
-    nodes: int
-    chunks: int
-    first: Holdings
-    last: Holdings
-    members: tuple[int, ...]
-    idempotent: bool = False
-
-
 def promise(
     collective: Collective,
     world: int,
     chunks: int,
     root: int = 0,
     owners: Sequence[int] | None = None,
-    nodes: int | None = None,
     members: Sequence[int] | None = None,
 ) -> Promise:
     """Return what a collective promises for a vector cut into `chunks`.
@@ -94,7 +72,6 @@ def promise(
         chunks: number of chunks; an all-to-all needs a multiple of the square of the members' number.
         root: the one that gives (broadcast, scatter) or gets (gather, reduce).
         owners: the rank of each chunk where chunks are dealt out; else they are dealt evenly, in the members' order.
-        nodes: ranks and helpers together; `world` where there are no helpers.
         members: the ranks that take part; all when None.
 
     Raises:
@@ -103,13 +80,14 @@ def promise(
     group = Group.of(members or None, world)
     if not group.ranks or (root not in group and collective in ("broadcast", "scatter", "gather", "reduce")):
         raise ValueError(f"the root {root} is not one of the {len(group)} members")
-    count = max(world, nodes or world)
+    if collective == "all-reduce" and not members:
+        return all_reduce_promise(world, chunks)
     if collective in ("barrier", "reduce", "reduce-scatter", "all-reduce"):
         first: Holdings = {(rank, chunk): 1 << rank for rank in group.ranks for chunk in range(chunks)}
         last = _reduced(collective, group, chunks, root, owners)
     else:
         first, last = _moved(collective, group, chunks, root, owners)
-    return Promise(collective, world, count, chunks, first, last, group.ranks, collective == "barrier")
+    return Promise(collective, group.ranks, first, last, collective == "barrier", collective == "all-reduce")
 
 
 def dealt(chunks: int, group: Sequence[int]) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ further goes by the bits of o, so half of all chunks travel in every step: (n/2)
 
 from __future__ import annotations
 
-from psctl.schedule.spread import Spread, Transfers
-from psctl.schedule.transfer import Transfer
+from psctl.schedule.phases import AllGather, Transfers
+from psctl.schedule.schedule import Transfer
 
 
-def spread(world: int) -> Spread:
+def all_gather(world: int) -> AllGather:
     """Return the all-gather in which rank i owns chunk i."""
     transfers = [
         Transfer(step, rank, (rank - (1 << step)) % world, (rank + further) % world, "copy")
@@ -19,7 +19,7 @@ def spread(world: int) -> Spread:
         for rank in range(world)
         for further in range(min(1 << step, world - (1 << step)))
     ]
-    return Spread(tuple(range(world)), transfers, (1,) * world, world)
+    return AllGather(tuple(range(world)), transfers, (1,) * world, world)
 
 
 def all_to_all(world: int) -> Transfers:

@@ -20,7 +20,7 @@ import math
 
 import msgspec
 
-from psctl.plan.closed_forms.allreduce_times import Rates
+from psctl.plan.allreduce_times import UniformRates
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def push_then_pull(
-    workers: int, servers: int, size: float, rates: Rates, server_beta: float | None = None,
+    workers: int, servers: int, size: float, rates: UniformRates, server_beta: float | None = None,
     largest: float | None = None, together: bool = False,
 ) -> float:  # fmt: skip
     """Return the time of a push and a pull through servers on machines of their own.
@@ -60,7 +60,7 @@ def push_then_pull(
     return 2 * rates.alpha + phases * once + workers * share * size * rates.gamma
 
 
-def on_workers(machines: int, size: float, rates: Rates) -> float:
+def on_workers(machines: int, size: float, rates: UniformRates) -> float:
     """Return the time when every machine holds a worker and a server: 2 (P-1)/P N beta."""
     part = (machines - 1) / machines * size
     return 2 * rates.alpha + 2 * part * rates.beta + part * rates.gamma

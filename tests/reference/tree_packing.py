@@ -1,8 +1,10 @@
-"""The heaviest packing of some given trees into link units, by the simplex method on whole numbers.
+"""Packings of trees that psctl does not need: for a broadcast, and of a limited number of trees.
+
+The heaviest packing of given trees into link units is found by the simplex method on whole numbers.
 
 max sum w(T) such that the trees over each link weigh no more than its units together. The dual gives each link a price;
 a tree whose links cost less than 1 together makes the packing heavier. The basis' inverse is kept as whole numbers over
-one determinant (Edmonds, Bareiss), so nothing is rounded; the lexicographic rule keeps it from going round in circles.
+one determinant (Edmonds, Bareiss), so nothing is rounded; the lexicographic rule keeps it from cycling.
 """
 
 from __future__ import annotations
@@ -10,11 +12,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from psctl.topology.algorithms.trees import DeviceTree, TreePacking, all_reduce, trees_from
+from psctl.topology.algorithms.wires import Wires
+
 Columns = frozenset[int]
 """A tree: the indices of its links."""
 
 
-def among(units: Sequence[int], trees: Sequence[Columns]) -> dict[Columns, Fraction]:
+def broadcast(wires: Wires, root: str) -> TreePacking:
+    """Pack trees that all start at one device.
+
+    Args:
+        wires: devices and their direct links, each with its units in both directions.
+        root: the device that has what all others need.
+
+    Returns:
+        Trees with whole weights; their total is the bound. None where the links don't join all devices.
+    """
+    bound, found = trees_from(wires.units(), wires.nodes.index(root))
+    trees = [
+        DeviceTree(root, tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), Fraction(weight))
+        for edges, weight in found.items()
+    ]
+    ordered = sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))
+    return TreePacking(tuple(ordered), Fraction(bound), wires.unit)
+
+
+def limited(wires: Wires, most: int) -> TreePacking:
+    """Pack at most so many trees for an all-reduce: trees with the least weights are left out, half of those too many
+    at a time, and the others weighed again."""
+    whole = all_reduce(wires)
+    index = {frozenset((wires.nodes[a], wires.nodes[b])): at for at, (a, b, _) in enumerate(wires.links)}
+    trees = {frozenset(index[frozenset(edge)] for edge in tree.edges): tree for tree in whole.trees}
+    found = {links: tree.weight for links, tree in trees.items()}
+    while len(found) > most:
+        heavy = sorted(found, key=lambda links: (-found[links], sorted(links)))
+        found = heaviest([count for _, _, count in wires.links], heavy[: most + (len(found) - most) // 2])
+    kept = (DeviceTree(trees[links].root, trees[links].edges, weight) for links, weight in found.items())
+    return TreePacking(tuple(kept), whole.bound, wires.unit)
+
+
+def heaviest(units: Sequence[int], trees: Sequence[Columns]) -> dict[Columns, Fraction]:
     """Return the trees that have a weight in a heaviest packing, and the weights.
 
     Args:

@@ -1,20 +1,20 @@
-"""A schedule as data: who sends which chunk to whom, in which step, and whether it is copied or reduced there.
+"""A schedule as data: which node sends which chunk to which node, in which step, and whether it is copied or reduced.
 
-From this one value come the proof that it keeps its promise (`checker`), its predicted time (plan/), its execution
-(runtime/) and its picture. Nothing else describes a way to synchronise.
+From this one value follow the proof that it is an all-reduce (`checker`), its predicted time (plan/), its execution
+(collectives/) and its text (`describe`).
 
     nodes    0 .. world-1 are the ranks that contribute; world .. nodes-1 are helpers that hold nothing at first
              (servers, a host's processor)
     chunks   the vector is cut into `len(shares)` chunks; chunk i has shares[i] / sum(shares) of the bytes
-    steps    all transfers of a step read what their senders hold when the step begins. What comes in for one chunk at
-             one node in one step is reduced in the order of the nodes' numbers, the own value at its own place: so
+    steps    all transfers of a step read what their senders hold when the step begins. What arrives for one chunk at
+             one node in one step is reduced in the order of the nodes' numbers, the node's own value included: so
              ranks that reduce the same operands get the same bits. A copy overwrites.
 
 A step is an order, not a barrier: a transfer may start as soon as its sender holds what all earlier steps brought it
-of that chunk, both ends are free on its lane, and the receiver has sent on what it would overwrite. Two that exchange
-a chunk in one step send and receive side by side: what comes in is joined or written once the old value is out. What
-comes in for a chunk is joined step after step, whichever comes first. Transfers between the same two nodes keep their
-order on a lane; lanes run side by side (two rings over different cables).
+of that chunk, both ends are free on its lane, and the receiver has sent what the transfer would overwrite. Two nodes
+that exchange a chunk in one step send and receive at the same time: what arrives is reduced or written once the old
+value is sent. What arrives for a chunk is reduced in the order of the steps, whatever the order of arrival. Transfers
+between the same two nodes keep their order on a lane; lanes are independent (two rings over different cables).
 
 Transfers of one step, action and lane between the same two nodes travel as one message (`messages`): one start-up
 time, and it starts when its last chunk is there. A builder that wants two messages puts them in two steps.
@@ -27,15 +27,11 @@ from typing import Literal
 
 import msgspec
 
-Collective = Literal[
-    "barrier", "broadcast", "scatter", "gather", "all-gather", "reduce", "reduce-scatter", "all-reduce", "all-to-all"
-]
-
 Action = Literal["copy", "reduce"]
 
 
 class Transfer(msgspec.Struct, frozen=True, order=True):
-    """One chunk on its way. Ordered by step first."""
+    """The transfer of one chunk. Ordered by step first."""
 
     step: int
     source: int
@@ -45,8 +41,8 @@ class Transfer(msgspec.Struct, frozen=True, order=True):
     lane: int = 0
 
 
-class Message(msgspec.Struct, frozen=True, order=True):
-    """The chunks that one node sends another in one step on one lane, in one go."""
+class ScheduleMessage(msgspec.Struct, frozen=True, order=True):
+    """The chunks that one node sends another in one step on one lane."""
 
     step: int
     source: int
@@ -57,23 +53,23 @@ class Message(msgspec.Struct, frozen=True, order=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A proven way to keep a promise; built by `checker.prove` alone, so one that stands here is right.
+    """A proven all-reduce. Only `checker.prove` builds one.
 
-    `owners` names, where the promise deals chunks out (scatter, gather, all-gather, reduce-scatter), the rank of each
-    chunk. `members` are the ranks that take part; empty for all. `params` says what was chosen in building it (chunks,
-    rings, root ...), for people.
+    Args:
+        name: the algorithm, as users know it.
+        world: number of ranks.
+        nodes: number of ranks and helpers.
+        shares: relative size of each chunk.
+        transfers: in the order of their steps.
+        params: what was chosen in building it (chunks, rings, root ...), for people.
     """
 
     name: str
-    collective: Collective
     world: int
     nodes: int
     shares: tuple[int, ...]
     transfers: tuple[Transfer, ...]
-    root: int = 0
     params: dict[str, object] = {}
-    owners: tuple[int, ...] = ()
-    members: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -88,12 +84,12 @@ class Schedule(msgspec.Struct, frozen=True):
                 yield self.transfers[start].step, self.transfers[start:index]
                 start = index
 
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[ScheduleMessage, ...]:
         """Return what travels together, in the order of steps."""
         together: dict[tuple[int, int, int, int, Action], list[int]] = {}
         for one in self.transfers:
             together.setdefault((one.step, one.source, one.destination, one.lane, one.action), []).append(one.chunk)
-        return tuple(Message(*key, tuple(chunks)) for key, chunks in together.items())
+        return tuple(ScheduleMessage(*key, tuple(chunks)) for key, chunks in together.items())
 
     def ranges(self, length: int) -> tuple[tuple[int, int], ...]:
         """Return the half-open range of elements of each chunk in a vector of `length` elements."""

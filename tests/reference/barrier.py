@@ -1,19 +1,18 @@
-"""Barriers: nobody has heard of everybody before everybody has come in.
+"""Barriers: no rank passes before all have entered.
 
-What travels is the news of who is there, as an addition that may count twice. The textbooks' token ring stops when the
-token is home again: then only the ranks that saw the full token know; a second lap must release the others.
+What is sent is the set of ranks that have entered, as an addition that may count twice. The textbooks' token ring ends
+when the token has returned: then only the ranks that saw the full token know; a second lap must release the others.
 """
 
 from __future__ import annotations
 
 from psctl.schedule.algorithms import root
-from psctl.schedule.reverse import turned
-from psctl.schedule.spread import Transfers
-from psctl.schedule.transfer import Transfer
+from psctl.schedule.phases import Transfers, reverse, shifted
+from psctl.schedule.schedule import Transfer
 
 
 def dissemination(world: int) -> Transfers:
-    """Return ⌈lg p⌉ steps: in step k everyone tells the rank 2^k further on all it has heard."""
+    """Return ⌈lg p⌉ steps: in step k each rank sends the rank 2^k further on all that it has received."""
     steps = range((world - 1).bit_length())
     return [Transfer(step, rank, (rank + (1 << step)) % world, 0, "reduce") for step in steps for rank in range(world)]
 
@@ -25,11 +24,12 @@ def token_ring(world: int) -> Transfers:
 
 
 def through_root(world: int) -> Transfers:
-    """Return two steps: all tell rank 0, rank 0 tells all."""
-    return turned(root.spread(world))
+    """Return two steps: all to rank 0, rank 0 to all."""
+    release = root.broadcast(world).transfers
+    return [*reverse(release), *shifted(release, step=1)]
 
 
 def all_to_all(world: int) -> Transfers:
-    """Return one step: everyone tells everyone."""
+    """Return one step: each rank to each other."""
     return [Transfer(0, rank, (rank + away) % world, 0, "reduce", away - 1)
             for rank in range(world) for away in range(1, world)]  # fmt: skip

@@ -1,12 +1,12 @@
-"""The textbook's times of an all-reduce on equal hosts with one full-duplex port each.
+"""Closed forms of the time of an all-reduce on equal hosts with one full-duplex port each.
 
-A check on the simulation, and what stands for it where there are too many ranks to simulate. Every form is a sum of
-three parts: alpha, waited for side by side by messages that start together; beta = 1 / B, the seconds a byte takes
+They check the simulation, and replace it where there are too many ranks to simulate. Every form is a sum of
+three parts: alpha, which messages that start together wait for together; beta = 1 / B, the seconds a byte takes
 through a port; gamma, the seconds to add a byte. p is the number of ranks, N the bytes of the vector, lg = log2.
 
     root                 2 alpha + 2(p-1) N beta + (p-1) N gamma        2(p-1) alpha where a port takes one at a time
-    cpu                  2 alpha + 2 p N beta + p N gamma               the sum lies with a further node
-    sharded              2 alpha + 2(p-1)/p N beta + (p-1)/p N gamma    what is called two-shot on GPUs
+    cpu                  2 alpha + 2 p N beta + p N gamma               the sum is made on a further node
+    sharded              2 alpha + 2(p-1)/p N beta + (p-1)/p N gamma    two-shot on GPUs
     one-shot             alpha + (p-1) N beta + (p-1) N gamma
     chain                2(p-1)(alpha + N beta) + (p-1) N gamma
     ring                 2(p-1) alpha + 2(p-1)/p N beta + (p-1)/p N gamma            (Patarasuk and Yuan 2009)
@@ -16,11 +16,9 @@ through a port; gamma, the seconds to add a byte. p is the number of ranks, N th
     halving-doubling     2 lg p alpha + 2(p-1)/p N beta + (p-1)/p N gamma       (Rabenseifner; Thakur and others 2005)
                          no power of two: q = 2^floor(lg p) ranks do so, the others fold before and unfold after:
                          (2 lg q + 2) alpha + (2(q-1)/q + 2) N beta + (1 + (q-1)/q) N gamma
-    one-way pipelines    (d + k - 1)(alpha + c N beta / k): depth d, k chunks, c times the bytes through the busiest
-                         port; best with k = sqrt((d-1) c N beta / alpha)
-    there and back       what is summed goes back while more comes in: (2 d + k - 1) alpha + (c (k-1) + f) N beta / k,
-                         a port carries each byte c times once the pipeline is full; f chunks pass until it is, and
-                         after; best with k = sqrt((f - c) N beta / alpha)
+    pipelines            sums are sent back while more chunks arrive: (2 d + k - 1) alpha + (c (k-1) + f) N beta / k,
+                         depth d, k chunks; a port carries each byte c times once the pipeline is full, and f chunks
+                         pass while it fills and empties; best with k = sqrt((f - c) N beta / alpha)
         chain            d = p - 1, c = 2, f = 2 (p-1)
         binary tree      c = 3 (an inner rank sends up once and down twice), f = 4 d - 3
         double tree      c = 2 (half of the bytes through each tree), f = 2 d - 2
@@ -38,10 +36,10 @@ import msgspec
 from psctl.plan.simulation.schedule_timing import Timing
 
 MOST_CHUNKS = 1024
-"""More would be chunks of a few bytes, or more messages than a step of training has time for."""
+"""With more, chunks would have a few bytes, or a step of training would not have time for the messages."""
 
 
-class Rates(msgspec.Struct, frozen=True):
+class UniformRates(msgspec.Struct, frozen=True):
     """A uniform network: seconds a message, seconds a byte through a port, seconds to add a byte."""
 
     alpha: float
@@ -70,56 +68,56 @@ class Form(msgspec.Struct, frozen=True):
         return Timing(self.seconds, "closed form", name, 0, self.waiting, self.flowing, self.summing)
 
 
-def root(world: int, size: float, rates: Rates) -> Form:
+def root(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time to gather on one rank and spread from there."""
     return _phases(2, (world - 1) * size, 2 * (world - 1) * size, (world - 1) * size, rates)
 
 
-def on_cpu(world: int, size: float, rates: Rates) -> Form:
+def on_cpu(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time to gather on a node that is no rank, and spread from there."""
     return _phases(2, size, 2 * world * size, world * size, rates)
 
 
-def sharded(world: int, size: float, rates: Rates) -> Form:
+def sharded(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time in which each rank sums an equal part for all, every pair at once."""
     part = (world - 1) / world * size
     return _phases(2, 2 * part, 2 * part, part, rates)
 
 
-def one_shot(world: int, size: float, rates: Rates) -> Form:
+def one_shot(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time in which each rank sends all to all."""
     return _phases(1, (world - 1) * size, (world - 1) * size, (world - 1) * size, rates)
 
 
-def chain(world: int, size: float, rates: Rates) -> Form:
+def chain(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time of the whole vector down a chain of ranks and back."""
     return _phases(2 * (world - 1), 2 * size, 2 * (world - 1) * size, (world - 1) * size, rates)
 
 
-def ring(world: int, size: float, rates: Rates, cables: int = 1) -> Form:
+def ring(world: int, size: float, rates: UniformRates, cables: int = 1) -> Form:
     """Return the time of a ring, or of several side by side.
 
-    `cables` is how many of them, of 1 / beta bytes/s each, lead out of each rank, over all rings and directions that
-    are used: 2 for both directions where the two neighbours hang on separate cables, 1 where one port leads to both.
+    `cables` is the number of cables, of 1 / beta bytes/s each, that leave each rank, over all rings and directions that
+    are used: 2 for both directions where the two neighbours are on separate cables, 1 where one port leads to both.
     """
     part = (world - 1) / world * size
     return _phases(2 * (world - 1), 2 * part, 2 * part / cables, part, rates)
 
 
-def tree(world: int, size: float, rates: Rates) -> Form:
+def tree(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time of a binomial tree: the whole vector up and down."""
     depth = _lg_up(world)
     return _phases(2 * depth, max(depth, 1) * size, 2 * depth * size, depth * size, rates)
 
 
-def recursive_doubling(world: int, size: float, rates: Rates) -> Form:
+def recursive_doubling(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time of exchanging the whole vector at distance 1, 2, 4 ...; others fold before and unfold after."""
     depth, extra = world.bit_length() - 1, 2 if world & (world - 1) else 0
     sums = depth + extra // 2
     return _phases(depth + extra, (depth + extra // 2) * size, (depth + extra) * size, sums * size, rates)
 
 
-def halving_doubling(world: int, size: float, rates: Rates) -> Form:
+def halving_doubling(world: int, size: float, rates: UniformRates) -> Form:
     """Return the time of exchanging halves, quarters ..., and back; others fold before and unfold after."""
     core = 1 << (world.bit_length() - 1)
     extra = 0 if core == world else 2
@@ -128,33 +126,33 @@ def halving_doubling(world: int, size: float, rates: Rates) -> Form:
     return _phases(2 * (core.bit_length() - 1) + extra, 2 * part + extra / 2 * size, through, sums, rates)
 
 
-def pipelined_chain(world: int, size: float, rates: Rates, chunks: int | None = None) -> Form:
+def pipelined_chain(world: int, size: float, rates: UniformRates, chunks: int | None = None) -> Form:
     """Return the time of a chain in chunks, each going back as soon as it is summed; `chunks` None: the best."""
     depth = world - 1
-    return _there_and_back(depth, min(2, depth), 2 * depth, size, rates, chunks)
+    return _two_way_pipeline(depth, min(2, depth), 2 * depth, size, rates, chunks)
 
 
-def pipelined_tree(world: int, size: float, rates: Rates, chunks: int | None = None) -> Form:
+def pipelined_tree(world: int, size: float, rates: UniformRates, chunks: int | None = None) -> Form:
     """Return the time of a balanced binary tree in chunks, each going down as soon as it is summed."""
     depth = _lg_up(world + 1) - 1
     through = min(3 if world > 4 else 2, world - 1)
-    return _there_and_back(depth, through, max(2, 4 * depth - 3 if through == 3 else 4), size, rates, chunks)
+    return _two_way_pipeline(depth, through, max(2, 4 * depth - 3 if through == 3 else 4), size, rates, chunks)
 
 
-def double_tree(world: int, size: float, rates: Rates, chunks: int | None = None) -> Form:
+def double_tree(world: int, size: float, rates: UniformRates, chunks: int | None = None) -> Form:
     """Return the time of two trees with half of the bytes each, so that all ports are busy both ways.
 
     2 lg p alpha + 2 N beta + O(sqrt(alpha beta N lg p))      (Sanders, Speck and Traeff 2009). `chunks` is of a half.
     """
     depth = _lg_up(world)
-    return _there_and_back(depth, 2 if world > 2 else 1, max(3, 2 * depth - 2), size, rates, chunks)
+    return _two_way_pipeline(depth, 2 if world > 2 else 1, max(3, 2 * depth - 2), size, rates, chunks)
 
 
-def hierarchical(groups: int, each: int, size: float, inner: Rates, outer: Rates) -> Form:
+def hierarchical(groups: int, each: int, size: float, inner: UniformRates, outer: UniformRates) -> Form:
     """Return the time of rings in `groups` groups of `each` ranks, and rings between ranks of the same place.
 
-    The bytes that leave a group's rank are 2 (n-1)/n N / G: whatever G is, those of the whole group are the same.
-    `outer.beta` is that of one rank's share of its group's port.
+    A rank sends 2 (n-1)/n N / G bytes outside its group, so a group sends the same whatever G is. `outer.beta` is
+    that of one rank's share of its group's port.
     """
     inside, between = ring(each, size, inner), ring(groups, size / each, outer)
     return Form(
@@ -163,24 +161,7 @@ def hierarchical(groups: int, each: int, size: float, inner: Rates, outer: Rates
     )  # fmt: skip
 
 
-def pipeline(depth: int, size: float, rates: Rates, through: float = 1.0, chunks: int | None = None) -> Form:
-    """Return the time of `size` bytes through `depth` stages in chunks.
-
-    Args:
-        depth: stages, one message behind the other.
-        size: bytes.
-        rates: of every stage.
-        through: how often the busiest port carries each byte.
-        chunks: how many; None takes the best number.
-    """
-    if depth < 1:
-        return Form(0, 0.0, 0.0, 0.0)
-    count = chunks or best_chunks((depth - 1) * through, size, rates)
-    turns = depth + count - 1
-    return Form(turns, size * through, turns * rates.alpha, turns * through * size / count * rates.beta, 0.0, count)
-
-
-def best_chunks(filling: float, size: float, rates: Rates) -> int:
+def best_chunks(filling: float, size: float, rates: UniformRates) -> int:
     """Return the number k of chunks that makes k alpha + filling N beta / k least: sqrt(filling N beta / alpha).
 
     `filling` is how many chunks pass through a port while the pipeline fills and runs empty.
@@ -198,26 +179,7 @@ def best_chunks(filling: float, size: float, rates: Rates) -> int:
     return min((low, min(low + 1, MOST_CHUNKS)), key=time)
 
 
-def ring_beats_halving_doubling(world: int, rates: Rates) -> float:
-    """Return the bytes above which a ring is faster; infinite for a power of two, where it never is.
-
-    (alpha / beta)(p - 2 - floor(lg p)) when what is folded is counted as (p-1)/p, as MPICH's authors do; exactly, the
-    folding costs 2 - 2/q + 2/p instead of 2.
-    """
-    core = 1 << (world.bit_length() - 1)
-    if core == world:
-        return math.inf
-    steps = 2 * (world - 1) - 2 * core.bit_length()
-    return rates.alpha * steps / (rates.beta * (2 + 2 / world - 2 / core))
-
-
-def ring_beats_double_tree(world: int, rates: Rates) -> float:
-    """Return the bytes above which a ring is faster than two pipelined trees of 2 lg p alpha + 2 N beta:
-    (alpha / beta) p (p - 1 - lg p)."""
-    return rates.alpha / rates.beta * world * (world - 1 - math.log2(world))
-
-
-FORMS: Mapping[str, Callable[[int, float, Rates], Form]] = {
+FORMS: Mapping[str, Callable[[int, float, UniformRates], Form]] = {
     "root": root, "cpu": on_cpu, "sharded": sharded, "one-shot": one_shot, "chain": chain,
     "pipelined-chain": pipelined_chain, "ring": ring, "bidirectional-ring": ring, "tree": tree,
     "pipelined-tree": pipelined_tree, "double-tree": double_tree, "recursive-doubling": recursive_doubling,
@@ -227,14 +189,14 @@ FORMS: Mapping[str, Callable[[int, float, Rates], Form]] = {
 so both directions are no faster."""
 
 
-def _phases(steps: int, sent: float, through: float, added: float, rates: Rates) -> Form:
+def _phases(steps: int, sent: float, through: float, added: float, rates: UniformRates) -> Form:
     if through <= 0 and added <= 0:
         return Form(steps, sent, steps * rates.alpha, 0.0)
     return Form(steps, sent, steps * rates.alpha, through * rates.beta, added * rates.gamma)
 
 
-def _there_and_back(
-    depth: int, through: float, filled: float, size: float, rates: Rates, chunks: int | None
+def _two_way_pipeline(
+    depth: int, through: float, filled: float, size: float, rates: UniformRates, chunks: int | None
 ) -> Form:  # fmt: skip
     if depth < 1:
         return Form(0, 0.0, 0.0, 0.0)

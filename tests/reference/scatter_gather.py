@@ -1,4 +1,4 @@
-"""The one primitive of which every collective that only moves data is a case: units from sources to destinations.
+"""The primitive of which every collective that only moves data is a case: units from sources to destinations.
 
 Each source has `total` bytes, cut into units; each destination gets one unit from each source: the whole where a unit
 is all there is, else the one at its own place. So with U the unit and T the total:
@@ -7,16 +7,19 @@ is all there is, else the one at its own place. So with U the unit and T the tot
     one destination,   U = T    gather             many to many,      U = T    all-gather
                                                    many to many,      U < T    all-to-all
 
-Reductions are not among them: there what arrives is joined (`reverse`).
+Reductions are no cases of it: there what arrives is added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from psctl.schedule.transfer import Collective
+Collective = Literal[
+    "barrier", "broadcast", "scatter", "gather", "all-gather", "reduce", "reduce-scatter", "all-reduce", "all-to-all"
+]  # fmt: skip
 
 Route = tuple[int, tuple[int, ...]]
 """Where a chunk is at first, and who must have it at the end."""
