@@ -38,12 +38,11 @@ from typing import Any
 
 import torch
 
-from psctl.client.connection_handler import Heard
 from psctl.client.host_aggregation import HostAggregation
 from psctl.client.model_layout import terms_of
 from psctl.client.overlap_timer import UnderWay
-from psctl.client.server_links import Links, named
-from psctl.client.server_waits import Waiting
+from psctl.client.server_connections import Dial, ServerConnections
+from psctl.client.server_waits import ServerWaits
 from psctl.client.shared_buffers import SharedBuffers, private_buffers
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed
@@ -53,8 +52,8 @@ from psctl.ps.dense.client.dense_client_state import ClientMind
 from psctl.ps.dense.client.pending_values import Missing
 from psctl.ps.dense.client.push_path import Out, Say
 from psctl.ps.dense.client.receive_buffers import Take
-from psctl.ps.messages import FromServer, Message, Push, PushPart
-from psctl.types import Address, Member, Number, ServerAt
+from psctl.ps.messages import FromServer, Message, Push, PushPart, Why
+from psctl.types import Member, Number, ServerAt
 
 LAST = 1.0
 """Seconds that what was sent has to leave when all ends."""
@@ -81,7 +80,7 @@ class ParameterClient:
         me: Member,
         world: int,
         decision: Decision,
-        dial: Callable[[Member, Address, Heard], Any],
+        dial: Dial,
         clock: Clock,
         patience: float,
         trace: Callable[[tuple[float, str, int, int]], object] | None = None,
@@ -105,12 +104,12 @@ class ParameterClient:
         self._sharing = sharing or private_buffers(me)
         self._lock = threading.RLock()
         self._epoch = first.epoch  # of the newest assignment
-        self._links = Links(lambda at: dial(named(at), at.address, Heard(self, at)), self._unreachable)
-        self._waiting = Waiting(self._mind, self._links, self._lock, clock, patience)
+        self._servers = ServerConnections(dial, self, self._report_unreachable)
+        self._waits = ServerWaits(self._lock, self._mind, self._servers, clock, patience)
         self._host = host
         if host is not None:
             host.begin(self._mind, self._say, tell)
-        self._links.assigned(first.servers)
+        self._servers.assign(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class ParameterClient:
         with self._lock:
             full = self._mind.unacknowledged(before)
         if full:
-            self._waiting.until(f"room for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
+            self._wait(f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
         return self._mind.sending(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
@@ -147,7 +146,7 @@ class ParameterClient:
             weight: examples of this rank times world, divided by the examples of the clock.
         """
         if self._mind.missing(clock, [shard]):  # a look without the lock can only be late
-            self._waiting.until(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
+            self._wait(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
         self._mind.pushes.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
@@ -179,7 +178,7 @@ class ParameterClient:
         Every rank gets the same numbers to the bit. Parameters that nobody had a gradient for are left out.
         """
         self._say(lambda: self._mind.ask_norms(clock))
-        self._waiting.until(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
+        self._wait(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
         with self._lock:
             found = self._mind.norms(clock)
         assert found is not None, "the wait was for them"
@@ -217,7 +216,7 @@ class ParameterClient:
             if landed := missing.landed():
                 self._mind.show(landed)
             while missing.left:
-                self._waiting.until(f"values of clock {clock}", clock, missing.servers)
+                self._wait(f"values of clock {clock}", clock, missing.servers)
                 self._mind.show(missing.landed())
         finally:
             with self._lock:
@@ -246,7 +245,7 @@ class ParameterClient:
         """Return what rank 0 left at the start of `clock`; blocks until it is there."""
         self._say(lambda: self._mind.ask_aside(clock))
         missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
-        self._waiting.until(f"the state at clock {clock}", clock, missing)
+        self._wait(f"the state at clock {clock}", clock, missing)
         with self._lock:
             found = self._mind.aside_of(clock)
         assert found is not None, "the wait was for it"
@@ -257,7 +256,7 @@ class ParameterClient:
     @property
     def seconds_waiting(self) -> float:
         """Seconds spent in waits."""
-        return self._waiting.seconds
+        return self._waits.seconds
 
     @property
     def seconds_under_way(self) -> float:
@@ -267,22 +266,14 @@ class ParameterClient:
     @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
-        return self._links.bytes_moved
+        return self._servers.bytes_moved
 
     @property
     def doing(self) -> str:
         """What the client is at, for heartbeats: "compute", or whom it waits for."""
         with self._lock:
-            what, servers = self._waiting.at
-            if not servers:
-                return "compute"
-            late = sorted({worker for server in servers for worker in self._mind.because.get(server, [])})
-            names = ", ".join(
-                f"server/{server}{' (no connection)' if self._links.error(server) else ''}"
-                for server in sorted(servers)
-            )
-            behind = f", which waits for {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
-            return f"sync: waiting for {what} from {names}{behind}"
+            what, servers = self._waits.at
+            return f"sync: waiting for {what} from {self._waits.describe(servers)}" if servers else "compute"
 
     def settle(self) -> None:
         """Block until every clock that was ordered is with all servers and acknowledged: only then may a worker leave.
@@ -293,13 +284,13 @@ class ParameterClient:
         Raises:
             PsctlError: as `wait`.
         """
-        self._waiting.until("the last clock", self._newest[0] + 1, self._mind.unsettled)
+        self._wait("the last clock", self._newest[0] + 1, self._mind.unsettled)
 
     def close(self, reason: str = "") -> None:
         """End all connections; what was sent has left first."""
         if self._host is not None:
             self._host.close()
-        self._links.close(reason, LAST)
+        self._servers.close(reason, LAST)
 
     # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
 
@@ -314,15 +305,20 @@ class ParameterClient:
             if new.epoch <= self._epoch:
                 return
             self._epoch = new.epoch
-        self._links.assigned(new.servers)
+        self._servers.assign(new.servers)
         with self._lock:
             self._send(self._mind.assigned(new.epoch, new.owners, [at.rank for at in new.servers]))
-            self._waiting.look()
+            self._waits.wake()
 
-    def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
+    def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
         self._tell(ServerUnreachable(at.rank, at.incarnation, error.message))
 
     # ---- waiting -----------------------------------------------------------------------------------------------
+
+    def _wait(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
+        """Block until `missing`, called under the lock, returns no server any more; `clock` is the one waited for."""
+        with self._lock:
+            self._waits.until(what, missing, lambda server: self._servers.send(server, Why(clock), urgent=True))
 
     def _servers_of(self, clock: int, shard: int) -> set[int]:
         return {self._mind.owners[shard] for shard in self._mind.missing(clock, [shard])}
@@ -337,37 +333,36 @@ class ParameterClient:
         """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
         for one in said:
             if isinstance(one, Out):
-                self._links.send(one.server, one.message, one.payload)
+                self._servers.send(one.server, one.message, one.payload)
             elif self._host is not None:
                 self._host.do(one)
 
-    def on_connected(self, at: ServerAt, peer: Any) -> None:
+    def on_connected(self, peer: Any) -> None:
         if self._trace is not None:
             peer.on_written = self._written
-        if not self._links.up(at, peer):
-            peer.close("it is not of the newest assignment")
         self._sharing.offer(peer)
 
-    def receive_buffer_for(self, at: ServerAt, peer: Any, message: FromServer, size: int) -> memoryview | None:
+    def receive_buffer_for(self, peer: Any, message: FromServer, size: int) -> memoryview | None:
         with self._lock:
-            return self._mind.place(at.rank, message, size) if self._links.serves(at, peer) else None
+            return self._mind.place(peer.member.rank, message, size) if self._servers.is_in_use(peer) else None
 
-    def on_message(self, at: ServerAt, peer: Any, message: FromServer, payload: memoryview | None) -> None:
+    def on_message(self, peer: Any, message: FromServer, payload: memoryview | None) -> None:
         lent = self._sharing.lent_bytes(peer, message)
+        server = peer.member.rank
         with self._lock:
-            if not self._links.serves(at, peer):
+            if not self._servers.is_in_use(peer):
                 return
-            self._send(self._mind.received(at.rank, message, 0 if payload is None else len(payload), lent))
+            self._send(self._mind.received(server, message, 0 if payload is None else len(payload), lent))
             if not self._mind.unanswered and self._newest[1] > self._newest[0]:
                 self._under_way.end()
-            self._waiting.heard(at.rank, peer)
+            self._waits.on_message(server, peer)
 
-    def on_connection_lost(self, at: ServerAt, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
         with self._lock:
-            if self._links.down(at, peer, error):
-                self._send(self._mind.lost(at.rank))
-                self._sharing.forget(named(at))
-                self._waiting.look()
+            if self._servers.is_in_use(peer):
+                self._send(self._mind.lost(peer.member.rank))
+                self._sharing.forget(peer.member)
+                self._waits.wake()
 
     def _written(self, message: Message, size: int) -> None:
         if self._trace is not None and isinstance(message, Push | PushPart):

@@ -1,160 +1,196 @@
-"""The waits of one worker for its servers: for whom and how long, who reads meanwhile, and when to give up.
+"""Blocks threads of a worker until servers have answered, and decides when to give up.
 
-A wait for one server reads that server's connection itself if its reader thread rests (transport/read_lease.py):
-what is waited
-for is then here without another thread. All other waits sleep until a reader thread finds them over. A wait ends when
-nothing is missing any more, when the servers refuse to go on, when a server has had no connection for `patience`
-seconds and no other took its place, or when it has not said a word for so long although it was asked.
+A thread that waits for one server reads its connection directly if the read lease is free (transport/read_lease.py):
+the answer then needs no other thread. All other waits sleep until a reader thread finds them done. A wait ends when it
+is done, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no other took
+its place, or when a server has sent nothing for so long although it was asked.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
-from psctl.client.server_links import Links
+from psctl.client.server_connections import ServerConnection
 from psctl.clock import Clock
 from psctl.errors import ConnectionFailed, JobFailed, PeerLost, TimedOut
-from psctl.ps.dense.client.dense_client_state import ClientMind
-from psctl.ps.messages import Refused, Why
-from psctl.types import ServerAt
+from psctl.ps.tables.client.unacked_calls import NOBODY
 
 TICK = 1.0
-"""Seconds between two looks at a wait: who is lost, who must be asked."""
+"""Seconds after which a waiting thread looks for lost servers and asks the others who delays them."""
 
 LOOK = 0.05
-"""The same where the wait reads by itself: what ends it on another connection is seen then."""
-
-ASK_EVERY = 5.0
-"""Seconds between two questions to a server that keeps us waiting."""
+"""The same for a thread that reads a connection: what ends its wait on another connection is seen then."""
 
 
-class Waiting:
-    """See the module's docstring.
+class Refusal(Protocol):
+    """Why servers refuse to go on; both protocols have a message `Refused`."""
+
+    reason: str
+    hint: str
+
+
+class ClientState(Protocol):
+    """The client state machine whose answers are waited for."""
+
+    @property
+    def refused(self) -> Any: ...
+    @property
+    def because(self) -> Mapping[int, Sequence[int]]:
+        """By server: the workers that it waits for, as it answered last."""
+
+
+class Servers(Protocol):
+    """What is known of the servers; ServerConnections has it."""
+
+    def take_turn(self, servers: Collection[int]) -> ServerConnection | None: ...
+    def error(self, server: int) -> ConnectionFailed | None: ...
+    def name_of(self, server: int) -> str: ...
+
+
+class ServerWaits:
+    """The waits of one client. All methods are called under its lock.
 
     Args:
-        mind: whose refusal ends every wait.
-        links: to the servers.
-        lock: the mind's; all but `until` is called under it, and `until` takes it.
+        lock: guards the state; a thread that waits holds it once.
+        state: whose refusal ends every wait.
+        servers: where connections are.
+        clock: the machine's time.
         patience: seconds that a server may be silent although it was asked, or be without a connection.
     """
 
-    def __init__(self, mind: ClientMind, links: Links, lock: threading.RLock, clock: Clock, patience: float) -> None:
+    def __init__(
+        self, lock: threading.RLock, state: ClientState, servers: Servers, clock: Clock, patience: float
+    ) -> None:  # fmt: skip
         self.seconds = 0.0
-        """Spent in waits."""
+        """Seconds spent in waits."""
         self.at: tuple[str, set[int]] = ("", set())
         """What is waited for, and from which servers."""
-        self._mind, self._links, self._clock, self._patience = mind, links, clock, patience
+        self.changed = threading.Condition(lock)
         self._lock: Any = lock
-        self._changed = threading.Condition(lock)
-        self._missing: Callable[[], set[int]] | None = None  # of who sleeps: empty when the wait is over
-        self._heard: dict[int, float] = {}
+        self._state, self._servers, self._clock, self._patience = state, servers, clock, patience
+        self._sleeping: list[Callable[[], bool]] = []  # what ends the wait of each thread that sleeps
+        self._last: dict[int, float] = {}  # by server: when its last message arrived
 
-    def until(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
-        """Block until `missing` names no server any more.
+    def until(
+        self,
+        what: str,
+        servers: Callable[[], set[int]],
+        ask: Callable[[int], object],
+        done: Callable[[], bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Block until a wait is over; called under the lock.
 
         Args:
-            what: is waited for, for messages.
-            clock: that it is of.
-            missing: called under the lock.
+            what: the object of the wait, for messages.
+            servers: returns the ranks of the servers that are waited for; NOBODY where no server leads a shard.
+            ask: asks a server which workers it waits for.
+            done: returns whether the wait is over; None: it is when `servers` returns none.
+            timeout: seconds; None: as long as servers answer.
 
         Raises:
-            PeerLost: a server is lost and nobody took its place; names it and its address.
-            TimedOut: a server is silent; names it and its address.
-            JobFailed: the servers refuse to go on; the message says why and whose fault it is.
+            PeerLost: a server is lost and no other took its place; names it and its address.
+            TimedOut: a server is silent, or `timeout` passed; names it.
+            JobFailed: the servers refuse to go on; the message has the reason.
         """
-        with self._lock:
-            if self._mind.refused is not None:
-                raise refusal(self._mind.refused)
-            if not (servers := missing()):
-                return
-            began = asked = self._clock.now()
-            try:
-                while True:
-                    self.at = what, servers
-                    over = self._pass_time(servers, missing)
-                    if self._mind.refused is not None:
-                        raise refusal(self._mind.refused)
-                    if over or not (servers := missing()):
-                        return
-                    if self._clock.now() - asked >= min(ASK_EVERY, self._patience / 3):
-                        asked = self._clock.now()
-                        for server in servers:
-                            self._links.send(server, Why(clock), urgent=True)
-                    self._raise_if_silent(servers, began, what)
-            finally:
-                self.at = "", set()
-                self.seconds += self._clock.now() - began
-
-    def heard(self, server: int, peer: Any) -> None:
-        """Take in that a server has said something, which was taken in; wake who waits if his wait is over."""
-        self._heard[server] = self._clock.now()
-        if self._missing is None:
+        done = done or (lambda: not servers())
+        self.raise_if_refused()
+        if done():
             return
-        if self._mind.refused is not None:
-            self._changed.notify_all()
-        elif not self._missing():  # only then: a wake-up costs more than a message
-            if self.at[1] == {server}:
+        began = asked = led = self._clock.now()
+        try:
+            while True:
+                waited = servers()
+                self.at = what, waited
+                left = TICK if timeout is None else min(TICK, began + timeout - self._clock.now())
+                if left <= 0:
+                    raise TimedOut(f"{what} did not finish within {timeout:g} s: {self.describe(waited)}")
+                over = self._read_or_sleep(waited, done, left)
+                self.raise_if_refused()
+                if over or done():
+                    return
+                now, waited = self._clock.now(), servers()
+                led = led if NOBODY in waited else now
+                waited.discard(NOBODY)
+                if now - asked >= min(TICK, self._patience / 3):
+                    asked = now
+                    for server in waited:
+                        ask(server)
+                self._raise_if_silent(waited, began, led, what)
+        finally:
+            self.at = "", set()
+            self.seconds += self._clock.now() - began
+
+    def on_message(self, server: int, peer: ServerConnection | None) -> None:
+        """Note that a server's message was processed; wake the waiting threads if a wait is over."""
+        self._last[server] = self._clock.now()
+        if not self._sleeping:
+            return
+        if self._state.refused is not None:
+            self.changed.notify_all()
+        elif any(done() for done in self._sleeping):  # only then: a wake-up costs more than a message
+            if peer is not None and self.at[1] == {server}:
                 peer.offer_turn()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
-    def look(self) -> None:
-        """Have every wait look whether it is over."""
-        self._changed.notify_all()
+    def wake(self) -> None:
+        """Have every waiting thread look whether its wait is over."""
+        self.changed.notify_all()
 
-    def _pass_time(self, servers: set[int], missing: Callable[[], set[int]]) -> bool:
-        """Read, or sleep, until the wait may be over or must look; tell whether it is known to be over."""
-        peer = self._links.take_turn(servers)
+    def describe(self, servers: Collection[int]) -> str:
+        """Return servers, and the workers that they wait for, for people."""
+        late = sorted({worker for server in servers for worker in self._state.because.get(server, [])})
+        names = ", ".join(
+            f"server/{server}{' (no connection)' if self._servers.error(server) else ''}"
+            for server in sorted(servers)
+            if server != NOBODY
+        )
+        behind = f", which waits for {', '.join(f'worker/{rank}' for rank in late)}" if late else ""
+        return (names or ("a server" if servers else "other tasks")) + behind
+
+    def _read_or_sleep(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
+        """Read the server's connection, or sleep, until the wait may be over; tell whether it is known to be over."""
+        peer = self._servers.take_turn(servers)
         if peer is None:
-            self._missing = missing
+            self._sleeping.append(done)
             try:
-                self._changed.wait(TICK)
+                self.changed.wait(seconds)
             finally:
-                self._missing = None
+                self._sleeping.remove(done)
             return False
         self._lock.release()
         try:
-            return peer.read_here(lambda: self._over(missing), LOOK)
+            return peer.read_here(lambda: self._is_over(done), min(LOOK, seconds))
         finally:
             self._lock.acquire()
 
-    def _over(self, missing: Callable[[], set[int]]) -> bool:
+    def _is_over(self, done: Callable[[], bool]) -> bool:
         with self._lock:
-            return not missing() or self._mind.refused is not None
+            return done() or self._state.refused is not None
 
-    def _raise_if_silent(self, servers: set[int], began: float, what: str) -> None:
+    def raise_if_refused(self) -> None:
+        """Raise JobFailed with the servers' reason if they refuse to go on."""
+        refused: Refusal | None = self._state.refused
+        if refused is not None:
+            raise JobFailed(refused.reason, refused.hint)
+
+    def _raise_if_silent(self, servers: Collection[int], began: float, led: float, what: str) -> None:
+        now = self._clock.now()
+        if now - led > self._patience:
+            raise PeerLost(f"no server has led a part of this for {now - led:.0f} s: {what}")
         for server in servers:
-            silent = self._clock.now() - max(began, self._heard.get(server, began))
-            if silent > self._patience:
-                raise silence(server, self._links.at(server), self._links.error(server), silent, what)
-
-
-def refusal(refused: Refused) -> JobFailed:
-    """Return the error that ends a wait when the servers refuse to go on."""
-    return JobFailed(refused.reason, refused.hint)
-
-
-def silence(
-    server: int, at: ServerAt | None, error: ConnectionFailed | None, silent: float, what: str
-) -> PeerLost | TimedOut:  # fmt: skip
-    """Return the error that ends the wait for a server.
-
-    Args:
-        server: its rank.
-        at: where it is, if that is known.
-        error: why there is no connection to it; None: there is one.
-        silent: seconds for which it has said nothing.
-        what: it was asked for.
-    """
-    name, where = f"server/{server}" + (f" at {at.address}" if at is not None else ""), f"server/{server}"
-    if error is not None:
-        why = f"{name} is lost since {silent:.0f} s, and no other took its place: {error.message}"
-        lost = PeerLost(why, where=where)
-        lost.__cause__ = error
-        return lost
-    return TimedOut(
-        f"{name} has not said a word for {silent:.0f} s while it was asked for {what}",
-        f"look at the log of server/{server}",
-        where=where,
-    )
+            silent = now - max(began, self._last.get(server, began))
+            if silent <= self._patience:
+                continue
+            name, where = self._servers.name_of(server), f"server/{server}"
+            error = self._servers.error(server)
+            if error is not None:
+                why = f"{name} is lost since {silent:.0f} s, and no other took its place: {error.message}"
+                raise PeerLost(why, where=where) from error
+            raise TimedOut(
+                f"{name} has sent nothing for {silent:.0f} s while it was asked for {what}",
+                f"look at the log of server/{server}",
+                where=where,
+            )

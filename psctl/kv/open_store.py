@@ -8,9 +8,8 @@ from typing import Any
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.errors import UsageError
 from psctl.kv.argument_checks import checked_name
-from psctl.kv.store import Store
-from psctl.kv.store_connections import Links
-from psctl.kv.store_session import Where
+from psctl.kv.store import RunPosition, Store
+from psctl.kv.store_connections import StoreServers
 from psctl.process.user_functions import JobFunctions
 from psctl.ps.table_messages import StoreSpec
 
@@ -37,15 +36,17 @@ class Stores:
 
     Args:
         rank, world: this worker's place.
-        links: makes the way to servers, at the first store; raises PsctlError where there can be none.
+        connect: connects to servers, at the first store; raises PsctlError where there are none.
         at: where the run is.
         folder: the job's code, from which users' functions are imported; "": the folder of the running script.
     """
 
-    def __init__(self, rank: int, world: int, links: Callable[[], Links], at: Where, folder: str = "") -> None:
+    def __init__(
+        self, rank: int, world: int, connect: Callable[[], StoreServers], at: RunPosition, folder: str = ""
+    ) -> None:
         self._rank, self._world, self._at = rank, world, at
-        self._make_links = links
-        self._links: Links | None = None
+        self._connect = connect
+        self._servers: StoreServers | None = None
         self._functions = JobFunctions(folder)
         self._open: dict[str, tuple[StoreSpec, Store]] = {}
 
@@ -64,10 +65,10 @@ class Stores:
             )
         name = checked_name(name, "a store's name")
         ranks = self._ranks(group)
-        if self._links is None:
+        if self._servers is None:
             keep_freed_memory()
-            self._links = self._make_links()
-        spec = StoreSpec(name, staleness, reads == "eager", ranks, self._links.shards)
+            self._servers = self._connect()
+        spec = StoreSpec(name, staleness, reads == "eager", ranks, self._servers.shards)
         after = -1
         if name in self._open:
             before, store = self._open[name]
@@ -76,7 +77,7 @@ class Stores:
             if not store.closed:
                 return store
             after = store.last
-        store = Store(spec, self._rank, self._links, self._at, self._functions, after)
+        store = Store(spec, self._rank, self._servers, self._at, self._functions, after)
         self._open[name] = (spec, store)
         return store
 
@@ -102,5 +103,5 @@ class Stores:
         """Close all stores; `failed`: without waiting for servers."""
         for _, store in self._open.values():
             store.close(failed=failed)
-        if self._links is not None:
-            self._links.close("the run is over")
+        if self._servers is not None:
+            self._servers.close("the run is over")

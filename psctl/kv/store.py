@@ -1,27 +1,68 @@
-"""The (key, value) store in a training script: `run.store()` with push, pull, wait, clock."""
+"""The (key, value) store in a training script: `run.store()` with push, pull, wait, clock.
+
+Threads. One lock guards the state machine (ps/tables/client/table_client_state.py) and the connections. Connections'
+reader threads and the script's threads take it; messages sent under it are only queued. Callbacks run after it is
+released. A wait ends when servers refuse to go on (JobFailed), when a shard has no leader or a server no connection for
+PATIENCE seconds (PeerLost), and when a server sends nothing for so long although it was asked (TimedOut); slow workers
+elsewhere do not end it (client/server_waits.py).
+
+Pushes and pulls of one key take a short path, for there may be thousands: what one key does not need is left out, and
+they are sent in groups (ps/tables/client/single_key_batches.py). They take the long path where the key is new, waits
+for other tasks, or has a large row.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from psctl.client.server_connections import ServerConnection
+from psctl.client.server_waits import ServerWaits
+from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.kv import argument_checks as given
-from psctl.kv.single_keys import SingleKeys
+from psctl.kv.store_connections import StoreServers
 from psctl.kv.store_values import Key, Value, given_back, hashed, in_words, inferred, many, rows_of
-from psctl.kv.tickets import Ticket
-from psctl.process.user_functions import name_of
-from psctl.ps.table_messages import TableSpec
-from psctl.ps.tables.client.calls_in_flight import Read, result
+from psctl.kv.tickets import Tasks, Ticket
+from psctl.process.user_functions import JobFunctions, name_of
+from psctl.ps.table_messages import StoreSpec, TableSpec
+from psctl.ps.tables.client.calls_in_flight import Change, Out, Read, result
 from psctl.ps.tables.client.key_routes import Route
+from psctl.ps.tables.client.table_client_state import TableClient
 from psctl.ps.tables.reductions import Lanes
+from psctl.ps.tables.row_index import LEAST, MOST
 from psctl.ps.tables.table_kinds import Kind
-from psctl.ps.tables.table_state import merged
+from psctl.ps.tables.table_state import FOREVER, first_of, merged
+
+PATIENCE = 60.0
+"""Seconds that a server may be silent although it was asked, and that a shard may be without a server."""
+
+KEPT = 256 << 20
+"""Bytes of pushes that may be in flight; a push beyond them waits."""
+
+INTERNAL = 1 << 40
+"""First number of the tickets that the store makes for its own calls."""
 
 
-class Store(SingleKeys):
+class RunPosition(Protocol):
+    """The position of a run in its steps."""
+
+    @property
+    def place(self) -> int:
+        """A number that never falls, and changes from step to step."""
+
+    @property
+    def marked(self) -> int:
+        """The newest step at whose end the run has passed the place where checkpoints are taken."""
+
+    def settle(self) -> bool:
+        """Where lost workers are not replaced, return True once the steps that ended here are sure to count."""
+
+
+class Store:
     """A (key, value) store shared by all workers; `run.store()` returns it.
 
         store = run.store()
@@ -56,7 +97,43 @@ class Store(SingleKeys):
 
     Raises, from all that waits: PeerLost (a server is lost), TimedOut (a server is silent), JobFailed (servers refuse,
     the message says whose fault it is).
+
+    Args of the constructor, which `run.store()` calls:
+        spec: the store's.
+        rank: this worker's.
+        servers: connects to servers.
+        at: the position of the run.
+        functions: reductions and users' functions.
+        after: the last sequence of this store when it was closed before; -1: it was not open before.
     """
+
+    def __init__(
+        self,
+        spec: StoreSpec,
+        rank: int,
+        servers: StoreServers,
+        at: RunPosition,
+        functions: JobFunctions,
+        after: int = -1,
+    ) -> None:
+        self.name = spec.name
+        self.rank = rank
+        self._spec, self._servers, self._at = spec, servers, at
+        self._functions = functions
+        self._marked = at.marked if rank in spec.group else FOREVER
+        self._mind = TableClient(spec, rank, functions, max(after, first_of(at.place) - 1), servers.room)
+        self._lock = threading.RLock()
+        self._waits = ServerWaits(self._lock, self._mind, servers.connections, SystemClock(), PATIENCE)
+        self._tasks = Tasks()
+        self._numbers = 0  # of the script's tickets
+        self._internal = INTERNAL
+        self._ended: set[int] = set()  # internal tickets that have finished
+        self._results: dict[int, Callable[[], Any]] = {}
+        self._callbacks: list[Callable[[], Any]] = []
+        self._closed = False
+        servers.open(spec.name, self)
+        with self._lock:
+            self._wait_until(f"store {spec.name!r}", lambda: self._mind.opened, self._all_shards)
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +185,7 @@ class Store(SingleKeys):
         how, step = given.checked_function(reduce, "reduce"), given.checked_function(apply, "apply")
         first = given.checked_initial(initial, kind_of_number)
         spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
-        with self._changed:
+        with self._lock:
             kind = self._settle(spec)
             if value is not None:
                 self._push([(name, value, kind)], "start", f"declare {name!r}", (), None)
@@ -145,9 +222,9 @@ class Store(SingleKeys):
         asked = key.items() if isinstance(key, Mapping) else [(key, value)]
         pairs = [(given.checked_key(each), what) for each, what in asked]
         after, callback = given.checked_after(after), given.checked_callback(callback)
-        with self._changed:
+        with self._lock:
             self._check(writes=True)
-            self._wait_for_room()
+            self._wait_for_space()
             items = [(each, what, self._kind_for_push(each, what, reduce)) for each, what in pairs]
             what = f"push {in_words(key if isinstance(key, Mapping) else pairs[0][0])}"
             ticket = self._push(items, "push", what, after, callback)
@@ -182,7 +259,7 @@ class Store(SingleKeys):
         group = many(key)
         keys = [given.checked_key(each) for each in (key if group else [key])]  # type: ignore[union-attr]
         after, callback = given.checked_after(after), given.checked_callback(callback)
-        with self._changed:
+        with self._lock:
             self._check()
             parts = [(each, self._kind_for_pull(each)) for each in keys]
             ticket = self._ticket(f"pull {in_words(key if group else keys[0])}", callback)
@@ -233,7 +310,7 @@ class Store(SingleKeys):
         after, arguments = given.checked_after(after), given.checked_arguments(arguments)
         name = name_of(function)
         self._functions.function(name)
-        with self._changed:
+        with self._lock:
             self._check(writes=True)
             kind = self._kind_for_pull("" if key is int else key)
             route = None if key is int else self._route(kind, key)
@@ -258,7 +335,7 @@ class Store(SingleKeys):
         if self._spec.staleness is None:
             raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
         cut = self._spec.staleness == 0 and self._at.settle()  # a death's cut is the same on all shards, and in the run
-        with self._changed:
+        with self._lock:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
             if cut:
@@ -287,7 +364,7 @@ class Store(SingleKeys):
     def delay(self, tasks: int | None) -> None:
         if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0):
             raise UsageError(f"a delay of {tasks!r} tasks", "0 or more, or None")
-        with self._changed:
+        with self._lock:
             self._tasks.delay = tasks
             self._go_on()
         self._call_back()
@@ -308,21 +385,96 @@ class Store(SingleKeys):
         Args:
             failed: without waiting for servers.
         """
-        with self._changed:
-            if self._closed:
-                return
-            try:
-                if not failed:
-                    self.flush()
+        if self._closed:
+            return
+        try:
+            if not failed:
+                self.flush()
+                with self._lock:
                     if self.rank in self._spec.group:
                         ticket = self._own_ticket()
                         self._send(self._mind.leave(self._at.place, ticket))
-                        self._wait_internal("goodbye", ticket)
-            finally:
-                self._closed = True
-        self._links.end(self.name, 0.0 if failed else 1.0)
+                        self._wait_internal("the end of the store", ticket)
+        finally:
+            self._closed = True
+        self._servers.end(self.name, 0.0 if failed else 1.0)
 
-    # ---- inside: beginning ---------------------------------------------------------------------------------------
+    def mark(self, step: int) -> None:
+        """Cut for the checkpoint of `step`: what was pushed so far belongs to it, what is pushed from now on does not.
+
+        A push that waits for others (`after`, `delay`) begins later, so it is waited for first.
+        """
+        with self._lock:
+            if self._closed or self.rank not in self._spec.group:
+                return
+            self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
+            self._marked = step
+            self._send(self._mind.mark(self._at.place, step))
+
+    @property
+    def last(self) -> int:
+        """The sequence of the newest update."""
+        return self._mind.last
+
+    @property
+    def doing(self) -> str:
+        """What the store waits for, for people; "" when it waits for no clock."""
+        behind = self._mind.behind()
+        return f"waiting for {self._waits.describe(self._mind.leaders(behind))}" if behind else ""
+
+    # ---- inside: one key -----------------------------------------------------------------------------------------
+
+    def _push_one(self, key: Any, value: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
+        with self._lock:
+            kind = self._one(key)
+            if kind is None or value is None:
+                return None
+            self._check(writes=True)
+            if self._mind.outstanding.kept >= KEPT:
+                self._wait_for_space()
+            lanes = _row(kind, key, value)
+            ticket = self._open_ticket("push", key, callback)
+            name = isinstance(key, str)
+            outs = self._mind.push_one(kind, 0 if name else key, lanes, ticket.number, self._at.place)
+            self._send_now(outs)
+        self._call_back()
+        return ticket
+
+    def _fetch_one(self, key: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
+        with self._lock:
+            kind = self._one(key)
+            if kind is None or kind.reduction.beside == "index":
+                return None
+            self._check()
+            ticket = self._open_ticket("pull", key, callback)
+            outs = self._mind.read_one(kind, 0 if isinstance(key, str) else key, ticket.number)
+            self._send_now(outs)
+        self._call_back()
+        return ticket
+
+    def _send_now(self, outs: Sequence[Out]) -> None:
+        if outs:
+            self._send(outs)
+        if self._mind.finished:
+            self._go_on()
+
+    def _one(self, key: Any) -> Kind | None:
+        if key == "":  # no name: the table of integer keys is called so
+            return None
+        kind = self._mind.kinds.get(key if isinstance(key, str) else "")
+        fit = kind is not None and kind.single and (isinstance(key, str) or LEAST <= key <= MOST)
+        return kind if fit and self._tasks.delay is None else None
+
+    def _open_ticket(self, verb: str, key: Any, callback: Callable[[Any], Any] | None) -> Ticket:
+        """Return the ticket of a task that begins at once."""
+        self._numbers += 1
+        ticket = Ticket(self._numbers, (verb, key), self._wait_ticket)
+        if callback is not None:
+            ticket.then(callback)
+        self._tasks.open(ticket)
+        return ticket
+
+    # ---- inside: any keys -----------------------------------------------------------------------------------------
 
     def _push(
         self, items: Sequence[tuple[Any, Any, Kind]], what: str, words: str, after: Sequence[Ticket],
@@ -394,3 +546,110 @@ class Store(SingleKeys):
             rows = given_back(kind, key, lanes)
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
         return dict(zip(group, found, strict=True)) if group is not None else found[0]
+
+    def _send_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._send(self._mind.send(change, self._at.place))
+
+    def _send(self, outs: Sequence[Out]) -> None:
+        for out in outs:
+            self._servers.send(self.name, out.server, out.message, out.payload)
+
+    def _ticket(self, what: str, callback: Callable[[Any], Any] | None) -> Ticket:
+        self._numbers += 1
+        ticket = Ticket(self._numbers, what, self._wait_ticket)
+        return ticket.then(callback) if callback is not None else ticket
+
+    def _own_ticket(self) -> int:
+        self._internal += 1
+        return self._internal
+
+    # ---- inside: waiting; under the lock -------------------------------------------------------------------------
+
+    def _wait_ticket(self, ticket: Ticket, timeout: float | None) -> Any:
+        with self._lock:
+            shards = lambda: self._mind.waiting_for(ticket.number)  # noqa: E731
+            self._wait_until(ticket.what, lambda: ticket.done, shards, timeout)
+        self._call_back()
+        return ticket.result
+
+    def _wait_internal(self, what: str, ticket: int) -> None:
+        self._wait_until(what, lambda: ticket in self._ended, lambda: self._mind.waiting_for(ticket))
+        self._ended.remove(ticket)
+
+    def _wait_for_space(self) -> None:
+        self._wait_until("space for a push", lambda: self._mind.outstanding.kept < KEPT, self._all_shards)
+
+    def _wait_until(
+        self, what: str, done: Callable[[], bool], shards: Callable[[], set[int]], timeout: float | None = None
+    ) -> None:
+        if not done():
+            self._send(self._mind.flush())
+            servers = lambda: self._mind.leaders(shards())  # noqa: E731
+            self._waits.until(what, servers, lambda server: self._send([self._mind.ask(server)]), done, timeout)
+
+    def _all_shards(self) -> set[int]:
+        return set(range(self._spec.shards))
+
+    # ---- inside: messages of servers -----------------------------------------------------------------------------
+
+    def start_session(self, server: int, attach: Callable[[], None]) -> None:
+        """Start a session with a server that is connected."""
+        with self._lock:
+            attach()
+            self._send(self._mind.anew(server, self._marked))
+
+    def on_message(self, server: int, peer: ServerConnection | None, message: Any, payload: memoryview) -> None:
+        """Process a message of a server."""
+        with self._lock:
+            self._send(self._mind.received(server, message, payload))
+            self._go_on()
+            self._waits.on_message(server, peer)
+        self._call_back()
+
+    def _go_on(self) -> None:
+        """Finish tickets that are done and begin what waited for them; under the lock."""
+        self._tasks.run()
+        mind = self._mind
+        while mind.finished:
+            done, mind.finished = mind.finished, []
+            for number in done:
+                if number >= INTERNAL:
+                    self._ended.add(number)
+                    continue
+                ticket = self._tasks.finished(number)
+                if number in mind.rows:
+                    result: Any = mind.rows.pop(number).clone()
+                else:
+                    made = self._results.pop(number, None)
+                    result = made() if made is not None else None
+                if ticket is not None:
+                    self._callbacks += ticket.finish(result)
+            self._tasks.run()
+
+    def _check(self, *, writes: bool = False) -> None:
+        if self._closed:
+            raise UsageError(f"store {self.name!r} is closed", "open it again with run.store()")
+        self._waits.raise_if_refused()
+        if writes and self.rank not in self._spec.group:
+            raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")
+
+    def _call_back(self) -> None:
+        """Call what was asked to be called; the lock is free."""
+        while self._callbacks:
+            self._callbacks.pop(0)()
+
+
+def _row(kind: Kind, key: Any, value: Any) -> Lanes:
+    """Return what a push of one key contributes, in the script's own memory where it lies as it should."""
+    if (
+        kind.joins_values
+        and type(value) is torch.Tensor
+        and value.dtype is kind.dtype
+        and value.shape == kind.spec.shape
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not value.is_neg()
+    ):
+        return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
+    return rows_of(kind, key, value, 1)

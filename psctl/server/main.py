@@ -1,10 +1,9 @@
 """`python -m psctl.server.main`: one server process, from its orders to its end.
 
-It listens, joins the coordinator, says where it listens, learns from the decision which shards are its own, loads them
-from the checkpoint when the job goes on from one, and serves workers (dense_connections.py) until it is told to
-leave or the
-coordinator is lost. Its parts of checkpoints are streamed to the coordinator by a thread of their own, at the pace at
-which the network takes them, while training goes on.
+It listens, joins the coordinator, reports where it listens, learns from the decision which shards are its own, loads
+them from the checkpoint when the job continues from one, and serves workers (dense_connections.py) until the
+coordinator sends Leave or is lost. A thread of its own streams the parts of checkpoints to the coordinator, at the pace
+of the network, while training continues.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from psctl.client.model_layout import terms_of
-from psctl.client.server_links import Links, named
+from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
@@ -48,47 +47,41 @@ from psctl.ps.pieces import torch_dtype
 from psctl.ps.server_optimizers import scalars, warm_up
 from psctl.ps.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
 from psctl.server.checkpoint_stream import Coordinator, stream_save
-from psctl.server.dense_connections import Desk, Fellow, Report
-from psctl.server.table_connections import TableDesk
-from psctl.server.table_service import TablePart
+from psctl.server.dense_connections import DenseConnections, DenseReport
+from psctl.server.peer_connections import PeerConnections
+from psctl.server.table_connections import TableConnections
 from psctl.transport.connect import Acceptor, dial
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.shared_memory import inherited
-from psctl.types import Address, Assignment, Member, ServerAt
+from psctl.types import Address, Member, ServerAt
 
 BEAT = 1.0
-"""Seconds between two signs of life to the coordinator."""
+"""Seconds between two heartbeats to the coordinator."""
 
 Membership = Reassign | WorkerGone | CountUntil | Members
-"""What the coordinator says of who takes part."""
+"""Messages of the coordinator about the members of the job."""
 
 
 class Server:
     """One server of a job, and the handler of its connection to the coordinator.
 
     Args:
-        me: which server this is.
-        listen: has its tables listen, and returns where; None: it holds none.
-        dial: connects to another server's tables.
-        sharing, memory: what workers of this host read, and theirs: of parameters, of tables; None: bytes are sent.
-        folder: the job's code on this host, from which tables import users' functions.
+        me: this server.
+        dial: connects to other servers; None: there are none.
+        sharing: memory that workers of this host read, and theirs; None: all bytes are sent.
+        make_tables: makes the tables, given where their parts of checkpoints go; None: this server has none.
     """
 
     def __init__(
-        self, me: Member, listen: Callable[[TableDesk], Address] | None = None,
-        dial: Callable[[Member, Address, Any], Any] | None = None, sharing: SharedBuffers | None = None,
-        memory: Any = None, folder: str = "",
+        self, me: Member, dial: Dial | None = None, sharing: SharedBuffers | None = None,
+        make_tables: Callable[[Callable[[Save], None]], TableConnections] | None = None,
     ) -> None:  # fmt: skip
         self.me = me
-        save = self._save_tables_later
-        self.tables = (
-            TablePart(me, listen, dial, save, memory, folder) if listen is not None and dial is not None else None
-        )
-        self.desk = Desk(me, self._save_later, self._report, sharing)
-        self._links: Links | None = None
-        self._early: list[Membership] = []  # said before there was a decision
-        self._gone: dict[int, int] = {}  # worker -> its incarnation that is dead
+        self.tables = make_tables(self._save_tables_later) if make_tables is not None else None
+        self.dense = DenseConnections(me, self._save_later, self._report, sharing, dial, self._report_unreachable)
+        self._early: list[Membership] = []  # arrived before the decision
+        self._gone: dict[int, int] = {}  # worker -> its lost incarnation
         self.mind: ServerMind | None = None
         self._changed = threading.Condition()
         self._coordinator: Coordinator | None = None
@@ -102,26 +95,21 @@ class Server:
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
-    def run(
-        self, coordinator: Coordinator, address: Address, dial: Callable[[Member, Address, Any], Any] | None = None
-    ) -> int:
+    def run(self, coordinator: Coordinator, address: Address) -> int:
         """Take part in the job to its end.
 
         Args:
             coordinator: the connection to it; this object is its handler.
             address: where workers and other servers reach this server.
-            dial: connects to another server, told its name, its address and the handler; None: there is no other.
 
         Returns:
-            The exit status: 0 when told to leave, 1 when the coordinator was lost or a checkpoint could not be read.
+            The exit status: 0 after Leave, 1 when the coordinator was lost or a checkpoint could not be read.
         """
         self._coordinator = coordinator
-        if dial is not None:
-            self._links = Links(lambda at: dial(named(at), at.address, self._fellow(at)), self._unreachable)
         coordinator.send(Join(os.getpid()))
         welcome = self._wait_for(lambda: self._welcome)
         if joins := welcome is not None and welcome.training:
-            warm_up()  # who says that it listens is filled at once, and training waits for who is slow to be filled
+            warm_up()  # a server that is ready is sent its shards at once, and training waits for a slow one
         coordinator.send(MemberReady(address))
         if not joins:
             warm_up()  # while the workers' scripts load, and not when they wait for start values
@@ -132,9 +120,7 @@ class Server:
                 self._serve(decision, welcome.world)
             except PsctlError as error:
                 self._end(f"{self.me}: {error.message}", failed=True)
-        if self._links is not None:
-            self._links.close(self._ending or "", BEAT)
-        self.desk.close(self._ending or "")
+        self.dense.close(self._ending or "")
         self._saves.put(None)
         if self._failed:
             print(f"psctl: {self.me} ends: {self._ending}", file=sys.stderr, flush=True)
@@ -146,17 +132,20 @@ class Server:
         terms = terms_of(decision, world)
         resume = decision.resume
         restored = resume is not None and bool(resume.checkpoint) and decision.update == "server"
-        mind = self.desk.open(
-            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, self.desk.sharing, restored=restored),
+        sharing = self.dense.sharing
+        mind = self.dense.make_shards(
+            lambda guard: ServerMind(terms, decision.shards, self.me.rank, guard, sharing, restored=restored),
             len(decision.shards),
         )
-        self._assign(decision.assignment)
+        self.dense.assign(decision.assignment)
         with self._changed:
             self.mind, early, self._early = mind, self._early, []
         for message in early:
-            self._member(message)
+            self._on_membership(message)
         own = [index for index, owner in enumerate(decision.assignment.owners) if owner == self.me.rank]
-        if restored and resume is not None and own:  # who joins later owns none: the checkpoint may be gone by then
+        if (
+            restored and resume is not None and own
+        ):  # one that joins later owns none: the checkpoint may be deleted by then
             saved = by_parameter(resume.tensors)
             check_shapes(decision.layout, saved, resume.checkpoint)
             wanted = {index: wanted_slices(decision.layout, mind.shards[index].held, saved) for index in own}
@@ -164,7 +153,7 @@ class Server:
         self._wait_for(lambda: None)
 
     def _load(self, mind: ServerMind, wanted: dict[int, list[Wanted]], checkpoint: str) -> None:
-        """Ask for the slices, wait until they are here, hand them to the mind."""
+        """Ask for the slices, wait until they have arrived, and load them into the shards."""
         loadings = {index: Loading(slices) for index, slices in wanted.items()}
         self._loadings = [(shard, at, loadings[shard]) for shard, slices in wanted.items() for at in range(len(slices))]
         slices = [want.slice for found in wanted.values() for want in found]
@@ -176,7 +165,7 @@ class Server:
         if end.problem:
             raise CheckpointCorrupt(f"{checkpoint}: {end.problem}", where=checkpoint)
         self._loadings = []
-        self.desk.follow(mind.loaded(loadings))
+        self.dense.follow(mind.loaded(loadings))
 
     def _wait_for(self, found: Callable[[], Any]) -> Any:
         """Return what `found` finds, sending beats while it is None; None when the server is to end."""
@@ -204,50 +193,42 @@ class Server:
                 self._ending, self._failed = reason, failed
             self._changed.notify_all()
 
-    # ---- who takes part ------------------------------------------------------------------------------------------
+    # ---- members of the job --------------------------------------------------------------------------------------
 
-    def _assign(self, assignment: Assignment) -> None:
-        self.desk.assigned(assignment)
-        if self._links is not None:  # of two servers the one with the higher rank dials
-            self._links.assigned([at for at in assignment.servers if at.rank < self.me.rank])
-
-    def _member(self, message: Membership) -> None:
-        """Do what the coordinator says of who takes part."""
+    def _on_membership(self, message: Membership) -> None:
         mind = self.mind
-        assert mind is not None, "what comes before the decision waits for it"
+        assert mind is not None, "messages that arrive before the decision wait for it"
         match message:
             case Reassign():
-                self._assign(message.assignment)
+                self.dense.assign(message.assignment)
             case WorkerGone():
                 self._gone[message.rank] = message.incarnation
-                self.desk.gone(message.rank, message.incarnation)
-                self.desk.follow(mind.gone(message.rank))
+                self.dense.end_worker(message.rank, message.incarnation)
+                self.dense.follow(mind.gone(message.rank))
             case CountUntil():
-                self.desk.follow(mind.count_until(message.rank, message.clock))
+                self.dense.follow(mind.count_until(message.rank, message.clock))
             case Members():
-                self.desk.follow(mind.members(message.clock, message.ranks))
+                self.dense.follow(mind.members(message.clock, message.ranks))
 
-    def _report(self, what: Report) -> None:
-        """Tell the coordinator what the desk has to say to it."""
+    def _report(self, report: DenseReport) -> None:
+        """Send the coordinator a report of the connections or the shards."""
         assert self._coordinator is not None, "there was a decision"
-        match what:
+        match report:
             case ProtocolViolation():
-                print(f"psctl: {self.me} refused {what.member}: {what.reason}", file=sys.stderr, flush=True)
-                self._coordinator.send(what)
+                print(f"psctl: {self.me} refused {report.member}: {report.reason}", file=sys.stderr, flush=True)
+                self._coordinator.send(report)
             case CaughtUp():
-                self._coordinator.send(ShardCaughtUp(what.epoch, what.shard, what.server))
+                self._coordinator.send(ShardCaughtUp(report.epoch, report.shard, report.server))
             case HandedOver():
-                self._coordinator.send(ShardHandedOver(what.epoch, what.shard))
+                self._coordinator.send(ShardHandedOver(report.epoch, report.shard))
             case Held():
-                incarnation = self._gone[what.rank]
-                said = LostWorkerClocks(what.rank, incarnation, what.clocks, what.versions, what.aside, what.apart)
-                self._coordinator.send(said)
+                incarnation = self._gone[report.rank]
+                held = LostWorkerClocks(
+                    report.rank, incarnation, report.clocks, report.versions, report.aside, report.apart
+                )
+                self._coordinator.send(held)
 
-    def _fellow(self, at: ServerAt) -> Fellow:
-        assert self._links is not None, "it is they who dial"
-        return Fellow(self.desk, self._links, at)
-
-    def _unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
+    def _report_unreachable(self, at: ServerAt, error: ConnectionFailed) -> None:
         if self._coordinator is not None:
             self._coordinator.send(ServerUnreachable(at.rank, at.incarnation, error.message))
 
@@ -271,12 +252,12 @@ class Server:
     # ---- the handler: the coordinator connection's reader thread -------------------------------------------------
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """Nothing to do: `run` speaks first."""
+        """Do nothing: `run` sends the first message."""
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Loaded bytes go straight to where they are wanted."""
+        """Return where loaded bytes go: the tensor that they are part of."""
         if isinstance(message, LoadPart) and message.ticket and self.tables is not None:
-            return self.tables.place(message, size)
+            return self.tables.load_buffer_for(message, size)
         if not isinstance(message, LoadPart) or not 0 <= message.index < len(self._loadings):
             return None
         _, at, loading = self._loadings[message.index]
@@ -286,9 +267,9 @@ class Server:
         return whole[message.offset : message.offset + size]
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """Take in what the coordinator says."""
+        """Process a message of the coordinator."""
         try:
-            if self.tables is not None and self.tables.heard(message):
+            if self.tables is not None and self.tables.on_coordinator_message(message):
                 return
         except ConnectionFailed as error:
             self._end(error.message, failed=True)
@@ -299,14 +280,14 @@ class Server:
                 if early:
                     self._early.append(message)
             if not early:
-                self._member(message)
+                self._on_membership(message)
             return
         with self._changed:
             match message:
                 case Welcome():
                     self._welcome = message
                     if self.tables is not None and self._coordinator is not None:
-                        self.tables.speak(self._coordinator.send, message.world)
+                        self.tables.set_coordinator(self._coordinator.send, message.world)
                 case Decision():
                     self._decision = message
                 case LoadEnd():
@@ -314,11 +295,11 @@ class Server:
                 case Leave():
                     self._end(f"told to leave: {message.reason}", failed=False)
                 case _:
-                    pass  # LoadPart stands where `place` said; the rest is for workers
+                    pass  # the bytes of LoadPart are where `receive_buffer_for` put them; the rest is for workers
             self._changed.notify_all()
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """Without a coordinator nobody would say when to stop."""
+        """End: without a coordinator no message would end this server."""
         self._end(f"the coordinator is lost: {error.message}", failed=True)
 
 
@@ -327,29 +308,32 @@ def serve(orders: ProcessOrders) -> int:
     who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
     turned_away = RejectionLog(str(orders.member))
 
-    def allow_tables(member: Member) -> str | None:
-        assert server.tables is not None, "it has some"
-        return server.desk.allow_worker(member) if member.role != "server" else server.tables.desk.allow_server(member)
-
-    def accept(kinds: Any, desk: Desk | TableDesk) -> Address:
-        allow = server.desk.allow if desk is server.desk else allow_tables
-        made = Acceptor(orders.bind, orders.ports, who, kinds, desk, allow, orders.congestion, refused=turned_away)
+    def accept(kinds: Any, connections: PeerConnections) -> Address:
+        allow = connections.allow
+        made = Acceptor(
+            orders.bind, orders.ports, who, kinds, connections, allow, orders.congestion, refused=turned_away
+        )
         closing.callback(made.close)
         return made.address
 
-    def dialler(kinds: Any) -> Callable[[Member, Address, Any], Any]:
+    def dialler(kinds: Any) -> Dial:
         return lambda member, at, handler: dial(at, who, member, kinds, handler, congestion=orders.congestion)
 
+    def make_tables(save: Callable[[Save], None]) -> TableConnections:
+        memory = SharedRows(segments)
+        return TableConnections(
+            orders.member, dialler(TABLES), lambda tables: accept(TABLES, tables), save, memory, orders.folder
+        )
+
     segments = inherited(orders.member, orders.segments)
-    own, memory = SharedBuffers(segments), SharedRows(segments)
-    server = Server(orders.member, lambda desk: accept(TABLES, desk), dialler(TABLES), own, memory, orders.folder)
+    server = Server(orders.member, dialler(PARAMETERS), SharedBuffers(segments), make_tables)
     with ExitStack() as closing:
-        address = accept(PARAMETERS, server.desk)
+        address = accept(PARAMETERS, server.dense)
         renewing = CertificateRenewer(who, server, print)
         coordinator = dial(orders.coordinator, who, "coordinator", COORDINATION, renewing, congestion=orders.congestion)
-        status = server.run(coordinator, address, dialler(PARAMETERS))
+        status = server.run(coordinator, address)
         if server.tables is not None:
-            server.tables.desk.close("the server ends")
+            server.tables.close("the server ends")
         coordinator.close("the server ends")
         coordinator.join(5.0)
         return status

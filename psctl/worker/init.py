@@ -19,7 +19,7 @@ from psctl.collectives.rendezvous import Ask, Rendezvous
 from psctl.errors import UsageError
 from psctl.job.job_permits import COORDINATION
 from psctl.job.training_messages import Decision
-from psctl.kv.store_connections import Dialled, Links, Within
+from psctl.kv.store_connections import LocalServer, RemoteServers, StoreServers
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
@@ -81,7 +81,7 @@ def lone(rank: int, world: int, strategy: str) -> Run:
     """Return a run without a job."""
     clock = SystemClock()
     lines = ProgressLines(clock=clock) if rank == 0 else None
-    links = Within if strategy == "alone" else _no_store
+    links = LocalServer if strategy == "alone" else _no_store
     return Run(
         StandaloneSession(rank, world, strategy),
         _no_servers,
@@ -139,15 +139,15 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
             HostAggregation(orders.member, folder, sharing) if together else None,
         )
 
-    def links() -> Links:
+    def links() -> StoreServers:
         def to_tables(member: Member, address: Address, handler: Any) -> Any:
             return dial(
                 address, credentials, expect=member, kinds=TABLES, handler=handler, timeout=DIAL_SECONDS,
                 congestion=orders.congestion,
             )  # fmt: skip
 
-        made = Dialled(session.tables(), to_tables, memory=SharedRows(segments))
-        session.follow_tables(made.assigned)
+        made = RemoteServers(session.tables(), to_tables, memory=SharedRows(segments))
+        session.follow_tables(made.assign)
         return made
 
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
@@ -167,7 +167,7 @@ def _no_servers(decision: Decision) -> Client:
     raise AssertionError("no strategy with servers is decided without a job")
 
 
-def _no_store() -> Links:
+def _no_store() -> StoreServers:
     raise UsageError(
         "run.store() under torchrun, which has no servers to hold a store",
         "start the script with psctl train, or alone (python train.py)",

@@ -16,7 +16,7 @@ from psctl.errors import UsageError
 from psctl.job.training_messages import Decision, Heartbeat, Resume
 from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
-from psctl.kv.store_connections import Links, Within
+from psctl.kv.store_connections import LocalServer, StoreServers
 from psctl.sync.bucket_allreduce import local_device
 from psctl.sync.build_synchronizer import Seat, Tools, start
 from psctl.sync.flat_parameters import Client
@@ -65,7 +65,7 @@ class Run:
         connect: Callable[[Decision], Client],
         clock: Clock,
         *,
-        links: Callable[[], Links] | None = None,
+        links: Callable[[], StoreServers] | None = None,
         trace: GradientTrace | None = None,
         lines: ProgressLines | None = None,
         folder: str = "",
@@ -76,7 +76,7 @@ class Run:
         self._tracked = TrackedState()
         self._reports = StepReports()
         self._course = TrainingProgress(seat, welcome, self._share, self._tracked)
-        self._stores = Stores(seat.me.rank, welcome.world, links or Within, self._course, folder)
+        self._stores = Stores(seat.me.rank, welcome.world, links or LocalServer, self._course, folder)
         self._course.on_save = self._mark
         self._way: Synchronizer | None = None
         self._stepless: GradientHooks | None = None

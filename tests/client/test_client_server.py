@@ -44,7 +44,6 @@ def until(condition, seconds: float = 10.0) -> None:
 
 def test_a_wait_names_the_server_and_the_worker_that_it_waits_for(monkeypatch):
     monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
-    monkeypatch.setattr("psctl.client.server_waits.ASK_EVERY", 0.02)
     with World(LAYOUT, 2, 1) as world:
         world.start(flat_values(LAYOUT, VALUES))
         early, late = world.clients
@@ -137,7 +136,7 @@ def test_a_server_that_says_nothing_though_asked_is_named_when_patience_ends(mon
             first_assignment(world.decision.assignment.owners, [acceptor.address]),
         )
         client = ParameterClient(Member("worker", 0), 1, decision, world.dialler(0), SystemClock(), patience=0.2)
-        with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has not said a word"):
+        with pytest.raises(TimedOut, match=rf"{mute} at memory:2 has sent nothing"):
             client.start(flat_values(LAYOUT, VALUES))
         client.close("given up")
         acceptor.close()

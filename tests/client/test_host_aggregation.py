@@ -57,7 +57,7 @@ def step(world, clock, update: str, *, full: bool) -> None:
 
 
 def sent(client) -> int:
-    return sum(peer.bytes_sent for peer in client._links._peers.values())
+    return sum(peer.bytes_sent for peer in client._servers.in_use.values())
 
 
 def trained(update: str, folder, near=worker_near, trouble=lambda world, clock: None, replicas=0, full=False):

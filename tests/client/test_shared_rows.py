@@ -81,56 +81,54 @@ def test_what_is_lent_is_what_was_pushed_and_pulled_again_and_again(host: Host, 
             assert torch.equal(rows, right)
             assert torch.equal(in_range, right[torch.argsort(keys)])
             assert there.tolist() == list(range(400))
-        assert all(desk._lent[rank] for desk in net.desks for rank in range(2)), "nobody says that alone"
+        assert all(server._lent[rank] for server in net.servers for rank in range(2)), "nobody says that alone"
         net.run(lambda store: store.wait(store.push(keys, torch.zeros(400, 1024))))
         if consistency != "asp":  # else it may be laid over what is read
             net.run(lambda store: store.clock())
-        assert not any(held for desk in net.desks for held in desk._lent.values()), "it went with the next word"
+        assert not any(held for server in net.servers for held in server._lent.values()), "it went with the next word"
         lent = [memory for memory in net.memories if any(memory._allocator._free.values())]
         assert len(lent) == 4, "all four ends lent something and have it back"
         if consistency == "asp":  # nothing but words went over the streams
-            assert all(peer.bytes_received < 400 * 4096 for desk in net.desks for peer in desk._peers.values())
+            assert all(peer.bytes_received < 400 * 4096 for server in net.servers for peer in server.peers.values())
 
 
 def test_many_answers_that_are_read_go_back_though_nothing_else_is_said(host: Host) -> None:
     with Net(1, servers=1, host=host) as net:
-        links, desk = net.links[0], net.desks[0]
-        at, peer = net.at[0], links._links._peers[0]
-        links.read(at, object(), 1)
-        assert not links._owed, "that was another connection"
-        desk._lent[0].extend([memoryview(b"")] * OWED)
-        for count in range(1, OWED):
-            links.read(at, peer, count)
-            assert links._owed == {0: count}
-        links.read(at, peer, OWED)
-        assert not links._owed
-        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the desk has heard what was said before
-        assert not desk._lent[0]
+        links, server = net.links[0], net.servers[0]
+        ((peer, state),) = links._states.items()
+        server._lent[0].extend([memoryview(b"")] * OWED)
+        for _ in range(1, OWED):
+            links._count_read(peer, state)
+            assert state.owed
+        links._count_read(peer, state)
+        assert not state.owed
+        net.stores[0].wait(net.stores[0].push("w", torch.ones(1)))  # so the server has heard what was said before
+        assert not server._lent[0]
 
 
 def test_who_gives_back_what_he_was_not_lent_is_no_worker_of_ours(host: Host) -> None:
     with Net(1, host=host) as net:
-        peer = net.desks[0]._peers["worker", 0]
+        peer = net.servers[0].peers["worker", 0]
         with pytest.raises(ProtocolError, match="gives back 3 answers of 0"):
-            net.desks[0].on_message(peer, Back(3), None)
+            net.servers[0].on_message(peer, Back(3), None)
 
 
 def test_answers_stay_when_the_reader_is_gone_until_it_is_known_that_it_reads_no_more(host: Host) -> None:
     with Net(1, host=host) as net:
-        store, keys, desk = net.stores[0], np.arange(400), net.desks[0]
+        store, keys, server = net.stores[0], np.arange(400), net.servers[0]
         store.wait(store.push(keys, torch.ones(400, 1024)))
         store.pull(keys)
-        peer = desk._peers["worker", 0]
+        peer = server.peers["worker", 0]
         held = memoryview(b"as if it were read")
-        desk._lent[0].append(held)
+        server._lent[0].append(held)
         peer.close("cut")
         assert torch.equal(store.pull(keys), torch.ones(400, 1024))
-        assert held not in desk._lent[0], "it came anew"
-        desk._lent[0].append(held)
+        assert held not in server._lent[0], "it came anew"
+        server._lent[0].append(held)
         store.close()
-        peer = desk._peers["worker", 0]
+        peer = server.peers["worker", 0]
         net.links[0].close("the worker dies")
         assert peer.join(10)
-        assert held in desk._lent[0]
-        desk.gone(0, 0)
-        assert 0 not in desk._lent
+        assert held in server._lent[0]
+        server.end_worker(0, 0)
+        assert 0 not in server._lent

@@ -235,7 +235,7 @@ class Job:
 
     def _die(self, member: Member) -> None:
         """End a worker as kill -9 does, find the clock to cut at; its next incarnation joins there, or nobody does."""
-        self._clients[member]._links._closed = True  # it dials nobody any more
+        self._clients[member]._servers.stop_dialling()
         for dialler, link in list(self.network._links):
             if dialler == member:
                 link.kill()
@@ -422,14 +422,14 @@ class Job:
 
     def _add_server(self, rank: int):
         me = Member("server", rank)
-        server = Server(me, sharing=self._sharing(me))
-        acceptor = self.network.acceptor(credentials(server.me), PARAMETERS, server.desk, server.desk.allow)
 
         def dial(member, address, handler):
-            return self.network.dial(address, credentials(server.me), member, PARAMETERS, handler)
+            return self.network.dial(address, credentials(me), member, PARAMETERS, handler)
 
-        self._wires[server.me] = Wire(server)
-        thread = threading.Thread(target=server.run, args=(Link(self, server.me), acceptor.address, dial), daemon=True)
+        server = Server(me, dial, self._sharing(me))
+        acceptor = self.network.acceptor(credentials(me), PARAMETERS, server.dense, server.dense.allow)
+        self._wires[me] = Wire(server)
+        thread = threading.Thread(target=server.run, args=(Link(self, me), acceptor.address), daemon=True)
         thread.start()
         self._servers.append(server)
         self._acceptors.append(acceptor)

@@ -166,15 +166,14 @@ class World:
 
     def _add_server(self, rank: int, coordinator: Coordinator) -> None:
         me = Member("server", rank)
-        server = Server(me, sharing=self._sharing(me))
-        coordinator.server = server
-        acceptor = self.network.acceptor(credentials(server.me), PARAMETERS, server.desk, server.desk.allow)
 
         def dial(member, address, handler):
-            return self.network.dial(address, credentials(server.me), member, PARAMETERS, handler)
+            return self.network.dial(address, credentials(me), member, PARAMETERS, handler)
 
+        server = coordinator.server = Server(me, dial, self._sharing(me))
+        acceptor = self.network.acceptor(credentials(me), PARAMETERS, server.dense, server.dense.allow)
         thread = threading.Thread(
-            target=lambda: self.statuses.append(server.run(coordinator, acceptor.address, dial)), daemon=True
+            target=lambda: self.statuses.append(server.run(coordinator, acceptor.address)), daemon=True
         )
         thread.start()
         server.on_message(None, Welcome(max(1, self.workers), 0, 0, 1.0), None)

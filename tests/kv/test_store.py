@@ -16,10 +16,10 @@ from psctl.job.table_server_messages import TablesAssigned, TablesAt
 from psctl.kv import tickets
 from psctl.kv.open_store import Stores, staleness_of
 from psctl.kv.store import Store
-from psctl.kv.store_connections import Dialled, Within
+from psctl.kv.store_connections import LocalServer, RemoteServers
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.permits import TABLES
-from psctl.server.table_connections import TableDesk
+from psctl.server.table_connections import TableConnections
 from psctl.types import Assignment, Member, ServerAt
 from tests.helpers.memory_stream import MemoryNetwork
 from tests.helpers.ps_world import credentials
@@ -37,7 +37,7 @@ class Nowhere:
 
 
 def alone(**options) -> Store:
-    return Stores(0, 1, Within, Nowhere()).open(
+    return Stores(0, 1, LocalServer, Nowhere()).open(
         options.pop("name", "default"), options.pop("consistency", "asp"), options.pop("reads", "lazy"), None
     )
 
@@ -51,26 +51,23 @@ class Net:
         self.host, self.memories = host, []
         self.network = MemoryNetwork()
         members = [Member("server", rank) for rank in range(servers)]
-        self.desks = [
-            TableDesk(member.rank, lambda what: None, self.dial(member), memory=self.memory(member))
-            for member in members
-        ]
+        self.servers = [TableConnections(member, self.dial(member), memory=self.memory(member)) for member in members]
         self.acceptors = [
             self.network.acceptor(credentials(member), TABLES, desk)
-            for member, desk in zip(members, self.desks, strict=True)
+            for member, desk in zip(members, self.servers, strict=True)
         ]
         self.at = [ServerAt(rank, 0, each.address) for rank, each in enumerate(self.acceptors)]
         self.chains = [[(shard + more) % servers for more in range(replicas + 1)] for shard in range(SHARDS)]
         found = Assignment(0, self.chains, [[] for _ in self.chains], self.at)
-        for desk in self.desks:
-            desk.assigned(TablesAssigned(found, begins=True))
-        self.links: list[Dialled] = []
+        for server in self.servers:
+            server.assign(TablesAssigned(found, begins=True))
+        self.links: list[RemoteServers] = []
         self.all = [Stores(rank, workers, lambda rank=rank: self.link(rank), Nowhere()) for rank in range(workers)]
         self.stores = [stores.open("s", consistency, reads, group) for stores in self.all]
 
-    def link(self, rank: int) -> Dialled:
+    def link(self, rank: int) -> RemoteServers:
         me = Member("worker", rank)
-        self.links.append(Dialled(TablesAt(self.at, SHARDS), self.dial(me), memory=self.memory(me)))
+        self.links.append(RemoteServers(TablesAt(self.at, SHARDS), self.dial(me), memory=self.memory(me)))
         return self.links[-1]
 
     def memory(self, member: Member) -> SharedRows | None:
@@ -84,17 +81,17 @@ class Net:
 
     def lose(self, server: int) -> None:
         """A server is gone, and the next of each chain leads."""
-        desk, self.desks[server] = self.desks[server], None
+        lost, self.servers[server] = self.servers[server], None
         self.acceptors[server].close()
-        desk.close("killed")
+        lost.close("killed")
         self.at = [at for at in self.at if at.rank != server]
         chains = [[rank for rank in chain if rank != server] for chain in self.chains]
         found = Assignment(1, chains, [[] for _ in chains], self.at)
-        for other in self.desks:
+        for other in self.servers:
             if other is not None:
-                other.assigned(TablesAssigned(found))
+                other.assign(TablesAssigned(found))
         for links in self.links:
-            links.assigned(TablesAt(self.at, SHARDS, 1))
+            links.assign(TablesAt(self.at, SHARDS, 1))
 
     def run(self, script) -> list:
         """Call `script(store)` for every worker in a thread of its own."""
@@ -121,9 +118,9 @@ class Net:
 
     def __exit__(self, *_) -> None:
         self.run(lambda store: self.all[store.rank].close(failed=False))
-        for desk in self.desks:
-            if desk is not None:
-                desk.close("over")
+        for server in self.servers:
+            if server is not None:
+                server.close("over")
         for acceptor in self.acceptors:
             acceptor.close()
 
@@ -277,7 +274,7 @@ def test_what_a_store_may_be() -> None:
     for wrong in ("ssp", {"ssp": -1}, {"ssp": True}, 4, np.array(["asp"])):
         with pytest.raises(UsageError, match="consistency"):
             staleness_of(wrong)
-    stores = Stores(0, 1, Within, Nowhere())
+    stores = Stores(0, 1, LocalServer, Nowhere())
     assert stores.open("a", "bsp", "eager", None) is stores.open("a", "bsp", "eager", [0])
     groups = [1], "ab", 3, [0.0], [True], []
     for arguments in (("a", "asp", "lazy", None), ("b", "asp", "eager", None), (3, "asp", "lazy", None),
@@ -436,13 +433,13 @@ def test_who_is_behind_is_named() -> None:
         fast = net.stores[0]
         thread = threading.Thread(target=fast.clock)
         thread.start()
-        with fast._changed:
+        with fast._lock:
             fast._wait_until("an answer", lambda: fast._mind.because == {0: [1], 1: [1]}, fast._mind.behind, 20)
         assert "worker/1" in fast.doing
         net.stores[1].clock()
         thread.join(20)
         assert not thread.is_alive()
-        with pytest.raises(TimedOut, match="did not finish"), fast._changed:
+        with pytest.raises(TimedOut, match="did not finish"), fast._lock:
             fast._wait_until("nothing", lambda: False, set, 0.01)
 
 
@@ -452,13 +449,13 @@ def test_who_waits_is_woken_when_the_wait_is_over_and_not_before() -> None:
         names = [str(number) for number in range(64)]
         store.push(dict.fromkeys(names, torch.ones(2)))
         store.pull(names)
-        woken, wait = [], store._changed.wait
+        woken, wait = [], store._waits.changed.wait
 
         def counted(left: float) -> bool:
             woken.append(wait(left))
             return woken[-1]
 
-        store._changed.wait = counted
+        store._waits.changed.wait = counted
         turns = 20
         for _ in range(turns):
             store.push(dict.fromkeys(names, torch.ones(2)))

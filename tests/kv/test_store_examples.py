@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import psctl
+from psctl.worker import init
 from tests.helpers.running import Psctl
 
 FOLDER = Path(__file__).parent.parent.parent / "templates" / "store"
@@ -59,11 +60,11 @@ def test_all_examples_are_here_and_short() -> None:
 def test_an_example_runs_alone(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
 
-    def init():
+    def init_alone():
         runs.append(init.lone(0, 1, "alone"))
         return runs[0]
 
-    monkeypatch.setattr(psctl, "init", init, raising=False)
+    monkeypatch.setattr(psctl, "init", init_alone, raising=False)
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     monkeypatch.chdir(FOLDER)
     monkeypatch.syspath_prepend(str(FOLDER))

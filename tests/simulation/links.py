@@ -1,4 +1,4 @@
-"""A process's connections to servers, kept up as client/server_links.py keeps them, without its threads."""
+"""A process's connections to servers, kept up as client/server_connections.py keeps them, without its threads."""
 
 from __future__ import annotations
 

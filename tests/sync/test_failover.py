@@ -130,8 +130,8 @@ def test_a_server_that_was_given_up_for_dead_and_comes_back_is_refused():
         world.dead.add(0)  # for the coordinator; the process itself lives on
         world.reassign()
         world.dead.clear()
-        assert world.servers[1].desk.allow(Member("server", 0)) == "server/0 was given up for dead"
-        assert world.servers[1].desk.allow(Member("server", 0, 1)) is None
+        assert world.servers[1].dense.allow(Member("server", 0)) == "server/0 was given up for dead"
+        assert world.servers[1].dense.allow(Member("server", 0, 1)) is None
         for clock in range(1, 4):
             trial.clock(clock)
             assert_same(world, MIXED, reference("SGD", 2, 4)[clock])
@@ -145,8 +145,8 @@ def test_a_dead_worker_is_refused_and_its_next_incarnation_is_not():
         (answer,) = world.coordinators[0].of(LostWorkerClocks)
         assert (answer.rank, answer.incarnation) == (1, 0)
         assert set(answer.clocks.values()) == {-1}
-        assert world.servers[0].desk.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is dead"
-        assert world.servers[0].desk.allow(Member("worker", 1, 1)) is None
+        assert world.servers[0].dense.allow(Member("worker", 1)) == "incarnation 0 of worker/1 is dead"
+        assert world.servers[0].dense.allow(Member("worker", 1, 1)) is None
 
 
 def test_a_server_without_a_replica_that_is_lost_is_named_when_patience_ends(monkeypatch):

@@ -103,7 +103,6 @@ def test_every_value_read_is_a_version_that_the_law_allows_and_equals_one_proces
 
 def test_the_fastest_goes_s_clocks_ahead_and_then_waits_for_the_slowest_by_name(monkeypatch):
     monkeypatch.setattr("psctl.client.server_waits.TICK", 0.02)
-    monkeypatch.setattr("psctl.client.server_waits.ASK_EVERY", 0.02)
     layout = make_layout(SHAPES, "SGD", [{"lr": 0.1}])
     with World(layout, 2, 2, target=600, staleness=2) as world:
         world.start(flat_values(layout, start_values()))

@@ -249,9 +249,12 @@ class TableClient:
         return {shard for shard, heard in enumerate(self._known.heard) if heard < least}
 
     def leaders(self, shards: Iterable[int]) -> set[int]:
-        """Return who leads these shards; NOBODY stands for those that nobody leads."""
-        led = {shard: server for server, voice in self._voices.items() for shard in voice.shards}
-        return {led.get(shard, NOBODY) for shard in shards}
+        """Return the servers that lead these shards; NOBODY for shards without a leader."""
+        return {self._leader_of(shard) for shard in shards}
+
+    def _leader_of(self, shard: int) -> int:
+        server = self._leader.get(shard, (-1, NOBODY))[1]
+        return server if server in self._voices and shard in self._voices[server].shards else NOBODY
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from psctl.client.server_links import Links
+import pytest
+
+from psctl.client.server_connections import ServerConnections, member_of
 from psctl.clock import SystemClock
-from psctl.errors import PeerLost
-from psctl.types import Address, ServerAt
+from psctl.errors import PeerLost, ProtocolError
+from psctl.types import Address, Member, ServerAt
 
 
 def until(condition, seconds: float = 10.0) -> None:
@@ -25,6 +27,7 @@ class Wire:
 
     def __init__(self, town: Town, at: ServerAt) -> None:
         self.town, self.at, self.sent, self.closed = town, at, [], ""
+        self.member = member_of(at)
 
     def send(self, message, payload=None, *, urgent=False) -> None:
         self.sent.append(message)
@@ -34,7 +37,7 @@ class Wire:
 
     def close(self, reason="") -> None:
         self.closed = reason
-        self.town.links.down(self.at, self, PeerLost(reason))
+        self.town.links.on_connection_lost(self, PeerLost(reason))
 
     def join(self, timeout=None) -> bool:
         return True
@@ -46,15 +49,29 @@ class Town:
     def __init__(self, *silent: int) -> None:
         self.silent, self.wires, self.unreachable = set(silent), [], []
         self.dialled = threading.Semaphore(0)
-        self.links = Links(self.dial, lambda at, error: self.unreachable.append((at.rank, error.message)))
+        self.used: list[str] = []
+        self.links = ServerConnections(
+            self.dial, self, lambda at, error: self.unreachable.append((at.rank, error.message))
+        )
 
-    def dial(self, at: ServerAt) -> None:
+    def dial(self, member: Member, address: Address, handler) -> None:
         self.dialled.release()
-        if at.rank in self.silent:
-            raise PeerLost(f"nobody at {at.address}")
-        wire = Wire(self, at)
+        if member.rank in self.silent:
+            raise PeerLost(f"nobody at {address}")
+        wire = Wire(self, ServerAt(member.rank, member.incarnation, address))
         self.wires.append(wire)
-        assert self.links.up(at, wire)
+        handler.on_connected(wire)
+
+    # ---- the user of the connections ----
+
+    receive_buffer_for = on_message = staticmethod(lambda *_: None)
+
+    def on_connected(self, wire: Wire) -> None:
+        assert self.links.is_in_use(wire)
+        self.used.append(f"up {wire.at.rank}")
+
+    def on_connection_lost(self, wire: Wire, error: PeerLost) -> None:
+        self.used.append(f"down {wire.at.rank}")
 
     def of(self, rank: int) -> Wire:
         return next(wire for wire in reversed(self.wires) if wire.at.rank == rank)
@@ -66,14 +83,15 @@ def at(rank: int, incarnation: int = 0) -> ServerAt:
 
 def test_a_connection_that_breaks_is_made_again_and_its_bytes_still_count():
     town = Town()
-    town.links.assigned([at(0), at(1)])
-    until(lambda: len(town.wires) == 2 and all(town.links.serves(wire.at, wire) for wire in town.wires))
+    town.links.assign([at(0), at(1)])
+    until(lambda: len(town.wires) == 2 and all(town.links.is_in_use(wire) for wire in town.wires))
     broken = town.of(1)
-    town.links.down(broken.at, broken, PeerLost("cut"))
-    until(lambda: len(town.wires) == 3 and town.links.serves(at(1), town.of(1)))
+    town.links.on_connection_lost(broken, PeerLost("cut"))
+    until(lambda: len(town.wires) == 3 and town.links.is_in_use(town.of(1)))
     town.links.send(1, "hello")
     assert (broken.sent, town.of(1).sent) == ([], ["hello"])
     assert town.links.error(1) is None
+    assert sorted(town.used) == ["down 1", "up 0", "up 1", "up 1"]
     assert town.links.bytes_moved == 30
     assert not town.unreachable
     town.links.close("over", 1.0)
@@ -81,15 +99,15 @@ def test_a_connection_that_breaks_is_made_again_and_its_bytes_still_count():
 
 def test_a_connection_that_comes_up_soon_after_it_was_dialled_is_dialled_once():
     town = Town()
-    town.links.assigned([at(0)])
-    until(lambda: town.wires and town.links.serves(at(0), town.of(0)))
+    town.links.assign([at(0)])
+    until(lambda: town.wires and town.links.is_in_use(town.of(0)))
     made: list[Wire] = []
-    town.links._dial = lambda where: made.append(Wire(town, where))  # made, but its handler has not called `up` yet
-    town.links.down(at(0), town.of(0), PeerLost("cut"))
+    town.links._dial = lambda *_: made.append(Wire(town, at(0)))  # made, but `on_connected` was not called yet
+    town.links.on_connection_lost(town.of(0), PeerLost("cut"))
     until(lambda: made)
     SystemClock().sleep(0.05)  # the error of the connection before it still stands: no reason to dial again
     assert town.links.error(0).message == "cut"
-    assert town.links.up(at(0), made[0])
+    town.links.on_connected(made[0])
     assert len(made) == 1
     assert town.links.error(0) is None
     town.links.close("over", 1.0)
@@ -97,29 +115,30 @@ def test_a_connection_that_comes_up_soon_after_it_was_dialled_is_dialled_once():
 
 def test_who_does_not_answer_is_told_of_once_and_dialled_until_nobody_wants_him():
     town = Town(1)
-    town.links.assigned([at(1)])
+    town.links.assign([at(1)])
     for _ in range(3):
         assert town.dialled.acquire(timeout=10)
     assert town.unreachable == [(1, "nobody at memory:2")]
     assert "nobody at" in town.links.error(1).message
     town.links.send(1, "dropped")
-    town.links.assigned([at(0)])
-    until(lambda: town.wires and town.links.serves(at(0), town.of(0)))
+    town.links.assign([at(0)])
+    until(lambda: town.wires and town.links.is_in_use(town.of(0)))
     assert town.links.error(1) is None
     town.links.close("over", 1.0)
 
 
 def test_an_assignment_drops_the_dead_incarnation_and_dials_the_new_one():
     town = Town()
-    town.links.assigned([at(0)])
-    until(lambda: town.wires and town.links.serves(at(0), town.of(0)))
+    town.links.assign([at(0)])
+    until(lambda: town.wires and town.links.is_in_use(town.of(0)))
     old = town.of(0)
-    town.links.assigned([at(0, 1)])
-    until(lambda: len(town.wires) == 2 and town.links.serves(at(0, 1), town.of(0)))
+    town.links.assign([at(0, 1)])
+    until(lambda: len(town.wires) == 2 and town.links.is_in_use(town.of(0)))
     assert old.closed == "it is not of the newest assignment"
     assert town.of(0).at.incarnation == 1
-    assert not town.links.up(at(0), Wire(town, at(0)))  # the dead one comes back: nobody wants it
-    assert not town.links.serves(at(0), old)
-    assert town.links.serves(at(0, 1), town.of(0))
+    with pytest.raises(ProtocolError, match="not of the newest assignment"):
+        town.links.on_connected(Wire(town, at(0)))  # the lost incarnation connects again
+    assert not town.links.is_in_use(old)
+    assert town.links.is_in_use(town.of(0))
     town.links.close("over", 1.0)
     assert town.of(0).closed == "over"

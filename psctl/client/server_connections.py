@@ -1,0 +1,228 @@
+"""Keeps one connection to each server of the newest assignment: dials it, and dials again when it breaks.
+
+A connection belongs to one incarnation of a server and is closed when the assignment no longer names that incarnation.
+A message to a server without a connection is dropped: its sender sends everything outstanding again when the server
+announces on a new connection what it leads. Each server without a connection has a thread that dials until there is
+one or the assignment drops the server. There is no deadline here; a thread that waits for a server has one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
+from psctl.transport.peer_connection import ConnectionHandler
+from psctl.transport.read_lease import ReadLease
+from psctl.types import Address, Member, ServerAt
+
+FIRST_PAUSE = 0.05
+"""Seconds between the first two attempts to reach a server; each further pause is twice as long."""
+
+LONGEST_PAUSE = 1.0
+"""Seconds between two attempts at most."""
+
+Dial = Callable[[Member, Address, Any], Any]
+"""Connects to (member, address) with a handler, and returns when the connection is made; raises ConnectionFailed."""
+
+Unreachable = Callable[[ServerAt, ConnectionFailed], Any]
+"""Called once for a server that could not be reached, at the first attempt that failed."""
+
+
+class ServerConnection(Protocol):
+    """The methods of psctl.transport.peer_connection.PeerConnection that are used here and by waits."""
+
+    member: Member
+    bytes_received: int
+    turn: ReadLease
+
+    @property
+    def bytes_sent(self) -> int: ...
+    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
+    def read_here(self, over: Callable[[], bool], seconds: float) -> bool: ...
+    def offer_turn(self) -> None: ...
+    def flush(self, timeout: float) -> None: ...
+    def close(self, reason: str = "") -> None: ...
+    def join(self, timeout: float | None = None) -> bool: ...
+
+
+def member_of(at: ServerAt) -> Member:
+    """Return a server as certificates name it."""
+    return Member("server", at.rank, at.incarnation)
+
+
+class ServerConnections:
+    """One process's connections to servers. Its lock is held for look-ups only; calls may come from any thread.
+
+    It is the handler of the connections that it dials. Messages go straight to `user`, a handler too, whose
+    `on_connected` is called for a connection that the newest assignment wants, once it is in use, and whose
+    `on_connection_lost` is called for every connection, before the server is dialled again.
+    """
+
+    def __init__(self, dial: Dial, user: ConnectionHandler, unreachable: Unreachable) -> None:
+        self.receive_buffer_for, self.on_message = user.receive_buffer_for, user.on_message
+        self.in_use: dict[int, ServerConnection] = {}
+        """By rank of the server."""
+        self._dial, self._user, self._unreachable = dial, user, unreachable
+        self._changed = threading.Condition()
+        self._wanted: dict[int, ServerAt] = {}
+        self._dialling: set[ServerAt] = set()
+        self._errors: dict[int, ConnectionFailed] = {}
+        self._past = 0  # bytes that closed connections moved
+        self._closed = False
+
+    def assign(self, servers: Sequence[ServerAt]) -> None:
+        """Keep connections to these servers from now on, and to no others; the others are over on return."""
+        with self._changed:
+            before, self._wanted = self._wanted, {at.rank: at for at in servers}
+            unwanted = [rank for rank, at in before.items() if rank in self.in_use and self._wanted.get(rank) != at]
+            dropped = [self.in_use.pop(rank) for rank in unwanted]
+            for rank in [rank for rank in self._errors if before.get(rank) != self._wanted.get(rank)]:
+                del self._errors[rank]
+            for at in servers:
+                if before.get(at.rank) != at:
+                    self._start_dialling(at)
+            self._changed.notify_all()
+        for peer in dropped:
+            peer.close("it is not of the newest assignment")
+        for peer in dropped:  # the buffers that it receives into may be given to another connection now
+            peer.join(LONGEST_PAUSE)
+
+    def is_in_use(self, peer: Any) -> bool:
+        """Is this the connection in use to its server?"""
+        return self.in_use.get(peer.member.rank) is peer
+
+    def send(self, server: int, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> None:
+        """Queue a message; dropped when there is no connection."""
+        peer = self.in_use.get(server)
+        if peer is not None:
+            peer.send(message, payload, urgent=urgent)
+
+    def take_turn(self, servers: Collection[int]) -> ServerConnection | None:
+        """Take the lease to read the connection to the only server of `servers`.
+
+        Returns:
+            None where there are several servers, or the lease is taken: their reader threads read.
+        """
+        for server in servers:
+            peer = self.in_use.get(server)
+            if peer is None:
+                continue
+            if len(servers) == 1 and peer.turn.take():
+                return peer
+            peer.turn.recall()
+        return None
+
+    def error(self, server: int) -> ConnectionFailed | None:
+        """Return why there is no connection to a server; None when there is one, or none was tried."""
+        return self._errors.get(server)
+
+    def name_of(self, server: int) -> str:
+        """Return a server with its address, for messages."""
+        at = self._wanted.get(server)
+        return f"server/{server} at {at.address}" if at is not None else f"server/{server}"
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes sent and received so far."""
+        with self._changed:
+            return self._past + sum(peer.bytes_sent + peer.bytes_received for peer in self.in_use.values())
+
+    def flush(self, patience: float) -> None:
+        """Wait until all that was queued has been sent, for at most `patience` seconds."""
+        with self._changed:
+            peers = list(self.in_use.values())
+        for peer in peers:
+            with suppress(PsctlError):  # the caller ends: a connection that breaks now is not needed any more
+                peer.flush(patience)
+
+    def stop_dialling(self) -> None:
+        """Dial no server any more; connections stay."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close(self, reason: str, patience: float) -> None:
+        """End all connections, after at most `patience` seconds for each to send what was queued."""
+        self.stop_dialling()
+        peers = list(self.in_use.values())
+        self.flush(patience)
+        for peer in peers:
+            peer.close(reason)
+        for peer in peers:  # a thread inside torch when the interpreter ends would abort the process
+            peer.join(patience)
+
+    # ---- the handler: each connection's reader thread ------------------------------------------------------------
+
+    def on_connected(self, peer: Any) -> None:
+        """Take a connection into use.
+
+        Raises:
+            ProtocolError: the newest assignment does not name that incarnation, or it has a connection.
+        """
+        rank = peer.member.rank
+        with self._changed:
+            at = self._wanted.get(rank)
+            if self._closed or at is None or member_of(at) != peer.member or rank in self.in_use:
+                raise ProtocolError(f"{peer.member} is not of the newest assignment, or has a connection already")
+            self.in_use[rank] = peer
+            self._errors.pop(rank, None)
+            self._changed.notify_all()
+        self._user.on_connected(peer)
+
+    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+        """Dial again where the connection was in use."""
+        self._user.on_connection_lost(peer, error)
+        rank = peer.member.rank
+        with self._changed:
+            self._past += peer.bytes_sent + peer.bytes_received
+            if self.in_use.get(rank) is not peer:
+                return
+            del self.in_use[rank]
+            at = self._wanted.get(rank)
+            if at is not None and not self._closed:
+                self._errors[rank] = error
+                self._start_dialling(at)
+                self._changed.notify_all()
+
+    # ---- dialling ------------------------------------------------------------------------------------------------
+
+    def _start_dialling(self, at: ServerAt) -> None:
+        if at not in self._dialling and not self._closed:
+            self._dialling.add(at)
+            threading.Thread(target=self._keep_dialling, args=(at,), name=f"psctl dial {at.rank}", daemon=True).start()
+
+    def _keep_dialling(self, at: ServerAt) -> None:
+        pause, reported = FIRST_PAUSE, False
+        while True:
+            before, error = self._errors.get(at.rank), None
+            try:
+                self._dial(member_of(at), at.address, self)
+            except ConnectionFailed as failed:
+                error = failed
+            with self._changed:
+                failing = error is not None and not self._is_settled(at)
+                if failing and error is not None:
+                    self._errors[at.rank] = error
+            if failing and error is not None and not reported:
+                reported = True
+                self._unreachable(at, error)
+            with self._changed:
+                if error is not None:
+                    self._changed.wait_for(partial(self._is_settled, at), pause)
+                else:  # `on_connected` follows on the reader thread
+                    self._changed.wait_for(partial(self._came_up, at, before), LONGEST_PAUSE)
+                if self._is_settled(at):
+                    self._dialling.discard(at)
+                    return
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _came_up(self, at: ServerAt, before: ConnectionFailed | None) -> bool:
+        """Is the dialled connection in use, or was and has broken already, with an error that is not `before`?"""
+        return self._is_settled(at) or self._errors.get(at.rank) not in (None, before)
+
+    def _is_settled(self, at: ServerAt) -> bool:
+        return self._closed or self._wanted.get(at.rank) != at or at.rank in self.in_use
