@@ -10,6 +10,7 @@ Of two servers the one with the higher rank dials (client/server_connections.py)
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ MemberKey = tuple[str, int]
 """A member without its incarnation: role and rank."""
 
 
-class PeerConnections:
+class PeerConnections(ABC):
     """The handler of a server's connections in one protocol, those that it dialled to other servers included.
 
     A subclass has the protocol: `start_session`, `end_session`, `receive_buffer_for` and `on_message`; it calls
@@ -63,21 +64,21 @@ class PeerConnections:
 
     # ---- the protocol --------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def start_session(self, peer: PeerConnection) -> None:
         """Call `use`, and send what a new connection needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end_session(self, peer: PeerConnection) -> None:
         """Forget what a connection in use was in the middle of; another one may follow."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Return where a payload goes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
         """Process a message."""
-        raise NotImplementedError
 
     # ---- members: the coordinator connection's reader thread -----------------------------------------------------
 
