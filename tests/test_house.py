@@ -33,6 +33,8 @@ FLOORS = (
     ("launch",),
     ("launch.hosts",),
     ("launch.measure", "launch.checkpoints"),
+    ("launch.placement",),
+    ("launch.setup",),
     ("launch.jobs",),
     ("launch.bench",),
     ("", "nn"),

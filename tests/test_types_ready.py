@@ -22,7 +22,7 @@ sys.exit("StructInfo" not in [type(one).__name__ for one in gc.get_referents(fou
 @pytest.mark.parametrize(
     "type",
     [
-        "psctl.launch.hosts.site.Site",  # a thread a host
+        "psctl.launch.hosts.site.HostSite",  # a thread a host
         "psctl.topology.facts.HostFacts",
         "psctl.topology.readers.rdma.RdmaPort",
         "psctl.transport.protocol.connection.Keys",  # a thread a peer
@@ -31,6 +31,6 @@ sys.exit("StructInfo" not in [type(one).__name__ for one in gc.get_referents(fou
     ],
 )
 def test_a_type_is_learnt_before_threads_use_it(type: str) -> None:
-    imported = "psctl.launch.hosts.site.Site" if type.endswith(".HostFacts") else type
+    imported = "psctl.launch.hosts.site.HostSite" if type.endswith(".HostFacts") else type
     script = f"import {imported.rsplit('.', 1)[0]}\n{LEARNT}"
     assert subprocess.run([sys.executable, "-c", script, type], check=False).returncode == 0

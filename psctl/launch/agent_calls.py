@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.home import HostRecord
+from psctl.launch.host_programs import HOST_STATE, run_program
 from psctl.remote.shell import Process, Shell
 
 
@@ -102,7 +102,7 @@ def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
     """
     python = hosts[0].python
     question = {"jobs": [{"folder": host.job_dir, "pid": host.pid, "started": host.started} for host in hosts]}
-    answer = ask.ask(shell, python, ask.THERE, "digest", question)
+    answer = run_program(shell, python, HOST_STATE, "digest", question)
     try:
         told = msgspec.convert(answer, dict[str, _JobDigest])
     except msgspec.ValidationError as error:

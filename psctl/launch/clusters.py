@@ -6,13 +6,14 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.home import NEW, READY, Home, KnownCluster
+from psctl.remote.fleet import Fleet
 from psctl.spec import yaml
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
 from psctl.spec.yaml import LARGEST
@@ -43,6 +44,10 @@ class ChosenCluster(msgspec.Struct, frozen=True):
     def same(self, other: ChosenCluster) -> bool:
         """Tell whether both are the same file's same text, or both this machine."""
         return (self.known.name, self.known.text) == (other.known.name, other.known.text)
+
+
+Connect = Callable[[ChosenCluster, Sequence[str] | None], Fleet]
+"""Connects to all hosts of a cluster, or to those named; callers pass it in, so that options and tests decide."""
 
 
 class ClusterRow(msgspec.Struct, frozen=True):

@@ -308,7 +308,7 @@ def test_debug_prints_no_control_sequence_of_a_host(monkeypatch: pytest.MonkeyPa
     def fail(*_: object, **__: object) -> None:
         raise HostUnreachable("node-a: \x1b]0;owned\x07\x1b[2Jsaid \x9b31m this", "look \x1b[5m there")
 
-    monkeypatch.setattr("psctl.launch.clusters.choose", fail)
+    monkeypatch.setattr("psctl.launch.clusters.choose_cluster", fail)
     assert app.run(["--debug", "plan"]) == 3
     printed = capsys.readouterr()
     assert "Traceback" in printed.err and "said" in printed.err

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psctl.launch.jobs.host_checks import HostReport, _gpus, newer_driver
+from psctl.launch.setup.doctor import HostReport, _gpus, newer_driver
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from psctl.launch import ask
+from psctl.launch.host_programs import GPU_COPIES, program_command
 
 TORCH = '''
 """A torch of two GPUs: a copy takes its bytes over a rate, on a clock that the test's own copies move."""
@@ -58,7 +58,7 @@ def measure(folder: Path, torch: str | None, seconds: float = 60.0) -> Any:
     """Ask the program as psctl does, with another torch on the path."""
     if torch is not None:
         (folder / "torch.py").write_text(torch)
-    argv = ask.words(sys.executable, ask.COPY, "measure", {"seconds": seconds, "nodes": [0, None]})
+    argv = program_command(sys.executable, GPU_COPIES, "measure", {"seconds": seconds, "nodes": [0, None]})
     done = subprocess.run(
         [argv[0], "-S", *argv[1:]], capture_output=True, text=True, check=True,
         env={"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "1"},

@@ -18,8 +18,8 @@ import pytest
 from psctl import errors
 from psctl.agent import supervisor
 from psctl.job.events import CheckpointWritten, Finished, Log, Progress, Restored, Started, StateChanged, to_line
-from psctl.launch import ask
 from psctl.launch.archive import pack_folder
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, program_command, run_program
 from psctl.remote.local import LocalShell
 from tests.helpers.running import until
 
@@ -32,8 +32,8 @@ def shell(tmp_path: Path) -> Iterator[LocalShell]:
     opened.close()
 
 
-def there(shell: LocalShell, verb: str, question: dict[str, Any], program: str = ask.THERE, stdin: bytes = b"") -> Any:
-    return ask.ask(shell, sys.executable, program, verb, question, stdin=stdin)
+def there(shell: LocalShell, verb: str, question: dict[str, Any], program: str = HOST_STATE, stdin: bytes = b"") -> Any:
+    return run_program(shell, sys.executable, program, verb, question, stdin=stdin)
 
 
 def started_of(pid: int) -> str:
@@ -46,13 +46,13 @@ def test_an_archive_is_unpacked_once_and_proved(shell: LocalShell, tmp_path: Pat
     (tmp_path / "job" / "train.py").write_text("print()")
     archive = pack_folder(tmp_path / "job")
     question = {"folder": str(tmp_path / "code"), "hash": archive.hash, "keep": True}
-    assert there(shell, "unpack", question, ask.FILES, archive.data)["new"] is True
-    assert there(shell, "unpack", question, ask.FILES, archive.data)["new"] is False
+    assert there(shell, "unpack", question, HOST_FILES, archive.data)["new"] is True
+    assert there(shell, "unpack", question, HOST_FILES, archive.data)["new"] is False
     assert sorted(path.name for path in (tmp_path / "code").iterdir()) == [archive.hash, f"{archive.hash}.tar.gz"]
     assert (tmp_path / "code" / archive.hash / "train.py").read_text() == "print()"
     wrong = {**question, "hash": hashlib.sha256(b"").hexdigest()[:40]}
     with pytest.raises(errors.CommandFailed, match="expected"):
-        there(shell, "unpack", wrong, ask.FILES, archive.data)
+        there(shell, "unpack", wrong, HOST_FILES, archive.data)
 
 
 def test_what_killed_processes_unpacked_in_part_is_swept(shell: LocalShell, tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_what_killed_processes_unpacked_in_part_is_swept(shell: LocalShell, tmp_
     fcntl.flock(lock, fcntl.LOCK_EX)
     in_use = ["def.8.ff.part", "def.8.ff.part.tar.gz"]
     question = {"folder": str(code), "hash": archive.hash, "keep": False}
-    there(shell, "unpack", question, ask.FILES, archive.data)
+    there(shell, "unpack", question, HOST_FILES, archive.data)
     assert sorted(path.name for path in code.iterdir()) == sorted([archive.hash, *in_use])
     os.close(lock)
     folder = tmp_path / "w" / "jobs" / "digits-1" / "a"
-    there(shell, "begin", {"folder": str(folder), "claim": True, "wait": 0}, ask.FILES, b"{}")
+    there(shell, "begin", {"folder": str(folder), "claim": True, "wait": 0}, HOST_FILES, b"{}")
     assert [path.name for path in code.iterdir()] == [archive.hash]
 
 
@@ -82,7 +82,7 @@ def test_orders_without_an_agent_go_in_time(shell: LocalShell, tmp_path: Path) -
     def begin(name: str) -> tuple[Path, Path]:
         folder = tmp_path / "w" / "jobs" / name / "a"
         question = {"folder": str(folder), "claim": True, "wait": 0.5}
-        return folder, Path(there(shell, "begin", question, ask.FILES, b"{}")["orders"])
+        return folder, Path(there(shell, "begin", question, HOST_FILES, b"{}")["orders"])
 
     starting = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
@@ -189,7 +189,7 @@ def test_logs_are_read_by_role_tail_and_pattern(shell: LocalShell, tmp_path: Pat
 
     def read(prefixes: list[str], tail: int | None = None, grep: str | None = None) -> list[list[str]]:
         question = {"folder": str(tmp_path), "prefixes": prefixes, "tail": tail, "grep": grep}
-        result = shell.run(ask.words(sys.executable, ask.THERE, "logs", question))
+        result = shell.run(program_command(sys.executable, HOST_STATE, "logs", question))
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     assert read(["worker-0."], tail=2) == [["worker-0.stdout.log", "two"], ["worker-0.stdout.log", "three"]]
@@ -264,7 +264,7 @@ def test_what_up_made_is_removed_and_the_rest_stays_unless_all_is_asked(shell: L
     for name in ("code/x", "envs/y", "jobs/digits-1", "checkpoints/digits-1"):
         (tmp_path / "w" / name).mkdir(parents=True)
     (tmp_path / "w" / "ready.json").write_text("{}")
-    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": False}, ask.FILES)
+    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": False}, HOST_FILES)
     assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["checkpoints", "jobs"]
-    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": True}, ask.FILES)
+    there(shell, "remove", {"workdir": str(tmp_path / "w"), "all": True}, HOST_FILES)
     assert not (tmp_path / "w").exists()

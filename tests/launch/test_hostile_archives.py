@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.archive import pack_folder
+from psctl.launch.host_programs import HOST_FILES, run_program
 from psctl.remote.local import LocalShell
 
 
@@ -37,7 +37,7 @@ def unpack(tmp_path: Path, name: str, data: bytes) -> Path:
     shell = LocalShell("here", str(tmp_path / "home"))
     try:
         question = {"folder": str(tmp_path / "code"), "hash": name}
-        return Path(ask.ask(shell, sys.executable, ask.FILES, "unpack", question, stdin=data)["folder"])
+        return Path(run_program(shell, sys.executable, HOST_FILES, "unpack", question, stdin=data)["folder"])
     finally:
         shell.close()
 

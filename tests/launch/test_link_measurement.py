@@ -16,9 +16,9 @@ from psctl.launch.home import Home, KnownCluster
 from psctl.launch.hosts.actions import HostNeeds, MeasureLinks
 from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.hosts.site import HostSite, RunningJob
-from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
+from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import CommandResult

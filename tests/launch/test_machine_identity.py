@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from psctl.launch.jobs.host_checks import HostReport, _disk
 from psctl.launch.remote_programs import machine_identity
 from psctl.launch.remote_programs.machine_identity import machine_id
+from psctl.launch.setup.doctor import HostReport, _disk
 from tests.launch.test_actions import site
 
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from psctl.job.events import Finished
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
-from psctl.launch.jobs.host_messages import SourcePaths
-from psctl.launch.jobs.missing_module import cure
+from psctl.launch.jobs.host_messages import SourcePaths, missing_module_cure
 
 JOB = "version: 1\nname: mine\nscript: train.py\nexclude: [data/]\n"
 CLUSTER = "version: 1\nname: lab\nhosts: [h1]\n"
@@ -33,8 +32,8 @@ def record(tmp_path: Path) -> JobRecord:
 
 
 def test_a_package_is_added_to_what_the_cluster_file_requires(record: JobRecord) -> None:
-    assert cure(EXCEPTION, record) == CURE
-    assert cure("ValueError: No module named 'model'", record) == ""
+    assert missing_module_cure(EXCEPTION, record) == CURE
+    assert missing_module_cure("ValueError: No module named 'model'", record) == ""
     ended = Finished(
         time=1.0, status="failed", exit=1, steps=0, seconds=1.0, metrics={}, failure={"exception": EXCEPTION}
     )
@@ -47,10 +46,10 @@ def test_a_package_is_added_to_what_the_cluster_file_requires(record: JobRecord)
 def test_where_psctl_installs_nothing_the_cure_is_another(record: JobRecord) -> None:
     existing = CLUSTER + "runtime: {environment: existing, python: /opt/py}\n"
     known = KnownCluster("lab", "/etc/lab.yaml", existing, 0.0)
-    said = cure(EXCEPTION, replace(record, cluster=known))
+    said = missing_module_cure(EXCEPTION, replace(record, cluster=known))
     assert said.startswith("install the package that provides model for /opt/py on the hosts")
     assert "runtime.requirements" in said
-    here = cure(EXCEPTION, replace(record, cluster=KnownCluster("local", "", "", 0.0)))
+    here = missing_module_cure(EXCEPTION, replace(record, cluster=KnownCluster("local", "", "", 0.0)))
     assert here == f"install the package that provides model: {sys.executable} -m pip install model"
 
 
@@ -69,9 +68,9 @@ def test_a_file_of_that_name_is_found_where_it_lies(record: JobRecord, place: st
     path = Path(record.job_folder, place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
-    assert said in cure(EXCEPTION, record)
+    assert said in missing_module_cure(EXCEPTION, record)
 
 
 def test_a_folder_that_is_gone_says_nothing_of_files(record: JobRecord, tmp_path: Path) -> None:
-    assert cure(EXCEPTION, replace(record, job_folder=str(tmp_path / "gone"))) == CURE
-    assert cure(EXCEPTION, replace(record, job_folder="")) == CURE
+    assert missing_module_cure(EXCEPTION, replace(record, job_folder=str(tmp_path / "gone"))) == CURE
+    assert missing_module_cure(EXCEPTION, replace(record, job_folder="")) == CURE

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from psctl.launch import ask
+from psctl.launch import host_programs
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, program_source, run_program
 from psctl.launch.remote_programs import pending_orders
 from psctl.remote.local import LocalShell
 
@@ -35,11 +36,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def there(shell: LocalShell, program: str, verb: str, question: dict[str, Any], stdin: bytes = b"") -> Any:
-    return ask.ask(shell, sys.executable, program, verb, question, stdin=stdin)
+    return run_program(shell, sys.executable, program, verb, question, stdin=stdin)
 
 
 def begin(shell: LocalShell, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = there(shell, ask.FILES, "begin", {"folder": str(folder), "claim": True, "wait": 60}, ORDERS)
+    found: dict[str, Any] = there(
+        shell, HOST_FILES, "begin", {"folder": str(folder), "claim": True, "wait": 60}, ORDERS
+    )
     return found
 
 
@@ -54,7 +57,7 @@ def test_orders_wait_in_memory_for_their_owner_alone_and_a_taken_name_is_told(sh
     assert pending_orders.file_system(str(path)) in pending_orders.IN_MEMORY
     assert list(folder.iterdir()) == [], "nothing of them is in the job's folder"
     assert begin(shell, folder) == {"taken": True}
-    there(shell, ask.FILES, "discard", {"folder": str(folder)})
+    there(shell, HOST_FILES, "discard", {"folder": str(folder)})
     assert not path.exists()
     assert not folder.parent.exists()
 
@@ -142,9 +145,9 @@ def test_whoever_looks_at_a_host_sweeps_them(
 ) -> None:
     path = Path(begin(shell, folder)["orders"])
     verb, question = QUESTIONS[command]
-    text = ask.source(ask.THERE)
+    text = program_source(HOST_STATE)
     assert f"UNREAD = {pending_orders.UNREAD}\n" in text
     later = text.replace(f"UNREAD = {pending_orders.UNREAD}\n", f"UNREAD = {LATER['UNREAD']}\n")
-    monkeypatch.setattr(ask, "source", lambda program: later)
-    there(shell, ask.THERE, verb, question(folder))
+    monkeypatch.setattr(host_programs, "program_source", lambda program: later)
+    there(shell, HOST_STATE, verb, question(folder))
     assert not path.exists()

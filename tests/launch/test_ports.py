@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from psctl.launch import ask
-from psctl.launch.jobs.ports import PortUse, TakenPort, lacking, needed
-from psctl.launch.jobs.roster import Machine, assign_workers
+from psctl.launch.host_programs import NETWORK_CHECKS, program_command
+from psctl.launch.placement.ports import PortUse, TakenPort, lacking, needed
+from psctl.launch.placement.roster import Machine, assign_workers
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 
@@ -87,7 +87,11 @@ def test_who_holds_a_port_is_read_from_the_kernel() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         question = {"host": "127.0.0.1", "first": port, "last": port}
-        said = subprocess.run(ask.words(sys.executable, ask.NET, "ports", question), capture_output=True, check=True)
+        said = subprocess.run(
+            program_command(sys.executable, NETWORK_CHECKS, "ports", question),
+            capture_output=True,
+            check=True,
+        )
         answer = json.loads(said.stdout)
         assert answer["free"] == 0
         assert [(each["port"], each["pid"]) for each in answer["taken"]] == [(port, os.getpid())]

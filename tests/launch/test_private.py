@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from psctl import errors
 from psctl.checkpoint.disk import Disk
-from psctl.launch import ask
 from psctl.launch.archive import pack_folder
 from psctl.launch.home import Home, KnownCluster
+from psctl.launch.host_programs import HOST_FILES, program_command
 from psctl.launch.remote_programs.host_state import open_to_others
 from psctl.remote.local import LocalShell
 
@@ -42,7 +42,7 @@ def modes(folder: Path) -> dict[str, str]:
 
 
 def there(verb: str, question: dict[str, Any], stdin: bytes = b"") -> Any:
-    words = ask.words(sys.executable, ask.FILES, verb, question)
+    words = program_command(sys.executable, HOST_FILES, verb, question)
     return json.loads(subprocess.run(words, input=stdin, stdout=subprocess.PIPE, check=True).stdout)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl import errors
-from psctl.launch.jobs.roster import (
+from psctl.launch.placement.roster import (
     AgentKeys,
     HostFolders,
     Machine,

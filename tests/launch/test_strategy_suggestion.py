@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from psctl.launch.jobs import job_planning
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
+from psctl.launch.placement import job_planning
 from psctl.plan.choose import UNKNOWN
 from psctl.topology.algorithms.rings import rings
 from psctl.topology.algorithms.wires import wires

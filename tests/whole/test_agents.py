@@ -224,7 +224,7 @@ def test_logs_are_read_and_followed_across_segments(make_hosts: Callable[..., An
 
 
 DYING = """import os, signal, sys
-from psctl.launch import submit
+from psctl.launch.jobs import submit
 name, number, after = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "after"
 whole, calls = getattr(submit._Launch, name), []
 def step(*arguments):

@@ -11,13 +11,13 @@ from psctl.cli.shared.parameters import ClusterArgument
 def doctor(context: typer.Context, cluster: ClusterArgument = None) -> None:
     """Check every host in parallel, from its name to the network between hosts; change nothing."""
     from psctl.launch.hosts.converge import verdict
-    from psctl.launch.jobs import host_checks
+    from psctl.launch.setup import doctor
     from psctl.view.tables import draw_doctor
 
     own = Context.of(context)
     chosen = own.cluster(cluster)
-    reports = host_checks.examine(own.home, chosen, own.connect)
+    reports = doctor.examine(own.home, chosen, own.connect)
     failed = {report.name: report.error for report in reports if report.error is not None}
-    document = {"cluster": chosen.spec.name, **host_checks.document(reports)}
+    document = {"cluster": chosen.spec.name, **doctor.document(reports)}
     own.print_results(document, draw_doctor, verdict(failed, len(reports), "well"))
     own.tell(f"{chosen.spec.name}: all checks passed. Next: {own.train_command(chosen)}")

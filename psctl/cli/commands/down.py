@@ -22,8 +22,8 @@ def down(
 
     from psctl.launch.clusters import shown_path
     from psctl.launch.home import PARTIAL
-    from psctl.launch.hosts import teardown
     from psctl.launch.hosts.converge import verdict
+    from psctl.launch.setup import teardown
     from psctl.view.tables import draw_up
 
     own = Context.of(context)

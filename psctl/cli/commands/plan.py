@@ -34,7 +34,7 @@ def plan(
     """Predict the time of every strategy, and print which is chosen and why; change nothing."""
     from psctl.cli.shared import launching
     from psctl.errors import UsageError
-    from psctl.launch.jobs import job_planning
+    from psctl.launch.placement import job_planning
     from psctl.view.tables import draw_plan
 
     own = Context.of(context)

@@ -14,16 +14,16 @@ def up(context: typer.Context, cluster: ClusterArgument = None, dry_run: DryRunO
 
     from psctl.launch.clusters import make_current
     from psctl.launch.hosts import converge
-    from psctl.launch.jobs import readying
+    from psctl.launch.setup import cluster_setup
     from psctl.view.tables import draw_up
 
     own = Context.of(context)
     chosen = own.cluster(cluster)
     names = [host.name for host in chosen.spec.hosts]
     with own.connect(chosen) as fleet:
-        state = readying.decide(own.home, chosen, fleet)
+        state = cluster_setup.decide(own.home, chosen, fleet)
         if not dry_run:
-            for warning in readying.carry_out(own.home, chosen, fleet, state, own.progress):
+            for warning in cluster_setup.carry_out(own.home, chosen, fleet, state, own.progress):
                 own.warn(warning)
     rows = converge.outcomes(state, names)
     if not dry_run and len(state.failed) < len(names):

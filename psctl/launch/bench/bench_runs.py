@@ -16,11 +16,11 @@ import msgspec
 from psctl import errors
 from psctl.job.bench_messages import FILE, BenchQuestion, BenchRound, BenchRow, Operation
 from psctl.launch.jobs.prepare import RequestedJob, load_requested_job, seats_of
-from psctl.launch.jobs.roster import job_order
 from psctl.launch.jobs.submit import ReachedCluster
 from psctl.launch.measure import calibration
 from psctl.launch.measure.calibration import FittedCosts
-from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.launch.placement.cluster_snapshot import machines_document
+from psctl.launch.placement.roster import job_order
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import Search

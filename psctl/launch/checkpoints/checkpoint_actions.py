@@ -39,8 +39,7 @@ from psctl.launch.checkpoints.checkpoint_queries import (
     question,
     rows_of,
 )
-from psctl.launch.clusters import recalled_cluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.converge import ClusterState
 from psctl.remote.shell import Shell

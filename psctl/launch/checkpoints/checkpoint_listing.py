@@ -9,8 +9,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.checkpoints import checkpoint_queries
-from psctl.launch.clusters import recalled_cluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell

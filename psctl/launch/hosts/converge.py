@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
 from psctl.launch.clusters import ChosenCluster
+from psctl.launch.host_programs import HOST_FILES, run_program
 from psctl.launch.hosts.actions import (
     AnyAction,
     FindNetwork,
@@ -224,7 +224,7 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
         keep: leave the packed archive beside it, for another host to get it from here.
     """
     question = {"folder": folder, "hash": archive.hash, "keep": keep}
-    answer = ask.ask(shell, python, ask.FILES, "unpack", question, stdin=archive.data, timeout=None)
+    answer = run_program(shell, python, HOST_FILES, "unpack", question, stdin=archive.data, timeout=None)
     return str(answer["folder"])
 
 

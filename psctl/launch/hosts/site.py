@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
+from psctl.launch.host_programs import HOST_STATE, program_source
 from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
 from psctl.topology.facts import HostFacts
@@ -109,7 +109,7 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     }
     script = _SCRIPT.replace("{PROBE}", PROBE)
     before = time.time()
-    result = shell.run(["sh", "-c", script, "sh", python, ask.source(ask.THERE), json.dumps(question)])
+    result = shell.run(["sh", "-c", script, "sh", python, program_source(HOST_STATE), json.dumps(question)])
     after = time.time()
     machine, _, rest = result.stdout.decode(errors="replace").partition(f"\n{_MARK}\n")
     first, _, answer = rest.partition("\n")

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from psctl import errors
-from psctl.launch import agent_calls, ask
+from psctl.launch import agent_calls
 from psctl.launch.home import HostRecord, JobRecord
+from psctl.launch.host_programs import HOST_STATE, program_command
 from psctl.launch.jobs.host_messages import SourcePaths
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -167,7 +168,11 @@ def pattern_of(grep: str) -> re.Pattern[str]:
 
 def _read(shell: Shell, host: HostRecord, question: dict[str, object]) -> tuple[list[LogLine], list[RemovedLines]]:
     asked = {**question, "folder": host.job_dir}
-    result = shell.run(ask.words(host.python, ask.THERE, "logs", asked), timeout=None, limit=MOST_BYTES)
+    result = shell.run(
+        program_command(host.python, HOST_STATE, "logs", asked),
+        timeout=None,
+        limit=MOST_BYTES,
+    )
     lines, removed = [], []
     for raw in result.stdout.splitlines():
         name, text = json.loads(raw)

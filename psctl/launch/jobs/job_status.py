@@ -9,8 +9,7 @@ import msgspec
 
 from psctl.launch import agent_calls
 from psctl.launch.checkpoints.checkpoint_listing import by_cluster
-from psctl.launch.clusters import ChosenCluster, recalled_cluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord
 from psctl.launch.hosts.converge import look_at_all
 from psctl.launch.jobs.job_end import last_step, settle

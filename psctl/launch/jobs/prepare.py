@@ -12,16 +12,17 @@ import msgspec
 from psctl import errors
 from psctl.launch.archive import pack_folder
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.clusters import ChosenCluster, recalled_cluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
 from psctl.launch.home import Home, JobRecord
-from psctl.launch.jobs import ports, readying, script_entry
-from psctl.launch.jobs.job_planning import plan_of
-from psctl.launch.jobs.roster import JobHosts, Machine, Resumed, assign_workers, job_order
-from psctl.launch.jobs.submit import JobRequest, ReachedCluster, machines_of, secrets_of, submit, variables
+from psctl.launch.jobs import script_entry
+from psctl.launch.jobs.submit import JobRequest, ReachedCluster, secrets_of, submit, variables
 from psctl.launch.measure import calibration, link_measurement
 from psctl.launch.measure import reach as reach_each_other
-from psctl.launch.measure.cluster_snapshot import machines_document
+from psctl.launch.placement import ports
+from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
+from psctl.launch.placement.job_planning import plan_of
+from psctl.launch.placement.roster import JobHosts, Machine, Resumed, assign_workers, job_order
+from psctl.launch.setup import cluster_setup
 from psctl.orders import JobOrder
 from psctl.plan.choose import Plan, planner_of
 from psctl.remote.shell import Shell
@@ -91,7 +92,7 @@ def reach(home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str],
         the first host's own error when any cannot be used: nothing has been touched then.
     """
     with connect(chosen, None) as fleet:
-        state = readying.decide(home, chosen, fleet, codes)
+        state = cluster_setup.decide(home, chosen, fleet, codes)
         for error in state.failed.values():
             raise _of_all(state.failed, error)
         reach_each_other.find(home, chosen, fleet, state, say)
@@ -101,7 +102,7 @@ def reach(home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str],
 
 def make_ready(stage: ReachedCluster, say: Say, warn: Warn) -> None:
     """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
-    for warning in readying.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
+    for warning in cluster_setup.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
         warn(warning)
     for error in stage.state.failed.values():
         raise _of_all(stage.state.failed, error)

@@ -15,21 +15,19 @@ from pathlib import Path
 import msgspec
 
 from psctl import errors
-from psctl.launch import agent_calls, ask
+from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
-from psctl.launch.clusters import ChosenCluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import ChosenCluster, Connect
 from psctl.launch.home import Home, HostRecord, JobRecord, split_job
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
 from psctl.launch.hosts.converge import ClusterState, send_archive
-from psctl.launch.jobs.roster import AgentKeys, HostFolders, JobHosts, Machine, Resumed, agent_orders, job_order
-from psctl.launch.measure import calibration, reach
-from psctl.launch.measure.cluster_snapshot import machines_document
-from psctl.launch.measure.link_measurement import PAYLOAD
+from psctl.launch.measure import calibration
+from psctl.launch.placement.cluster_snapshot import machines_document
+from psctl.launch.placement.roster import AgentKeys, HostFolders, JobHosts, Resumed, agent_orders, job_order
 from psctl.orders import JobOrder
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
 from psctl.spec.job import OWN_VARIABLES, JobSpec
-from psctl.topology.network.addresses import rdma_of
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, HostName, Member
@@ -98,31 +96,6 @@ def variables(
 def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
     """Return the job's secrets, taken from the user's shell. UsageError when one is not set there."""
     return {name: _from_shell(name, shell, "secrets") for name in job.secrets}
-
-
-def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, Machine]:
-    """Return the looked-at hosts as the roster wants them, each with the address that others reach it at.
-
-    Where links were measured (`measure.recall`), a host's rate is its port's, else the nominal one.
-
-    Raises:
-        InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
-    """
-    addresses = reach.addresses(chosen.spec, state)
-    machines = {}
-    for name, site in state.sites.items():
-        at = addresses[name]
-        nic = next((nic for nic in site.facts.nics if nic.name == at.interface), None)
-        busy: dict[str, int] = {}
-        for running in site.jobs:
-            busy[running.job] = busy.get(running.job, 0) + running.workers
-        nominal = (nic.speed or 0.0) * PAYLOAD if nic else 0.0
-        machines[name] = Machine(
-            name=name, address=at.address, interface=at.interface, cores=site.facts.cores or site.cores,
-            gpus=len(site.facts.gpus), rate=state.rates.get(name, nominal), busy=busy,
-            rdma=rdma_of(site.facts, at.interface), kernel=site.facts.boot, reason=at.reason,
-        )  # fmt: skip
-    return machines
 
 
 def submit(
@@ -229,8 +202,8 @@ class _Launch:
             if process is not None:
                 shell.signal(process, signal.SIGTERM)
             question = {"folder": host.job_dir, "kill": True, "seconds": 10}
-            ask.ask(shell, host.python, ask.THERE, "sweep", question)
-            ask.ask(shell, host.python, ask.FILES, "discard", {"folder": host.job_dir})
+            run_program(shell, host.python, HOST_STATE, "sweep", question)
+            run_program(shell, host.python, HOST_FILES, "discard", {"folder": host.job_dir})
 
         done = self.stage.fleet.each(clean, names=[HostName(name) for name in self.hosts])
         failed = [name for name, outcome in done.items() if outcome.error is not None]
@@ -250,7 +223,7 @@ class _Launch:
         orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
-        answer = ask.ask(shell, host.python, ask.FILES, "begin", question, stdin=msgspec.json.encode(orders))
+        answer = run_program(shell, host.python, HOST_FILES, "begin", question, stdin=msgspec.json.encode(orders))
         if answer["taken"]:
             return False
         self.orders[shell.name] = answer["orders"]

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
+from psctl.launch.host_programs import GPU_COPIES, run_program
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
 from psctl.launch.hosts.converge import ClusterState, Say
 from psctl.launch.measure import reach
@@ -224,7 +224,7 @@ def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -
 
     def copy(name: HostName, shell: Shell) -> Any:
         question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in state.sites[name].facts.gpus]}
-        return ask.ask(shell, state.python(name), ask.COPY, "measure", question, timeout=COPIES)
+        return run_program(shell, state.python(name), GPU_COPIES, "measure", question, timeout=COPIES)
 
     found: dict[str, tuple[Link, ...]] = {}
     for name, outcome in fleet.each(copy, names=names).items():

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
+from psctl.launch.host_programs import LINK_PROBE, run_program
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
@@ -45,7 +45,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
         """Ask a host; the token travels on standard input."""
         asked = {"name": shell.name, "congestion": self.congestion, **question}
         python = self.pythons[shell.name]
-        return ask.ask(shell, python, ask.LINK, verb, asked, stdin=token.encode() + b"\n", timeout=timeout)
+        return run_program(shell, python, LINK_PROBE, verb, asked, stdin=token.encode() + b"\n", timeout=timeout)
 
 
 @contextlib.contextmanager

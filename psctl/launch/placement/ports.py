@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.clusters import ChosenCluster
+from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.converge import ClusterState
-from psctl.launch.jobs.roster import JobHosts, servers_of
+from psctl.launch.placement.roster import JobHosts, servers_of
 from psctl.orders import HostOrder
 from psctl.plan.server_placement import choices
 from psctl.remote.fleet import Fleet
@@ -90,7 +90,7 @@ def look(
 
     def one(name: HostName, shell: Shell) -> PortUse:
         question = {"host": at[name], "first": span[0], "last": span[1]}
-        answer = ask.ask(shell, state.sites[name].executable, ask.NET, "ports", question)
+        answer = run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "ports", question)
         return msgspec.convert(answer, PortUse)
 
     found = fleet.each(one, names=[HostName(name) for name in at])

@@ -15,18 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
-from psctl.launch.clusters import ChosenCluster
-from psctl.launch.connecting import Connect
+from psctl.launch.clusters import ChosenCluster, Connect
 from psctl.launch.home import Home
+from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.actions import missing, torch_of
 from psctl.launch.hosts.converge import ClusterState, look_at_all
 from psctl.launch.hosts.site import HostSite
-from psctl.launch.jobs import ports
-from psctl.launch.jobs.job_planning import any_job
-from psctl.launch.jobs.roster import Machine, assign_workers
-from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import reach
+from psctl.launch.placement import ports
+from psctl.launch.placement.cluster_snapshot import machines_of
+from psctl.launch.placement.job_planning import any_job
+from psctl.launch.placement.roster import Machine, assign_workers
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.remote.ssh import SshShell
@@ -333,12 +332,12 @@ def _reach(
         question = {"host": host, "port": port, "peers": len(names) - 1, "seconds": REACH}
         # A port that is taken shows in the other hosts' rows; the listener ends by itself either way.
         with contextlib.suppress(errors.CommandFailed):
-            ask.ask(shell, state.sites[name].executable, ask.NET, "listen", question)
+            run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "listen", question)
 
     def knock(name: HostName, shell: Shell) -> dict[str, str]:
         others = {other: at[other] for other in names if other != name}
         question = {"to": others, "seconds": REACH - 2}
-        return dict(ask.ask(shell, state.sites[name].executable, ask.NET, "reach", question))
+        return dict(run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "reach", question))
 
     listening = threading.Thread(target=lambda: everyone.each(listen, names=names), daemon=True)
     listening.start()

@@ -12,7 +12,13 @@ from typing import Any
 from psctl import errors
 from psctl.remote.shell import Shell
 
-THERE, FILES, NET, LINK, COPY = "host_state", "host_files", "network_checks", "link_probe", "gpu_copies"
+HOST_STATE, HOST_FILES, NETWORK_CHECKS, LINK_PROBE, GPU_COPIES = (
+    "host_state",
+    "host_files",
+    "network_checks",
+    "link_probe",
+    "gpu_copies",
+)
 """The programs, by the names of their modules in remote_programs/."""
 
 _DISK_FULL = 28
@@ -21,21 +27,21 @@ _IMPORT = re.compile(r"^from psctl\.launch\.remote_programs\.(\w+) import (?:\([
 
 
 @cache
-def source(program: str) -> str:
+def program_source(program: str) -> str:
     """Return the text of one of the programs; in place of another that it imports names of stands that one's text."""
     spec = importlib.util.find_spec(f"psctl.launch.remote_programs.{program}")
     assert spec is not None
     assert spec.origin is not None
     text = Path(spec.origin).read_text()
-    return _IMPORT.sub(lambda found: source(found[1]).replace("from __future__ import annotations\n", ""), text)
+    return _IMPORT.sub(lambda found: program_source(found[1]).replace("from __future__ import annotations\n", ""), text)
 
 
-def words(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:
+def program_command(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:
     """Return the argv of a question. `-P` keeps the folder it runs in out of the import path."""
-    return [python, "-P", "-c", source(program), verb, json.dumps(question)]
+    return [python, "-P", "-c", program_source(program), verb, json.dumps(question)]
 
 
-def ask(
+def run_program(
     shell: Shell,
     python: str,
     program: str,
@@ -58,7 +64,7 @@ def ask(
         DiskFull: the host's disk refused.
         CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
     """
-    result = shell.run(words(python, program, verb, question), stdin=stdin, timeout=timeout, check=False)
+    result = shell.run(program_command(python, program, verb, question), stdin=stdin, timeout=timeout, check=False)
     if result.status == _DISK_FULL:
         text = result.stderr.decode(errors="replace").strip()
         raise errors.DiskFull(

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch import ask
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
+from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
 from psctl.launch.hosts.site import HostSite, RunningJob, look
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -82,10 +82,10 @@ def tear_down(
         for job in running.get(name, []):
             say(name, f"stopping {job.job}")
             question = {"folder": job.folder, "kill": True, "seconds": 10}
-            ask.ask(shell, site.executable, ask.THERE, "sweep", question)
+            run_program(shell, site.executable, HOST_STATE, "sweep", question)
             done.append(f"stop {job.job}")
         say(name, f"clearing {site.workdir}")
-        answer = ask.ask(shell, site.executable, ask.FILES, "remove", {"workdir": site.workdir, "all": purge})
+        answer = run_program(shell, site.executable, HOST_FILES, "remove", {"workdir": site.workdir, "all": purge})
         rows[name] = done + [f"remove {path}" for path in answer["removed"]]
 
     for name, outcome in fleet.each(clear, names=[HostName(name) for name in sites]).items():

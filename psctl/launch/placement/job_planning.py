@@ -11,11 +11,10 @@ from psctl.errors import UsageError
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import look_at_all
-from psctl.launch.jobs.roster import assign_workers, job_order, servers_of, staleness_of
-from psctl.launch.jobs.submit import machines_of
 from psctl.launch.measure import calibration, link_measurement, reach
-from psctl.launch.measure.cluster_snapshot import machines_document
 from psctl.launch.measure.saved_output import read_saved
+from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
+from psctl.launch.placement.roster import assign_workers, job_order, servers_of, staleness_of
 from psctl.orders import JobOrder
 from psctl.plan.by_size import spans, winners
 from psctl.plan.capacity import VALUE, capacity
