@@ -14,9 +14,9 @@ import msgspec
 from psctl import errors
 from psctl.launch.home import NEW, READY, Home, KnownCluster
 from psctl.remote.fleet import Fleet
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 from psctl.spec.cluster import LOCAL, ClusterSpec, load_cluster, local_cluster
-from psctl.spec.yaml import LARGEST
+from psctl.spec.yaml_nodes import LARGEST
 from psctl.units import format_bytes
 
 MOST_BYTES = 4 * LARGEST
@@ -180,9 +180,9 @@ def _cluster_of(job: Path | None) -> str | None:
     """Return the `cluster:` of a job file; None where it has none or cannot be read."""
     if job is None:
         return None
-    node = yaml.parse(read_text(job, "a job file"), str(job))
-    found = node.get("cluster") if isinstance(node, yaml.Mapping) else None
-    return found.text if isinstance(found, yaml.Scalar) and not found.null else None
+    node = yaml_nodes.parse(read_text(job, "a job file"), str(job))
+    found = node.get("cluster") if isinstance(node, yaml_nodes.Mapping) else None
+    return found.text if isinstance(found, yaml_nodes.Scalar) and not found.null else None
 
 
 def with_connect_timeout(chosen: ChosenCluster, seconds: float) -> ChosenCluster:

@@ -17,7 +17,7 @@ HALVINGS = 2
 """How often a decade in which the winner changes is halved."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class SizeRange(msgspec.Struct, frozen=True):
     """From about so many bytes on, up to the next span, this strategy is chosen."""
 
     start: int
@@ -29,25 +29,25 @@ def winners(winner: Callable[[int], Winner], sizes: Sequence[int] = SIZES) -> li
     return [winner(size) for size in sizes]
 
 
-def spans(winner: Callable[[int], Winner], known: Sequence[Winner]) -> list[Span]:
+def size_ranges(winner: Callable[[int], Winner], known: Sequence[Winner]) -> list[SizeRange]:
     """Return where the winner changes, smallest sizes first; the first span starts at 0.
 
     Args:
         winner: says what is chosen for a size.
         known: winners of ascending sizes.
     """
-    found: list[Span] = [Span(0, known[0].chosen)]
+    found: list[SizeRange] = [SizeRange(0, known[0].chosen)]
     for low, high in itertools.pairwise(known):
         found += _between(winner, low, high, HALVINGS)
     return found
 
 
-def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: int) -> list[Span]:
+def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: int) -> list[SizeRange]:
     if low.chosen == high.chosen:
         return []
     size = round(math.sqrt(low.size * high.size))
     if not more:
-        return [Span(_round(size), high.chosen)]
+        return [SizeRange(_round(size), high.chosen)]
     middle = winner(size)
     return [*_between(winner, low, middle, more - 1), *_between(winner, middle, high, more - 1)]
 

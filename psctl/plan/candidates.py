@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from psctl.plan import allreduce_times, rank_orders
-from psctl.plan.plan_input import Ground
+from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import side_by_side
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import Floor, floor
+from psctl.plan.simulation.lower_bound import LowerBound, lower_bound
 from psctl.plan.simulation.pipeline_time import simulate_pipeline
-from psctl.plan.simulation.schedule_timing import Costs, Timing, in_pieces, paced
+from psctl.plan.simulation.schedule_timing import Costs, Timing, at_pace, in_pieces
 from psctl.plan.simulation.stepwise import stepwise
 from psctl.plan.uniform_forms import LARGE, form, uniform_rates
 from psctl.schedule.algorithms import catalog
@@ -87,21 +87,21 @@ class Predicted(msgspec.Struct, frozen=True):
         return self.timing.seconds
 
 
-class Search:
-    """Predictions of played schedules and of the engine's own, on one ground.
+class CandidateSearch:
+    """Predictions of played schedules and of the engine's own, on one inputs.
 
     Args:
-        ground: machines, ranks, costs.
+        inputs: machines, ranks, costs.
     """
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._port = rank_orders.ports(ground) if ground.world > 1 else [1.0]
-        self._order = rank_orders.order(ground)
-        self._uniform = ground.network.uniform(ground.ranks)
-        self._few = ground.world <= SMALL
-        self._by_form = ground.world > LARGE and (self._uniform is not None or ground.world > HUGE)
-        self._floors: dict[str, list[Floor]] = {}
+    def __init__(self, inputs: PlanInput) -> None:
+        self._inputs = inputs
+        self._port = rank_orders.ports(inputs) if inputs.world > 1 else [1.0]
+        self._order = rank_orders.order(inputs)
+        self._uniform = inputs.network.uniform(inputs.ranks)
+        self._few = inputs.world <= SMALL
+        self._by_form = inputs.world > LARGE and (self._uniform is not None or inputs.world > HUGE)
+        self._floors: dict[str, list[LowerBound]] = {}
         self._steps: dict[tuple[str, ScheduleOptions], tuple[float, float]] = {}
 
     def best(self, strategy: str, size: float) -> Predicted:
@@ -130,7 +130,7 @@ class Search:
     @property
     def prunes(self) -> bool:
         """Whether there are so many ranks that what can't win is not simulated; of still more nothing is."""
-        return SMALL < self._ground.world <= LARGE
+        return SMALL < self._inputs.world <= LARGE
 
     def rough(self, strategy: str, size: float) -> Predicted:
         """Return a prediction of what can't win, counted step by step.
@@ -168,10 +168,10 @@ class Search:
         return [self._native()] if strategy == "native" else self._tried(strategy, size)
 
     def _counted(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
-        schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
-        costs = side_by_side(self._costs(strategy), schedule, self._ground.crowd)
-        timing = stepwise(schedule, self._ground.network, self._places(schedule), size, costs)
-        sent = max(schedule.sent(size)[: self._ground.world])
+        schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
+        costs = side_by_side(self._costs(strategy), schedule, self._inputs.crowd)
+        timing = stepwise(schedule, self._inputs.network, self._places(schedule), size, costs)
+        sent = max(schedule.sent(size)[: self._inputs.world])
         found = Predicted(strategy, options, self._paced(strategy, timing), schedule.steps, sent)
         if size:
             waiting = found.timing.waiting
@@ -191,20 +191,20 @@ class Search:
             tried = self._options(strategy, 0.0)
             uncut = dict.fromkeys(msgspec.structs.replace(options, chunks=1, pieces=1) for options in tried)
             self._floors[strategy] = [self._floor(strategy, options) for options in uncut]
-        pace = self._ground.pace(strategy)
+        pace = self._inputs.pace(strategy)
         return min(one.seconds(size, pace) for one in self._floors[strategy])
 
-    def _floor(self, strategy: str, options: ScheduleOptions) -> Floor:
-        schedule = catalog.build("ring" if strategy == "native" else strategy, self._ground.world, options)
-        low = floor(schedule, self._ground.network, self._places(schedule), self._costs(strategy).alpha)
-        return Floor(0.0, low.per_byte) if strategy == "hierarchical" else low  # pieces hide each other's waiting
+    def _floor(self, strategy: str, options: ScheduleOptions) -> LowerBound:
+        schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
+        low = lower_bound(schedule, self._inputs.network, self._places(schedule), self._costs(strategy).alpha)
+        return LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low  # pieces hide each other's waiting
 
     def _costs(self, strategy: str) -> Costs:
-        return self._ground.costs.get(self._ground.engine if strategy == "native" else "psctl", Costs())
+        return self._inputs.costs.get(self._inputs.engine if strategy == "native" else "psctl", Costs())
 
     def _places(self, schedule: Schedule) -> tuple[str, ...]:
         """Return where the nodes of a schedule sit; helpers on the first rank's host."""
-        return (*self._ground.ranks, *(self._ground.hosts[0] for _ in range(schedule.nodes - self._ground.world)))
+        return (*self._inputs.ranks, *(self._inputs.hosts[0] for _ in range(schedule.nodes - self._inputs.world)))
 
     def at(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
@@ -214,38 +214,38 @@ class Search:
             options: what it is told.
             size: bytes of the vector.
         """
-        ground = self._ground
+        inputs = self._inputs
         costs = self._costs(strategy)
         name = "ring" if strategy == "native" else strategy
         if self._by_form:
-            made = form(ground, self._port, name, options, size, costs)
+            made = form(inputs, self._port, name, options, size, costs)
             return Predicted(strategy, options, self._paced(strategy, made.timing()), made.steps, made.sent)
-        if ground.world > LARGE:
+        if inputs.world > LARGE:
             return self._counted(strategy, options, size)
-        schedule = catalog.build(name, ground.world, options)
-        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule, ground.crowd))
+        schedule = catalog.build(name, inputs.world, options)
+        timing = self._timing(name, options, schedule, size, side_by_side(costs, schedule, inputs.crowd))
         if strategy == "hierarchical" and self._uniform is None:  # its levels load different links
             timing = in_pieces(timing, schedule, options.pieces, costs)
         timing = self._paced(strategy, timing)
-        return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: ground.world]))
+        return Predicted(strategy, options, timing, schedule.steps, max(schedule.sent(size)[: inputs.world]))
 
     def _timing(self, name: str, options: ScheduleOptions, schedule: Schedule, size: float, costs: Costs) -> Timing:
-        ground = self._ground
+        inputs = self._inputs
         places = self._places(schedule)
         if name not in PIPELINES:
-            return simulate(schedule, ground.network, places, size, costs)
+            return simulate(schedule, inputs.network, places, size, costs)
 
         def cut(chunks: int) -> Schedule:
-            return catalog.build(name, ground.world, msgspec.structs.replace(options, chunks=chunks))
+            return catalog.build(name, inputs.world, msgspec.structs.replace(options, chunks=chunks))
 
-        return simulate_pipeline(cut, options.chunks, ground.network, places, size, costs)
+        return simulate_pipeline(cut, options.chunks, inputs.network, places, size, costs)
 
     def _paced(self, strategy: str, timing: Timing) -> Timing:
-        return paced(timing, self._ground.pace(strategy))
+        return at_pace(timing, self._inputs.pace(strategy))
 
     def why_not(self, strategy: str) -> str | None:
         """Return why a strategy can't be played here; None when it can."""
-        if strategy == "cpu" and self._ground.nodes > 1:
+        if strategy == "cpu" and self._inputs.nodes > 1:
             return "the ranks sit on several hosts, which share no processor"
         return None
 
@@ -253,7 +253,7 @@ class Search:
 
     def _native(self) -> ScheduleOptions:
         """NCCL runs its ring along the cables, Gloo by the ranks' numbers."""
-        return ScheduleOptions(order=self._order) if self._ground.gpus else ONLY
+        return ScheduleOptions(order=self._order) if self._inputs.gpus else ONLY
 
     def _tried(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
         """Options that differ in how the ranks are arranged."""
@@ -264,14 +264,14 @@ class Search:
                 weights = dict.fromkeys((tuple[int, ...](), rank_orders.shares(self._port)))
                 return [ScheduleOptions(weights=each, pieces=self._few_pieces) for each in weights if _unequal(each)]
             case "multi-ring":
-                return [ScheduleOptions(rings=rank_orders.rings(self._ground))]
+                return [ScheduleOptions(rings=rank_orders.rings(self._inputs))]
             case "packed-trees":
-                trees = rank_orders.trees(self._ground, self._port)
+                trees = rank_orders.trees(self._inputs, self._port)
                 return [ScheduleOptions(trees=trees, chunks=chunks)]
             case "hierarchical":
                 return self._levels()
             case "root":
-                best = max(range(self._ground.world), key=lambda rank: (self._port[rank], -rank))
+                best = max(range(self._inputs.world), key=lambda rank: (self._port[rank], -rank))
                 return [ScheduleOptions(root=root) for root in dict.fromkeys((0, best))]
             case (
                 "ring" | "bidirectional-ring" | "chain" | "tree" | "pipelined-chain" | "pipelined-tree" | "double-tree"
@@ -282,8 +282,8 @@ class Search:
 
     def _orders(self, strategy: str) -> Sequence[rank_orders.Order]:
         """Orders worth a try; () is that of the ranks' numbers."""
-        plain = tuple(range(self._ground.world))
-        found = [() if self._order == plain else self._order]
+        options_as_data = tuple(range(self._inputs.world))
+        found = [() if self._order == options_as_data else self._order]
         if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
             found.append(rank_orders.slow_last(self._order, self._port))
             if "tree" in strategy:
@@ -294,11 +294,11 @@ class Search:
     @property
     def _few_pieces(self) -> int:
         """How often a rough prediction cuts what has phases; a sharded sum of 32 ranks has 2,000 transfers uncut."""
-        return 4 if 8 * self._ground.world**2 <= MESSAGES else 1
+        return 4 if 8 * self._inputs.world**2 <= MESSAGES else 1
 
     def _cuts(self, rough: Predicted, size: float) -> Sequence[int]:
         """How often to cut what has phases."""
-        world, strategy = self._ground.world, rough.strategy
+        world, strategy = self._inputs.world, rough.strategy
         if not self._few or strategy not in PHASES:
             return ()
         transfers = 2 * world * world * max(1, 2 * len(rough.options.rings))
@@ -312,26 +312,26 @@ class Search:
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
         """How many chunks to try: what the closed form says of a uniform network, and fewer."""
         named = "double-tree" if strategy == "packed-trees" else strategy
-        rates = uniform_rates(self._ground, self._port, self._ground.costs.get("psctl", Costs()))
-        best = allreduce_times.FORMS[named](self._ground.world, size, rates).chunks
+        rates = uniform_rates(self._inputs, self._port, self._inputs.costs.get("psctl", Costs()))
+        best = allreduce_times.FORMS[named](self._inputs.world, size, rates).chunks
         most = max(1, min(MOST, int(size / LEAST)))
         if strategy == "packed-trees":
-            best = max(1, best // self._ground.world)
+            best = max(1, best // self._inputs.world)
         best = max(1, min(most, best))
         return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
 
     def _levels(self) -> Iterable[ScheduleOptions]:
         """Groups of each kind of closeness, and both kinds as three levels."""
-        ground, pieces = self._ground, self._few_pieces
-        host, rack = rank_orders.by_host(ground), rank_orders.by_rack(ground)
-        kinds = [groups for groups in (host, rack, *rank_orders.by_level(ground)) if 1 < len(groups) < ground.world]
+        inputs, pieces = self._inputs, self._few_pieces
+        host, rack = rank_orders.by_host(inputs), rank_orders.by_rack(inputs)
+        kinds = [groups for groups in (host, rack, *rank_orders.by_level(inputs)) if 1 < len(groups) < inputs.world]
         for groups in list(dict.fromkeys(kinds)) or [_even(self._order)]:
             inners = ("ring", "sharded") if _alike(groups) else ("sharded", "tree")
             for inner in inners if self._few else inners[:1]:
                 yield ScheduleOptions(groups=groups, inner=inner, pieces=pieces)
                 if self._few and len(groups) > 2:
                     yield ScheduleOptions(groups=groups, inner=inner, outer="sharded", pieces=pieces)
-        if 1 < len(rack) < len(host) < ground.world:
+        if 1 < len(rack) < len(host) < inputs.world:
             place = {rank: at for at, group in enumerate(host) for rank in group}
             across = tuple(tuple(dict.fromkeys(place[rank] for rank in group)) for group in rack)
             yield ScheduleOptions(
@@ -364,10 +364,10 @@ def _even(order: Sequence[int]) -> rank_orders.Groups:
     return tuple(tuple(order[at : at + each]) for at in range(0, world, each))
 
 
-def plain(options: ScheduleOptions) -> dict[str, Any]:
+def options_as_data(options: ScheduleOptions) -> dict[str, Any]:
     """Return what options say beyond the defaults, as plain data; `msgspec.convert` makes them options again."""
     usual = msgspec.to_builtins(ONLY)
     found = {key: value for key, value in msgspec.to_builtins(options).items() if value != usual[key]}
     if options.across is not None:
-        found["across"] = plain(options.across)
+        found["across"] = options_as_data(options.across)
     return found

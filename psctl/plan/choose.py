@@ -18,13 +18,13 @@ import msgspec
 from psctl.errors import UsageError
 from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.candidates import Predicted, Search, plain
+from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
 from psctl.plan.compression_cost import Coding, coding
-from psctl.plan.plan_input import Ground, ground_of
-from psctl.plan.plan_request import Asked, asked_of
+from psctl.plan.plan_input import PlanInput, plan_input_of_job
+from psctl.plan.plan_request import PlanRequest, request_of_job
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
-from psctl.plan.server_placement import Serving, choices, floors, place_servers, serve
-from psctl.plan.simulation.lower_bound import Floor
+from psctl.plan.server_placement import ServingMode, lower_bounds, place_servers, server_placements, time_push_pull
+from psctl.plan.simulation.lower_bound import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.types import STRATEGIES, Layout, consistency
 
@@ -115,25 +115,25 @@ def choose(
         UsageError: the strategy that was asked for can't do it here; the message says why.
     """
     known = size if size is not None else gradient_bytes(layout) if layout is not None else order.size
-    asked = msgspec.structs.replace(asked_of(order, layout), on_gpus=on_gpus)
-    return Planner(ground_of(order), order.hosts, asked).plan(known if known is not None else UNKNOWN, decided)
+    asked = msgspec.structs.replace(request_of_job(order, layout), on_gpus=on_gpus)
+    return Planner(plan_input_of_job(order), order.hosts, asked).plan(known if known is not None else UNKNOWN, decided)
 
 
-def planner_of(order: JobOrder) -> Planner:
+def planner_for_job(order: JobOrder) -> Planner:
     """Return what plans for a job before it runs."""
-    return Planner(ground_of(order), order.hosts, asked_of(order, None))
+    return Planner(plan_input_of_job(order), order.hosts, request_of_job(order, None))
 
 
-def planner_in(ground: Ground, asked: Asked) -> Planner:
+def planner_for_cluster(inputs: PlanInput, asked: PlanRequest) -> Planner:
     """Return what plans on machines that a graph alone tells of."""
     hosts = [
         HostOrder(
             name=host.name, address="", interface="", cores=0, gpus=len(host.graph.of_kind("gpu")),
-            workers=ground.hosts.count(host.name), may_serve="server" in host.roles,
+            workers=inputs.hosts.count(host.name), may_serve="server" in host.roles,
         )
-        for host in ground.cluster.hosts
+        for host in inputs.cluster.hosts
     ]  # fmt: skip
-    return Planner(ground, hosts, asked)
+    return Planner(inputs, hosts, asked)
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -144,8 +144,8 @@ class Winner(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
-class _Served(msgspec.Struct, frozen=True):
-    """How `ps` does: who steps, the host of each server, and what `serve` says of it."""
+class _ServerTiming(msgspec.Struct, frozen=True):
+    """How `ps` does: who steps, the host of each server, and what `time_push_pull` says of it."""
 
     update: str
     servers: list[int]
@@ -163,21 +163,21 @@ def _refused(strategy: str, why: str | None) -> UsageError:
 
 
 class Planner:
-    """Plans on one ground.
+    """Plans on one inputs.
 
     Args:
-        ground: machines, ranks, costs.
+        inputs: machines, ranks, costs.
         hosts: the roster, to place servers on.
         asked: what is asked for.
     """
 
-    def __init__(self, ground: Ground, hosts: Sequence[HostOrder], asked: Asked) -> None:
-        self._ground, self._hosts, self._asked = ground, hosts, asked
-        self._search = Search(ground)
-        self._hosting = next(iter(choices(hosts, asked.servers)), ())
+    def __init__(self, inputs: PlanInput, hosts: Sequence[HostOrder], asked: PlanRequest) -> None:
+        self._inputs, self._hosts, self._asked = inputs, hosts, asked
+        self._search = CandidateSearch(inputs)
+        self._hosting = next(iter(server_placements(hosts, asked.servers)), ())
         self._together = asked.staleness == 0 and asked.compression.off  # as coordinator/state/server_changes.py has it
-        self._serving: list[Floor] | None = None
-        self._gpus = ground.gpus if asked.on_gpus is None else asked.on_gpus
+        self._serving: list[LowerBound] | None = None
+        self._gpus = inputs.gpus if asked.on_gpus is None else asked.on_gpus
 
     def plan(self, size: int, decided: bool = False) -> Plan:
         """Return the plan for so many bytes.
@@ -193,9 +193,10 @@ class Planner:
         rows.sort(key=lambda row: (not row.feasible, row.strategy != chosen and self._asked.strategy == "auto"))
         own = found.get(chosen) if chosen != "native" else None  # the engine needs to be told nothing
         return Plan(
-            size=size, world=self._ground.world, chosen=chosen, update=served.update if chosen == "ps" else "worker",
+            size=size, world=self._inputs.world, chosen=chosen, update=served.update if chosen == "ps" else "worker",
             servers=served.servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            reason=self._reason(chosen, rows, served.servers), options=plain(own.options) if own is not None else {},
+            reason=self._reason(chosen, rows, served.servers),
+            options=options_as_data(own.options) if own is not None else {},
         )  # fmt: skip
 
     def check(self) -> None:
@@ -219,7 +220,7 @@ class Planner:
         may = [name for name in STRATEGIES if self._why_not(name, self._hosting) is None]
         if self._asked.strategy in may:
             return Winner(size, self._asked.strategy, self._seconds(self._asked.strategy, size))
-        if self._asked.strategy != "auto" or not may or self._ground.world == 1:
+        if self._asked.strategy != "auto" or not may or self._inputs.world == 1:
             plan = self.plan(size)
             return Winner(size, plan.chosen, plan.seconds)
         least = {name: self._least(name, size) for name in may}
@@ -238,9 +239,9 @@ class Planner:
     def _least(self, name: str, size: int) -> float:
         if name == "ps":
             if self._serving is None:
-                self._serving = floors(self._ground, self._hosts, self._asked.servers, together=self._together)
+                self._serving = lower_bounds(self._inputs, self._hosts, self._asked.servers, together=self._together)
             part = min(coding(self._asked.compression, update).both for update in self._updates())
-            return min(one.seconds(size * part, self._ground.pace("ps")) for one in self._serving)
+            return min(one.seconds(size * part, self._inputs.pace("ps")) for one in self._serving)
         part = max(self._buckets(size)) * self._asked.halved
         known = self._search.known(name, part)
         least = known[0] if known is not None else self._search.least(name, part)
@@ -260,20 +261,20 @@ class Planner:
     @property
     def _codes(self) -> Coding:
         """What compression is to a collective, on processors that ranks may share."""
-        one, crowd = coding(self._asked.compression, "worker"), max(1.0, self._ground.crowd)
+        one, crowd = coding(self._asked.compression, "worker"), max(1.0, self._inputs.crowd)
         return Coding(one.push, one.pull, one.encode * crowd, one.read * crowd)
 
-    def _served(self, size: int) -> _Served:
+    def _served(self, size: int) -> _ServerTiming:
         """Return how `ps` does best; servers hold the values unless it takes longer by more than predictions tell."""
         found = []
         for update in self._updates():
             codes = coding(self._asked.compression, update)
-            how = Serving(update == "worker", self._asked.replicas, codes, self._together)
-            servers = place_servers(self._ground, self._hosts, self._asked.servers, size, how)
+            how = ServingMode(update == "worker", self._asked.replicas, codes, self._together)
+            servers = place_servers(self._inputs, self._hosts, self._asked.servers, size, how)
             if not servers:
-                return _Served(update, servers, Timing(0.0, "closed form"), 0, 0.0)
+                return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
             names = [self._hosts[at].name for at in servers]
-            found.append(_Served(update, servers, *serve(self._ground, names, size, how)))
+            found.append(_ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, how)))
         return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
 
     def _updates(self) -> Sequence[str]:
@@ -303,14 +304,14 @@ class Planner:
             return f"compression: {self._asked.compression} was asked for, which servers alone can do"
         if self._asked.serving:
             return f"servers: {self._asked.servers} was asked for, and collectives use none"
-        if self._ground.world == 1 and name != "native":
+        if self._inputs.world == 1 and name != "native":
             return ALONE
         return self._why_open(name) or self._search.why_not(name)
 
     def _why_open(self, name: str) -> str | None:
         """Return why a strategy is out where everything between hosts must be encrypted."""
         gpus = self._gpus
-        if not (self._asked.encrypted and self._ground.nodes > 1 and by_engine(name, gpus=gpus)):
+        if not (self._asked.encrypted and self._inputs.nodes > 1 and by_engine(name, gpus=gpus)):
             return None
         return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
@@ -332,7 +333,7 @@ class Planner:
     def _buckets(self, size: int) -> tuple[int, ...]:
         return buckets(size) if self._asked.bucketed else (size,)
 
-    def _candidate(self, name: str, found: Predicted | None, size: int, served: _Served) -> PlanCandidate:
+    def _candidate(self, name: str, found: Predicted | None, size: int, served: _ServerTiming) -> PlanCandidate:
         why_not = self._why_not(name, served.servers)
         if why_not is not None:
             return PlanCandidate(name, {}, None, None, None, None, False, why_not)
@@ -343,7 +344,7 @@ class Planner:
             return PlanCandidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._asked.bucketed else {}
-        params = plain(found.options) | buckets | self._said
+        params = options_as_data(found.options) | buckets | self._said
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None)
 
@@ -366,14 +367,14 @@ class Planner:
         feasible = [row for row in rows if row.feasible and row.seconds is not None]
         if not feasible:
             raise UsageError(f"no strategy can do what is asked for: {rows[0].why_not}", hint="servers: auto")
-        if self._ground.world == 1 and by_name["native"].feasible:
+        if self._inputs.world == 1 and by_name["native"].feasible:
             return "native"
         return self._simplest([(row.strategy, row.seconds or 0.0) for row in feasible])
 
     def _reason(self, chosen: str, rows: Sequence[PlanCandidate], servers: Sequence[int]) -> str:
-        if self._ground.world == 1 and chosen == "native":
+        if self._inputs.world == 1 and chosen == "native":
             return f"strategy: {chosen} was asked for" if self._asked.strategy == chosen else ALONE
-        hosts = [*self._ground.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
+        hosts = [*self._inputs.hosts, *(self._hosts[at].name for at in servers if chosen == "ps")]
         carried = channel(chosen, hosts, gpus=self._gpus)
         if self._asked.strategy != "auto" and self._asked.strategy == chosen:
             return f"strategy: {chosen} was asked for" + carried

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from psctl.errors import InvalidFile, UsageError
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.simulation.cost_model import ASSUMED_RATE, FREE, engine_costs, paces_of
-from psctl.plan.simulation.routes import Network, places
-from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, Pace
+from psctl.plan.simulation.routes import SimulatedNetwork, places
+from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, StrategyPace
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
 
 
-class Ground:
+class PlanInput:
     """Hosts, links, and who sits where.
 
     Args:
@@ -31,11 +31,11 @@ class Ground:
         ranks: Sequence[str],
         serving: Sequence[str],
         costs: Mapping[str, Costs] = FREE,
-        paces: Mapping[str, Pace] | None = None,
+        paces: Mapping[str, StrategyPace] | None = None,
         crowd: float = 1.0,
     ) -> None:
         self.cluster = cluster
-        self.network = Network(cluster)
+        self.network = SimulatedNetwork(cluster)
         self.ranks = tuple(ranks)
         self.serving = tuple(serving)
         self.costs = costs
@@ -45,7 +45,7 @@ class Ground:
         self.hosts = tuple(place if place in names else place.rpartition("/")[0] for place in ranks)
         """The host of each rank."""
 
-    def pace(self, strategy: str) -> Pace:
+    def pace(self, strategy: str) -> StrategyPace:
         """Return by how much a strategy was found to differ from its prediction."""
         return self.paces.get(strategy, AS_PREDICTED)
 
@@ -70,7 +70,7 @@ class Ground:
         return len(set(self.hosts))
 
 
-def ground_of(order: JobOrder) -> Ground:
+def plan_input_of_job(order: JobOrder) -> PlanInput:
     """Return what a job stands on: its hosts in roster order, with what is known of the links between and in them.
 
     Raises:
@@ -79,13 +79,13 @@ def ground_of(order: JobOrder) -> Ground:
     names = [host.name for host in order.hosts]
     cluster = read_cluster_document(order.topology) if order.topology is not None else None
     if cluster is None or any(cluster.host(name) is None for name in names):
-        cluster = nominal(order.hosts)
+        cluster = nominal_cluster(order.hosts)
     ranks = [place for host in order.hosts for place in _places(host, cluster)]
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
     beside = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
     costs = engine_costs(gpus, order.costs, beside=beside)
-    return Ground(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside), _crowd(order.hosts))
+    return PlanInput(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside), _crowd(order.hosts))
 
 
 def _crowd(hosts: Sequence[HostOrder]) -> float:
@@ -99,10 +99,10 @@ def _crowd(hosts: Sequence[HostOrder]) -> float:
     return max((ranks[which] / cores[which] for which in ranks), default=1.0)
 
 
-def ground_in(
+def plan_input_of_cluster(
     cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE,
-    paces: Mapping[str, Pace] | None = None,
-) -> Ground:  # fmt: skip
+    paces: Mapping[str, StrategyPace] | None = None,
+) -> PlanInput:  # fmt: skip
     """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
 
     Args:
@@ -125,12 +125,12 @@ def ground_in(
             hint="ranks are its GPUs, or its hosts where there are none",
         )
     serving = [host.name for host in cluster.hosts if "server" in host.roles]
-    ground = Ground(cluster, found[:world], serving, costs, paces)
-    _joined(ground)
-    return ground
+    inputs = PlanInput(cluster, found[:world], serving, costs, paces)
+    _joined(inputs)
+    return inputs
 
 
-def nominal(hosts: Sequence[HostOrder]) -> ClusterGraph:
+def nominal_cluster(hosts: Sequence[HostOrder]) -> ClusterGraph:
     """Return hosts on one switch, each with the rate of its port, where nothing more is known."""
     return ClusterGraph(
         tuple(HostNode(host.name, HostGraph()) for host in hosts),
@@ -147,13 +147,13 @@ def _places(host: HostOrder, cluster: ClusterGraph) -> list[str]:
     return [f"{host.name}/{gpu.id}" for gpu in gpus[: host.workers]]
 
 
-def _joined(ground: Ground) -> None:
+def _joined(inputs: PlanInput) -> None:
     """Refuse ranks that nothing joins."""
-    for place in ground.ranks[1:]:
+    for place in inputs.ranks[1:]:
         try:
-            ground.network.route(ground.ranks[0], place)
+            inputs.network.route(inputs.ranks[0], place)
         except KeyError as error:
             raise InvalidFile(
-                f"the topology joins {ground.ranks[0]} and {place} by nothing",
+                f"the topology joins {inputs.ranks[0]} and {place} by nothing",
                 hint='"between" names the cables between hosts: [{"a": "h0", "b": "network", "bandwidth": 125e6}]',
             ) from error

@@ -8,7 +8,7 @@ from psctl.orders import JobOrder
 from psctl.types import PLAIN, Compression, Layout
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PlanRequest(msgspec.Struct, frozen=True):
     """What is asked of a plan.
 
     Args:
@@ -45,11 +45,11 @@ class Asked(msgspec.Struct, frozen=True):
         return 0.5 if self.compression.halves else 1.0
 
 
-def asked_of(order: JobOrder, layout: Layout | None) -> Asked:
+def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
     """Return what a job asks for."""
     fit = layout is None or bool(layout.optimizer)
     serving = order.strategy == "auto" and bool(order.servers)
-    return Asked(
+    return PlanRequest(
         order.strategy,
         order.update,
         order.servers,

@@ -15,13 +15,13 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-from psctl.plan.plan_input import Ground
+from psctl.plan.plan_input import PlanInput
 from psctl.schedule.algorithms.catalog import WeightedRing
 from psctl.schedule.algorithms.trees import WeightedTree
 from psctl.topology.algorithms import trees as packing
+from psctl.topology.algorithms.direct_links import direct_links
 from psctl.topology.algorithms.islands import hierarchy
 from psctl.topology.algorithms.rings import rings as ring_search
-from psctl.topology.algorithms.wires import wires
 
 Groups = tuple[tuple[int, ...], ...]
 Order = tuple[int, ...]
@@ -33,38 +33,38 @@ LOOKED = 64
 """Ranks up to which every other one is looked at to find out what a rank's port carries; with more, a few of them."""
 
 
-def by_host(ground: Ground) -> Groups:
+def by_host(inputs: PlanInput) -> Groups:
     """Return the ranks of each host, hosts in the order of their first ranks."""
-    return _grouped(ground.hosts)
+    return _grouped(inputs.hosts)
 
 
-def by_rack(ground: Ground) -> Groups:
+def by_rack(inputs: PlanInput) -> Groups:
     """Return the ranks of each network switch that hosts hang on; a host on none stands alone."""
-    switch = _switches(ground)
-    return _grouped([switch[host] for host in ground.hosts])
+    switch = _switches(inputs)
+    return _grouped([switch[host] for host in inputs.hosts])
 
 
-def by_level(ground: Ground) -> tuple[Groups, ...]:
+def by_level(inputs: PlanInput) -> tuple[Groups, ...]:
     """Return the ranks in groups that are closer to each other than to the rest, for each kind of closeness that the
     machines have, from inside out: NVLink, PCIe switches, processors, hosts, racks by their label."""
-    several = len(ground.cluster.hosts) > 1
+    several = len(inputs.cluster.hosts) > 1
     seated: dict[str, list[int]] = {}
-    for rank, place in enumerate(ground.ranks):
+    for rank, place in enumerate(inputs.ranks):
         seated.setdefault(place if several else place.rpartition("/")[2], []).append(rank)
     found = []
-    for level in hierarchy(ground.cluster):
+    for level in hierarchy(inputs.cluster):
         groups = tuple(tuple(rank for name in group for rank in seated.get(name, ())) for group in level.groups)
         kept = tuple(group for group in groups if group)
-        if sum(map(len, kept)) == ground.world:  # else ranks sit on hosts whose GPUs make the groups
+        if sum(map(len, kept)) == inputs.world:  # else ranks sit on hosts whose GPUs make the groups
             found.append(kept)
     return tuple(found)
 
 
-def order(ground: Ground) -> Order:
+def order(inputs: PlanInput) -> Order:
     """Return all ranks with those of a host side by side, hosts of a switch likewise, GPUs as their cables run."""
-    rack = {rank: at for at, group in enumerate(by_rack(ground)) for rank in group}
-    hosts = sorted(by_host(ground), key=lambda group: (rack[group[0]], group[0]))
-    return tuple(rank for group in hosts for rank in _along(ground, group))
+    rack = {rank: at for at, group in enumerate(by_rack(inputs)) for rank in group}
+    hosts = sorted(by_host(inputs), key=lambda group: (rack[group[0]], group[0]))
+    return tuple(rank for group in hosts for rank in _along(inputs, group))
 
 
 def slow_last(ranks: Sequence[int], port: Sequence[float]) -> Order:
@@ -81,27 +81,27 @@ def fastest_first(port: Sequence[float]) -> Order:
     return tuple(sorted(range(len(port)), key=lambda rank: (-port[rank], rank)))
 
 
-def ports(ground: Ground) -> list[float]:
+def ports(inputs: PlanInput) -> list[float]:
     """Return the bytes/s of each rank's own way out: its narrowest link towards where it is widest, shared with the
     other ranks behind the same link."""
     found: list[tuple[float, int]] = []
-    for rank, place in enumerate(ground.ranks):
-        step = 1 if ground.world <= LOOKED else (ground.world - 1) // 4
-        others = [ground.ranks[(rank + away) % ground.world] for away in range(1, ground.world, step)]
-        found.append(max((_narrowest(ground, place, other) for other in others), default=(math.inf, -1)))
+    for rank, place in enumerate(inputs.ranks):
+        step = 1 if inputs.world <= LOOKED else (inputs.world - 1) // 4
+        others = [inputs.ranks[(rank + away) % inputs.world] for away in range(1, inputs.world, step)]
+        found.append(max((_narrowest(inputs, place, other) for other in others), default=(math.inf, -1)))
     behind = Counter(link for _, link in found)
     return [capacity / behind[link] for capacity, link in found]
 
 
-def outwards(ground: Ground) -> float:
+def outwards(inputs: PlanInput) -> float:
     """Return the least bytes/s that a rank has when all ranks send to other hosts at once (to other ranks, where there
     is one host): what counts for schedules that know no nearness."""
     found = []
-    for rank, place in enumerate(ground.ranks):
+    for rank, place in enumerate(inputs.ranks):
         away = next(
-            (other for other, host in zip(ground.ranks, ground.hosts, strict=True) if host != ground.hosts[rank]), ""
+            (other for other, host in zip(inputs.ranks, inputs.hosts, strict=True) if host != inputs.hosts[rank]), ""
         )
-        found.append(_narrowest(ground, place, away or ground.ranks[rank - 1]))
+        found.append(_narrowest(inputs, place, away or inputs.ranks[rank - 1]))
     behind = Counter(link for _, link in found)
     return min(capacity / behind[link] for capacity, link in found)
 
@@ -130,35 +130,36 @@ def shares(port: Sequence[float]) -> tuple[int, ...]:
     return tuple(weight // divisor for weight in weights)
 
 
-def rings(ground: Ground) -> tuple[WeightedRing, ...]:
+def rings(inputs: PlanInput) -> tuple[WeightedRing, ...]:
     """Return the rings that share no cable among the GPUs of one host; one ring of all ranks elsewhere."""
-    graph = ground.cluster.host(ground.hosts[0])
-    if ground.nodes == 1 and ground.gpus and graph is not None:
-        ids = [place.rpartition("/")[2] for place in ground.ranks]
+    graph = inputs.cluster.host(inputs.hosts[0])
+    if inputs.nodes == 1 and inputs.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in inputs.ranks]
         rank = {one: number for number, one in enumerate(ids)}
         found = tuple(
-            (tuple(rank[one] for one in ring.order), ring.width) for ring in ring_search(wires(graph.graph, ids)).rings
+            (tuple(rank[one] for one in ring.order), ring.width)
+            for ring in ring_search(direct_links(graph.graph, ids)).rings
         )
         if found:
             return found
-    return ((order(ground), 1),)
+    return ((order(inputs), 1),)
 
 
-def trees(ground: Ground, port: Sequence[float]) -> tuple[WeightedTree, ...]:
+def trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:
     """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one round each rank that has a
     share: what all hang on one switch can do."""
-    graph = ground.cluster.host(ground.hosts[0])
-    if ground.nodes == 1 and ground.gpus and graph is not None:
-        ids = [place.rpartition("/")[2] for place in ground.ranks]
+    graph = inputs.cluster.host(inputs.hosts[0])
+    if inputs.nodes == 1 and inputs.gpus and graph is not None:
+        ids = [place.rpartition("/")[2] for place in inputs.ranks]
         rank = {one: number for number, one in enumerate(ids)}
-        found = packing.all_reduce(wires(graph.graph, ids)).trees
+        found = packing.all_reduce(direct_links(graph.graph, ids)).trees
         if found:
             whole = math.lcm(*(tree.weight.denominator for tree in found))
             return tuple(
                 (rank[tree.root], tuple((rank[a], rank[b]) for a, b in tree.edges), int(tree.weight * whole))
                 for tree in found
             )
-    everyone = range(ground.world)
+    everyone = range(inputs.world)
     return tuple(
         (root, tuple((root, rank) for rank in everyone if rank != root), weight)
         for root, weight in enumerate(shares(port))
@@ -170,9 +171,9 @@ def _part(time: float, rate: float, count: int) -> float:
     return max(0.0, (time * rate - 1) / (count - 2))
 
 
-def _narrowest(ground: Ground, place: str, other: str) -> tuple[float, int]:
-    links = ground.network.route(place, other).links
-    return min(((ground.network.capacities[link], link) for link in links), default=(math.inf, -1))
+def _narrowest(inputs: PlanInput, place: str, other: str) -> tuple[float, int]:
+    links = inputs.network.route(place, other).links
+    return min(((inputs.network.capacities[link], link) for link in links), default=(math.inf, -1))
 
 
 def _grouped(keys: Iterable[Hashable]) -> Groups:
@@ -182,22 +183,22 @@ def _grouped(keys: Iterable[Hashable]) -> Groups:
     return tuple(tuple(group) for group in found.values())
 
 
-def _switches(ground: Ground) -> dict[str, str]:
+def _switches(inputs: PlanInput) -> dict[str, str]:
     """Return the switch of each host: the other end of its widest cable, itself where that is a host too."""
-    hosts = {host.name for host in ground.cluster.hosts}
+    hosts = {host.name for host in inputs.cluster.hosts}
     found = {host: (0.0, host) for host in hosts}
-    for cable in ground.cluster.between:
+    for cable in inputs.cluster.between:
         for host, end in ((cable.a, cable.b), (cable.b, cable.a)):
             if host in hosts and end not in hosts:
                 found[host] = max(found[host], (cable.bandwidth or 0.0, end))
     return {host: switch for host, (_, switch) in found.items()}
 
 
-def _along(ground: Ground, group: Sequence[int]) -> Sequence[int]:
+def _along(inputs: PlanInput, group: Sequence[int]) -> Sequence[int]:
     """Return the ranks of one host in the order in which their cables run round."""
-    graph = ground.cluster.host(ground.hosts[group[0]])
-    ids = [ground.ranks[rank].rpartition("/")[2] for rank in group]
-    if graph is None or ground.ranks[group[0]] == ground.hosts[group[0]] or len(group) < 3:
+    graph = inputs.cluster.host(inputs.hosts[group[0]])
+    ids = [inputs.ranks[rank].rpartition("/")[2] for rank in group]
+    if graph is None or inputs.ranks[group[0]] == inputs.hosts[group[0]] or len(group) < 3:
         return group
-    found = ring_search(wires(graph.graph, ids)).rings
+    found = ring_search(direct_links(graph.graph, ids)).rings
     return [group[ids.index(one)] for one in found[0].order] if found else group

@@ -19,11 +19,11 @@ import msgspec
 
 from psctl.orders import HostOrder
 from psctl.plan.compression_cost import Coding, coded
-from psctl.plan.plan_input import Ground
+from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import side_by_side
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import Floor, floor
-from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
+from psctl.plan.simulation.lower_bound import LowerBound, lower_bound
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.ps.shards import target
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -38,7 +38,7 @@ LARGE = 64
 """Workers up to which a push and a pull are simulated; with more, the busiest port decides."""
 
 
-class Serving(msgspec.Struct, frozen=True):
+class ServingMode(msgspec.Struct, frozen=True):
     """How servers work.
 
     Args:
@@ -82,43 +82,43 @@ class Serving(msgspec.Struct, frozen=True):
         return size * max(1.0, crowd) * (self.coding.encode + self.coding.read * workers / max(1, servers))
 
 
-SUMMING = Serving()
+SUMMING = ServingMode()
 """Servers that sum, for workers that hold the values."""
 
 
-def serve(
-    ground: Ground, servers: Sequence[str], size: float, how: Serving = SUMMING
+def time_push_pull(
+    inputs: PlanInput, servers: Sequence[str], size: float, how: ServingMode = SUMMING
 ) -> tuple[Timing, int, float]:  # fmt: skip
     """Return the time of a push and a pull, its steps, and the bytes that a worker sends.
 
     Args:
-        ground: the machines and the workers.
+        inputs: the machines and the workers.
         servers: the host of each server.
         size: bytes a worker pushes.
         how: they work.
     """
-    pace, longer = ground.pace("ps"), how.longer(ground.world, len(servers))
-    pace = Pace(pace.flowing * longer, pace.waiting)
-    codes = how.processors(size, ground.world, len(servers), ground.crowd)
-    sent, shards = size * how.coding.push, _pieces(ground, servers, size) if how.pipelined else 1
-    size *= how.part(ground.hosts, servers)
+    pace, longer = inputs.pace("ps"), how.longer(inputs.world, len(servers))
+    pace = StrategyPace(pace.flowing * longer, pace.waiting)
+    codes = how.processors(size, inputs.world, len(servers), inputs.crowd)
+    sent, shards = size * how.coding.push, _pieces(inputs, servers, size) if how.pipelined else 1
+    size *= how.part(inputs.hosts, servers)
     if how.together:
-        sent *= _pushed(ground.hosts, servers)
-    if ground.world > LARGE:
-        return coded(paced(_by_ports(ground, servers, size, how), pace), codes), 2, sent
-    schedule = catalog.build("ps", ground.world, _options(ground, servers, shards, together=how.together))
-    costs = side_by_side(ground.costs.get("ps", Costs()), schedule, ground.crowd)
-    timing = simulate(schedule, ground.network, (*ground.ranks, *servers), size, costs)
-    return coded(paced(timing, pace), codes), 2, sent
+        sent *= _pushed(inputs.hosts, servers)
+    if inputs.world > LARGE:
+        return coded(at_pace(_by_ports(inputs, servers, size, how), pace), codes), 2, sent
+    schedule = catalog.build("ps", inputs.world, _options(inputs, servers, shards, together=how.together))
+    costs = side_by_side(inputs.costs.get("ps", Costs()), schedule, inputs.crowd)
+    timing = simulate(schedule, inputs.network, (*inputs.ranks, *servers), size, costs)
+    return coded(at_pace(timing, pace), codes), 2, sent
 
 
 def place_servers(
-    ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, size: float, how: Serving = SUMMING
+    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, size: float, how: ServingMode = SUMMING
 ) -> list[int]:
     """Return the host index of each server; empty when none may be placed.
 
     Args:
-        ground: the machines and the workers.
+        inputs: the machines and the workers.
         hosts: the roster.
         wanted: their number, dealt out in turn, hosts without workers first, for their ports are idle; None asks for
             as many as serve best: those hosts alone, or every host that may serve, or idle hosts with a larger part.
@@ -126,13 +126,15 @@ def place_servers(
         size: bytes a worker pushes.
         how: they work.
     """
-    found = choices(hosts, wanted)
+    found = server_placements(hosts, wanted)
     if len(found) < 2:
         return found[0] if found else []
-    return min(found, key=lambda chosen: serve(ground, [hosts[at].name for at in chosen], size, how)[0].seconds)
+    return min(
+        found, key=lambda chosen: time_push_pull(inputs, [hosts[at].name for at in chosen], size, how)[0].seconds
+    )
 
 
-def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
+def server_placements(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
     """Return the ways to place servers among which the fastest is taken; none when none may be placed.
 
     Args:
@@ -151,10 +153,10 @@ def choices(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
     return [chosen for chosen in (free, may, _split(hosts, may, free)) if chosen]
 
 
-def _options(ground: Ground, servers: Sequence[str], pieces: int, *, together: bool) -> ScheduleOptions:
+def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, together: bool) -> ScheduleOptions:
     """Return how pushes and pulls go between these hosts."""
-    nodes = tuple(range(ground.world, ground.world + len(servers)))
-    groups = _groups(ground.hosts) if together else {}
+    nodes = tuple(range(inputs.world, inputs.world + len(servers)))
+    groups = _groups(inputs.hosts) if together else {}
     order = {host: index for index, host in enumerate(groups)}
     near = tuple(order.get(host, -1) for host in servers) if groups else ()
     return ScheduleOptions(servers=nodes, pieces=pieces, groups=tuple(groups.values()), near=near)
@@ -175,16 +177,18 @@ def _pushed(hosts: Sequence[str], servers: Sequence[str]) -> float:
     return sum(count * each[host] + 1 - each[host] for host, count in workers.items()) / len(hosts)
 
 
-def floors(ground: Ground, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True) -> list[Floor]:
+def lower_bounds(
+    inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True
+) -> list[LowerBound]:
     """Return what a push and a pull take at least for each way to place servers. Arguments as of `place_servers`."""
-    if ground.world > LARGE:
-        return [Floor(0.0, 0.0)]
-    costs, found = ground.costs.get("ps", Costs()), []
-    for chosen in choices(hosts, wanted):
+    if inputs.world > LARGE:
+        return [LowerBound(0.0, 0.0)]
+    costs, found = inputs.costs.get("ps", Costs()), []
+    for chosen in server_placements(hosts, wanted):
         names = [hosts[at].name for at in chosen]
-        schedule = catalog.build("ps", ground.world, _options(ground, names, 1, together=together))
-        places = (*ground.ranks, *names)
-        found.append(floor(schedule, ground.network, places, costs.alpha))
+        schedule = catalog.build("ps", inputs.world, _options(inputs, names, 1, together=together))
+        places = (*inputs.ranks, *names)
+        found.append(lower_bound(schedule, inputs.network, places, costs.alpha))
     return found
 
 
@@ -197,14 +201,14 @@ def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) 
     return sorted([*busy, *(index for index in free for _ in range(times))])
 
 
-def _by_ports(ground: Ground, servers: Sequence[str], size: float, how: Serving) -> Timing:
+def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: ServingMode) -> Timing:
     """Return the time of the busiest port, or loopback, beside two messages."""
-    costs = ground.costs.get("ps", Costs())
-    workers, held = Counter(ground.hosts), Counter(servers)
+    costs = inputs.costs.get("ps", Costs())
+    workers, held = Counter(inputs.hosts), Counter(servers)
     worst, name, wait = 0.0, "", 0.0
     for host in {*workers, *held}:
-        away = next((other for other in (ground.hosts[0], ground.hosts[-1]) if other != host), None)
-        part, others = held[host] / len(servers), ground.world - workers[host]
+        away = next((other for other in (inputs.hosts[0], inputs.hosts[-1]) if other != host), None)
+        part, others = held[host] / len(servers), inputs.world - workers[host]
         pulled, answered = workers[host] * (1 - part), part * others
         pushed, taken = pulled, answered
         if how.together:
@@ -216,17 +220,17 @@ def _by_ports(ground: Ground, servers: Sequence[str], size: float, how: Serving)
         ways = [(across, away)] if away is not None else []
         ways += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
         for amount, other in ways:
-            route = ground.network.route(host, other)
-            rate, link = min((ground.network.capacities[link], link) for link in route.links)
+            route = inputs.network.route(host, other)
+            rate, link = min((inputs.network.capacities[link], link) for link in route.links)
             wait = max(wait, route.latency)
             if amount / rate > worst:
-                worst, name = amount / rate, ground.network.names[link]
+                worst, name = amount / rate, inputs.network.names[link]
     waiting = 2 * (wait + costs.alpha + 2 * costs.overhead)
     return Timing(worst + waiting, "closed form", name if worst > waiting else "latency", 0, waiting, worst)
 
 
-def _pieces(ground: Ground, servers: Sequence[str], size: float) -> int:
+def _pieces(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
     """Return how many shards a server holds: as `store/shards` cuts them."""
-    each = target(int(size), len(servers), near=len({*ground.hosts, *servers}) == 1)
-    most = max(1, TRANSFERS // (2 * len(servers) * ground.world))
+    each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
+    most = max(1, TRANSFERS // (2 * len(servers) * inputs.world))
     return max(1, min(most, math.ceil(size / len(servers) / each)))

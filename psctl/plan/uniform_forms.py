@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psctl.plan import allreduce_times, rank_orders
-from psctl.plan.plan_input import Ground
+from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 
@@ -15,53 +15,53 @@ LARGE = 64
 """Ranks up to which candidates are simulated."""
 
 
-def uniform_rates(ground: Ground, port: Sequence[float], costs: Costs) -> allreduce_times.UniformRates:
+def uniform_rates(inputs: PlanInput, port: Sequence[float], costs: Costs) -> allreduce_times.UniformRates:
     """Return the machines as one uniform network: the slowest port, the longest wait.
 
     Args:
-        ground: the machines.
+        inputs: the machines.
         port: bytes/s of each rank's port.
         costs: what messages cost beside their bytes.
     """
-    far = [ground.network.route(ground.ranks[0], place).latency for place in ground.ranks[1:]]
+    far = [inputs.network.route(inputs.ranks[0], place).latency for place in inputs.ranks[1:]]
     wait = max(far, default=0.0) + costs.alpha + 2 * costs.overhead
-    narrowest = rank_orders.outwards(ground) if ground.world > LARGE else min(port)
+    narrowest = rank_orders.outwards(inputs) if inputs.world > LARGE else min(port)
     return allreduce_times.UniformRates(wait, 1 / narrowest, costs.gamma)
 
 
 def form(
-    ground: Ground, port: Sequence[float], name: str, options: ScheduleOptions, size: float, costs: Costs
+    inputs: PlanInput, port: Sequence[float], name: str, options: ScheduleOptions, size: float, costs: Costs
 ) -> allreduce_times.Form:  # fmt: skip
     """Return the closed form of a strategy; `name`, `options` and `size` as a schedule is built, others as above."""
-    rates = uniform_rates(ground, port, costs)
+    rates = uniform_rates(inputs, port, costs)
     if name in ("ring", "multi-ring", "bidirectional-ring"):
-        orders = [order for order, _ in options.rings] or [options.order or tuple(range(ground.world))]
+        orders = [order for order, _ in options.rings] or [options.order or tuple(range(inputs.world))]
         return allreduce_times.ring(
-            ground.world, size, msgspec.structs.replace(rates, beta=_crossed(ground, orders[0]))
+            inputs.world, size, msgspec.structs.replace(rates, beta=_crossed(inputs, orders[0]))
         )
     if name == "hierarchical":
-        return _two_levels(ground, options, size, rates)
+        return _two_levels(inputs, options, size, rates)
     if name == "packed-trees":
-        return allreduce_times.sharded(ground.world, size, rates)
-    return allreduce_times.FORMS[name](ground.world, size, rates)
+        return allreduce_times.sharded(inputs.world, size, rates)
+    return allreduce_times.FORMS[name](inputs.world, size, rates)
 
 
 def _two_levels(
-    ground: Ground, options: ScheduleOptions, size: float, rates: allreduce_times.UniformRates
+    inputs: PlanInput, options: ScheduleOptions, size: float, rates: allreduce_times.UniformRates
 ) -> allreduce_times.Form:
     groups = options.groups
-    inner = msgspec.structs.replace(rates, beta=max(_crossed(ground, group) for group in groups))
+    inner = msgspec.structs.replace(rates, beta=max(_crossed(inputs, group) for group in groups))
     heads = [group[0] for group in groups]
-    across = msgspec.structs.replace(rates, beta=_crossed(ground, heads) * max(map(len, groups)))
+    across = msgspec.structs.replace(rates, beta=_crossed(inputs, heads) * max(map(len, groups)))
     return allreduce_times.hierarchical(len(groups), max(map(len, groups)), size, inner, across)
 
 
-def _crossed(ground: Ground, order: Sequence[int]) -> float:
+def _crossed(inputs: PlanInput, order: Sequence[int]) -> float:
     """Return the seconds a byte takes round a ring whose every rank sends at once: by the most crossed link."""
     count: dict[int, int] = {}
     for at, rank in enumerate(order):
         other = order[(at + 1) % len(order)]
         if other != rank:
-            for link in ground.network.route(ground.ranks[rank], ground.ranks[other]).links:
+            for link in inputs.network.route(inputs.ranks[rank], inputs.ranks[other]).links:
                 count[link] = count.get(link, 0) + 1
-    return max((times / ground.network.capacities[link] for link, times in count.items()), default=0.0)
+    return max((times / inputs.network.capacities[link] for link, times in count.items()), default=0.0)

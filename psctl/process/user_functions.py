@@ -19,7 +19,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.process.job_modules import JobModules
 from psctl.ps.tables.reductions import Reduction, custom, reductions
-from psctl.schedule.operation_check import Measure, check_operation
+from psctl.schedule.operation_check import ValueMeasure, check_operation
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -105,7 +105,7 @@ class JobFunctions:
         ]
         eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
         try:
-            found = check_operation(self.function(name), samples, Measure(_same, _distance, _magnitude, eps))
+            found = check_operation(self.function(name), samples, ValueMeasure(_same, _distance, _magnitude, eps))
         except Exception as error:
             raise UsageError(f"{name} failed on rows of {str(dtype)[6:]}: {type(error).__name__}: {error}") from error
         if found is not None:

@@ -36,7 +36,7 @@ class Counterexample(msgspec.Struct, frozen=True):
         return f"not {self.law}: {forms[0]} is {self.left!r}, but {forms[1]} is {self.right!r}"
 
 
-class Measure(msgspec.Struct, Generic[Value], frozen=True):
+class ValueMeasure(msgspec.Struct, Generic[Value], frozen=True):
     """How values of a type are compared; process/user_functions.py has one for tensors.
 
     Args:
@@ -52,15 +52,15 @@ class Measure(msgspec.Struct, Generic[Value], frozen=True):
     eps: float
 
 
-def measure_of(sample: Any) -> Measure[Any]:
+def measure_of(sample: Any) -> ValueMeasure[Any]:
     """Return how Python's numbers, and lists and tuples of them, are compared: floats with rounding, others exactly."""
-    return Measure(_same, _distance, _magnitude, sys.float_info.epsilon if _has_float(sample) else 0.0)
+    return ValueMeasure(_same, _distance, _magnitude, sys.float_info.epsilon if _has_float(sample) else 0.0)
 
 
 def check_operation(
     function: Callable[[Value, Value], Value],
     samples: Sequence[Value],
-    measure: Measure[Value] | None = None,
+    measure: ValueMeasure[Value] | None = None,
     roundings: float = 8.0,
 ) -> Counterexample | None:
     """Return values on which a function is not associative or not commutative; None when all samples pass.

@@ -9,14 +9,14 @@ import msgspec
 
 from psctl.errors import InvalidFile
 from psctl.spec import hosts as host_lists
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
-    Brief,
     Internal,
-    KeyOf,
+    KeyPattern,
     Notation,
     Section,
+    ShortForm,
     choice,
     doc,
     duration,
@@ -30,7 +30,7 @@ from psctl.spec.nearest import did_you_mean
 LOCAL = "local"
 """The address that stands for this machine, reached without SSH."""
 
-VARIABLE = KeyOf(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letters, digits and _)")
+VARIABLE = KeyPattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (letters, digits and _)")
 """Names of environment variables."""
 
 _ADDRESS = msgspec.structs.replace(
@@ -59,7 +59,7 @@ class SshSpec(Section, frozen=True):
 
 
 def _ports() -> Notation:
-    def parse(scalar: yaml.Scalar) -> tuple[int, int]:
+    def parse(scalar: yaml_nodes.Scalar) -> tuple[int, int]:
         first, dash, last = scalar.text.partition("-")
         if not (dash and first.isdecimal() and last.isdecimal() and len(scalar.text) < 12):
             raise ValueError
@@ -151,7 +151,10 @@ class HostSpec(Section, frozen=True):
         tuple[str, ...], choice("worker", "server"), doc("What may run there: worker, server or both.")
     ] = ("worker", "server")
     labels: Annotated[
-        dict[str, str], KeyOf(r"[^\s=]+", "a label's name without blanks"), text(), doc("Free words, such as rack: r1.")
+        dict[str, str],
+        KeyPattern(r"[^\s=]+", "a label's name without blanks"),
+        text(),
+        doc("Free words, such as rack: r1."),
     ] = msgspec.field(default_factory=dict)
 
     @property
@@ -184,7 +187,7 @@ class ClusterSpec(Section, frozen=True):
     ]
     hosts: Annotated[
         tuple[HostSpec, ...],
-        Brief("a name, an address, or a range such as node[02-16]"),
+        ShortForm("a name, an address, or a range such as node[02-16]"),
         doc("The machines; the first that takes part in a job is its head."),
     ]
     version: Annotated[int, whole(1, 1), doc("Version of this file's format.")] = 1
@@ -216,9 +219,9 @@ def load_cluster(text: str, source: str) -> ClusterSpec:
     from psctl.spec.job import JobSpec  # which itself needs this module
 
     decoder = Decoder({"job file": JobSpec})
-    node = yaml.parse(text, source, decoder.problems)
-    if isinstance(node, yaml.Mapping) and (hosts := node.get("hosts")) is not None:
-        node = node.put("hosts", host_lists.spread(hosts, decoder.problems), hosts.where)
+    node = yaml_nodes.parse(text, source, decoder.problems)
+    if isinstance(node, yaml_nodes.Mapping) and (hosts := node.get("hosts")) is not None:
+        node = node.put("hosts", host_lists.expand_hosts(hosts, decoder.problems), hosts.where)
     whole = not decoder.problems
     spec = decoder.make(node, ClusterSpec)
     if whole and decoder.sound("hosts"):
@@ -263,12 +266,12 @@ def _check_runtime(spec: ClusterSpec, decoder: Decoder) -> None:
         decoder.refuse("runtime.index", "wheelhouse: is given too, and from it alone is installed", "keep one")
 
 
-def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml.Node) -> None:
+def _check_hosts(spec: ClusterSpec, decoder: Decoder, node: yaml_nodes.Node) -> None:
     """Refuse what is well written and makes no sense together."""
     if not spec.hosts:
         decoder.refuse("hosts", "no host", "write at least one, or leave out --cluster for this machine alone")
-    listed = node.get("hosts") if isinstance(node, yaml.Mapping) else None
-    entries = listed.items if isinstance(listed, yaml.Sequence) else ()
+    listed = node.get("hosts") if isinstance(node, yaml_nodes.Mapping) else None
+    entries = listed.items if isinstance(listed, yaml_nodes.Sequence) else ()
     seen: dict[str, str] = {}
     found = decoder.problems
     for host, entry in zip(spec.hosts, entries, strict=True):
@@ -309,6 +312,6 @@ def _check_links(spec: ClusterSpec, decoder: Decoder) -> None:
         seen.setdefault(ends, number)
 
 
-def _name_place(entry: yaml.Node) -> str:
-    name = entry.get("name") if isinstance(entry, yaml.Mapping) else None
+def _name_place(entry: yaml_nodes.Node) -> str:
+    name = entry.get("name") if isinstance(entry, yaml_nodes.Mapping) else None
     return name.where if name is not None else entry.where

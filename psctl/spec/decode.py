@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from psctl.errors import InvalidFile, NotInThisVersion, PsctlError
-from psctl.spec.fields import Doc, Internal, KeyOf, Notation, Section
+from psctl.spec.fields import Doc, Internal, KeyPattern, Notation, Section
 from psctl.spec.nearest import did_you_mean, nearest
-from psctl.spec.yaml import Mapping, Node, Scalar, Sequence, join
+from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence, join
 
 S = TypeVar("S", bound=Section)
 
@@ -209,7 +209,7 @@ class Decoder:
         self.places[path] = node.where
         notation = field.note(Notation)
         before = len(self.problems)
-        value = self._value(node, field.kind, notation, field.note(KeyOf), path)
+        value = self._value(node, field.kind, notation, field.note(KeyPattern), path)
         for error in self.problems[before:]:
             error.hint = error.hint or f"{path}: {field.text}"
         if value is _BROKEN:
@@ -221,7 +221,7 @@ class Decoder:
             self.problems.append(NotInThisVersion(f"{path}: {written}", f"this version has: {has}", node.where))
         return value
 
-    def _value(self, node: Node, kind: Any, notation: Notation | None, keys: KeyOf | None, path: str) -> Any:
+    def _value(self, node: Node, kind: Any, notation: Notation | None, keys: KeyPattern | None, path: str) -> Any:
         null = isinstance(node, Scalar) and node.null
         if null and types.NoneType in members(kind):
             return None
@@ -248,7 +248,7 @@ class Decoder:
             made.append(self._value(below, item, notation, None, place))
         return _BROKEN if _BROKEN in made else tuple(made)
 
-    def _entries(self, node: Node, kind: Any, notation: Notation | None, keys: KeyOf | None, path: str) -> Any:
+    def _entries(self, node: Node, kind: Any, notation: Notation | None, keys: KeyPattern | None, path: str) -> Any:
         if not isinstance(node, Mapping):
             self._add(path, self._wrong(node, path, "keys with values"))
             return _BROKEN

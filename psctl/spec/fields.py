@@ -14,7 +14,7 @@ import msgspec
 
 from psctl import units
 from psctl.spec.nearest import did_you_mean
-from psctl.spec.yaml import Scalar
+from psctl.spec.yaml_nodes import Scalar
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class Doc(msgspec.Struct, frozen=True):
     text: str
 
 
-class KeyOf(msgspec.Struct, frozen=True):
+class KeyPattern(msgspec.Struct, frozen=True):
     """What keys of a free mapping look like."""
 
     pattern: str
@@ -54,7 +54,7 @@ class KeyOf(msgspec.Struct, frozen=True):
         return re.fullmatch(self.pattern, key) is not None
 
 
-class Brief(msgspec.Struct, frozen=True):
+class ShortForm(msgspec.Struct, frozen=True):
     """Items may also be written as one word: `hosts: [node-a]`."""
 
     says: str

@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 from typing import NamedTuple
 
 from psctl.errors import InvalidFile, PsctlError
-from psctl.spec.yaml import Mapping, Node, Scalar, Sequence
+from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence
 
 MOST = 4096
 """Hosts in one cluster: a range beyond it is a slip of the pen."""
@@ -56,7 +56,7 @@ def expand(text: str) -> list[str]:
     return [f"{before}{number}{after}" for number in numbers]
 
 
-def spread(hosts: Node, problems: list[PsctlError]) -> Node:
+def expand_hosts(hosts: Node, problems: list[PsctlError]) -> Node:
     """Return the list under `hosts:` with every bare name and range as keys with values, one a host.
 
     Args:

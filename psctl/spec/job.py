@@ -13,7 +13,7 @@ import msgspec
 
 from psctl import types, units
 from psctl.errors import UsageError
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 from psctl.spec.cluster import VARIABLE, ClusterSpec
 from psctl.spec.decode import Decoder, raise_all
 from psctl.spec.fields import (
@@ -138,7 +138,7 @@ class Every(msgspec.Struct, frozen=True):
 
 
 def _every() -> Notation:
-    def parse(scalar: yaml.Scalar) -> Every:
+    def parse(scalar: yaml_nodes.Scalar) -> Every:
         match = re.fullmatch(r"([0-9]{1,12}) ?steps?", scalar.text)
         if match is None and not re.search("[a-zµ]", scalar.text):
             raise ValueError
@@ -273,7 +273,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
         UsageError: an override that is no key=value.
     """
     decoder = Decoder({"cluster file": ClusterSpec})
-    node = yaml.parse(text, source, decoder.problems)
+    node = yaml_nodes.parse(text, source, decoder.problems)
     for override in overrides:
         node = _override(node, override)
     spec = decoder.make(node, JobSpec)
@@ -286,7 +286,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
     return JobSpec(**(values | {"source": source}))
 
 
-def _override(node: yaml.Node, override: str) -> yaml.Node:
+def _override(node: yaml_nodes.Node, override: str) -> yaml_nodes.Node:
     """Return the file with one key replaced or added; keys on the way are made."""
     key, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
@@ -295,13 +295,13 @@ def _override(node: yaml.Node, override: str) -> yaml.Node:
             "such as --set sync.strategy=ps; every key: psctl validate --schema",
         )
     where = f"--set {override}"
-    return _put(node, key.strip().split("."), yaml.parse_value(value, where), where)
+    return _put(node, key.strip().split("."), yaml_nodes.parse_value(value, where), where)
 
 
-def _put(node: yaml.Node | None, path: list[str], value: yaml.Node, where: str) -> yaml.Node:
+def _put(node: yaml_nodes.Node | None, path: list[str], value: yaml_nodes.Node, where: str) -> yaml_nodes.Node:
     if not path:
         return value
-    below = node if isinstance(node, yaml.Mapping) else yaml.Mapping((), where)
+    below = node if isinstance(node, yaml_nodes.Mapping) else yaml_nodes.Mapping((), where)
     return below.put(path[0], _put(below.get(path[0]), path[1:], value, where), where)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from psctl.errors import InvalidFile
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 from psctl.spec.cluster import ClusterSpec, load_cluster
 from psctl.spec.decode import fields_of
 from psctl.spec.job import JobSpec, load_job
@@ -20,8 +20,8 @@ def kind_of(text: str, source: str) -> Kind:
     Raises:
         InvalidFile: no YAML, or keys of neither.
     """
-    node = yaml.parse(text, source, [])  # smaller mistakes are for who reads the whole file
-    keys = [entry.key for entry in node.entries] if isinstance(node, yaml.Mapping) else []
+    node = yaml_nodes.parse(text, source, [])  # smaller mistakes are for who reads the whole file
+    keys = [entry.key for entry in node.entries] if isinstance(node, yaml_nodes.Mapping) else []
     cluster, job = ({field.name for field in fields_of(spec)} for spec in (ClusterSpec, JobSpec))
     only_cluster, only_job = cluster - job, job - cluster
     for near in (False, True):

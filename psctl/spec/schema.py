@@ -13,7 +13,7 @@ from typing import Any
 
 from psctl.spec.cluster import ClusterSpec
 from psctl.spec.decode import Field, fields_of, members, section_in
-from psctl.spec.fields import Brief, KeyOf, Notation, Section
+from psctl.spec.fields import KeyPattern, Notation, Section, ShortForm
 from psctl.spec.job import JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -56,7 +56,7 @@ def _kind(kind: Any, field: Field) -> dict[str, Any]:
     if origin is tuple and field.kind is kind and typing.get_args(kind)[-1] is Ellipsis:
         return {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
     if origin is dict:
-        keys: KeyOf | None = field.note(KeyOf)
+        keys: KeyPattern | None = field.note(KeyPattern)
         names = {"propertyNames": {"pattern": f"^({keys.pattern})$"}} if keys else {}
         return {"type": "object", "additionalProperties": _kind(typing.get_args(kind)[1], field)} | names
     written = _scalar(notation) if notation is not None else {"anyOf": []}
@@ -70,7 +70,7 @@ def _kind(kind: Any, field: Field) -> dict[str, Any]:
 
 
 def _items(kind: Any, field: Field) -> dict[str, Any]:
-    brief: Brief | None = field.note(Brief)
+    brief: ShortForm | None = field.note(ShortForm)
     inner = _kind(kind, field)
     return {"anyOf": [{"type": "string", "description": brief.says}, inner]} if brief else inner
 

@@ -168,13 +168,13 @@ class NcclTopology(msgspec.Struct, frozen=True, tag=True):
     findings: tuple[Finding, ...] = ()
 
 
-class Failure(msgspec.Struct, frozen=True, tag=True):
+class FailedOutput(msgspec.Struct, frozen=True, tag=True):
     """A command that said what is wrong instead of answering, or could not be found."""
 
     findings: tuple[Finding, ...]
 
 
-class Unknown(msgspec.Struct, frozen=True, tag=True):
+class UnknownOutput(msgspec.Struct, frozen=True, tag=True):
     """Text in which nothing is known; `first` is its first line that is not blank."""
 
     first: str
@@ -189,7 +189,7 @@ Reading = (
     | RdmaPorts
     | RocmTopology
     | NcclTopology
-    | Failure
-    | Unknown
+    | FailedOutput
+    | UnknownOutput
 )
 """What one output may turn out to be."""

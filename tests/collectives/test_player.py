@@ -11,7 +11,7 @@ import torch
 from psctl.collectives.player import PlayQueue, SchedulePlayer
 from psctl.errors import PeerLost
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network
+from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.schedule.algorithms import catalog, ring
 from psctl.schedule.checker import ScheduleError, prove
 from psctl.schedule.schedule import Schedule, Transfer
@@ -130,7 +130,7 @@ def test_one_schedule_is_proven_predicted_and_played() -> None:
     moved = Transfer(last.step, owner, last.destination, last.chunk, "copy")  # from the chunk's owner instead
     changed = prove("ring", 4, {*others, moved}, proven.shares)
 
-    network, places = Network(star(4, 1e6)), [f"node{rank}" for rank in range(4)]
+    network, places = SimulatedNetwork(star(4, 1e6)), [f"node{rank}" for rank in range(4)]
     before, after = (simulate(each, network, places, 4000.0).seconds for each in (proven, changed))
     assert after == pytest.approx(before + 1000 / 1e6), "the owner's port carries two chunks of 1000 bytes in one step"
 

@@ -25,9 +25,9 @@ from psctl.remote.shell import CommandResult
 from psctl.spec.cluster import load_cluster
 from psctl.topology.facts import Gpu, HostFacts, Nic
 from psctl.topology.graph import Between, Link
-from psctl.topology.network.addresses import Chosen as Address
-from psctl.topology.network.fabric import Sample, Series
-from psctl.topology.readers.parse import parse
+from psctl.topology.network.addresses import ChosenAddress as Address
+from psctl.topology.network.fabric import ConcurrentSamples, PairSample
+from psctl.topology.readers.parse import parse_probe
 from psctl.types import HostName
 from tests.helpers.fake_shell import FakeShell
 
@@ -37,7 +37,7 @@ NOMINAL = 10 * G * link_measurement.PAYLOAD
 
 def facts(number: int, nics: int = 1, gpus: int = 0) -> HostFacts:
     return msgspec.structs.replace(
-        parse(""), connected=f"10.0.0.{number}", boot=f"boot-{number}",
+        parse_probe(""), connected=f"10.0.0.{number}", boot=f"boot-{number}",
         nics=tuple(Nic(f"eth{each}", (f"10.0.{each}.{number}/24",), speed=10 * G) for each in range(nics)),
         gpus=tuple(Gpu(index, "A100", 80 * 10**9, "550", f"0000:0{index}:00.0", 1) for index in range(gpus)),
     )  # fmt: skip
@@ -64,7 +64,7 @@ def cluster(more: str = "", hosts: str = "[a, b, c]") -> ChosenCluster:
 def measured(*names: str, rate: float = 9 * G, spread: float = 0.0) -> Measurements:
     """Every pair alone, all at one rate."""
     pairs = [(a, b) for a in names for b in names if a != b]
-    series = tuple(Series((Sample(a, b, rate, 2e-5, spread),)) for a, b in pairs)
+    series = tuple(ConcurrentSamples((PairSample(a, b, rate, 2e-5, spread),)) for a, b in pairs)
     return Measurements(
         5.0, {name: f"10.0.0.{number}" for number, name in enumerate(names, 1)}, series,
         machines={name: site.identity for name, site in state(*names).sites.items()},

@@ -12,8 +12,8 @@ from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.launch.placement import job_planning
 from psctl.plan.choose import UNKNOWN
+from psctl.topology.algorithms.direct_links import direct_links
 from psctl.topology.algorithms.rings import rings
-from psctl.topology.algorithms.wires import wires
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Suggestion
 from psctl.types import STRATEGIES
 from tests.topology.fabrics import behind_switch, dgx1v, named, nvswitch
@@ -55,7 +55,7 @@ def test_topo_and_plan_say_the_same_of_every_preset(preset: Path) -> None:
 def test_the_hybrid_cube_mesh_gets_its_two_rings() -> None:
     found = sound(alone(dgx1v()))
     assert (found.name, found.shares) == ("multi-ring", (2 / 3, 1 / 3))
-    assert found.groups == tuple(ring.order for ring in rings(wires(dgx1v())).rings)
+    assert found.groups == tuple(ring.order for ring in rings(direct_links(dgx1v())).rings)
     spare = HostNode("spare", HostGraph(), roles=("server",))
     found = sound(ClusterGraph((HostNode("box", dgx1v()), spare), (Between("box", "spare", 1e9),)))
     assert found.name == "multi-ring" and found.groups[0][:2] == ("box/GPU0", "box/GPU3")
@@ -65,7 +65,7 @@ def test_gpus_that_no_ring_visits_get_trees() -> None:
     seen = 0
     for ids in itertools.combinations(range(8), 4):
         graph = kept(dgx1v(), ids)
-        net = wires(graph)
+        net = direct_links(graph)
         if not net.connected or rings(net).rings:
             continue
         found = sound(alone(graph))

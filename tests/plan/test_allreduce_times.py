@@ -20,7 +20,7 @@ from psctl.plan.allreduce_times import (
 )
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.pipeline_time import simulate_pipeline
-from psctl.plan.simulation.routes import Network
+from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Costs, Timing
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -40,7 +40,7 @@ PHASED = tuple(name for name in FORMS if name not in PIPELINES)
 
 def on_star(plan: Schedule, size: float, gamma: float = 0.0, bandwidth: float = BANDWIDTH) -> Timing:
     places = [f"node{index}" for index in range(plan.nodes)]
-    return simulate(plan, Network(star(plan.nodes, bandwidth, ALPHA)), places, size, Costs(gamma=gamma))
+    return simulate(plan, SimulatedNetwork(star(plan.nodes, bandwidth, ALPHA)), places, size, Costs(gamma=gamma))
 
 
 def rates(gamma: float = 0.0) -> UniformRates:
@@ -119,7 +119,7 @@ def test_servers_of_their_own_are_theirs(workers: int, count: int) -> None:
 @pytest.mark.parametrize("spare", [0, 1, 2, 4, 8])
 def test_the_split_over_spare_machines_reaches_its_bound_in_many_pieces(spare: int) -> None:
     nodes, shares = balanced_shares(8, spare)
-    network = Network(star(8 + spare, BANDWIDTH, 0.0))
+    network = SimulatedNetwork(star(8 + spare, BANDWIDTH, 0.0))
     places = [f"node{index}" for index in range(8 + spare)]
     found = simulate_pipeline(lambda pieces: parameter_server(8, nodes, shares, pieces), 64, network, places, 1e8)
     assert found.seconds == pytest.approx(split(8, spare, 1e8, BANDWIDTH).seconds, rel=0.03)
@@ -207,7 +207,7 @@ def test_a_thousand_hosts_take_under_five_seconds() -> None:
 @pytest.mark.parametrize("strategy", ["double-tree", "pipelined-tree", "pipelined-chain"])
 def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -> None:
     form = FORMS[strategy](64, 1e8, rates())
-    network, places = Network(star(64, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(64)]
+    network, places = SimulatedNetwork(star(64, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(64)]
     before = time.process_time()
     found = simulate_pipeline(
         lambda chunks: catalog.build(strategy, 64, ScheduleOptions(chunks=chunks)), form.chunks, network, places, 1e8
@@ -217,7 +217,7 @@ def test_long_pipelines_of_sixty_four_ranks_take_about_a_second(strategy: str) -
 
 
 def test_two_short_pipelines_tell_of_a_long_one() -> None:
-    network, places = Network(star(16, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(16)]
+    network, places = SimulatedNetwork(star(16, BANDWIDTH, ALPHA)), [f"node{index}" for index in range(16)]
 
     def build(chunks: int) -> Schedule:
         return catalog.build("double-tree", 16, ScheduleOptions(chunks=chunks))
@@ -246,7 +246,7 @@ def test_one_rank_stands_for_all_only_where_the_time_is_the_same(world: int, gam
     used = 0
     for plan in plans:
         places = [f"node{index}" for index in range(plan.nodes)]
-        network, costs = Network(star(plan.nodes, BANDWIDTH, ALPHA)), Costs(gamma=gamma)
+        network, costs = SimulatedNetwork(star(plan.nodes, BANDWIDTH, ALPHA)), Costs(gamma=gamma)
         short = simulate(plan, network, places, 1e6, costs)
         long = simulate(plan, network, places, 1e6, costs, method="simulated")
         assert short.seconds == pytest.approx(long.seconds, rel=1e-6), f"{plan.collective} {plan.name}"

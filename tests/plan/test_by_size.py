@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from psctl.plan.by_size import SIZES, Span, spans, winners
-from psctl.plan.candidates import Search
-from psctl.plan.choose import TIE, Planner, Winner, planner_in
-from psctl.plan.plan_input import Ground, ground_in
-from psctl.plan.plan_request import Asked
+from psctl.plan.by_size import SIZES, SizeRange, size_ranges, winners
+from psctl.plan.candidates import CandidateSearch
+from psctl.plan.choose import TIE, Planner, Winner, planner_for_cluster
+from psctl.plan.plan_input import PlanInput, plan_input_of_cluster
+from psctl.plan.plan_request import PlanRequest
 from psctl.plan.simulation.cost_model import ENGINES, FREE
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import floor
-from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.plan.simulation.lower_bound import lower_bound
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
@@ -49,14 +49,14 @@ def somewhere(chance: random.Random, count: int) -> ClusterGraph:
     return ClusterGraph(tuple(hosts), (*cables, *trunks))
 
 
-def grounds() -> Iterator[tuple[str, Ground]]:
+def grounds() -> Iterator[tuple[str, PlanInput]]:
     for name in ("dgx-1v", "dgx-a100", "pcie-box", "four-cpu-hosts"):
-        yield name, ground_in(preset(name), None, FREE)
-    yield "dear messages", ground_in(preset("four-cpu-hosts"), None, ENGINES)
+        yield name, plan_input_of_cluster(preset(name), None, FREE)
+    yield "dear messages", plan_input_of_cluster(preset("four-cpu-hosts"), None, ENGINES)
     for seed in range(6):
         chance = random.Random(seed)
         costs = ENGINES if seed % 2 else FREE
-        yield f"seed {seed}", ground_in(somewhere(chance, chance.randint(3, 6)), None, costs)
+        yield f"seed {seed}", plan_input_of_cluster(somewhere(chance, chance.randint(3, 6)), None, costs)
 
 
 GROUNDS = dict(grounds())
@@ -70,7 +70,7 @@ SELDOM = ("seed 2", "seed 3", "seed 5")
     "name", [pytest.param(name, marks=pytest.mark.soak) if name in SELDOM else name for name in GROUNDS]
 )
 def test_the_winner_is_the_plans_choice(name: str) -> None:
-    planner = planner_in(GROUNDS[name], Asked())
+    planner = planner_for_cluster(GROUNDS[name], PlanRequest())
     for size in (1_000, 300_000, 20_000_000):
         plan = planner.plan(size)
         assert planner.winner(size) == Winner(size, plan.chosen, plan.seconds)
@@ -78,7 +78,7 @@ def test_the_winner_is_the_plans_choice(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dgx-1v", "dear messages", "seed 3"])
 def test_nothing_is_faster_than_its_floor(name: str) -> None:
-    search = Search(GROUNDS[name])
+    search = CandidateSearch(GROUNDS[name])
     for strategy in STRATEGIES:
         if strategy == "ps" or search.why_not(strategy):
             continue
@@ -87,23 +87,23 @@ def test_nothing_is_faster_than_its_floor(name: str) -> None:
 
 
 def test_a_floor_is_tight_where_one_thing_alone_counts() -> None:
-    ground = GROUNDS["four-cpu-hosts"]
+    inputs = GROUNDS["four-cpu-hosts"]
     plan = catalog.build("ring", 4, ScheduleOptions())
-    low = floor(plan, ground.network, ground.ranks, 0.0)
-    wait = ground.network.route(*ground.ranks[:2]).latency
+    low = lower_bound(plan, inputs.network, inputs.ranks, 0.0)
+    wait = inputs.network.route(*inputs.ranks[:2]).latency
     assert low.waiting == pytest.approx(6 * wait)
     assert low.per_byte == pytest.approx(1.5 / 119.5e6, rel=0.01)
-    assert simulate(plan, ground.network, ground.ranks, 1e9).seconds == pytest.approx(low.seconds(1e9), rel=1e-3)
-    assert simulate(plan, ground.network, ground.ranks, 0.0).seconds == pytest.approx(low.seconds(0.0))
-    assert low.seconds(1e9, Pace(2.0)) == low.seconds(1e9) > low.seconds(1e9, Pace(0.5))
-    assert low.seconds(0.0, Pace(1.0, 2.0)) == low.seconds(0.0) > low.seconds(0.0, Pace(1.0, 0.5))
+    assert simulate(plan, inputs.network, inputs.ranks, 1e9).seconds == pytest.approx(low.seconds(1e9), rel=1e-3)
+    assert simulate(plan, inputs.network, inputs.ranks, 0.0).seconds == pytest.approx(low.seconds(0.0))
+    assert low.seconds(1e9, StrategyPace(2.0)) == low.seconds(1e9) > low.seconds(1e9, StrategyPace(0.5))
+    assert low.seconds(0.0, StrategyPace(1.0, 2.0)) == low.seconds(0.0) > low.seconds(0.0, StrategyPace(1.0, 0.5))
 
 
 def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = ground_in(preset("sixteen-gpu-nodes"), 18)
-    pruned = planner_in(ground, Asked()).plan(160_000_000)
-    monkeypatch.setattr(Search, "rough", Search.best)
-    whole = planner_in(ground, Asked()).plan(160_000_000)
+    inputs = plan_input_of_cluster(preset("sixteen-gpu-nodes"), 18)
+    pruned = planner_for_cluster(inputs, PlanRequest()).plan(160_000_000)
+    monkeypatch.setattr(CandidateSearch, "rough", CandidateSearch.best)
+    whole = planner_for_cluster(inputs, PlanRequest()).plan(160_000_000)
     assert (pruned.chosen, pruned.seconds, pruned.options) == (whole.chosen, whole.seconds, whole.options)
     exact = {row.strategy: row.seconds for row in whole.candidates}
     for row in pruned.candidates:
@@ -113,11 +113,11 @@ def test_of_many_ranks_only_what_can_be_chosen_is_simulated(monkeypatch: pytest.
 
 
 def test_winners_and_where_they_change() -> None:
-    planner = planner_in(GROUNDS["dear messages"], Asked())
+    planner = planner_for_cluster(GROUNDS["dear messages"], PlanRequest())
     found = winners(planner.winner, SIZES[:6:2])
     assert [one.size for one in found] == [1_000, 100_000, 10_000_000]
-    changes = spans(planner.winner, found)
-    assert changes[0] == Span(0, found[0].chosen)
+    changes = size_ranges(planner.winner, found)
+    assert changes[0] == SizeRange(0, found[0].chosen)
     assert changes[-1].chosen == found[-1].chosen
     assert [one.start for one in changes] == sorted(one.start for one in changes)
 
@@ -129,21 +129,21 @@ def test_a_change_is_found_to_within_a_quarter_decade() -> None:
         asked.append(size)
         return Winner(size, "ring" if size >= 43_000 else "one-shot", 0.0)
 
-    [first, change] = spans(winner, winners(winner, (1_000, 10_000, 100_000)))
-    assert first == Span(0, "one-shot") and change.chosen == "ring"
+    [first, change] = size_ranges(winner, winners(winner, (1_000, 10_000, 100_000)))
+    assert first == SizeRange(0, "one-shot") and change.chosen == "ring"
     assert 43_000 / 1.78 <= change.start <= 43_000 * 1.78
     assert len(asked) == 5
 
 
 def test_what_was_asked_for_wins_at_every_size() -> None:
-    planner = planner_in(GROUNDS["four-cpu-hosts"], Asked("chain"))
-    assert spans(planner.winner, winners(planner.winner)) == [Span(0, "chain")]
+    planner = planner_for_cluster(GROUNDS["four-cpu-hosts"], PlanRequest("chain"))
+    assert size_ranges(planner.winner, winners(planner.winner)) == [SizeRange(0, "chain")]
 
 
 def test_costs_are_part_of_the_floor() -> None:
-    ground = GROUNDS["four-cpu-hosts"]
-    dear = Ground(ground.cluster, ground.ranks, ground.serving, {"psctl": Costs(alpha=1.0), "gloo": Costs()})
-    assert Search(dear).least("tree", 0) >= 4.0
-    assert Search(dear).least("native", 0) < 1.0
-    assert Planner(dear, [], Asked(servers=0)).winner(1_000).chosen == "native"
+    inputs = GROUNDS["four-cpu-hosts"]
+    dear = PlanInput(inputs.cluster, inputs.ranks, inputs.serving, {"psctl": Costs(alpha=1.0), "gloo": Costs()})
+    assert CandidateSearch(dear).least("tree", 0) >= 4.0
+    assert CandidateSearch(dear).least("native", 0) < 1.0
+    assert Planner(dear, [], PlanRequest(servers=0)).winner(1_000).chosen == "native"
     assert msgspec.to_builtins(Winner(1, "ring", None)) == {"size": 1, "chosen": "ring", "seconds": None}

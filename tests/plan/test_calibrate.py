@@ -8,12 +8,12 @@ import pytest
 
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
-from psctl.plan.candidates import Search
-from psctl.plan.plan_input import Ground, nominal
+from psctl.plan.candidates import CandidateSearch
+from psctl.plan.plan_input import PlanInput, nominal_cluster
 from psctl.plan.simulation.cost_model import side_by_side
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network
-from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.algorithms.catalog import ScheduleOptions, build
 from psctl.schedule.schedule import Schedule
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
@@ -22,10 +22,10 @@ RATE = 25e6
 SIZES = (1_000, 64_000, 1_000_000, 16_000_000)
 
 
-def network() -> Network:
+def network() -> SimulatedNetwork:
     hosts = tuple(HostNode(f"h{i}", HostGraph()) for i in range(4))
     edges = tuple(Between(f"h{i}", "network", RATE, 5e-5) for i in range(4))
-    return Network(ClusterGraph(hosts, edges))
+    return SimulatedNetwork(ClusterGraph(hosts, edges))
 
 
 def cases() -> list[tuple[Schedule, int]]:
@@ -36,7 +36,9 @@ def cases() -> list[tuple[Schedule, int]]:
     return [(schedule, size) for schedule in built for size in SIZES]
 
 
-def measure(costs: Costs, noise: float = 0.0, seed: int = 1) -> tuple[list[float], list[tuple[Schedule, int]], Network]:
+def measure(
+    costs: Costs, noise: float = 0.0, seed: int = 1
+) -> tuple[list[float], list[tuple[Schedule, int]], SimulatedNetwork]:
     chance, net = random.Random(seed), network()
     rows = cases()
     places = [f"h{i}" for i in range(4)]
@@ -86,12 +88,17 @@ def test_without_measurements_it_stays_where_it_began() -> None:
 
 def test_a_pace_stretches_what_flows_and_nothing_else() -> None:
     order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
-    plain = Ground(nominal(order), [host.name for host in order], [host.name for host in order])
-    slow = Ground(
-        nominal(order), [host.name for host in order], [host.name for host in order], paces={"ring": Pace(1.5)}
+    plain = PlanInput(nominal_cluster(order), [host.name for host in order], [host.name for host in order])
+    slow = PlanInput(
+        nominal_cluster(order),
+        [host.name for host in order],
+        [host.name for host in order],
+        paces={"ring": StrategyPace(1.5)},
     )
     for strategy in ("ring", "sharded"):
-        before, after = (Search(ground).at(strategy, ScheduleOptions(), 1e6).timing for ground in (plain, slow))
+        before, after = (
+            CandidateSearch(inputs).at(strategy, ScheduleOptions(), 1e6).timing for inputs in (plain, slow)
+        )
         assert after.flowing == pytest.approx(before.flowing * (1.5 if strategy == "ring" else 1.0))
         assert after.seconds - after.flowing == pytest.approx(before.seconds - before.flowing)
 
@@ -100,7 +107,8 @@ def test_messages_that_wait_longer_make_small_vectors_slow_and_leave_large_ones_
     order = [HostOrder(f"h{i}", f"10.0.0.{i}", "eth0", 2, 0, 1, True, RATE) for i in range(4)]
     names, costs = [host.name for host in order], {"psctl": Costs(1e-3)}
     plain, slow = (
-        Search(Ground(nominal(order), names, names, costs, paces)) for paces in ({}, {"ring": Pace(1.0, 3.0)})
+        CandidateSearch(PlanInput(nominal_cluster(order), names, names, costs, paces))
+        for paces in ({}, {"ring": StrategyPace(1.0, 3.0)})
     )
     small, large = (
         [search.at("ring", ScheduleOptions(), size).timing for search in (plain, slow)] for size in (4e3, 1e9)

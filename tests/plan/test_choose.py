@@ -7,9 +7,9 @@ import pytest
 
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.choose import BUCKET, FIRST_BUCKET, TIE, Plan, Planner, buckets, choose, planner_of
-from psctl.plan.plan_input import Ground, ground_of
-from psctl.plan.plan_request import Asked
+from psctl.plan.choose import BUCKET, FIRST_BUCKET, TIE, Plan, Planner, buckets, choose, planner_for_job
+from psctl.plan.plan_input import PlanInput, plan_input_of_job
+from psctl.plan.plan_request import PlanRequest
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog
@@ -46,9 +46,9 @@ def wired(cables: dict[tuple[str, str], float], hosts: list[str]) -> ClusterGrap
 def planned(cables: dict[tuple[str, str], float], ranks: list[str], idle: int = 0) -> Plan:
     """Plan 100 MB on wires alone: no message costs anything but its bytes."""
     hosts = list(dict.fromkeys([*ranks, *(f"idle{index}" for index in range(idle))]))
-    ground = Ground(wired(cables, hosts), ranks, hosts)
+    inputs = PlanInput(wired(cables, hosts), ranks, hosts)
     roster = [host(name, ranks.count(name)) for name in hosts]
-    return Planner(ground, roster, Asked()).plan(SIZE)
+    return Planner(inputs, roster, PlanRequest()).plan(SIZE)
 
 
 def seconds(plan: Plan, name: str) -> float:
@@ -81,8 +81,8 @@ def test_the_engine_is_taken_on_cpus_only_where_nothing_else_comes_near_it() -> 
     ranks, chosen, reasons = names(4), {}, {}
     for alpha in (0.0, 1.0):
         costs = {"gloo": Costs(), "psctl": Costs(alpha=alpha), "ps": Costs(alpha=alpha)}
-        ground = Ground(wired(star(ranks), ranks), ranks, [], costs)
-        planner = Planner(ground, [host(name, serve=False) for name in ranks], Asked())
+        inputs = PlanInput(wired(star(ranks), ranks), ranks, [], costs)
+        planner = Planner(inputs, [host(name, serve=False) for name in ranks], PlanRequest())
         plan = planner.plan(SIZE)
         chosen[alpha], reasons[alpha] = plan.chosen, plan.reason
         assert planner.winner(SIZE).chosen == plan.chosen
@@ -152,10 +152,10 @@ def test_a_strategy_that_encryption_rules_out_is_refused_where_it_is_asked_for()
     with pytest.raises(UsageError, match=said):
         choose(wanted, SIZE, None, decided=False)
     with pytest.raises(UsageError, match=said):
-        planner_of(wanted).check()
-    planner_of(msgspec.structs.replace(wanted, strategy="ring")).check()
-    planner_of(msgspec.structs.replace(wanted, strategy="auto")).check()
-    planner_of(encrypted(order(host("a"), strategy="ring"))).check()
+        planner_for_job(wanted).check()
+    planner_for_job(msgspec.structs.replace(wanted, strategy="ring")).check()
+    planner_for_job(msgspec.structs.replace(wanted, strategy="auto")).check()
+    planner_for_job(encrypted(order(host("a"), strategy="ring"))).check()
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
@@ -207,11 +207,11 @@ def test_idle_hosts_serve(idle: int, aim: float) -> None:
 
 def test_servers_that_hold_the_values_are_pulled_from_when_all_is_pushed_and_replicas_cost_their_bytes() -> None:
     hosts = [*names(4), *(f"idle{index}" for index in range(4))]
-    ground = Ground(wired(star(hosts), hosts), names(4), hosts)
+    inputs = PlanInput(wired(star(hosts), hosts), names(4), hosts)
     roster = [host(name, int(name in names(4))) for name in hosts]
 
     def ps(update: str, replicas: int) -> float:
-        return seconds(Planner(ground, roster, Asked("ps", update, replicas=replicas)).plan(SIZE), "ps")
+        return seconds(Planner(inputs, roster, PlanRequest("ps", update, replicas=replicas)).plan(SIZE), "ps")
 
     once = SIZE / (200 * MBIT)
     assert ps("worker", 0) == pytest.approx(once, rel=0.1)
@@ -255,16 +255,19 @@ def test_native_and_ps_need_no_options() -> None:
 def test_within_a_twentieth_the_simplest_is_taken() -> None:
     """Of equal predictions native, then ps, then the fastest."""
     hosts, ranks = names(4), names(4)
-    ground = Ground(wired(star(hosts), hosts), ranks, hosts, {"gloo": Costs(alpha=0.0)})
+    inputs = PlanInput(wired(star(hosts), hosts), ranks, hosts, {"gloo": Costs(alpha=0.0)})
     found = {
         row.strategy: row.seconds
-        for row in Planner(ground, [host(name) for name in hosts], Asked()).plan(SIZE).candidates
+        for row in Planner(inputs, [host(name) for name in hosts], PlanRequest()).plan(SIZE).candidates
     }
     assert found["ring"] == pytest.approx(found["native"])
     slower = Costs(alpha=0.06 * (found["native"] or 0) / 6)
-    ground = Ground(wired(star(hosts), hosts), ranks, hosts, {"gloo": slower})
-    assert Planner(ground, [host(name) for name in hosts], Asked()).plan(SIZE).chosen == "ps"
-    assert Planner(ground, [host(name) for name in hosts], Asked(servers=0)).plan(SIZE).chosen not in ("native", "ps")
+    inputs = PlanInput(wired(star(hosts), hosts), ranks, hosts, {"gloo": slower})
+    assert Planner(inputs, [host(name) for name in hosts], PlanRequest()).plan(SIZE).chosen == "ps"
+    assert Planner(inputs, [host(name) for name in hosts], PlanRequest(servers=0)).plan(SIZE).chosen not in (
+        "native",
+        "ps",
+    )
     assert TIE == 1.05
 
 
@@ -284,7 +287,7 @@ def test_small_messages_take_few_steps() -> None:
 def test_what_was_measured_stands_in_for_what_is_assumed() -> None:
     measured = msgspec.structs.replace(order(*map(host, names(4))), costs={"gloo": {"alpha": 1e-5}})
     assert choose(measured, 4096, None, decided=False).chosen == "native"
-    assert ground_of(measured).costs["psctl"] == ENGINES["psctl"]
+    assert plan_input_of_job(measured).costs["psctl"] == ENGINES["psctl"]
 
 
 def test_measured_links_in_the_order_decide() -> None:
@@ -299,7 +302,7 @@ def test_measured_links_in_the_order_decide() -> None:
 def test_hosts_that_the_topology_does_not_know_are_nominal() -> None:
     other = cluster_document(wired(star(["x", "y"]), ["x", "y"]))
     wanted = msgspec.structs.replace(order(host("a"), host("b")), topology=other)
-    assert ground_of(wanted).ranks == ("a", "b")
+    assert plan_input_of_job(wanted).ranks == ("a", "b")
 
 
 def test_ranks_sit_on_gpus_where_there_are_enough() -> None:
@@ -309,9 +312,9 @@ def test_ranks_sit_on_gpus_where_there_are_enough() -> None:
     )
     document = cluster_document(ClusterGraph((HostNode("a", graph),)))
     two = msgspec.structs.replace(order(host("a", 2, gpus=2)), topology=document)
-    assert (ground_of(two).ranks, ground_of(two).engine) == (("a/GPU0", "a/GPU1"), "nccl")
+    assert (plan_input_of_job(two).ranks, plan_input_of_job(two).engine) == (("a/GPU0", "a/GPU1"), "nccl")
     three = msgspec.structs.replace(order(host("a", 3, gpus=2)), topology=document)
-    assert (ground_of(three).ranks, ground_of(three).engine) == (("a", "a", "a"), "gloo")
+    assert (plan_input_of_job(three).ranks, plan_input_of_job(three).engine) == (("a", "a", "a"), "gloo")
 
 
 def test_the_processor_adds_up_for_ranks_of_one_host_alone() -> None:
@@ -371,7 +374,7 @@ def test_gradients_travel_in_buckets_in_training() -> None:
     assert sum(buckets(123_456_789)) == 123_456_789
     plan = choose(order(*map(host, names(4))), SIZE, None, decided=False)
     [row] = [each for each in plan.candidates if each.strategy == "native"]
-    alone = Planner(ground_of(order(*map(host, names(4)))), [], Asked(servers=0)).plan(SIZE)
+    alone = Planner(plan_input_of_job(order(*map(host, names(4)))), [], PlanRequest(servers=0)).plan(SIZE)
     step = 6 * (ENGINES["gloo"].alpha + 2 * ENGINES["gloo"].overhead + ALPHA)
     assert row.params["buckets"] == 5
     assert seconds(plan, "native") == pytest.approx(seconds(alone, "native") + 4 * step, rel=2e-3)
@@ -383,7 +386,7 @@ def test_hosts_of_one_kernel_share_its_processors() -> None:
             msgspec.structs.replace(host(name), cores=2, kernel=one)
             for name, one in zip(names(4), kernels, strict=True)
         ]
-        return ground_of(order(*hosts)).crowd
+        return plan_input_of_job(order(*hosts)).crowd
 
     assert crowd("a", "a", "a", "a") == 2.0
     assert crowd("a", "b", "c", "d") == crowd("", "", "", "") == 0.5

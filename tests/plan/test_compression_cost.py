@@ -8,8 +8,8 @@ import torch
 from psctl.errors import UsageError
 from psctl.plan.choose import Plan, Planner
 from psctl.plan.compression_cost import coding
-from psctl.plan.plan_input import Ground
-from psctl.plan.plan_request import Asked
+from psctl.plan.plan_input import PlanInput
+from psctl.plan.plan_request import PlanRequest
 from psctl.ps.compression.error_feedback import Coder
 from psctl.ps.pieces import Piece
 from psctl.types import PLAIN, STRATEGIES, Compression, Range
@@ -35,9 +35,9 @@ def test_what_is_predicted_of_bytes_is_what_codes_take(how: Compression) -> None
 
 def planned(how: Compression, strategy: str = "auto", update: str = "auto", idle: int = 0) -> Plan:
     hosts = [*names(4), *(f"idle{index}" for index in range(idle))]
-    ground = Ground(wired(star(hosts), hosts), names(4), hosts)
+    inputs = PlanInput(wired(star(hosts), hosts), names(4), hosts)
     roster = [host(name, int(name in names(4))) for name in hosts]
-    return Planner(ground, roster, Asked(strategy, update, bucketed=True, compression=how)).plan(SIZE)
+    return Planner(inputs, roster, PlanRequest(strategy, update, bucketed=True, compression=how)).plan(SIZE)
 
 
 def test_halves_take_half_the_wire_under_every_collective() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psctl.plan.simulation import flow_rates
 from psctl.plan.simulation.flow_rates import ActiveFlows
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network
+from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.schedule import Action, Schedule, Transfer
 from tests.examples import examples
@@ -53,7 +53,7 @@ def sharded(world: int) -> Schedule:
 def on_star(
     plan: Schedule, bandwidth: float = 100 * MB, latency: float = 0.0, size: float = 100 * MB, costs: Costs = Costs(),  # noqa: B008
 ) -> float:  # fmt: skip
-    network = Network(star(plan.nodes, bandwidth, latency))
+    network = SimulatedNetwork(star(plan.nodes, bandwidth, latency))
     return simulate(plan, network, names(plan.nodes), size, costs, method="simulated").seconds
 
 
@@ -130,7 +130,7 @@ def test_turning_to_another_peer_costs_a_ring_once_and_doubling_every_step() -> 
 
 
 def test_it_says_what_the_time_was_spent_on() -> None:
-    network = Network(star(4, 100 * MB, 0.01))
+    network = SimulatedNetwork(star(4, 100 * MB, 0.01))
     result = simulate(ring(4), network, names(4), 100 * MB, Costs(gamma=1e-9), method="simulated")
     assert (result.waiting, result.flowing, result.summing) == pytest.approx((6 * 0.01, 1.5, 0.075))
     assert result.waiting + result.flowing + result.summing == pytest.approx(result.seconds)
@@ -153,7 +153,7 @@ def test_what_sends_nothing_takes_no_time() -> None:
 @pytest.mark.parametrize("world", [2, 3, 8, 13])
 def test_one_rank_stands_for_all_where_all_do_the_same(build: object, world: int) -> None:
     plan = build(world)  # type: ignore[operator]
-    network, costs = Network(star(world, 100 * MB, 1e-4)), Costs(alpha=1e-5, gamma=1e-9)
+    network, costs = SimulatedNetwork(star(world, 100 * MB, 1e-4)), Costs(alpha=1e-5, gamma=1e-9)
     short = simulate(plan, network, names(world), 30 * MB, costs)
     long = simulate(plan, network, names(world), 30 * MB, costs, method="simulated")
     assert (short.method, long.method) == ("symmetry", "simulated")
@@ -163,7 +163,7 @@ def test_one_rank_stands_for_all_where_all_do_the_same(build: object, world: int
 
 
 def test_what_is_not_the_same_for_all_is_simulated() -> None:
-    network = Network(star(4, 100 * MB))
+    network = SimulatedNetwork(star(4, 100 * MB))
     uneven = Schedule("by hand", 4, 4, (1, 2, 3, 4), ring(4).transfers)
     to_root = schedule([(0, rank, 0, 0, "reduce") for rank in (1, 2, 3)], 4)
     # Every rank sends once a step, but on two lanes: the second step's messages wait for nothing.
@@ -286,7 +286,7 @@ def test_computing_only_what_a_change_touches_changes_nothing(data: st.DataObjec
 @pytest.mark.parametrize("build", [ring, sharded])
 def test_sixty_four_ranks_take_under_a_second(build: object) -> None:
     plan = build(64)  # type: ignore[operator]
-    network = Network(star(64, 1e9, 1e-5))
+    network = SimulatedNetwork(star(64, 1e9, 1e-5))
     taken = []
     for _ in range(3):  # the least of them: others want these cores too
         before = time.process_time()
@@ -298,7 +298,7 @@ def test_sixty_four_ranks_take_under_a_second(build: object) -> None:
 
 def test_a_ring_of_a_thousand_hosts_takes_under_five_seconds() -> None:
     plan = ring(1000)
-    network = Network(star(1000, 1e9, 1e-5))
+    network = SimulatedNetwork(star(1000, 1e9, 1e-5))
     before = time.process_time()
     result = simulate(plan, network, names(1000), 100 * MB)
     assert desktop_seconds(time.process_time() - before) < 5.0

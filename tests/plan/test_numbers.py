@@ -18,7 +18,7 @@ from psctl.plan.allreduce_times import (
 )
 from psctl.plan.simulation.flow_simulation import simulate
 from psctl.plan.simulation.pipeline_time import simulate_pipeline
-from psctl.plan.simulation.routes import Network, places
+from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog, root
 from psctl.schedule.algorithms import ring as rings
@@ -83,7 +83,7 @@ def without_latency(cluster: ClusterGraph, link: float | None = None) -> Cluster
 
 def on(cluster: ClusterGraph, plan: Schedule, size: float, helper: str = "", costs: Costs = Costs()) -> float:  # noqa: B008
     ranks = [*places(cluster), *([helper] if helper else [])]
-    return simulate(plan, Network(cluster, NO_DELAYS), ranks, size, costs).seconds
+    return simulate(plan, SimulatedNetwork(cluster, NO_DELAYS), ranks, size, costs).seconds
 
 
 def box(plan: Schedule, helper: str = "") -> float:
@@ -93,7 +93,7 @@ def box(plan: Schedule, helper: str = "") -> float:
 def in_pieces(build: Callable[[int], Schedule], helper: str = "") -> float:
     cluster = without_latency(preset("pcie-box"))
     ranks = [*places(cluster), *([helper] if helper else [])]
-    return simulate_pipeline(build, 1000, Network(cluster, NO_DELAYS), ranks, MODEL).seconds
+    return simulate_pipeline(build, 1000, SimulatedNetwork(cluster, NO_DELAYS), ranks, MODEL).seconds
 
 
 def through_cpu(pieces: int) -> Schedule:
@@ -124,7 +124,7 @@ def servers_of_their_own(workers: int, count: int, pieces: int = 1) -> float:
     options = ScheduleOptions(servers=tuple(range(workers, workers + count)), pieces=pieces)
     plan = catalog.build("ps", workers, options)
     places = [f"node{index}" for index in range(plan.nodes)]
-    return simulate(plan, Network(star(plan.nodes, 1.0, 0.0)), places, 1.0).seconds
+    return simulate(plan, SimulatedNetwork(star(plan.nodes, 1.0, 0.0)), places, 1.0).seconds
 
 
 def messages(plan: Schedule, costs: Costs = Costs(), alpha: float = 1.0) -> float:  # noqa: B008

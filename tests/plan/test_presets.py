@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network, places
+from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import ClusterGraph
 from psctl.topology.host.document import read_cluster_document
@@ -38,7 +38,7 @@ def test_a_preset_says_what_it_is_and_its_ranks_reach_each_other(name: str) -> N
     assert len(json.loads((CLUSTERS / f"{name}.json").read_text())["about"]) > 40
     cluster = preset(name)
     assert not any(host.graph.findings for host in cluster.hosts)
-    network, ranks = Network(cluster), places(cluster)
+    network, ranks = SimulatedNetwork(cluster), places(cluster)
     count, widest, narrowest = EXPECTED[name]
     assert len(ranks) == count
     first = [network.route(ranks[0], other) for other in ranks[1:]]
@@ -51,7 +51,7 @@ def test_a_preset_says_what_it_is_and_its_ranks_reach_each_other(name: str) -> N
 def test_rings_run_on_them(name: str) -> None:
     cluster = preset(name)
     ranks = places(cluster)
-    result = simulate(catalog.build("ring", len(ranks)), Network(cluster), ranks, 1e8)
+    result = simulate(catalog.build("ring", len(ranks)), SimulatedNetwork(cluster), ranks, 1e8)
     slowest = EXPECTED[name][2]
     assert result.seconds >= 2 * (len(ranks) - 1) / len(ranks) * 1e8 / EXPECTED[name][1]
     assert result.seconds <= 1.2 * 2 * (len(ranks) - 1) / len(ranks) * 1e8 / slowest + 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psctl.plan.simulation.cost_model import ALPHA, LOOPBACK_RATE
-from psctl.plan.simulation.routes import Delays, Network, places
+from psctl.plan.simulation.routes import Delays, SimulatedNetwork, places
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 from tests.reference.networks import NO_DELAYS, star
 
@@ -34,25 +34,25 @@ def railed() -> HostGraph:
     return HostGraph(devices, links)
 
 
-def named(network: Network, a: str, b: str) -> list[str]:
+def named(network: SimulatedNetwork, a: str, b: str) -> list[str]:
     return [network.names[link] for link in network.route(a, b).links]
 
 
 def test_gpus_of_one_switch_meet_there_and_the_cpu_is_one_edge_further() -> None:
-    network = Network(ClusterGraph((HostNode("a", box()),)))
+    network = SimulatedNetwork(ClusterGraph((HostNode("a", box()),)))
     assert named(network, "a/GPU0", "a/GPU3") == ["GPU0 -> SW0", "SW0 -> GPU3"]
     assert named(network, "a/GPU1", "a") == ["GPU1 -> SW0", "SW0 -> CPU0"]
     assert named(network, "a", "a/GPU1") == ["CPU0 -> SW0", "SW0 -> GPU1"]
 
 
 def test_the_two_directions_of_an_edge_are_two_capacities() -> None:
-    network = Network(ClusterGraph((HostNode("a", box()),)))
+    network = SimulatedNetwork(ClusterGraph((HostNode("a", box()),)))
     there, back = network.route("a/GPU0", "a/GPU1").links, network.route("a/GPU1", "a/GPU0").links
     assert not set(there) & set(back)
 
 
 def test_a_gpu_passes_nothing_on_for_others() -> None:
-    network = Network(ClusterGraph((HostNode("a", railed()),)))
+    network = SimulatedNetwork(ClusterGraph((HostNode("a", railed()),)))
     assert named(network, "a/GPU0", "a/GPU2") == ["GPU0 -> GPU2"]
     # By NVLink it would be GPU0 - GPU2 - SW1 - GPU3: no shorter for being faster at first.
     assert named(network, "a/GPU0", "a/GPU3") == [
@@ -67,14 +67,14 @@ def test_of_two_ways_the_widest_is_taken() -> None:
         for gpu in ("GPU0", "GPU1")
         for switch, kind, rate in (("SW0", "PCIe", 16e9), ("NVSW0", "NVLink", 300e9))
     )
-    network = Network(ClusterGraph((HostNode("a", HostGraph(devices, links)),)))
+    network = SimulatedNetwork(ClusterGraph((HostNode("a", HostGraph(devices, links)),)))
     assert named(network, "a/GPU0", "a/GPU1") == ["GPU0 -> NVSW0", "NVSW0 -> GPU1"]
 
 
 def test_each_gpu_leaves_by_the_nearest_nic_and_those_of_one_switch_by_different_ones() -> None:
     hosts = tuple(HostNode(name, railed()) for name in ("a", "b"))
     cables = tuple(Between(host.name, "network", 12e9, via=f"NIC{nic}") for host in hosts for nic in range(4))
-    network = Network(ClusterGraph(hosts, cables))
+    network = SimulatedNetwork(ClusterGraph(hosts, cables))
     for rank in range(4):
         switch = f"SW{rank // 2}"
         assert named(network, f"a/GPU{rank}", f"b/GPU{rank}") == [
@@ -89,14 +89,14 @@ def test_racks_share_the_trunk_between_their_switches() -> None:
         Between("a", "r1", 60e6), Between("b", "r1", 60e6), Between("c", "r2", 60e6), Between("d", "r2", 60e6),
         Between("r1", "r2", 24e6),
     )  # fmt: skip
-    network = Network(ClusterGraph(hosts, cables))
+    network = SimulatedNetwork(ClusterGraph(hosts, cables))
     assert named(network, "a", "b") == ["a -> r1", "r1 -> b"]
     assert named(network, "a", "d") == ["a -> r1", "r1 -> r2", "r2 -> d"]
 
 
 def test_hosts_measured_in_pairs_have_one_port_each_and_pass_nothing_on() -> None:
     hosts = tuple(HostNode(name, HostGraph()) for name in "abc")
-    network = Network(ClusterGraph(hosts, (Between("a", "b", 60e6), Between("b", "c", 50e6))))
+    network = SimulatedNetwork(ClusterGraph(hosts, (Between("a", "b", 60e6), Between("b", "c", 50e6))))
     assert named(network, "a", "b") == ["a -> b", "b port in"]
     assert network.capacities[network.names.index("b port in")] == 60e6
     with pytest.raises(KeyError, match="nothing joins 'a' to 'c'"):
@@ -108,11 +108,11 @@ def test_a_nic_slower_than_its_cable_is_the_port_unless_the_cable_was_measured()
     for measured, expected in ((False, ["a/eth0 port out", "a/eth0 -> network"]), (True, ["a/eth0 -> network"])):
         hosts = (HostNode("a", graph), HostNode("b", HostGraph()))
         cables = (Between("a", "network", 2e8, via="eth0", measured=measured), Between("b", "network", 1e9))
-        assert named(Network(ClusterGraph(hosts, cables)), "a", "b")[:-1] == expected
+        assert named(SimulatedNetwork(ClusterGraph(hosts, cables)), "a", "b")[:-1] == expected
 
 
 def test_processes_of_one_host_meet_in_its_memory() -> None:
-    network = Network(star_of_two := star(2, 1e9))
+    network = SimulatedNetwork(star_of_two := star(2, 1e9))
     route = network.route("node0", "node0")
     assert [network.names[link] for link in route.links] == ["node0 loopback"]
     assert network.capacities[route.links[0]] == LOOPBACK_RATE
@@ -120,21 +120,21 @@ def test_processes_of_one_host_meet_in_its_memory() -> None:
 
 
 def test_latency_is_what_the_links_tell_else_what_is_usual() -> None:
-    assert Network(star(2, 1e9, latency=3e-5)).route("node0", "node1").latency == pytest.approx(3e-5)
-    assert Network(star(2, 1e9)).route("node0", "node1").latency == ALPHA
-    assert Network(star(2, 1e9), NO_DELAYS).route("node0", "node1").latency == 0.0
-    inside = Network(ClusterGraph((HostNode("a", box()),)), Delays(inside=7e-6))
+    assert SimulatedNetwork(star(2, 1e9, latency=3e-5)).route("node0", "node1").latency == pytest.approx(3e-5)
+    assert SimulatedNetwork(star(2, 1e9)).route("node0", "node1").latency == ALPHA
+    assert SimulatedNetwork(star(2, 1e9), NO_DELAYS).route("node0", "node1").latency == 0.0
+    inside = SimulatedNetwork(ClusterGraph((HostNode("a", box()),)), Delays(inside=7e-6))
     assert inside.route("a/GPU0", "a/GPU1").latency == 7e-6
 
 
 def test_a_star_of_equal_hosts_is_uniform_and_any_other_is_not() -> None:
     equal = star(4, 1e9)
     names = [f"node{index}" for index in range(4)]
-    assert Network(equal).uniform(names) == Network(equal).route("node0", "node1")
-    assert Network(equal).uniform([*names[:3], "node0"]) is None, "two ranks on one host share its port"
+    assert SimulatedNetwork(equal).uniform(names) == SimulatedNetwork(equal).route("node0", "node1")
+    assert SimulatedNetwork(equal).uniform([*names[:3], "node0"]) is None, "two ranks on one host share its port"
     slower = ClusterGraph(equal.hosts, (Between("node0", "network", 2e8), *equal.between[1:]))
-    assert Network(slower).uniform(names) is None
-    assert Network(ClusterGraph((HostNode("a", box()),))).uniform(["a/GPU0", "a/GPU1"]) is None
+    assert SimulatedNetwork(slower).uniform(names) is None
+    assert SimulatedNetwork(ClusterGraph((HostNode("a", box()),))).uniform(["a/GPU0", "a/GPU1"]) is None
 
 
 def test_ranks_are_the_gpus_or_the_hosts_without_any() -> None:
@@ -144,4 +144,4 @@ def test_ranks_are_the_gpus_or_the_hosts_without_any() -> None:
 
 def test_an_unknown_place_is_named() -> None:
     with pytest.raises(KeyError, match="GPU9"):
-        Network(ClusterGraph((HostNode("a", box()),))).route("a/GPU9", "a/GPU0")
+        SimulatedNetwork(ClusterGraph((HostNode("a", box()),))).route("a/GPU9", "a/GPU0")

@@ -7,9 +7,9 @@ import pytest
 
 from psctl.plan import server_placement
 from psctl.plan.choose import Planner
-from psctl.plan.plan_input import Ground
-from psctl.plan.plan_request import Asked
-from psctl.plan.server_placement import Serving, serve
+from psctl.plan.plan_input import PlanInput
+from psctl.plan.plan_request import PlanRequest
+from psctl.plan.server_placement import ServingMode, time_push_pull
 from psctl.schedule.algorithms import parameter_server as servers
 from psctl.types import Compression
 from tests.plan.test_choose import MBIT, SIZE, host, names, star, wired
@@ -19,8 +19,8 @@ HOSTS = [*names(4), *(f"idle{index}" for index in range(4))]
 TWO = [name for name in names(4) for _ in range(2)]
 
 
-def ground(ranks: list[str]) -> Ground:
-    return Ground(wired(star(HOSTS), HOSTS), ranks, HOSTS)
+def inputs(ranks: list[str]) -> PlanInput:
+    return PlanInput(wired(star(HOSTS), HOSTS), ranks, HOSTS)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["simulated", "by ports"])
@@ -39,9 +39,9 @@ def test_a_host_pushes_one_gradient_to_servers_of_others_and_pulls_for_each(
 ) -> None:
     if large:
         monkeypatch.setattr(server_placement, "LARGE", 1)
-    how = Serving(pipelined)
+    how = ServingMode(pipelined)
     for one, factor in ((how, together), (msgspec.structs.replace(how, together=False), apart)):
-        timing, _, sent = serve(ground(TWO), where, SIZE, one)
+        timing, _, sent = time_push_pull(inputs(TWO), where, SIZE, one)
         assert timing.seconds == pytest.approx(factor * ONCE, rel=0.12)
         alone = 0.25 if where == names(4) else 0.0
         assert sent == pytest.approx(SIZE * (1.0 if one is not how else alone + (1 - alone) / 2))
@@ -49,9 +49,11 @@ def test_a_host_pushes_one_gradient_to_servers_of_others_and_pulls_for_each(
 
 def test_one_worker_a_host_is_as_ever() -> None:
     for where in (names(4), HOSTS[4:]):
-        for how in (Serving(), Serving(pipelined=False)):
+        for how in (ServingMode(), ServingMode(pipelined=False)):
             apart = msgspec.structs.replace(how, together=False)
-            assert serve(ground(names(4)), where, SIZE, how) == serve(ground(names(4)), where, SIZE, apart)
+            assert time_push_pull(inputs(names(4)), where, SIZE, how) == time_push_pull(
+                inputs(names(4)), where, SIZE, apart
+            )
 
 
 def test_the_schedule_adds_up_in_the_host_first_and_goes_alone_to_its_own_server() -> None:
@@ -64,12 +66,16 @@ def test_the_schedule_adds_up_in_the_host_first_and_goes_alone_to_its_own_server
 
 @pytest.mark.parametrize(
     "asked",
-    [Asked("ps", compression=Compression("bf16")), Asked("ps", "server", staleness=2), Asked("ps", staleness=None)],
+    [
+        PlanRequest("ps", compression=Compression("bf16")),
+        PlanRequest("ps", "server", staleness=2),
+        PlanRequest("ps", staleness=None),
+    ],
 )
-def test_what_is_coded_or_out_of_step_goes_alone(asked: Asked) -> None:
+def test_what_is_coded_or_out_of_step_goes_alone(asked: PlanRequest) -> None:
     roster = [host(name, TWO.count(name)) for name in HOSTS]
-    found = Planner(ground(TWO), roster, asked).plan(SIZE)
-    plain = Planner(ground(TWO), roster, Asked("ps", found.update)).plan(SIZE)
+    found = Planner(inputs(TWO), roster, asked).plan(SIZE)
+    plain = Planner(inputs(TWO), roster, PlanRequest("ps", found.update)).plan(SIZE)
     ours, theirs = (next(row for row in plan.candidates if row.strategy == "ps") for plan in (found, plain))
     assert ours.bytes_per_rank is not None
     assert theirs.bytes_per_rank is not None

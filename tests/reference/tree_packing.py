@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.trees import DeviceTree, TreePacking, all_reduce, trees_from
-from psctl.topology.algorithms.wires import Wires
 
 Columns = frozenset[int]
 """A tree: the indices of its links."""
 
 
-def broadcast(wires: Wires, root: str) -> TreePacking:
+def broadcast(wires: DirectLinks, root: str) -> TreePacking:
     """Pack trees that all start at one device.
 
     Args:
@@ -38,7 +38,7 @@ def broadcast(wires: Wires, root: str) -> TreePacking:
     return TreePacking(tuple(ordered), Fraction(bound), wires.unit)
 
 
-def limited(wires: Wires, most: int) -> TreePacking:
+def limited(wires: DirectLinks, most: int) -> TreePacking:
     """Pack at most so many trees for an all-reduce: trees with the least weights are left out, half of those too many
     at a time, and the others weighed again."""
     whole = all_reduce(wires)

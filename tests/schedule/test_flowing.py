@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.routes import Network
+from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode
@@ -19,7 +19,7 @@ def seconds(strategy: str, cables: dict[tuple[str, str], float], places: list[st
     between = tuple(Between(a, b, rate * RATE, 0.0) for (a, b), rate in cables.items())
     world = len(places) - told.helpers
     schedule = catalog.build(strategy, world, told)
-    return simulate(schedule, Network(ClusterGraph(hosts, between)), places, SIZE).seconds * RATE / SIZE
+    return simulate(schedule, SimulatedNetwork(ClusterGraph(hosts, between)), places, SIZE).seconds * RATE / SIZE
 
 
 def names(count: int) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psctl.errors import UsageError
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.operation_check import Measure, check_operation, measure_of
+from psctl.schedule.operation_check import ValueMeasure, check_operation, measure_of
 from tests.helpers.played_schedule import play
 from tests.reference.operations import operation, operations
 
@@ -137,8 +137,8 @@ def test_own_reductions_on_own_values() -> None:
     assert (
         check_operation(lambda a, b: [min(pair) for pair in zip(a, b, strict=True)], [[1, 5], [2, 3], [0, 9]]) is None
     )
-    exact = Measure(lambda a, b: a == b, lambda a, b: abs(a - b), abs, 0.0)
-    loose = Measure(lambda a, b: a == b, lambda a, b: abs(a - b), abs, 2.0**-52)
+    exact = ValueMeasure(lambda a, b: a == b, lambda a, b: abs(a - b), abs, 0.0)
+    loose = ValueMeasure(lambda a, b: a == b, lambda a, b: abs(a - b), abs, 2.0**-52)
     values = [complex(0.1, 0.7), complex(-0.3, 0.2), complex(1 / 3, 1e3)]
     assert check_operation(lambda a, b: a + b, values, loose) is None
     assert check_operation(lambda a, b: a + b, values, exact) is not None

@@ -7,32 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.errors import InvalidFile
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 
 
 def test_every_key_and_value_knows_its_line_and_column() -> None:
-    node = yaml.parse("a: 1\nb:\n  - x\n  - {c: 'y'}\n", "f.yaml")
-    assert isinstance(node, yaml.Mapping)
+    node = yaml_nodes.parse("a: 1\nb:\n  - x\n  - {c: 'y'}\n", "f.yaml")
+    assert isinstance(node, yaml_nodes.Mapping)
     assert [(entry.key, entry.where) for entry in node.entries] == [("a", "f.yaml:1:1"), ("b", "f.yaml:2:1")]
     items = node.get("b")
-    assert isinstance(items, yaml.Sequence)
-    assert items.items[0] == yaml.Scalar("x", False, "f.yaml:3:5")
+    assert isinstance(items, yaml_nodes.Sequence)
+    assert items.items[0] == yaml_nodes.Scalar("x", False, "f.yaml:3:5")
     inner = items.items[1]
-    assert isinstance(inner, yaml.Mapping)
-    assert inner.get("c") == yaml.Scalar("y", True, "f.yaml:4:9")
+    assert isinstance(inner, yaml_nodes.Mapping)
+    assert inner.get("c") == yaml_nodes.Scalar("y", True, "f.yaml:4:9")
 
 
 def test_scalars_stay_as_they_are_written() -> None:
-    node = yaml.parse("[2.10, on, 08, 1_000, 12:30:45, 2026-11-20, 0x10, ~]", "f")
-    assert isinstance(node, yaml.Sequence)
-    texts = [item.text for item in node.items if isinstance(item, yaml.Scalar)]
+    node = yaml_nodes.parse("[2.10, on, 08, 1_000, 12:30:45, 2026-11-20, 0x10, ~]", "f")
+    assert isinstance(node, yaml_nodes.Sequence)
+    texts = [item.text for item in node.items if isinstance(item, yaml_nodes.Scalar)]
     assert texts == ["2.10", "on", "08", "1_000", "12:30:45", "2026-11-20", "0x10", "~"]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n"])
 def test_an_empty_file_is_a_null(text: str) -> None:
-    node = yaml.parse(text, "f")
-    assert isinstance(node, yaml.Scalar)
+    node = yaml_nodes.parse(text, "f")
+    assert isinstance(node, yaml_nodes.Scalar)
     assert node.null
 
 
@@ -55,37 +55,39 @@ def test_an_empty_file_is_a_null(text: str) -> None:
 )
 def test_what_is_refused_says_where(text: str, where: str, says: str) -> None:
     with pytest.raises(InvalidFile) as caught:
-        yaml.parse(text, "f")
+        yaml_nodes.parse(text, "f")
     assert (caught.value.where, says in caught.value.message) == (where, True), caught.value.message
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5_000, "- " * 5_000 + "x"])
 def test_deep_nesting_is_refused_not_followed(text: str) -> None:
     with pytest.raises(InvalidFile, match="nested deeper than 20 levels"):
-        yaml.parse(text, "f")
+        yaml_nodes.parse(text, "f")
 
 
 def test_a_huge_file_is_refused_before_it_is_read() -> None:
     with pytest.raises(InvalidFile, match="at most"):
-        yaml.parse("#" * (yaml.LARGEST + 1), "f")
+        yaml_nodes.parse("#" * (yaml_nodes.LARGEST + 1), "f")
 
 
 def test_an_alias_shares_its_node_so_that_a_bomb_stays_small() -> None:
     bomb = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 18))
-    node = yaml.parse(bomb, "f")
-    assert isinstance(node, yaml.Mapping)
+    node = yaml_nodes.parse(bomb, "f")
+    assert isinstance(node, yaml_nodes.Mapping)
     last = node.get("a17")
-    assert isinstance(last, yaml.Sequence)
+    assert isinstance(last, yaml_nodes.Sequence)
     assert last.items[0] is last.items[8]
 
 
 def test_a_value_from_the_command_line_is_placed_there() -> None:
-    assert yaml.parse_value("ps", "--set sync.strategy=ps") == yaml.Scalar("ps", False, "--set sync.strategy=ps")
+    assert yaml_nodes.parse_value("ps", "--set sync.strategy=ps") == yaml_nodes.Scalar(
+        "ps", False, "--set sync.strategy=ps"
+    )
 
 
 @given(st.text(alphabet="ab:-[]{}&*!#'\"\n \t|>%@", max_size=40))
 def test_any_text_is_a_node_or_an_invalid_file_with_a_place(text: str) -> None:
     try:
-        yaml.parse(text, "f.yaml")
+        yaml_nodes.parse(text, "f.yaml")
     except InvalidFile as error:
         assert error.where.startswith("f.yaml")  # noqa: PT017 (either end is right)

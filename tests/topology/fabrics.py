@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from psctl.topology.algorithms.wires import Wires
+from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.graph import Device, HostGraph, Link
 
 DGX1V = (
@@ -28,22 +28,22 @@ def named(count: int) -> tuple[str, ...]:
     return tuple(f"GPU{index}" for index in range(count))
 
 
-def mesh(count: int, links: Iterable[tuple[int, int, int]], unit: float = 25e9) -> Wires:
-    return Wires(named(count), tuple(sorted(links)), unit)
+def mesh(count: int, links: Iterable[tuple[int, int, int]], unit: float = 25e9) -> DirectLinks:
+    return DirectLinks(named(count), tuple(sorted(links)), unit)
 
 
-def part(links: Iterable[tuple[int, int, int]], ids: Sequence[int], unit: float = 25e9) -> Wires:
+def part(links: Iterable[tuple[int, int, int]], ids: Sequence[int], unit: float = 25e9) -> DirectLinks:
     """Some of the GPUs, and the links among them."""
     place = {ident: index for index, ident in enumerate(ids)}
     kept = sorted((place[a], place[b], units) for a, b, units in links if a in place and b in place)
-    return Wires(tuple(f"GPU{ident}" for ident in ids), tuple(kept), unit)
+    return DirectLinks(tuple(f"GPU{ident}" for ident in ids), tuple(kept), unit)
 
 
-def complete(count: int, units: int) -> Wires:
+def complete(count: int, units: int) -> DirectLinks:
     return mesh(count, ((a, b, units) for a, b in itertools.combinations(range(count), 2)))
 
 
-def cube(units: int = 1) -> Wires:
+def cube(units: int = 1) -> DirectLinks:
     """The hypercube of 16, which is the torus of 4 by 4 as well."""
     return mesh(16, ((a, a ^ 1 << k, units) for a in range(16) for k in range(4) if a < a ^ 1 << k))
 
@@ -83,7 +83,7 @@ def nvswitch(gpus: int, rate: float = 300e9) -> HostGraph:
 
 
 @st.composite
-def meshes(draw: st.DrawFn, least: int = 2, most: int = 6) -> Wires:
+def meshes(draw: st.DrawFn, least: int = 2, most: int = 6) -> DirectLinks:
     """Links between some pairs, joined or not."""
     count = draw(st.integers(least, most))
     pairs = list(itertools.combinations(range(count), 2))

@@ -7,7 +7,7 @@ import pytest
 
 from psctl.errors import HostUnreachable, InvalidFile
 from psctl.topology.facts import HostFacts, Nic
-from psctl.topology.network.addresses import Chosen, Reach, choose_addresses
+from psctl.topology.network.addresses import ChosenAddress, HostReach, choose_addresses
 from psctl.types import HostName
 
 A, B, C = HostName("a"), HostName("b"), HostName("c")
@@ -30,21 +30,24 @@ def two(last: int, connected: str, boot: str = "") -> HostFacts:
 
 
 def test_the_interface_that_psctl_came_in_at() -> None:
-    chosen = choose_addresses({A: Reach(two(1, "192.168.0.1")), B: Reach(two(2, "192.168.0.2"))})
+    chosen = choose_addresses({A: HostReach(two(1, "192.168.0.1")), B: HostReach(two(2, "192.168.0.2"))})
     assert chosen == {
-        A: Chosen("192.168.0.1", "ens1", "psctl reaches it on this interface"),
-        B: Chosen("192.168.0.2", "ens1", "psctl reaches it on this interface"),
+        A: ChosenAddress("192.168.0.1", "ens1", "psctl reaches it on this interface"),
+        B: ChosenAddress("192.168.0.2", "ens1", "psctl reaches it on this interface"),
     }
 
 
 def test_an_internal_address_is_taken_as_it_is_given() -> None:
-    hosts = {A: Reach(two(1, "10.0.0.1"), internal_address="192.168.0.1"), B: Reach(two(2, "10.0.0.2"), "8.8.8.8")}
+    hosts = {
+        A: HostReach(two(1, "10.0.0.1"), internal_address="192.168.0.1"),
+        B: HostReach(two(2, "10.0.0.2"), "8.8.8.8"),
+    }
     chosen = choose_addresses(hosts, interface="eth0")
     assert [(one.address, one.interface) for one in chosen.values()] == [("192.168.0.1", "ens1"), ("8.8.8.8", "")]
 
 
 def test_the_interface_that_the_cluster_file_names() -> None:
-    chosen = choose_addresses({A: Reach(two(1, "10.0.0.1")), B: Reach(two(2, "10.0.0.2"))}, interface="ens1")
+    chosen = choose_addresses({A: HostReach(two(1, "10.0.0.1")), B: HostReach(two(2, "10.0.0.2"))}, interface="ens1")
     assert [(one.address, one.interface) for one in chosen.values()] == [
         ("192.168.0.1", "ens1"),
         ("192.168.0.2", "ens1"),
@@ -53,64 +56,64 @@ def test_the_interface_that_the_cluster_file_names() -> None:
 
 def test_a_host_without_the_named_interface_is_named() -> None:
     with pytest.raises(InvalidFile, match="ib0 does not exist on a") as caught:
-        choose_addresses({A: Reach(two(1, "10.0.0.1")), B: Reach(two(2, "10.0.0.2"))}, interface="ib0")
+        choose_addresses({A: HostReach(two(1, "10.0.0.1")), B: HostReach(two(2, "10.0.0.2"))}, interface="ib0")
     assert caught.value.hint.startswith("it has: lo, docker0, eth0, ens1;")
 
 
 def test_one_host_alone_stays_on_loopback() -> None:
-    for host in (Reach(two(1, "10.0.0.1")), Reach(two(1, ""), local=True)):
-        assert choose_addresses({A: host})[A] == Chosen("127.0.0.1", "lo", "all processes are on one machine")
+    for host in (HostReach(two(1, "10.0.0.1")), HostReach(two(1, ""), local=True)):
+        assert choose_addresses({A: host})[A] == ChosenAddress("127.0.0.1", "lo", "all processes are on one machine")
 
 
 def test_hosts_that_share_one_machines_network_stay_on_loopback() -> None:
     hosts = {
-        A: Reach(two(1, "127.0.0.2", "same")),
-        B: Reach(two(1, "127.0.0.3", "same")),
-        C: Reach(two(1, "", "same"), local=True),
+        A: HostReach(two(1, "127.0.0.2", "same")),
+        B: HostReach(two(1, "127.0.0.3", "same")),
+        C: HostReach(two(1, "", "same"), local=True),
     }
     assert [one.address for one in choose_addresses(hosts).values()] == ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
 
 
 def test_namespaces_that_share_a_kernel_are_machines_of_their_own() -> None:
-    chosen = choose_addresses({A: Reach(two(1, "10.0.0.1", "same")), B: Reach(two(2, "10.0.0.2", "same"))})
+    chosen = choose_addresses({A: HostReach(two(1, "10.0.0.1", "same")), B: HostReach(two(2, "10.0.0.2", "same"))})
     assert [one.address for one in chosen.values()] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_hosts_behind_tunnels_do_not_get_loopback() -> None:
-    chosen = choose_addresses({A: Reach(two(1, "127.0.0.1")), B: Reach(two(2, "127.0.0.1"))})
+    chosen = choose_addresses({A: HostReach(two(1, "127.0.0.1")), B: HostReach(two(2, "127.0.0.1"))})
     assert [(one.address, one.reason) for one in chosen.values()] == [
         ("10.0.0.1", "its default route"), ("10.0.0.2", "its default route"),
     ]  # fmt: skip
 
 
 def test_this_machine_takes_the_subnet_of_the_others() -> None:
-    chosen = choose_addresses({A: Reach(two(1, ""), local=True), B: Reach(two(2, "192.168.0.2"))})
-    assert chosen[A] == Chosen("192.168.0.1", "ens1", "it shares a subnet with the other hosts")
+    chosen = choose_addresses({A: HostReach(two(1, ""), local=True), B: HostReach(two(2, "192.168.0.2"))})
+    assert chosen[A] == ChosenAddress("192.168.0.1", "ens1", "it shares a subnet with the other hosts")
 
 
 def test_a_bridge_of_containers_is_never_taken() -> None:
     with pytest.raises(HostUnreachable, match="a: no interface that another host could reach"):
-        choose_addresses({A: Reach(facts(boot="1"), local=True), B: Reach(two(2, "10.0.0.2"))})
+        choose_addresses({A: HostReach(facts(boot="1"), local=True), B: HostReach(two(2, "10.0.0.2"))})
 
 
 def test_an_address_that_no_interface_shows_is_used_as_psctl_uses_it() -> None:
-    chosen = choose_addresses({A: Reach(facts(connected="10.9.9.9", boot="1")), B: Reach(two(2, "10.0.0.2"))})
-    assert chosen[A] == Chosen("10.9.9.9", "", "psctl reaches it at this address")
+    chosen = choose_addresses({A: HostReach(facts(connected="10.9.9.9", boot="1")), B: HostReach(two(2, "10.0.0.2"))})
+    assert chosen[A] == ChosenAddress("10.9.9.9", "", "psctl reaches it at this address")
 
 
 def test_a_host_reached_over_ipv6_is_used_over_ipv4_where_that_interface_has_it() -> None:
     both = facts(Nic("eth0", ("10.0.0.7/24", "2001:db8::7/64")), connected="2001:db8::7", boot="1")
     six = facts(Nic("eth0", ("2001:db8::8/64",)), connected="2001:db8::8", boot="2")
-    chosen = choose_addresses({A: Reach(both), B: Reach(six)})
+    chosen = choose_addresses({A: HostReach(both), B: HostReach(six)})
     assert [one.address for one in chosen.values()] == ["10.0.0.7", "2001:db8::8"]
 
 
 def test_equal_addresses_on_networks_of_their_own_are_refused() -> None:
     """As rootless containers have them: one kernel, two namespaces, 10.0.2.100 in both."""
 
-    def container(netns: str) -> Reach:
+    def container(netns: str) -> HostReach:
         inside = facts(Nic("tap0", ("10.0.2.100/24",)), connected="10.0.2.100", default="tap0", boot="same")
-        return Reach(msgspec.structs.replace(inside, netns=netns))
+        return HostReach(msgspec.structs.replace(inside, netns=netns))
 
     with pytest.raises(HostUnreachable, match=r"a and b both have the address 10\.0\.2\.100") as caught:
         choose_addresses({A: container("net:[1]"), B: container("net:[2]")})
@@ -118,4 +121,4 @@ def test_equal_addresses_on_networks_of_their_own_are_refused() -> None:
     together = choose_addresses({A: container("net:[1]"), B: container("net:[1]")})
     assert [one.address for one in together.values()] == ["127.0.0.1", "127.0.0.1"], "one machine reached at two ports"
     with pytest.raises(HostUnreachable, match="loopback"):
-        choose_addresses({A: Reach(two(1, "10.0.0.1"), "127.0.0.1"), B: Reach(two(2, "10.0.0.2"))})
+        choose_addresses({A: HostReach(two(1, "10.0.0.1"), "127.0.0.1"), B: HostReach(two(2, "10.0.0.2"))})

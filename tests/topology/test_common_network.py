@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psctl.topology.facts import HostFacts, Nic
-from psctl.topology.network.addresses import Candidate, Chosen, Reach, candidates, rdma_of
-from psctl.topology.network.common_network import Network, contest, networks, settle
+from psctl.topology.network.addresses import AddressCandidate, ChosenAddress, HostReach, candidates, rdma_of
+from psctl.topology.network.common_network import CommonNetwork, choose_common_network, contenders, networks
 from psctl.topology.readings import RdmaPort, RdmaPorts, Reading
 from psctl.types import HostName
 
@@ -25,11 +25,11 @@ def facts(number: int, *nics: Nic, readings: tuple[Reading, ...] = ()) -> HostFa
 
 
 def hosts(speed: float | None = None, fast: float | None = None, names: tuple[str, str] = ("eth0", "ens1")) -> dict[
-    HostName, Reach
+    HostName, HostReach
 ]:  # fmt: skip
     """Hosts that psctl reaches at eth0, with a second interface in another subnet."""
     return {
-        name: Reach(
+        name: HostReach(
             facts(
                 number, Nic(names[0], (f"10.0.0.{number}/24",), speed=speed),
                 Nic(names[1], (f"192.168.0.{number}/24", f"fd00::{number}/64"), speed=fast),
@@ -40,7 +40,7 @@ def hosts(speed: float | None = None, fast: float | None = None, names: tuple[st
 
 
 def all_hear(
-    asked: dict[HostName, tuple[Candidate, ...]], but: str = ""
+    asked: dict[HostName, tuple[AddressCandidate, ...]], but: str = ""
 ) -> dict[tuple[HostName, HostName, str], float]:
     """Everyone answers everyone, except at one address."""
     return {
@@ -49,21 +49,25 @@ def all_hear(
     }  # fmt: skip
 
 
-def decide(asked: dict[HostName, tuple[Candidate, ...]], *rates: float, but: str = "") -> dict[HostName, Chosen]:
+def decide(
+    asked: dict[HostName, tuple[AddressCandidate, ...]], *rates: float, but: str = ""
+) -> dict[HostName, ChosenAddress]:
     heard = all_hear(asked, but)
     found = networks(asked, heard)
-    assert len(contest(found)) == len(rates)
-    return settle(asked, heard, found, rates)
+    assert len(contenders(found)) == len(rates)
+    return choose_common_network(asked, heard, found, rates)
 
 
 def test_a_host_with_one_address_asks_no_question() -> None:
-    single = {name: Reach(facts(n, Nic("eth0", (f"10.0.0.{n}/24", f"fd00::{n}/64")))) for n, name in enumerate(NAMES)}
+    single = {
+        name: HostReach(facts(n, Nic("eth0", (f"10.0.0.{n}/24", f"fd00::{n}/64")))) for n, name in enumerate(NAMES)
+    }
     assert candidates(single) == {}
 
 
 def test_what_the_file_says_asks_no_question() -> None:
     assert candidates(hosts(), "ens1") == {}
-    told = {name: Reach(host.facts, f"192.168.0.{n}") for n, (name, host) in enumerate(hosts().items(), 1)}
+    told = {name: HostReach(host.facts, f"192.168.0.{n}") for n, (name, host) in enumerate(hosts().items(), 1)}
     assert candidates(told) == {}
 
 
@@ -76,8 +80,8 @@ def test_one_machine_and_one_host_ask_no_question() -> None:
 def test_candidates_are_one_an_interface_and_no_bridge_or_loopback() -> None:
     found = candidates(hosts(G, 10 * G))[NAMES[0]]
     assert found == (
-        Candidate("10.0.0.1", "eth0", "10.0.0.0/24", G, came=True),
-        Candidate("192.168.0.1", "ens1", "192.168.0.0/24", 10 * G),
+        AddressCandidate("10.0.0.1", "eth0", "10.0.0.0/24", G, came=True),
+        AddressCandidate("192.168.0.1", "ens1", "192.168.0.0/24", 10 * G),
     )
 
 
@@ -87,7 +91,7 @@ def test_interfaces_into_containers_are_no_candidates() -> None:
 
 
 def test_a_host_reached_by_an_address_that_is_not_its_own_cannot_be_probed() -> None:
-    asked = hosts() | {NAMES[0]: Reach(facts(9, Nic("eth0", ("10.0.0.1/24",)), Nic("ens1", ("192.168.0.1/24",))))}
+    asked = hosts() | {NAMES[0]: HostReach(facts(9, Nic("eth0", ("10.0.0.1/24",)), Nic("ens1", ("192.168.0.1/24",))))}
     assert candidates(asked) == {}
 
 
@@ -118,7 +122,7 @@ def test_a_network_that_is_dead_for_one_host_is_none() -> None:
 
 def test_interfaces_of_one_name_are_a_network_where_each_host_has_a_subnet_of_its_own() -> None:
     routed = {
-        name: Reach(facts(n, Nic("eth0", (f"10.0.0.{n}/24",)), Nic("ens1", (f"192.168.{n}.1/31",), speed=9e9)))
+        name: HostReach(facts(n, Nic("eth0", (f"10.0.0.{n}/24",)), Nic("ens1", (f"192.168.{n}.1/31",), speed=9e9)))
         for n, name in enumerate(NAMES, 1)
     }
     asked = candidates(routed)
@@ -130,17 +134,17 @@ def test_where_no_network_joins_all_each_host_is_taken_where_most_reach_it() -> 
     asked = candidates(hosts(G, 10 * G))
     heard = {way: late for way, late in all_hear(asked, but="10.0.0.2").items() if way[2] != "192.168.0.3"}
     assert networks(asked, heard) == []
-    chosen = settle(asked, heard, [], [])
+    chosen = choose_common_network(asked, heard, [], [])
     assert [chosen[name].address for name in NAMES] == ["192.168.0.1", "192.168.0.2", "10.0.0.3"]
     assert chosen[NAMES[0]].reason == "2 other hosts reach it here"
-    assert settle(asked, {}, [], []) == {}
+    assert choose_common_network(asked, {}, [], []) == {}
 
 
 def test_a_network_is_as_fast_as_its_slowest_interface() -> None:
-    fast, slow = Candidate("10.0.0.1", "e", "n", 2.0), Candidate("10.0.0.2", "e", "n", 1.0)
-    assert Network("e", {NAMES[0]: fast, NAMES[1]: slow}, 0.0).speed == 1.0
-    unknown = Candidate("10.0.0.2", "e", "n", None)
-    assert Network("e", {NAMES[0]: fast, NAMES[1]: unknown}, 0.0).speed is None
+    fast, slow = AddressCandidate("10.0.0.1", "e", "n", 2.0), AddressCandidate("10.0.0.2", "e", "n", 1.0)
+    assert CommonNetwork("e", {NAMES[0]: fast, NAMES[1]: slow}, 0.0).speed == 1.0
+    unknown = AddressCandidate("10.0.0.2", "e", "n", None)
+    assert CommonNetwork("e", {NAMES[0]: fast, NAMES[1]: unknown}, 0.0).speed is None
 
 
 def rdma(*ports: RdmaPort) -> HostFacts:

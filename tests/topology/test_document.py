@@ -25,7 +25,7 @@ FILES = [*sorted((CAPTURED / "topo-m").glob("*.txt")), *sorted((CAPTURED / "nccl
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_what_is_printed_is_read_again(path: Path) -> None:
     text = path.read_text(errors="replace")
-    graph = host_graph.build([read_nccl(text) if path.suffix == ".xml" else read_matrix(text)])
+    graph = host_graph.build_host_graph([read_nccl(text) if path.suffix == ".xml" else read_matrix(text)])
     cluster = ClusterGraph((HostNode("saved", graph),))
     printed = json.loads(json.dumps(cluster_document(cluster)))
     assert read_cluster_document(printed) == cluster
@@ -67,7 +67,7 @@ def test_a_cluster_with_all_that_there_is() -> None:
 
 def test_every_promised_key_is_there() -> None:
     facts = HostFacts("node", "", "x86_64", 8, "", (), 1 << 34, 1, (), (), (), None, None, "", "")
-    body = host_document("node", host_graph.build([], facts), facts, {"rack": "r1"})
+    body = host_document("node", host_graph.build_host_graph([], facts), facts, {"rack": "r1"})
     assert {key: body[key] for key in ("name", "cores", "memory", "labels", "problems")} == {
         "name": "node", "cores": 8, "memory": 1 << 34, "labels": {"rack": "r1"}, "problems": [],
     }  # fmt: skip

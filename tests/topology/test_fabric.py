@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from psctl.topology.network.fabric import Fabric, Sample, Series, infer, more
+from psctl.topology.network.fabric import ConcurrentSamples, Fabric, PairSample, further_measurements, infer_fabric
 from psctl.topology.network.measurement_rounds import Pair, rounds
 
 G = 125e6
@@ -57,24 +57,24 @@ class World:
                     room[crossed] -= fair
         return rates
 
-    def series(self, pairs: Sequence[Pair]) -> list[Series]:
-        return [Series(tuple(self.sample(way) for way in self.share(ways).items())) for ways in both(pairs)]
+    def series(self, pairs: Sequence[Pair]) -> list[ConcurrentSamples]:
+        return [ConcurrentSamples(tuple(self.sample(way) for way in self.share(ways).items())) for ways in both(pairs)]
 
-    def sample(self, shared: tuple[Pair, float]) -> Sample:
+    def sample(self, shared: tuple[Pair, float]) -> PairSample:
         (a, b), rate = shared
         late = HOP * len(self.way(a, b)) * self.chance.gauss(1, 0.02)
-        return Sample(a, b, rate * self.chance.gauss(1, 0.02), late, 0.02)
+        return PairSample(a, b, rate * self.chance.gauss(1, 0.02), late, 0.02)
 
     def measure(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
         series = [each for pairs in rounds(hosts) for each in self.series(pairs)]
         for _ in range(4):
-            asked = more(hosts, series, labels)
+            asked = further_measurements(hosts, series, labels)
             series += [each for pairs in asked for each in self.series(pairs)]
             if not asked:
                 break
         else:
             raise AssertionError(f"asks for ever: {asked}")
-        return infer(hosts, series, labels)
+        return infer_fabric(hosts, series, labels)
 
 
 def star(rates: Mapping[str, float]) -> dict[str, tuple[str, float]]:
@@ -96,14 +96,14 @@ def near(found: Mapping[tuple[str, str], float], wanted: Mapping[tuple[str, str]
         assert found[edge] == pytest.approx(rate, rel=part), edge
 
 
-def played(hosts: Sequence[str], sample: Callable[[str, str], Sample]) -> Fabric:
+def played(hosts: Sequence[str], sample: Callable[[str, str], PairSample]) -> Fabric:
     """Measure where each pair gets the same whatever else runs."""
     asked: Sequence[Sequence[Pair]] = rounds(hosts)
-    series: list[Series] = []
+    series: list[ConcurrentSamples] = []
     while asked:
-        series += [Series(tuple(sample(*way) for way in ways)) for pairs in asked for ways in both(pairs)]
-        asked = more(hosts, series)
-    return infer(hosts, series)
+        series += [ConcurrentSamples(tuple(sample(*way) for way in ways)) for pairs in asked for ways in both(pairs)]
+        asked = further_measurements(hosts, series)
+    return infer_fabric(hosts, series)
 
 
 SEEDS = range(50)
@@ -205,8 +205,8 @@ def test_each_with_its_own_cable_between_racks_is_no_shared_trunk(seed: int) -> 
     """Connections alone get half a port across, and all at once each still does."""
     chance = random.Random(seed)
 
-    def sample(a: str, b: str) -> Sample:
-        return Sample(a, b, (G if a[0] == b[0] else G / 2) * chance.gauss(1, 0.02), HOP)
+    def sample(a: str, b: str) -> PairSample:
+        return PairSample(a, b, (G if a[0] == b[0] else G / 2) * chance.gauss(1, 0.02), HOP)
 
     hosts = ["a1", "a2", "a3", "b1", "b2", "b3"]
     fabric = played(hosts, sample)
@@ -218,8 +218,8 @@ def test_each_with_its_own_cable_between_racks_is_no_shared_trunk(seed: int) -> 
 def test_one_odd_pair_is_told_and_makes_no_racks(seed: int) -> None:
     chance = random.Random(seed)
 
-    def sample(a: str, b: str) -> Sample:
-        return Sample(a, b, (G / 3 if {a, b} == {"a1", "b2"} else G) * chance.gauss(1, 0.02), HOP)
+    def sample(a: str, b: str) -> PairSample:
+        return PairSample(a, b, (G / 3 if {a, b} == {"a1", "b2"} else G) * chance.gauss(1, 0.02), HOP)
 
     fabric = played(FOUR, sample)
     assert set(edges(fabric)) == {(host, "network") for host in FOUR}
@@ -228,42 +228,56 @@ def test_one_odd_pair_is_told_and_makes_no_racks(seed: int) -> None:
 
 def test_a_pair_that_others_slowed_is_measured_again_alone() -> None:
     world = World(racks(G / 2, FOUR[:2], FOUR[2:]), 0)
-    asked = more(FOUR, [each for pairs in rounds(FOUR) for each in world.series(pairs)])
+    asked = further_measurements(FOUR, [each for pairs in rounds(FOUR) for each in world.series(pairs)])
     assert set(asked) == {((a, b),) for a in FOUR[:2] for b in FOUR[2:]}
 
 
 def test_a_pair_that_was_unsteady_gets_a_second_chance() -> None:
-    def all_(slow: float, spread: float, again: int) -> list[Series]:
-        fast = [Series((Sample(a, b, G, HOP),)) for a, b in (("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"))]
-        return [*fast, *[Series((Sample(a, b, slow, HOP, spread),)) for a, b in (("a", "c"), ("c", "a"))] * again]
+    def all_(slow: float, spread: float, again: int) -> list[ConcurrentSamples]:
+        fast = [
+            ConcurrentSamples((PairSample(a, b, G, HOP),)) for a, b in (("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"))
+        ]
+        return [
+            *fast,
+            *[ConcurrentSamples((PairSample(a, b, slow, HOP, spread),)) for a, b in (("a", "c"), ("c", "a"))] * again,
+        ]
 
     hosts = ("a", "b", "c")
-    assert more(hosts, all_(G / 2, 0.5, 1)) == ((("a", "c"),),)
-    assert more(hosts, all_(G, 0.5, 1)) == ((("a", "c"),),)
-    assert more(hosts, all_(G / 2, 0.02, 1)) == more(hosts, all_(G / 2, 0.5, 2)) == more(hosts, all_(G, 0.5, 2)) == ()
+    assert further_measurements(hosts, all_(G / 2, 0.5, 1)) == ((("a", "c"),),)
+    assert further_measurements(hosts, all_(G, 0.5, 1)) == ((("a", "c"),),)
+    assert (
+        further_measurements(hosts, all_(G / 2, 0.02, 1))
+        == further_measurements(hosts, all_(G / 2, 0.5, 2))
+        == further_measurements(hosts, all_(G, 0.5, 2))
+        == ()
+    )
 
 
 def test_where_most_pairs_are_unsteady_none_is_measured_again() -> None:
     ways = [(a, b) for a in "abcdef" for b in "abcdef" if a != b]
-    assert more("abcdef", [Series((Sample(a, b, G, HOP, 0.5),)) for a, b in ways]) == ()
+    assert further_measurements("abcdef", [ConcurrentSamples((PairSample(a, b, G, HOP, 0.5),)) for a, b in ways]) == ()
 
 
 def test_many_slow_pairs_of_two_racks_are_not_all_measured_alone() -> None:
     one, two = [f"a{n}" for n in range(8)], [f"b{n}" for n in range(8)]
     world = World(racks(G / 2, one, two), 0)
-    asked = more([*one, *two], [each for pairs in rounds([*one, *two]) for each in world.series(pairs)])
+    asked = further_measurements([*one, *two], [each for pairs in rounds([*one, *two]) for each in world.series(pairs)])
     assert len(asked) == 4
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    assert infer(["a", "b"], []) == Fabric()
-    assert more(["a", "b"], []) == ()
+    assert infer_fabric(["a", "b"], []) == Fabric()
+    assert further_measurements(["a", "b"], []) == ()
 
 
 def test_a_pair_that_was_delayed_takes_no_latency_from_a_third_host() -> None:
     late = {("a", "b"): 5e-3, ("a", "c"): 1e-4, ("b", "c"): 1e-4}
-    series = [Series((Sample(x, y, G, seconds, 0.0),)) for (a, b), seconds in late.items() for x, y in both_ways(a, b)]
-    parts = {each.a: each.latency for each in infer(["a", "b", "c"], series, {}).between}
+    series = [
+        ConcurrentSamples((PairSample(x, y, G, seconds, 0.0),))
+        for (a, b), seconds in late.items()
+        for x, y in both_ways(a, b)
+    ]
+    parts = {each.a: each.latency for each in infer_fabric(["a", "b", "c"], series, {}).between}
     assert all(part is not None and 1e-5 <= part <= 1e-4 for part in parts.values()), parts
 
 

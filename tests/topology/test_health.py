@@ -35,7 +35,7 @@ def said(*readings: Reading, nics: tuple[Nic, ...] | None = None) -> list[str]:
     facts = None
     if nics is not None:
         facts = HostFacts("node", "", "x86_64", 8, "", (), 1, 1, nics, (), (), None, None, "", "")
-    findings = host_graph.build(readings, facts).findings
+    findings = host_graph.build_host_graph(readings, facts).findings
     assert all(one.what and one.cure for one in findings)
     return [one.what for one in findings if "where they lead" not in one.what]  # test_hostile.py holds that one
 
@@ -192,7 +192,7 @@ SPOKEN_OF = {
 @pytest.mark.parametrize("path", sorted((CAPTURED / "topo-m").glob("*.txt")), ids=lambda path: path.stem)
 def test_captured_machines_are_left_in_peace(path: Path) -> None:
     reading = read_matrix(path.read_text(errors="replace"))
-    found = [one for one in host_graph.build([reading]).findings if one not in reading.findings]
+    found = [one for one in host_graph.build_host_graph([reading]).findings if one not in reading.findings]
     assert [SPOKEN_OF[path.stem] in one.what for one in found] == [True] if path.stem in SPOKEN_OF else not found
 
 

@@ -21,7 +21,7 @@ from psctl.topology.readers.nccl_xml import read_nccl
 from psctl.topology.readers.rocm import read_rocm
 from psctl.topology.readings import (
     Affinity,
-    Failure,
+    FailedOutput,
     GpuRow,
     GpuTable,
     Matrix,
@@ -68,7 +68,7 @@ def up(graph: HostGraph, ident: str) -> str:
 
 @pytest.mark.parametrize("name", ["dgx1v-v100x8-mlx5x4-tabs", "dgx1v-v100x8-mlx5x4-ucxpy"])
 def test_a_dgx1v_has_24_links_six_a_gpu_and_no_switch_of_nvlink(name: str) -> None:
-    graph = host_graph.build([captured(name)])
+    graph = host_graph.build_host_graph([captured(name)])
     bundles = [one for one in graph.links if bonded(one.type)]
     units = Counter[str]()
     for one in bundles:
@@ -90,7 +90,7 @@ def test_a_dgx1v_has_24_links_six_a_gpu_and_no_switch_of_nvlink(name: str) -> No
      (2, "NV12", False), (2, "NV4", False), (2, "NV18", False), (4, "NV6", False), (4, "NV7", True)],
 )  # fmt: skip
 def test_nvn_is_switched_when_a_gpu_has_not_as_many_links(count: int, word: str, through: bool) -> None:
-    graph = host_graph.build([all_to_all(count, word)])
+    graph = host_graph.build_host_graph([all_to_all(count, word)])
     pairs = [one for one in graph.links if bonded(one.type)]
     ports = [one for one in graph.edges if one.type == "NVLink"]
     assert len(pairs) == count * (count - 1) // 2
@@ -104,20 +104,20 @@ def test_the_number_of_links_that_nvlink_s_lists_decides() -> None:
     words = all_to_all(4, "NV4")
     twelve = NvlinkStatus(tuple(NvlinkGpu(i, "NVIDIA A100", "", (25e9,) * 12) for i in range(4)))
     eight = NvlinkStatus(tuple(NvlinkGpu(i, "NVIDIA A100", "", (25e9,) * 8) for i in range(4)))
-    assert link(host_graph.build([words, twelve]), "GPU0", "GPU1").switched is False
-    assert link(host_graph.build([words, eight]), "GPU0", "GPU1").switched is True
+    assert link(host_graph.build_host_graph([words, twelve]), "GPU0", "GPU1").switched is False
+    assert link(host_graph.build_host_graph([words, eight]), "GPU0", "GPU1").switched is True
 
 
 def test_a_list_of_links_that_is_cut_makes_no_switch() -> None:
     links = NvlinkStatus(tuple(NvlinkGpu(i, "Tesla V100", "", (25e9,) * count) for i, count in enumerate((6, 6, 2))))
-    assert {one.switched for one in host_graph.build([all_to_all(3, "NV3"), links]).links if bonded(one.type)} == {
-        False
-    }
+    assert {
+        one.switched for one in host_graph.build_host_graph([all_to_all(3, "NV3"), links]).links if bonded(one.type)
+    } == {False}
 
 
 def test_two_fabrics_that_do_not_meet_are_two_switches() -> None:
     rows = {f"GPU{a} GPU{b}": "NV12" if (a < 4) == (b < 4) else "SYS" for a, b in itertools.combinations(range(8), 2)}
-    graph = host_graph.build([matrix(rows)])
+    graph = host_graph.build_host_graph([matrix(rows)])
     assert [one.id for one in graph.of_kind("switch")] == ["NVSW0", "NVSW1"]
     assert link(graph, "GPU5", "NVSW1").bandwidth == 300e9
     assert link(graph, "GPU0", "GPU4").bandwidth == 16e9
@@ -125,13 +125,13 @@ def test_two_fabrics_that_do_not_meet_are_two_switches() -> None:
 
 def test_the_rate_of_a_link_by_the_name_of_the_gpu() -> None:
     p100 = GpuTable(tuple(GpuRow(i, "Tesla P100-SXM2-16GB") for i in range(2)))
-    assert link(host_graph.build([all_to_all(2, "NV1"), p100]), "GPU0", "GPU1").bandwidth == 20e9
+    assert link(host_graph.build_host_graph([all_to_all(2, "NV1"), p100]), "GPU0", "GPU1").bandwidth == 20e9
     bridge = NvlinkStatus(tuple(NvlinkGpu(i, "NVIDIA GeForce RTX 3090", "", (14.062e9,) * 4) for i in range(2)))
-    assert link(host_graph.build([all_to_all(2, "NV4"), bridge]), "GPU0", "GPU1").bandwidth == 56.25e9
+    assert link(host_graph.build_host_graph([all_to_all(2, "NV4"), bridge]), "GPU0", "GPU1").bandwidth == 56.25e9
 
 
 def test_four_gpus_behind_one_switch_share_its_one_way_up() -> None:
-    graph = host_graph.build([all_to_all(4, "PIX")])
+    graph = host_graph.build_host_graph([all_to_all(4, "PIX")])
     assert [(one.a, one.b, one.bandwidth) for one in graph.edges] == [
         ("SW0", "CPU0", 16e9), *((f"GPU{i}", "SW0", 16e9) for i in range(4)),
     ]  # fmt: skip
@@ -143,10 +143,10 @@ def test_four_gpus_behind_one_switch_share_its_one_way_up() -> None:
 
 
 def test_pxb_is_a_switch_below_a_switch_node_another_slot_sys_another_processor() -> None:
-    graph = host_graph.build([captured("a100x8-nv12-17nics")])
+    graph = host_graph.build_host_graph([captured("a100x8-nv12-17nics")])
     assert (up(graph, "NIC0"), up(graph, "NIC1"), up(graph, "NIC2")) == ("SW1", "SW1", "SW2")
     assert (up(graph, "GPU0"), up(graph, "SW1"), up(graph, "SW2"), up(graph, "SW0")) == ("SW0", "SW0", "SW0", "CPU0")
-    graph = host_graph.build([captured("h100nvl-x8-nv12-pairs-2nics")])
+    graph = host_graph.build_host_graph([captured("h100nvl-x8-nv12-pairs-2nics")])
     assert up(graph, "NIC0") == up(graph, "NIC1") == "SW0"
     assert [one.name for one in graph.of_kind("switch")] == ["PCIe card or switch"]
     assert (up(graph, "SW0"), up(graph, "GPU1"), up(graph, "GPU7")) == ("CPU0", "CPU0", "CPU1")
@@ -154,7 +154,7 @@ def test_pxb_is_a_switch_below_a_switch_node_another_slot_sys_another_processor(
 
 
 def test_all_words_stand_as_they_are_the_unknown_too() -> None:
-    graph = host_graph.build([matrix({"GPU0 GPU1": "XYZ", "GPU0 NIC0": "SOC", "GPU1 NIC0": "NODE"})])
+    graph = host_graph.build_host_graph([matrix({"GPU0 GPU1": "XYZ", "GPU0 NIC0": "SOC", "GPU1 NIC0": "NODE"})])
     assert [(one.a, one.b, one.type, one.switched) for one in graph.relations] == [
         ("GPU0", "GPU1", "XYZ", None), ("GPU0", "NIC0", "SOC", None), ("GPU1", "NIC0", "NODE", None),
     ]  # fmt: skip
@@ -163,31 +163,33 @@ def test_all_words_stand_as_they_are_the_unknown_too() -> None:
 def test_a_row_that_is_missing_is_served_by_the_column() -> None:
     whole = matrix({"GPU0 GPU1": "SYS", "GPU0 NIC0": "PXB", "GPU1 NIC0": "SYS", "GPU0 NIC1": "SYS", "GPU1 NIC1": "PIX"})
     cut = Matrix(whole.devices, {pair: word for pair, word in whole.words.items() if not pair[0].startswith("NIC")})
-    assert host_graph.build([cut]).links == host_graph.build([whole]).links
+    assert host_graph.build_host_graph([cut]).links == host_graph.build_host_graph([whole]).links
 
 
 def test_words_that_differ_by_direction_derive_nothing() -> None:
-    graph = host_graph.build([Matrix(("GPU0", "GPU1"), {("GPU0", "GPU1"): "PIX", ("GPU1", "GPU0"): "SYS"})])
+    graph = host_graph.build_host_graph([Matrix(("GPU0", "GPU1"), {("GPU0", "GPU1"): "PIX", ("GPU1", "GPU0"): "SYS"})])
     assert link(graph, "GPU0", "GPU1").type == "PIX"
     assert graph.of_kind("switch") == ()
 
 
 def test_what_contradicts_itself_is_said_and_nothing_is_invented() -> None:
-    graph = host_graph.build([matrix({"GPU0 GPU1": "PIX", "GPU1 GPU2": "PIX", "GPU0 GPU2": "PHB"})])
+    graph = host_graph.build_host_graph([matrix({"GPU0 GPU1": "PIX", "GPU1 GPU2": "PIX", "GPU0 GPU2": "PHB"})])
     assert [one.type for one in graph.relations] == ["PIX", "PHB", "PIX"]
     assert (up(graph, "GPU0"), up(graph, "GPU1"), up(graph, "GPU2")) == ("SW0", "SW0", "CPU0")
     assert "GPU1-GPU2 (PIX)" in graph.findings[0].what
 
 
 def test_instances_of_mig_share_the_slot_of_their_gpu() -> None:
-    graph = host_graph.build([matrix({"GPU0/GI0 GPU0/GI1": "PIX", "GPU0/GI0 GPU1": "SYS", "GPU0/GI1 GPU1": "SYS"})])
+    graph = host_graph.build_host_graph(
+        [matrix({"GPU0/GI0 GPU0/GI1": "PIX", "GPU0/GI0 GPU1": "SYS", "GPU0/GI1 GPU1": "SYS"})]
+    )
     assert (up(graph, "GPU0/GI0"), up(graph, "GPU0/GI1"), up(graph, "GPU1")) == ("SW0", "SW0", "CPU1")
     assert [one.name for one in graph.of_kind("switch")] == ["slot of GPU0"]
     assert any("MIG is on for GPU0" in finding.what for finding in graph.findings)
 
 
 def test_a_matrix_of_pcie_alone_tells_what_nvlink_hides() -> None:
-    graph = host_graph.build([all_to_all(2, "PIX"), all_to_all(2, "NV4")])
+    graph = host_graph.build_host_graph([all_to_all(2, "PIX"), all_to_all(2, "NV4")])
     assert link(graph, "GPU0", "GPU1").type == "NV4"
     assert (up(graph, "GPU0"), up(graph, "GPU1")) == ("SW0", "SW0")
 
@@ -209,7 +211,7 @@ PCI = PciTree((
 
 
 def test_the_tree_that_the_host_lists_replaces_the_derived_one() -> None:
-    graph = host_graph.build([all_to_all(2, "PHB"), BUSES, PCI])
+    graph = host_graph.build_host_graph([all_to_all(2, "PHB"), BUSES, PCI])
     assert [(one.a, one.b, round(one.bandwidth / 1e9, 1), one.derived) for one in graph.edges] == [
         ("SW0", "CPU1", 15.8, False),  # gen 4, but the port up has 8 lanes
         ("GPU0", "SW0", 31.5, False),  # at rest it runs at 2.5 GT/s
@@ -222,29 +224,29 @@ def test_the_tree_that_the_host_lists_replaces_the_derived_one() -> None:
 
 
 def test_gpus_of_a_list_alone_are_numbered_by_their_address_and_a_boards_display_is_none() -> None:
-    graph = host_graph.build([PCI])
+    graph = host_graph.build_host_graph([PCI])
     assert [(one.id, one.bus) for one in graph.of_kind("gpu")] == [("GPU0", "0000:03:00.0"), ("GPU1", "0000:04:00.0")]
 
 
 def test_a_device_without_an_address_hangs_beside_the_one_it_is_near() -> None:
     words = matrix({"GPU0 GPU1": "PIX", "GPU0 NIC0": "PIX", "GPU1 NIC0": "PIX"})
-    assert up(host_graph.build([words, BUSES, PCI]), "NIC0") == "SW0"
+    assert up(host_graph.build_host_graph([words, BUSES, PCI]), "NIC0") == "SW0"
 
 
 def test_plain_lspci_does_not_say_what_is_above_a_device() -> None:
     flat = PciTree((PciDevice("0000:03:00.0", 0x0302, 0x10DE), PciDevice("0000:04:00.0", 0x0302, 0x10DE)))
-    assert up(host_graph.build([all_to_all(2, "PIX"), BUSES, flat]), "GPU0") == "SW0"
+    assert up(host_graph.build_host_graph([all_to_all(2, "PIX"), BUSES, flat]), "GPU0") == "SW0"
 
 
 def test_a_slot_by_what_the_query_says() -> None:
     rows = tuple(GpuRow(i, generation=1, generation_max=4, width=width) for i, width in enumerate((16, 8)))
-    graph = host_graph.build([all_to_all(2, "PHB"), GpuTable(rows)])
+    graph = host_graph.build_host_graph([all_to_all(2, "PHB"), GpuTable(rows)])
     assert link(graph, "GPU0", "CPU0").bandwidth == pytest.approx(31.508e9, rel=1e-3)
     assert link(graph, "GPU1", "CPU0").bandwidth == pytest.approx(15.754e9, rel=1e-3)
 
 
 def xml(name: str) -> HostGraph:
-    return host_graph.build([read_nccl((CAPTURED / "nccl-xml" / f"{name}.xml").read_text())])
+    return host_graph.build_host_graph([read_nccl((CAPTURED / "nccl-xml" / f"{name}.xml").read_text())])
 
 
 def test_an_nccl_file_with_a_bridge_of_nvlink() -> None:
@@ -278,7 +280,7 @@ def test_nvlinks_of_an_nccl_file_to_a_switch() -> None:
     at = [f"0000:{0x10 + i:02x}:00.0" for i in range(3)]
     ports = (("0000:c0:00.0", 6, 0x0680), ("0000:c1:00.0", 6, 0x0680))
     gpus = tuple(NcclGpu(i, bus, nvlinks=ports) for i, bus in enumerate(at))
-    graph = host_graph.build(
+    graph = host_graph.build_host_graph(
         [NcclTopology(tuple(PciDevice(bus, 0x0302, numa=0) for bus in at), gpus, (), {0: "x86_64"})]
     )
     assert [(one.a, one.b, one.type, one.switched) for one in graph.relations] == [
@@ -288,12 +290,12 @@ def test_nvlinks_of_an_nccl_file_to_a_switch() -> None:
 
 
 def test_what_rocm_smi_says_of_pairs() -> None:
-    graph = host_graph.build([read_rocm((CAPTURED / "rocm" / "mi300a-x4-xgmi.txt").read_text())])
+    graph = host_graph.build_host_graph([read_rocm((CAPTURED / "rocm" / "mi300a-x4-xgmi.txt").read_text())])
     assert [one.type for one in graph.edges if one.a.startswith("GPU") and one.b.startswith("GPU")] == ["xGMI"] * 6
-    graph = host_graph.build([read_rocm((CAPTURED / "rocm" / "mi50x4-pcie.txt").read_text())])
+    graph = host_graph.build_host_graph([read_rocm((CAPTURED / "rocm" / "mi50x4-pcie.txt").read_text())])
     assert [(one.type, one.bandwidth) for one in graph.relations] == [("PCIE", 16e9)] * 6
     far = RocmTopology(("GPU0", "GPU1"), {("GPU0", "GPU1"): "XGMI"}, hops={("GPU0", "GPU1"): 2})
-    assert [one.type for one in host_graph.build([far]).relations] == ["XGMI"]
+    assert [one.type for one in host_graph.build_host_graph([far]).relations] == ["XGMI"]
 
 
 def facts(**other: object) -> HostFacts:
@@ -312,7 +314,7 @@ def test_a_host_without_any_output_of_gpus() -> None:
         Nic("eth1", (), speed=1e9), Nic("eth2", ("10.1.0.5/24",), up=False),
         Nic("wg0", ("10.9.0.1/24",), kind="virtual"),
     )  # fmt: skip
-    graph = host_graph.build([], facts(nics=nics))
+    graph = host_graph.build_host_graph([], facts(nics=nics))
     assert [(one.id, one.kind, one.cores) for one in graph.devices] == [
         ("CPU0", "cpu", 32), ("CPU1", "cpu", 32), ("eth0", "nic", None), ("wg0", "nic", None),
     ]  # fmt: skip
@@ -326,14 +328,14 @@ def test_a_host_without_any_output_of_gpus() -> None:
 
 
 def test_one_processor_has_the_hosts_cores_and_memory() -> None:
-    cpu = host_graph.build([], facts(numa=(), cores=4)).device("CPU0")
+    cpu = host_graph.build_host_graph([], facts(numa=(), cores=4)).device("CPU0")
     assert cpu is not None
     assert (cpu.cores, cpu.memory, cpu.numa) == (4, 1 << 38, None)
 
 
 def test_gpus_that_only_the_probe_names_hang_on_their_processor() -> None:
     gpus = tuple(Gpu(i, "NVIDIA A10", 24 << 30, "550", f"0000:{i}3:00.0", numa=i) for i in range(2))
-    graph = host_graph.build([], facts(gpus=gpus, findings=(Finding("a fan is broken", "mend it"),)))
+    graph = host_graph.build_host_graph([], facts(gpus=gpus, findings=(Finding("a fan is broken", "mend it"),)))
     assert (up(graph, "GPU0"), up(graph, "GPU1")) == ("CPU0", "CPU1")
     assert graph.findings == (Finding("a fan is broken", "mend it"),)
 
@@ -346,7 +348,7 @@ def test_an_interface_and_its_rdma_device_are_one() -> None:
         RdmaPort("mlx5_2", 1, 50e9, True, "InfiniBand", "0000:af:00.0"),
     ))  # fmt: skip
     nics = tuple(Nic(f"eth{i}", (f"10.0.{i}.5/24",), speed=25e9, driver="mlx5_core") for i in range(3))
-    graph = host_graph.build([words, ports], facts(nics=nics))
+    graph = host_graph.build_host_graph([words, ports], facts(nics=nics))
     assert [(one.id, one.name, one.interface, one.addresses) for one in graph.of_kind("nic")] == [
         ("NIC0", "mlx5_0", "eth1", ("10.0.1.5/24",)),
         ("eth2", "mlx5_1", "eth2", ("10.0.2.5/24",)),
@@ -358,14 +360,14 @@ def test_an_interface_and_its_rdma_device_are_one() -> None:
 def test_without_a_legend_nics_and_rdma_devices_of_equal_number_are_the_same() -> None:
     words = matrix({"GPU0 NIC0": "PIX", "GPU0 NIC1": "NODE"})
     ports = RdmaPorts(tuple(RdmaPort(f"mlx5_{i}", 1, 25e9, True, "InfiniBand") for i in (10, 2)))
-    assert [(one.id, one.name) for one in host_graph.build([words, ports]).of_kind("nic")] == [
+    assert [(one.id, one.name) for one in host_graph.build_host_graph([words, ports]).of_kind("nic")] == [
         ("NIC0", "mlx5_2"), ("NIC1", "mlx5_10"),
     ]  # fmt: skip
 
 
 def test_what_a_broken_driver_says_is_handed_on() -> None:
     said = Finding("Failed to initialize NVML: Driver/library version mismatch", "reboot the host")
-    graph = host_graph.build([Failure((said,))])
+    graph = host_graph.build_host_graph([FailedOutput((said,))])
     assert graph.findings == (said,)
     assert graph.devices == ()
 
@@ -377,7 +379,7 @@ FILES = sorted((CAPTURED / "topo-m").glob("*.txt"))
 def test_every_captured_matrix_has_its_pairs_and_hangs_together(path: Path) -> None:
     known = json.loads(path.with_suffix(".json").read_text())
     matrix = captured(path.stem)
-    graph = host_graph.build([matrix])
+    graph = host_graph.build_host_graph([matrix])
     assert len(graph.of_kind("gpu")) == known["gpu_count"]
     assert len(graph.of_kind("nic")) == known["nic_count"]
     for pair, word in known["pairs"].items():
@@ -427,7 +429,7 @@ def test_any_matrix_becomes_a_graph_that_hangs_together(data: st.DataObject) -> 
             case "other":
                 words[b, a] = "PHB"
     numa = {one: Affinity(numa=data.draw(st.sampled_from(["", "0", "1", "0-1", "N/A"]))) for one in devices[:gpus]}
-    sound(host_graph.build([Matrix(devices, words, numa)]), Matrix(devices, words, numa))
+    sound(host_graph.build_host_graph([Matrix(devices, words, numa)]), Matrix(devices, words, numa))
 
 
 def test_sixteen_gpus_and_eighteen_nics_take_no_time() -> None:
@@ -438,6 +440,6 @@ def test_sixteen_gpus_and_eighteen_nics_take_no_time() -> None:
         words[a, b] = "NV6" if i < 16 and j < 16 else near
     reading = Matrix(tuple(devices), words)
     begin = time.process_time()
-    graph = host_graph.build([reading])
+    graph = host_graph.build_host_graph([reading])
     assert time.process_time() - begin < 2.0  # 0.02 s on a desktop; a shared machine is slower
     assert len(graph.links) > 561

@@ -11,7 +11,7 @@ import pytest
 from psctl.errors import InvalidFile
 from psctl.topology.graph import HostGraph
 from psctl.topology.host.document import read_cluster_document
-from psctl.topology.host.host_graph import build
+from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import recognise
 
 CAPTURED = Path(__file__).resolve().parent.parent / "captured"
@@ -22,7 +22,7 @@ SLOT = '<pci busid="{:04x}:{:02x}:00.0" class="0x030200"><gpu dev="{}" sm="80"/>
 def graph_of(text: str) -> HostGraph:
     """Return what a text becomes; it must not take the time that its square would."""
     begin = time.process_time()
-    graph = build(recognise.read_all(text))
+    graph = build_host_graph(recognise.read_all(text))
     assert time.process_time() - begin < 10
     return graph
 
@@ -82,7 +82,7 @@ def test_a_document_of_what_nobody_has_is_refused(document: dict[str, object], w
 
 def test_nvlink_counts_alone_draw_no_link() -> None:
     text = (CAPTURED / "nvlink-s" / "a6000x8-4links.txt").read_text()
-    graph = build(recognise.read_all(text))
+    graph = build_host_graph(recognise.read_all(text))
     assert len(graph.devices) == 8 and {device.kind for device in graph.devices} == {"gpu"}
     assert graph.links == ()
     assert any("where they lead" in finding.what and "topo -m" in finding.cure for finding in graph.findings)
@@ -91,7 +91,7 @@ def test_nvlink_counts_alone_draw_no_link() -> None:
 def test_nics_are_read_where_their_columns_are_lost() -> None:
     whole = (CAPTURED / "topo-m" / "dgx1v-v100x8-mlx5x4-tabs.txt").read_text()
     cut = "\n".join("\t".join(line.split("\t")[:9]) if line.count("\t") > 8 else line for line in whole.split("\n"))
-    graph = build(recognise.read_all(cut))
+    graph = build_host_graph(recognise.read_all(cut))
     assert [device.id for device in graph.devices if device.kind == "nic"] == ["mlx5_0", "mlx5_2", "mlx5_1", "mlx5_3"]
     assert any("no column for mlx5_0" in finding.what for finding in graph.findings)
     near = {link.a for link in graph.links if link.b == "SW0"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psctl.topology.host import pcie_derivation, sockets
-from psctl.topology.host.pcie_derivation import Branch
+from psctl.topology.host.pcie_derivation import PcieBranch
 from psctl.topology.readings import Affinity
 
 
@@ -12,7 +12,7 @@ def levels(*rows: str) -> dict[frozenset[str], int]:
     return pcie_derivation.levels_of({(row.split()[0], row.split()[1]): row.split()[2] for row in rows})
 
 
-def shape(branch: Branch) -> object:
+def shape(branch: PcieBranch) -> object:
     return branch.id if not branch.below else [shape(below) for below in branch.below]
 
 
@@ -48,8 +48,8 @@ def test_instances_of_one_gpu_share_its_slot() -> None:
     assert [shape(top) for top in tops] == [["GPU0/GI0", "GPU0/GI1"], "GPU1"]
 
 
-def leaves(*ids: str) -> list[Branch]:
-    return [Branch(one) for one in ids]
+def leaves(*ids: str) -> list[PcieBranch]:
+    return [PcieBranch(one) for one in ids]
 
 
 def test_a_numa_node_that_is_told_decides() -> None:

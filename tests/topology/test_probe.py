@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.facts import HostFacts
-from psctl.topology.readers.probe import PROBE, parse
+from psctl.topology.readers.parse import parse_probe
+from psctl.topology.readers.probe import PROBE
 from psctl.topology.readings import (
-    Failure,
+    FailedOutput,
     GpuTable,
     Matrix,
     NvlinkStatus,
@@ -103,7 +104,7 @@ def slot(address: str, vendor: str, numa: int, kind: str = "0x030200") -> str:
 
 def test_the_probe_answers_about_this_machine() -> None:
     done = subprocess.run(["sh"], input=PROBE, capture_output=True, text=True, check=True, timeout=60)
-    facts = parse(done.stdout)
+    facts = parse_probe(done.stdout)
     assert done.stderr == ""
     assert facts.hostname == os.uname().nodename
     assert facts.kernel == os.uname().release
@@ -128,7 +129,7 @@ def test_the_probe_runs_as_one_argument_with_an_empty_environment_and_next_to_no
     done = subprocess.run(
         [found.stdout.strip(), "-c", script], capture_output=True, text=True, check=True, timeout=60, env={}
     )
-    facts = parse(done.stdout)
+    facts = parse_probe(done.stdout)
     assert facts.memory > 0
     assert [nic.name for nic in facts.nics if nic.kind == "loopback"] == ["lo"]
     assert any(nic.name == "lo" and "127.0.0.1/8" in nic.addresses for nic in facts.nics), "from /proc/net/fib_trie"
@@ -183,7 +184,7 @@ def ask(folder: Path, shell: list[str], probe: str = PROBE, **env: str) -> HostF
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), **env}
     done = subprocess.run([*shell, "-c", probe], capture_output=True, text=True, check=True, timeout=60, env=env)
     assert done.stderr == ""
-    return parse(done.stdout)
+    return parse_probe(done.stdout)
 
 
 def of(facts: HostFacts, kind: type) -> list[object]:
@@ -213,7 +214,7 @@ def test_an_old_driver_is_asked_less_and_is_not_broken_for_it(shell: list[str], 
     program(tmp_path, "nvidia-smi", SMI, **ANSWERS)
     facts = ask(tmp_path, shell, OLD="1")
     assert [gpu.name for gpu in facts.gpus] == ["Tesla K80", "Tesla K80"]
-    assert len(of(facts, Matrix)) == len(of(facts, Failure)) == 1
+    assert len(of(facts, Matrix)) == len(of(facts, FailedOutput)) == 1
     assert facts.findings == ()
 
 
@@ -241,7 +242,7 @@ def test_a_broken_driver_says_so_once_though_every_tool_does(tmp_path: Path) -> 
     program(tmp_path, "nvidia-smi", '#!/bin/sh\ncat "$0.said"; exit 18\n', said=said)
     facts = ask(tmp_path, ["sh"])
     assert [finding.what for finding in facts.findings] == [said.split("\n")[0]]
-    assert (facts.gpus, len(of(facts, Failure))) == ((), 4)
+    assert (facts.gpus, len(of(facts, FailedOutput))) == ((), 4)
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
@@ -308,7 +309,7 @@ def test_slots_bridges_and_rdma_ports_come_from_sys(shell: list[str], tmp_path: 
 
 
 def test_interfaces_from_ip_and_sys() -> None:
-    facts = parse(answer(netdev=NETDEV, ipaddr=IPADDR, sysnet=SYSNET, route=ROUTE))
+    facts = parse_probe(answer(netdev=NETDEV, ipaddr=IPADDR, sysnet=SYSNET, route=ROUTE))
     nics = {nic.name: nic for nic in facts.nics}
     assert list(nics) == ["lo", "eth0", "ens1f0", "docker0"]
     assert nics["eth0"].addresses == ("10.0.0.5/24", "2001:db8::5/64")
@@ -320,7 +321,7 @@ def test_interfaces_from_ip_and_sys() -> None:
 
 
 def test_without_ip_the_addresses_come_from_proc() -> None:
-    facts = parse(answer(netdev=NETDEV, fibtrie=FIB, inet6=INET6, route=ROUTE, sysnet=SYSNET, iplink=("", 1)))
+    facts = parse_probe(answer(netdev=NETDEV, fibtrie=FIB, inet6=INET6, route=ROUTE, sysnet=SYSNET, iplink=("", 1)))
     assert {nic.name: nic.addresses for nic in facts.nics} == ADDRESSES
 
 
@@ -328,7 +329,7 @@ def test_interfaces_of_another_namespace_in_sys_are_not_this_hosts() -> None:
     netdev = "a |b\n lo: 0 0\n veth7: 0 0\n"
     links = "1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue\n9: veth7@if8: <BROADCAST,UP,LOWER_UP> mtu 1400 q\n"
     address = "9: veth7@if8    inet 10.9.0.2/24 scope global veth7\\   valid_lft forever"
-    facts = parse(answer(netdev=netdev, iplink=links, ipaddr=address, sysnet=SYSNET))
+    facts = parse_probe(answer(netdev=netdev, iplink=links, ipaddr=address, sysnet=SYSNET))
     assert [(nic.name, nic.mtu, nic.up, nic.addresses) for nic in facts.nics] == [
         ("lo", 65536, True, ()), ("veth7", 1400, True, ("10.9.0.2/24",)),
     ]  # fmt: skip
@@ -336,11 +337,11 @@ def test_interfaces_of_another_namespace_in_sys_are_not_this_hosts() -> None:
 
 def test_an_interface_without_its_cable_is_down() -> None:
     links = "2: eth0: <NO-CARRIER,BROADCAST,MULTICAST,UP> mtu 1500 qdisc mq state DOWN\n"
-    assert not parse(answer(netdev="h|h\n eth0: 0\n", iplink=links)).nics[0].up
+    assert not parse_probe(answer(netdev="h|h\n eth0: 0\n", iplink=links)).nics[0].up
 
 
 def test_processor_memory_and_disk() -> None:
-    facts = parse(
+    facts = parse_probe(
         answer(
             uname="node-a\n6.8.0\nx86_64",
             cores="32",
@@ -362,7 +363,7 @@ def test_processor_memory_and_disk() -> None:
 
 
 def test_busybox_has_no_nanoseconds_and_no_model_name() -> None:
-    facts = parse(answer(time="1795175807.N", cpuinfo="Model\t\t: Raspberry Pi 5 Model B", cores="4"))
+    facts = parse_probe(answer(time="1795175807.N", cpuinfo="Model\t\t: Raspberry Pi 5 Model B", cores="4"))
     assert (facts.time, facts.cpu) == (1795175807.0, "Raspberry Pi 5 Model B")
 
 
@@ -373,7 +374,7 @@ H200 = (
 
 def test_gpus_with_their_numa_nodes() -> None:
     pci = slot("0000:0f:00.0", "0x10de", 0) + slot("0000:1f:00.0", "0x10de", 1) + slot("0000:02:00.0", "0x1a03", -1)
-    facts = parse(answer(nvidia=H200, pci=pci))
+    facts = parse_probe(answer(nvidia=H200, pci=pci))
     assert [(gpu.index, gpu.name, gpu.memory, gpu.driver, gpu.bus, gpu.numa) for gpu in facts.gpus] == [
         (0, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:0f:00.0", 0),
         (1, "NVIDIA H200", 143_771 << 20, "570.86.15", "0000:1f:00.0", 1),
@@ -391,14 +392,14 @@ def test_gpus_with_their_numa_nodes() -> None:
     ],
 )  # fmt: skip
 def test_a_broken_driver_is_one_finding_with_its_cure(name: str, what: str, cure: str) -> None:
-    facts = parse(answer(nvidia=((CAPTURED / f"{name}.txt").read_text(), 255)))
+    facts = parse_probe(answer(nvidia=((CAPTURED / f"{name}.txt").read_text(), 255)))
     assert [finding.what for finding in facts.findings] == [what]
     assert cure in facts.findings[0].cure
     assert facts.gpus == ()
 
 
 def test_two_troubles_are_two_findings() -> None:
-    facts = parse(answer(nvidia=((CAPTURED / "handle-unknown-error-then-no-devices.txt").read_text(), 6)))
+    facts = parse_probe(answer(nvidia=((CAPTURED / "handle-unknown-error-then-no-devices.txt").read_text(), 6)))
     assert [finding.what for finding in facts.findings] == [
         "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error", "No devices were found",
     ]  # fmt: skip
@@ -406,7 +407,7 @@ def test_two_troubles_are_two_findings() -> None:
 
 def test_the_other_gpus_of_a_broken_host_are_still_seen() -> None:
     broken = (CAPTURED / "handle-unknown-error-gpu1.txt").read_text()
-    facts = parse(answer(nvidia=(broken + H200, 0)))
+    facts = parse_probe(answer(nvidia=(broken + H200, 0)))
     assert len(facts.gpus) == 2
     assert len(facts.findings) == 1
 
@@ -427,7 +428,7 @@ def test_the_other_gpus_of_a_broken_host_are_still_seen() -> None:
 def test_a_missing_tool_is_a_finding_only_where_there_is_a_gpu(
     parts: dict[str, str | tuple[str, int]], found: list[str]
 ) -> None:
-    assert [finding.what for finding in parse(answer(**parts)).findings] == found
+    assert [finding.what for finding in parse_probe(answer(**parts)).findings] == found
 
 
 @given(st.lists(st.tuples(st.sampled_from(
@@ -436,5 +437,5 @@ def test_a_missing_tool_is_a_finding_only_where_there_is_a_gpu(
      "rdma", "rocm", "rocmcards"]
 ), st.text(alphabet="0123456789abcdef.:/-|, \t\nxMiBLOCALhost=<>@%", max_size=60)), max_size=6))  # fmt: skip
 def test_nothing_that_a_host_prints_is_an_error(parts: list[tuple[str, str]]) -> None:
-    facts = parse(answer(**dict(parts)))
+    facts = parse_probe(answer(**dict(parts)))
     assert facts.cores >= 0

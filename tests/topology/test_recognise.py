@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psctl.topology.findings import Finding
 from psctl.topology.readers.recognise import decode, read_all
 from psctl.topology.readings import (
-    Failure,
+    FailedOutput,
     GpuTable,
     Matrix,
     NcclTopology,
@@ -23,14 +23,14 @@ from psctl.topology.readings import (
     RdmaPorts,
     Reading,
     RocmTopology,
-    Unknown,
+    UnknownOutput,
 )
 from tests.yardstick import desktop_seconds
 
 CAPTURED = Path(__file__).parent.parent / "captured"
 FOLDERS = {
     "topo-m": Matrix, "p2p": PeerMatrix, "nvlink-s": NvlinkStatus, "rocm": RocmTopology, "nccl-xml": NcclTopology,
-    "errors": Failure,
+    "errors": FailedOutput,
 }  # fmt: skip
 FILES = sorted(path for kind in FOLDERS for path in (CAPTURED / kind).glob("*.[tx][xm][tl]"))
 
@@ -75,7 +75,7 @@ OUTPUTS = {
     "topo": (TOPO, Matrix), "peers": (PEERS, PeerMatrix), "links": (LINKS, NvlinkStatus), "list": (LIST, GpuTable),
     "query": (QUERY, GpuTable), "lspci": (LSPCI, PciTree), "tree": (TREE, PciTree), "ibstat": (IBSTAT, RdmaPorts),
     "netdev": (NETDEV, RdmaPorts), "xml": (XML, NcclTopology), "rocm": (ROCM, RocmTopology), "amd": (AMD, RocmTopology),
-    "log": (LOG, GpuTable), "error": (ERROR, Failure), "banner": (BANNER, GpuTable),
+    "log": (LOG, GpuTable), "error": (ERROR, FailedOutput), "banner": (BANNER, GpuTable),
 }  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def read(text: str) -> Reading:
         errors alone is a Failure, text in which nothing is known Unknown.
     """
     all_ = read_all(text)
-    known = [one for one in all_ if not isinstance(one, Failure | Unknown)]
-    failed = next((one for one in all_ if isinstance(one, Failure)), None)
+    known = [one for one in all_ if not isinstance(one, FailedOutput | UnknownOutput)]
+    failed = next((one for one in all_ if isinstance(one, FailedOutput)), None)
     if not known:
         return failed or all_[0]
     first = known[0]
@@ -101,7 +101,7 @@ def read(text: str) -> Reading:
 @pytest.mark.parametrize("path", FILES, ids=[f"{path.parent.name}-{path.stem}" for path in FILES])
 def test_every_captured_output_is_known_by_its_content(path: Path) -> None:
     text = decode(path.read_bytes())
-    expected = FOLDERS[path.parent.name] if text.strip() else Unknown
+    expected = FOLDERS[path.parent.name] if text.strip() else UnknownOutput
     assert [type(one) for one in read_all(text)] == [expected]
     assert type(read(text)) is expected
 
@@ -163,7 +163,7 @@ def test_errors_around_an_output_are_its_findings() -> None:
     assert [finding.what for finding in found.findings] == [ERROR.strip()]
     assert len(found.gpus) == 2
     table, failure = read_all(ERROR + QUERY)
-    assert isinstance(failure, Failure) and isinstance(table, GpuTable)
+    assert isinstance(failure, FailedOutput) and isinstance(table, GpuTable)
     assert table.findings == ()
 
 
@@ -191,8 +191,8 @@ def test_amd_cards_and_their_topology_are_two_readings() -> None:
      ("h:1:1 [0] NCCL INFO Channel 00/24 :    0   1   2", "h:1:1 [0] NCCL INFO Channel 00/24 :    0   1   2")],
 )  # fmt: skip
 def test_text_in_which_nothing_is_known(text: str, first: str) -> None:
-    assert read(text) == Unknown(first)
-    assert read_all(text) == (Unknown(first),)
+    assert read(text) == UnknownOutput(first)
+    assert read_all(text) == (UnknownOutput(first),)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from psctl.topology.algorithms.cycles import hamiltonian
-from psctl.topology.algorithms.rings import Ring, Rings, rings
-from psctl.topology.algorithms.wires import Wires, wires
+from psctl.topology.algorithms.direct_links import DirectLinks, direct_links
+from psctl.topology.algorithms.rings import DeviceRing, RingPacking, rings
 from psctl.topology.graph import Device, HostGraph, Link
 from tests.examples import examples
 from tests.topology.fabrics import (
@@ -33,7 +33,7 @@ SEEDS = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6))
 """The textbook's two rings, its GPUs 1 to 8 as 0 to 7: the first over double links, the second over single ones."""
 
 
-def used(found: Rings, nodes: tuple[str, ...]) -> Counter[tuple[int, int]]:
+def used(found: RingPacking, nodes: tuple[str, ...]) -> Counter[tuple[int, int]]:
     """Units over each pair; every ring must visit all devices once and begin at the first."""
     units: Counter[tuple[int, int]] = Counter()
     for ring in found.rings:
@@ -45,7 +45,7 @@ def used(found: Rings, nodes: tuple[str, ...]) -> Counter[tuple[int, int]]:
     return units
 
 
-def check(found: Rings, net: Wires) -> None:
+def check(found: RingPacking, net: DirectLinks) -> None:
     units = used(found, net.nodes)
     room = {(a, b): count for a, b, count in net.links}
     assert all(count <= room.get(pair, 0) for pair, count in units.items())
@@ -55,7 +55,7 @@ def check(found: Rings, net: Wires) -> None:
         assert sum(found.shares) == pytest.approx(1)
 
 
-def widest(net: Wires) -> int:
+def widest(net: DirectLinks) -> int:
     """The widest sum of rings, by trying everything."""
     count = len(net.nodes)
     start = {(a, b): n for a, b, n in net.links}
@@ -74,10 +74,10 @@ def widest(net: Wires) -> int:
 
 
 def test_the_hybrid_cube_mesh_is_a_double_and_a_single_ring_over_all_24_links() -> None:
-    found = rings(wires(dgx1v()))
+    found = rings(direct_links(dgx1v()))
     assert found.rings == (
-        Ring(("GPU0", "GPU3", "GPU2", "GPU1", "GPU5", "GPU6", "GPU7", "GPU4"), 2),
-        Ring(("GPU0", "GPU1", "GPU3", "GPU7", "GPU5", "GPU4", "GPU6", "GPU2"), 1),
+        DeviceRing(("GPU0", "GPU3", "GPU2", "GPU1", "GPU5", "GPU6", "GPU7", "GPU4"), 2),
+        DeviceRing(("GPU0", "GPU1", "GPU3", "GPU7", "GPU5", "GPU4", "GPU6", "GPU2"), 1),
     )
     assert found.exact and found.bound == 3 and found.unit == 25e9
     assert found.shares == (2 / 3, 1 / 3)
@@ -121,7 +121,7 @@ def test_complete_graphs_are_filled_as_far_as_half_links_allow(count: int, units
 
 @settings(max_examples=examples(150))
 @given(meshes(3, 6))
-def test_as_wide_as_brute_force(net: Wires) -> None:
+def test_as_wide_as_brute_force(net: DirectLinks) -> None:
     found = rings(net)
     check(found, net)
     assert found.exact and found.width == widest(net)
@@ -139,37 +139,37 @@ def test_a_graph_that_is_no_ring_has_none_and_says_so_exactly() -> None:
         found = rings(net)
         assert found.rings == () and found.exact and found.shares == ()
     assert rings(mesh(4, [(0, 1, 1), (2, 3, 1)])).rings == ()
-    assert rings(Wires(("GPU0",))).rings == ()
+    assert rings(DirectLinks(("GPU0",))).rings == ()
 
 
 def test_two_gpus_are_one_ring_over_all_their_links() -> None:
     found = rings(mesh(2, [(0, 1, 12)]))
-    assert found.rings == (Ring(("GPU0", "GPU1"), 12),) and found.exact
+    assert found.rings == (DeviceRing(("GPU0", "GPU1"), 12),) and found.exact
 
 
 def test_on_a_switch_there_is_one_ring_in_device_order() -> None:
-    found = rings(wires(nvswitch(16)))
+    found = rings(direct_links(nvswitch(16)))
     assert found.switched and found.exact
-    assert found.rings == (Ring(named(16), 1),) and found.unit == 300e9
+    assert found.rings == (DeviceRing(named(16), 1),) and found.unit == 300e9
 
 
 def test_pcie_is_no_wire() -> None:
-    assert wires(behind_switch(4)).links == () and wires(behind_switch(4)).ports == ()
-    assert rings(wires(behind_switch(4))).rings == ()
+    assert direct_links(behind_switch(4)).links == () and direct_links(behind_switch(4)).ports == ()
+    assert rings(direct_links(behind_switch(4))).rings == ()
 
 
 def test_units_follow_the_widest_common_measure_of_bundles_without_a_number() -> None:
     devices = tuple(Device(ident, "gpu") for ident in named(3))
     rates = {("GPU0", "GPU1"): 200e9, ("GPU1", "GPU2"): 98e9, ("GPU2", "GPU0"): 50e9}
-    net = wires(HostGraph(devices, tuple(Link(a, b, "xGMI", rate) for (a, b), rate in rates.items())))
+    net = direct_links(HostGraph(devices, tuple(Link(a, b, "xGMI", rate) for (a, b), rate in rates.items())))
     assert net.links == ((0, 1, 4), (0, 2, 1), (1, 2, 2)) and net.unit == 50e9
 
 
 def test_links_of_unknown_rate_still_make_rings() -> None:
     devices = tuple(Device(ident, "gpu") for ident in named(3))
     pairs = itertools.combinations(named(3), 2)
-    net = wires(HostGraph(devices, tuple(Link(a, b, "NV2", switched=False) for a, b in pairs)))
-    assert rings(net).rings == (Ring(named(3), 2),) and rings(net).unit == 0.0
+    net = direct_links(HostGraph(devices, tuple(Link(a, b, "NV2", switched=False) for a, b in pairs)))
+    assert rings(net).rings == (DeviceRing(named(3), 2),) and rings(net).unit == 0.0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_links_of_unknown_rate_still_make_rings() -> None:
         (mesh(16, ((a, b, 1 + (a * b) % 3) for a, b in itertools.combinations(range(16), 2) if (a + b) % 4)), 5),
     ],
 )
-def test_sixteen_gpus_take_no_time(net: Wires, width: int) -> None:
+def test_sixteen_gpus_take_no_time(net: DirectLinks, width: int) -> None:
     start = time.process_time()
     found = rings(net)
     assert desktop_seconds(time.process_time() - start) < 3

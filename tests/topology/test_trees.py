@@ -10,17 +10,17 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 
+from psctl.topology.algorithms.direct_links import DirectLinks, direct_links
 from psctl.topology.algorithms.rings import rings
 from psctl.topology.algorithms.strength import strength
 from psctl.topology.algorithms.trees import TreePacking, all_reduce
-from psctl.topology.algorithms.wires import Wires, wires
 from tests.examples import examples
 from tests.reference.tree_packing import broadcast, limited
 from tests.topology.fabrics import DGX1V, XGMI16, complete, cube, dgx1v, mesh, meshes, nvswitch, part, partitions
 from tests.yardstick import desktop_seconds
 
 
-def check(found: TreePacking, net: Wires, directed: bool = False) -> None:
+def check(found: TreePacking, net: DirectLinks, directed: bool = False) -> None:
     """Each tree spans from its root outwards; no link carries more than its units."""
     load: Counter[tuple[str, str]] = Counter()
     for tree in found.trees:
@@ -39,7 +39,7 @@ def check(found: TreePacking, net: Wires, directed: bool = False) -> None:
         assert sum(found.shares) == pytest.approx(1)
 
 
-def weakest(net: Wires) -> Fraction:
+def weakest(net: DirectLinks) -> Fraction:
     """The least of E(P) / (|P|-1), by all partitions."""
     least = []
     for parts in partitions(range(len(net.nodes))):
@@ -50,7 +50,7 @@ def weakest(net: Wires) -> Fraction:
     return min(least)
 
 
-def least_cut(net: Wires, root: int) -> int:
+def least_cut(net: DirectLinks, root: int) -> int:
     """The least units that leave a set that holds the root, by all sets."""
     rest = [node for node in range(len(net.nodes)) if node != root]
     cuts = []
@@ -62,7 +62,7 @@ def least_cut(net: Wires, root: int) -> int:
 
 
 def test_the_hybrid_cube_mesh_carries_24_sevenths_and_broadcasts_six() -> None:
-    net = wires(dgx1v())
+    net = direct_links(dgx1v())
     found = all_reduce(net)
     check(found, net)
     assert found.total == found.bound == Fraction(24, 7) and found.unit == 25e9
@@ -97,7 +97,7 @@ def test_every_connected_subset_of_the_hybrid_cube_mesh_reaches_its_bound() -> N
 
 @settings(max_examples=examples(150))
 @given(meshes(2, 6))
-def test_any_graph_reaches_the_bound_of_brute_force(net: Wires) -> None:
+def test_any_graph_reaches_the_bound_of_brute_force(net: DirectLinks) -> None:
     found, spread = all_reduce(net), broadcast(net, net.nodes[-1])
     check(found, net)
     check(spread, net, directed=True)
@@ -108,7 +108,7 @@ def test_any_graph_reaches_the_bound_of_brute_force(net: Wires) -> None:
 
 @settings(max_examples=examples(50))
 @given(meshes(2, 7))
-def test_the_strength_comes_with_a_partition_that_shows_it(net: Wires) -> None:
+def test_the_strength_comes_with_a_partition_that_shows_it(net: DirectLinks) -> None:
     least, parts = strength(net)
     assert sorted(node for group in parts for node in group) == list(range(len(net.nodes)))
     label = {node: at for at, group in enumerate(parts) for node in group}
@@ -118,7 +118,7 @@ def test_the_strength_comes_with_a_partition_that_shows_it(net: Wires) -> None:
 
 @settings(max_examples=examples(30))
 @given(meshes(8, 12))
-def test_larger_graphs_meet_their_bound_from_both_sides(net: Wires) -> None:
+def test_larger_graphs_meet_their_bound_from_both_sides(net: DirectLinks) -> None:
     """Packing and partition bound each other: equal means both are right."""
     found = all_reduce(net)
     check(found, net)
@@ -141,9 +141,9 @@ def test_wide_links_make_heavy_trees_and_not_many() -> None:
 
 
 def test_a_switch_or_no_links_packs_nothing() -> None:
-    assert all_reduce(wires(nvswitch(8))).trees == ()
-    assert broadcast(wires(nvswitch(8)), "GPU0").trees == ()
-    assert all_reduce(Wires(("GPU0",))).trees == ()
+    assert all_reduce(direct_links(nvswitch(8))).trees == ()
+    assert broadcast(direct_links(nvswitch(8)), "GPU0").trees == ()
+    assert all_reduce(DirectLinks(("GPU0",))).trees == ()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_switch_or_no_links_packs_nothing() -> None:
         (mesh(16, ((a, b, 1 + (a * b) % 3) for a, b in itertools.combinations(range(16), 2) if (a + b) % 4)), 0),
     ],
 )
-def test_sixteen_gpus_take_no_time(net: Wires, bound: Fraction) -> None:
+def test_sixteen_gpus_take_no_time(net: DirectLinks, bound: Fraction) -> None:
     start = time.process_time()
     found = all_reduce(net)
     spread = broadcast(net, net.nodes[0])

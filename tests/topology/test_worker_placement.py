@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.graph import Device, HostGraph, Link
-from psctl.topology.host.worker_placement import seats
+from psctl.topology.host.worker_placement import place_workers
 from tests.topology.fabrics import behind_switch, dgx1v
 
 WORDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -21,13 +21,13 @@ def by_words(words: list[list[str]]) -> HostGraph:
 
 
 def own(graph: HostGraph) -> list[str]:
-    return [seat.nic for seat in seats(graph)]
+    return [seat.nic for seat in place_workers(graph)]
 
 
 def test_each_pair_of_the_hybrid_cube_mesh_has_the_nic_on_its_switch() -> None:
     assert own(dgx1v()) == [f"mlx5_{at // 2}" for at in range(8)]
-    assert [seat.numa for seat in seats(dgx1v())] == [0] * 4 + [1] * 4
-    assert [(seat.rank, seat.gpu) for seat in seats(dgx1v())] == [(at, f"GPU{at}") for at in range(8)]
+    assert [seat.numa for seat in place_workers(dgx1v())] == [0] * 4 + [1] * 4
+    assert [(seat.rank, seat.gpu) for seat in place_workers(dgx1v())] == [(at, f"GPU{at}") for at in range(8)]
 
 
 def test_the_nearest_word_counts() -> None:
@@ -47,7 +47,7 @@ def test_the_wider_of_two_equally_near_nics_comes_first() -> None:
     devices = (Device("CPU0", "cpu", 0), Device("GPU0", "gpu"), Device("slow", "nic"), Device("fast", "nic"))
     links = (Link("GPU0", "CPU0", "PCIe", 16e9), Link("slow", "CPU0", "PCIe", 2e9), Link("fast", "CPU0", "PCIe", 16e9))
     assert own(HostGraph(devices, links)) == ["fast"]
-    assert seats(HostGraph(devices, links))[0].numa == 0
+    assert place_workers(HostGraph(devices, links))[0].numa == 0
 
 
 def test_without_a_matrix_the_switches_on_the_way_tell() -> None:
@@ -65,7 +65,7 @@ def test_a_dead_port_is_nobodys() -> None:
 
 def test_without_gpus_there_is_one_seat_at_the_fastest_nic() -> None:
     devices = (Device("CPU0", "cpu", 0), Device("eth0", "nic", bandwidth=1e9), Device("eth1", "nic", 0, bandwidth=5e9))
-    assert [(seat.gpu, seat.nic, seat.numa) for seat in seats(HostGraph(devices))] == [("", "eth1", 0)]
+    assert [(seat.gpu, seat.nic, seat.numa) for seat in place_workers(HostGraph(devices))] == [("", "eth1", 0)]
     assert own(behind_switch(2)) == ["", ""]
 
 

@@ -23,12 +23,12 @@ from psctl.launch.placement.cluster_snapshot import machines_document
 from psctl.launch.placement.roster import job_order
 from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
-from psctl.plan.candidates import Search
+from psctl.plan.candidates import CandidateSearch
 from psctl.plan.choose import Plan, Planner
-from psctl.plan.plan_input import Ground, ground_of
-from psctl.plan.plan_request import Asked
-from psctl.plan.server_placement import place_servers, serve
-from psctl.plan.simulation.schedule_timing import Costs, Pace, Timing, paced
+from psctl.plan.plan_input import PlanInput, plan_input_of_job
+from psctl.plan.plan_request import PlanRequest
+from psctl.plan.server_placement import place_servers, time_push_pull
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.types import STRATEGIES
 from psctl.units import parse_size
@@ -186,11 +186,11 @@ class BenchPlan:
             topology=machines_document(stage.home, stage.chosen, stage.state, seats.names),
             costs=calibration.recall(stage.home, stage.chosen, stage.state),
         )  # fmt: skip
-        self.ground: Ground = ground_of(self.order)
+        self.inputs: PlanInput = plan_input_of_job(self.order)
         self._planner = Planner(
-            self.ground,
+            self.inputs,
             self.order.hosts,
-            Asked("auto", "worker", self.order.servers, encrypted=self.order.require_encryption),
+            PlanRequest("auto", "worker", self.order.servers, encrypted=self.order.require_encryption),
         )
         self._plans: dict[int, Plan] = {}
 
@@ -261,15 +261,15 @@ def calibrate(stage: ReachedCluster, outlook: BenchPlan, results: Sequence[Bench
     """
     measured = [each for each in results if each.row.correct and each.median > 0]
     predictor = _Predictor(outlook)
-    flowing = {**{name: pace.flowing for name, pace in outlook.ground.paces.items()}, **predictor.flowing(measured)}
+    flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(measured)}
     engines: dict[str, list[BenchResult]] = {}
     for each in measured:
-        engines.setdefault(_engine(outlook.ground, each.row.strategy), []).append(each)
+        engines.setdefault(_engine(outlook.inputs, each.row.strategy), []).append(each)
     found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
     if found:
         flowing |= predictor.flowing(measured)
-        waiting = {**{name: pace.waiting for name, pace in outlook.ground.paces.items()}, **predictor.waiting(measured)}
-        paces = {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+        waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(measured)}
+        paces = {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
         calibration.keep(stage.home, stage.chosen, stage.state, found, paces)
     return found
 
@@ -283,15 +283,15 @@ class _Predictor:
 
     def __init__(self, outlook: BenchPlan) -> None:
         self._outlook = outlook
-        self._ground = copy.copy(outlook.ground)
-        self._ground.paces = {}
-        self._search = Search(self._ground)
+        self._inputs = copy.copy(outlook.inputs)
+        self._inputs.paces = {}
+        self._search = CandidateSearch(self._inputs)
         self._servers: dict[int, list[str]] = {}
 
     def timing(self, row: BenchRow) -> Timing:
         """Return what a strategy would take with the options that it was measured with, at the links' own rates."""
         if row.strategy == "ps":
-            return serve(self._ground, self._serving(row.bytes), row.bytes)[0]
+            return time_push_pull(self._inputs, self._serving(row.bytes), row.bytes)[0]
         return self._search.at(row.strategy, self._outlook.options(row.strategy, row.bytes), row.bytes).timing
 
     def fitted(self, engine: str, results: Sequence[BenchResult], flowing: Mapping[str, float]) -> FittedCosts:
@@ -299,12 +299,12 @@ class _Predictor:
         some = _some(results)
 
         def predict(index: int, costs: Costs) -> float:
-            self._ground.costs = {**self._ground.costs, engine: costs}
+            self._inputs.costs = {**self._inputs.costs, engine: costs}
             row = some[index].row
-            return paced(self.timing(row), Pace(flowing.get(row.strategy, 1.0))).seconds
+            return at_pace(self.timing(row), StrategyPace(flowing.get(row.strategy, 1.0))).seconds
 
-        fitted = fit([each.median for each in some], predict, self._ground.costs.get(engine))
-        self._ground.costs = {**self._ground.costs, engine: fitted.costs}
+        fitted = fit([each.median for each in some], predict, self._inputs.costs.get(engine))
+        self._inputs.costs = {**self._inputs.costs, engine: fitted.costs}
         before = [abs(each.predicted / each.median - 1) for each in some if each.predicted is not None]
         return FittedCosts(fitted.costs, len(some), statistics.median(before), fitted.after)
 
@@ -333,13 +333,13 @@ class _Predictor:
     def _serving(self, size: int) -> list[str]:
         if size not in self._servers:
             hosts, order = self._outlook.order.hosts, self._outlook.order
-            places = place_servers(self._outlook.ground, hosts, order.servers, size)
+            places = place_servers(self._outlook.inputs, hosts, order.servers, size)
             self._servers[size] = [hosts[at].name for at in places]
         return self._servers[size]
 
 
-def _engine(ground: Ground, strategy: str) -> str:
-    return {"native": ground.engine, "ps": "ps"}.get(strategy, "psctl")
+def _engine(inputs: PlanInput, strategy: str) -> str:
+    return {"native": inputs.engine, "ps": "ps"}.get(strategy, "psctl")
 
 
 def _some(results: Sequence[BenchResult]) -> list[BenchResult]:

@@ -36,7 +36,7 @@ from psctl.launch.hosts.site import HostSite, look
 from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
-from psctl.topology.network.addresses import Chosen as Address
+from psctl.topology.network.addresses import ChosenAddress as Address
 from psctl.types import HostName
 from psctl.units import hide_credentials
 

@@ -15,7 +15,7 @@ from psctl.launch.host_programs import HOST_STATE, program_source
 from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
 from psctl.topology.facts import HostFacts
-from psctl.topology.readers.parse import parse
+from psctl.topology.readers.parse import parse_probe
 from psctl.topology.readers.probe import PROBE
 
 OLDEST = (3, 11)
@@ -118,7 +118,7 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     found = json.loads(answer)
     clock = found.pop("clock")
     found["skew"] = max(0.0, clock - after) or min(0.0, clock - before)
-    return msgspec.convert({**found, "name": shell.name, "facts": parse(machine)}, HostSite)
+    return msgspec.convert({**found, "name": shell.name, "facts": parse_probe(machine)}, HostSite)
 
 
 def interpreter(shell: Shell, cluster: ClusterSpec) -> str:

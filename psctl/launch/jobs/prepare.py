@@ -24,7 +24,7 @@ from psctl.launch.placement.job_planning import plan_of
 from psctl.launch.placement.roster import JobHosts, Machine, Resumed, assign_workers, job_order
 from psctl.launch.setup import cluster_setup
 from psctl.orders import JobOrder
-from psctl.plan.choose import Plan, planner_of
+from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
 from psctl.types import HostName
@@ -132,7 +132,7 @@ def run(
     connect = stage.connect
     seats, _ = seats_of(stage, request.job)  # too few slots or ports are refused before anything is touched
     ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
-    planner_of(_order(stage, request, seats)).check()
+    planner_for_job(_order(stage, request, seats)).check()
     make_ready(stage, say, warn)
     seats, _ = seats_of(stage, request.job)  # the links' rates may have been measured since
     resumed = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psctl import errors
-from psctl.spec import yaml
+from psctl.spec import yaml_nodes
 from psctl.spec.job import JobSpec
 from psctl.spec.nearest import nearest
 
@@ -26,19 +26,19 @@ def folder_of(job: JobSpec, source: str) -> Path:
 
 def place(text: str, source: str, key: str) -> str:
     """Return where a key of a job file stands: file:line:column; the file alone when --set gave it."""
-    node = yaml.parse(text, source)
-    found = node.get(key) if isinstance(node, yaml.Mapping) else None
+    node = yaml_nodes.parse(text, source)
+    found = node.get(key) if isinstance(node, yaml_nodes.Mapping) else None
     return found.where if found is not None else source
 
 
 def problems(text: str, source: str) -> list[errors.PsctlError]:
     """Return what is wrong with the script of a job file, which may be wrong itself elsewhere."""
-    node = yaml.parse(text, source, [])
-    words = {key: node.get(key) if isinstance(node, yaml.Mapping) else None for key in ("script", "workdir")}
+    node = yaml_nodes.parse(text, source, [])
+    words = {key: node.get(key) if isinstance(node, yaml_nodes.Mapping) else None for key in ("script", "workdir")}
     script, workdir = words["script"], words["workdir"]
-    if not isinstance(script, yaml.Scalar) or script.null:
+    if not isinstance(script, yaml_nodes.Scalar) or script.null:
         return []
-    folder = Path(source).parent / (Path(workdir.text).expanduser() if isinstance(workdir, yaml.Scalar) else "")
+    folder = Path(source).parent / (Path(workdir.text).expanduser() if isinstance(workdir, yaml_nodes.Scalar) else "")
     found = missing(script.text, folder.resolve(), script.where) or unreadable(folder.resolve() / script.text)
     return [found] if found else []
 

@@ -13,7 +13,7 @@ from psctl.launch.home import Home
 from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure import reach
 from psctl.plan.simulation.cost_model import PACES, WAITS
-from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 
 
 class FittedCosts(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ def keep(
     chosen: ChosenCluster,
     state: ClusterState,
     engines: Mapping[str, FittedCosts],
-    paces: Mapping[str, Pace],
+    paces: Mapping[str, StrategyPace],
 ) -> Calibration:
     """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
     machines = machines_of(chosen, state)

@@ -26,8 +26,15 @@ from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.topology.findings import Finding
 from psctl.topology.graph import NETWORK, Between, Link
-from psctl.topology.host.link_overrides import Written, overlay
-from psctl.topology.network.fabric import Fabric, Sample, Series, best, infer, more
+from psctl.topology.host.link_overrides import LinkOverride, apply_overrides
+from psctl.topology.network.fabric import (
+    ConcurrentSamples,
+    Fabric,
+    PairSample,
+    fastest_samples,
+    further_measurements,
+    infer_fabric,
+)
 from psctl.topology.network.measurement_rounds import Pair, rounds
 from psctl.types import HostName
 from psctl.units import format_bit_rate
@@ -84,14 +91,14 @@ class Measurements(msgspec.Struct, frozen=True):
 
     time: float
     addresses: dict[str, str]
-    series: tuple[Series, ...] = ()
+    series: tuple[ConcurrentSamples, ...] = ()
     missing: tuple[tuple[str, str, str], ...] = ()
     inside: dict[str, tuple[Link, ...]] = {}
     machines: dict[str, str] = {}
 
     def fabric(self, hosts: Sequence[str], labels: Mapping[str, Mapping[str, str]] | None = None) -> Fabric:
         """Return what lies between these hosts, as far as it was measured."""
-        found = infer(list(self.addresses), self.series, labels)
+        found = infer_fabric(list(self.addresses), self.series, labels)
         edges = tuple(edge for edge in found.between if edge.a in hosts or edge.a not in self.addresses)
         return msgspec.structs.replace(found, between=edges)
 
@@ -128,7 +135,7 @@ def measure(
         for pairs in plan:
             work.run(servers, pairs)
         for _ in range(TURNS):
-            for pairs in more(hosts, work.series, _labels(chosen)):
+            for pairs in further_measurements(hosts, work.series, _labels(chosen)):
                 say("", f"measuring {', '.join(f'{a} - {b}' for a, b in pairs)} again")
                 work.run(servers, pairs)
     if not work.series:
@@ -153,7 +160,7 @@ class _Work:
         self.fleet = Fleet(fleet.shells, fleet.failed, len(at))  # all pairs of a round at once
         self.way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
         self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
-        self.series: list[Series] = []
+        self.series: list[ConcurrentSamples] = []
         self.missing: list[tuple[str, str, str]] = []
         self._rounds = 0
 
@@ -184,7 +191,7 @@ class _Work:
             late = float(outcome.value["latency"])
             out.append(_sample(a, b, outcome.value["out"], late))
             back.append(_sample(b, a, outcome.value["in"], late))
-        self.series += [Series(tuple(samples)) for samples in (out, back) if samples]
+        self.series += [ConcurrentSamples(tuple(samples)) for samples in (out, back) if samples]
 
     def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
         """Where those who dial wait for each other, so that all of a round run at the same time."""
@@ -196,9 +203,9 @@ class _Work:
         return {"to": [self.at[host], port], "count": len(pairs), "key": str(self._rounds)}
 
 
-def _sample(a: str, b: str, rates: Sequence[float], late: float) -> Sample:
+def _sample(a: str, b: str, rates: Sequence[float], late: float) -> PairSample:
     middle = statistics.median(rates)
-    return Sample(a, b, middle, late, (max(rates) - min(rates)) / middle if middle else 0.0)
+    return PairSample(a, b, middle, late, (max(rates) - min(rates)) / middle if middle else 0.0)
 
 
 def _nominal(state: ClusterState, name: str, address: str) -> float:
@@ -352,11 +359,11 @@ def between(chosen: ChosenCluster, state: ClusterState, measured: Measurements |
     own = {name: labels[name] for name in hosts}
     ends = {*own, *(value for each in own.values() for value in each.values())}
     written = [
-        Written(link.between[0], link.between[1], link.bandwidth, link.latency)
+        LinkOverride(link.between[0], link.between[1], link.bandwidth, link.latency)
         for link in chosen.spec.links
         if set(link.between) <= ends
     ]
-    return overlay(edges, written, own)
+    return apply_overrides(edges, written, own)
 
 
 def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float]:
@@ -371,7 +378,9 @@ def ports(edges: Sequence[Between], hosts: Mapping[str, Any]) -> dict[str, float
 
 def warnings(chosen: ChosenCluster, measured: Measurements) -> tuple[Finding, ...]:
     """Return what is not as it should be: repeats that scatter, pairs that could not be measured, odd fabrics."""
-    wide = sorted((each for each in best(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread)
+    wide = sorted(
+        (each for each in fastest_samples(measured.series).values() if each.spread > WIDE), key=lambda one: -one.spread
+    )
     listed = [f"{each.a} -> {each.b} by {each.spread:.0%} around {format_bit_rate(each.rate)}" for each in wide]
     others = [f"{len(listed) - 3} more"] if len(listed) > 3 else []
     scattered = [

@@ -20,8 +20,15 @@ from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServe
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.cluster import ClusterSpec
-from psctl.topology.network.addresses import Candidate, Chosen, Reach, candidates, choose_addresses, refuse_unreachable
-from psctl.topology.network.common_network import Network, contest, networks, settle
+from psctl.topology.network.addresses import (
+    AddressCandidate,
+    ChosenAddress,
+    HostReach,
+    candidates,
+    choose_addresses,
+    refuse_unreachable,
+)
+from psctl.topology.network.common_network import CommonNetwork, choose_common_network, contenders, networks
 from psctl.topology.network.measurement_rounds import Pair, rounds
 from psctl.types import HostName
 
@@ -32,14 +39,14 @@ BURST = {"seconds": 0.15, "burn": 0.1, "repeats": 1, "pings": 5, "streams": 1}
 """A rate in a moment: enough to tell a management port from the real one."""
 
 Say = Callable[[str, str], None]
-Candidates = Mapping[HostName, tuple[Candidate, ...]]
+Candidates = Mapping[HostName, tuple[AddressCandidate, ...]]
 
 
 class KeptAddresses(msgspec.Struct, frozen=True):
     """What a probe decided, and of what."""
 
     fingerprint: str
-    chosen: dict[str, Chosen]
+    chosen: dict[str, ChosenAddress]
 
 
 def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
@@ -78,16 +85,16 @@ def find(home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, say: Sa
         home.keep("reach", chosen.spec.name, KeptAddresses(fingerprint(asked, state), state.addresses))
 
 
-def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, Reach]:
+def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, HostReach]:
     """Return the looked-at hosts as topology/addresses wants them."""
     hosts = {host.name: host for host in cluster.hosts}
     return {
-        HostName(name): Reach(site.facts, hosts[name].internal_address, hosts[name].local)
+        HostName(name): HostReach(site.facts, hosts[name].internal_address, hosts[name].local)
         for name, site in state.sites.items()
     }
 
 
-def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, Chosen]:
+def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, ChosenAddress]:
     """Return each host's address: what was found or kept, else what its facts and the cluster file say.
 
     Raises:
@@ -100,15 +107,15 @@ def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, Chosen]:
     return {name: state.addresses[name] for name in state.sites}
 
 
-def probe(fleet: Fleet, way: ProbeSettings, asked: Candidates) -> dict[HostName, Chosen]:
+def probe(fleet: Fleet, way: ProbeSettings, asked: Candidates) -> dict[HostName, ChosenAddress]:
     """Have every host listen on all its candidates and every other dial them; return what that tells."""
     everyone = Fleet(fleet.shells, fleet.failed, len(asked))
     listen = {str(name): [each.address for each in own] for name, own in asked.items()}
     with serving(fleet, way, listen, 60.0) as servers:
         heard = _dial(everyone, way, asked, servers)
         found = networks(asked, heard)
-        rates = [_burst(everyone, way, servers, network) for network in contest(found)]
-    return settle(asked, heard, found, rates)
+        rates = [_burst(everyone, way, servers, network) for network in contenders(found)]
+    return choose_common_network(asked, heard, found, rates)
 
 
 def _dial(
@@ -132,7 +139,7 @@ def _dial(
     return heard
 
 
-def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: Network) -> float:
+def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: CommonNetwork) -> float:
     """Bytes/s of a network: the least that any host moved, each with one other; 0 where a burst failed."""
     members = network.members
     pairs: list[Pair] = list(rounds([*members])[0])

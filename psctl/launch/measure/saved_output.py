@@ -20,9 +20,9 @@ from psctl.errors import InvalidFile
 from psctl.topology.facts import Finding
 from psctl.topology.graph import ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
-from psctl.topology.host.host_graph import build
+from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.readers import recognise
-from psctl.topology.readings import Failure, Reading, Unknown
+from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
 
 LARGEST = 16_000_000
 """Bytes of one file: a document of `topo -o json` for a thousand hosts takes as much."""
@@ -180,7 +180,7 @@ def _understand(data: bytes, outputs: HostOutputs) -> None:
     if len(data) > LARGEST_TEXT:
         raise UnreadableOutput(f"it is larger than {LARGEST_TEXT // 10**6} MB; no such command prints that much")
     for reading in recognise.read_all(text):
-        if isinstance(reading, Unknown):
+        if isinstance(reading, UnknownOutput):
             begins = f'it is none of the outputs that are known; it begins with "{reading.first[:60]}"'
             raise UnreadableOutput(begins if reading.first else "it is empty")
         outputs.readings.append(reading)
@@ -214,8 +214,8 @@ def _document(data: bytes) -> SavedMachines:
 
 
 def _host(name: str, outputs: HostOutputs, shown: str) -> SavedMachines:
-    graph = build(outputs.readings)
-    failed = any(isinstance(reading, Failure) for reading in outputs.readings)
+    graph = build_host_graph(outputs.readings)
+    failed = any(isinstance(reading, FailedOutput) for reading in outputs.readings)
     if not graph.devices and not failed:
         why = "; ".join(finding.what for finding in graph.findings) or "it names no device"
         raise InvalidFile(f"{shown}: nothing can be read from it: {why}", hint="save the whole output", where=shown)

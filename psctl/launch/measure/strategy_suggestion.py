@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from psctl.errors import InvalidFile
-from psctl.plan.choose import ALONE, UNKNOWN, Plan, planner_in
-from psctl.plan.plan_input import Ground, ground_in
-from psctl.plan.plan_request import Asked
+from psctl.plan.choose import ALONE, UNKNOWN, Plan, planner_for_cluster
+from psctl.plan.plan_input import PlanInput, plan_input_of_cluster
+from psctl.plan.plan_request import PlanRequest
 from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms.catalog import ScheduleOptions
@@ -41,15 +41,15 @@ def suggest(
     if not any("worker" in host.roles for host in cluster.hosts):
         return None
     try:
-        ground = _ground(cluster, measured)
+        inputs = _inputs(cluster, measured)
     except InvalidFile:
         return Suggestion("native", _UNLINKED)
     if any(_unlinked(host) for host in cluster.hosts):
         return Suggestion("native", _UNLINKED)
-    plan = planner_in(ground, Asked(bucketed=measured is not None)).plan(size)
-    groups, shares, trees = _groups(plan, ground)
+    plan = planner_for_cluster(inputs, PlanRequest(bucketed=measured is not None)).plan(size)
+    groups, shares, trees = _groups(plan, inputs)
     reason = plan.reason if plan.reason == ALONE else f"{format_bytes(size)} of gradients: {plan.reason}"
-    return Suggestion(plan.chosen, reason + _unknown(ground), groups, shares, trees)
+    return Suggestion(plan.chosen, reason + _unknown(inputs), groups, shares, trees)
 
 
 def _unlinked(host: HostNode) -> bool:
@@ -57,18 +57,18 @@ def _unlinked(host: HostNode) -> bool:
     return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
 
 
-def _ground(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None) -> Ground:
+def _inputs(cluster: ClusterGraph, measured: Mapping[str, Mapping[str, float]] | None) -> PlanInput:
     if measured is None:
-        return ground_in(cluster, costs=FREE)
+        return plan_input_of_cluster(cluster, costs=FREE)
     gpus = any(host.graph.of_kind("gpu") for host in cluster.hosts if "worker" in host.roles)
     engines: dict[str, Costs] = engine_costs(gpus, measured)
-    return ground_in(cluster, costs=engines, paces=paces_of(measured))
+    return plan_input_of_cluster(cluster, costs=engines, paces=paces_of(measured))
 
 
-def _groups(plan: Plan, ground: Ground) -> tuple[Named, tuple[float, ...], Trees]:
+def _groups(plan: Plan, inputs: PlanInput) -> tuple[Named, tuple[float, ...], Trees]:
     """Return the groups that the chosen strategy makes, the part of the bytes of each, and the edges of its trees."""
-    several = len(ground.cluster.hosts) > 1
-    name = [place if several else place.rpartition("/")[2] for place in ground.ranks]
+    several = len(inputs.cluster.hosts) > 1
+    name = [place if several else place.rpartition("/")[2] for place in inputs.ranks]
     row = next(each for each in plan.candidates if each.strategy == plan.chosen)
     if plan.chosen == "ps":
         held: Counter[str] = Counter(row.params["hosts"])
@@ -85,7 +85,7 @@ def _groups(plan: Plan, ground: Ground) -> tuple[Named, tuple[float, ...], Trees
         trees = tuple(tuple((name[a], name[b]) for a, b in edges) for _, edges, _ in told.trees)
         named = tuple(tuple(name[rank] for rank in ranks) for ranks in grown)
         return named, _parts(weight for _, _, weight in told.trees), trees
-    groups = told.groups or (told.order or tuple(range(ground.world)),)
+    groups = told.groups or (told.order or tuple(range(inputs.world)),)
     return tuple(tuple(name[rank] for rank in group) for group in groups), _parts([1] * len(groups)), ()
 
 
@@ -94,11 +94,11 @@ def _parts(weights: Iterable[int]) -> tuple[float, ...]:
     return tuple(weight / sum(known) for weight in known)
 
 
-def _unknown(ground: Ground) -> str:
+def _unknown(inputs: PlanInput) -> str:
     """Return a warning where the ranks' ways lead over links whose rate nothing tells."""
-    network = ground.network
-    first = ground.ranks[0]
-    crossed = {link for place in ground.ranks[1:] for link in network.route(first, place).links}
+    network = inputs.network
+    first = inputs.ranks[0]
+    crossed = {link for place in inputs.ranks[1:] for link in network.route(first, place).links}
     names = sorted({" - ".join(sorted(network.names[link].split(" -> "))) for link in crossed & network.assumed})
     if not names:
         return ""

@@ -24,8 +24,8 @@ from psctl.topology.facts import HostFacts
 from psctl.topology.graph import ClusterGraph, HostNode, Suggestion
 from psctl.topology.host.copy_rates import with_copies
 from psctl.topology.host.document import cluster_document
-from psctl.topology.host.host_graph import build
-from psctl.topology.host.worker_placement import seats
+from psctl.topology.host.host_graph import build_host_graph
+from psctl.topology.host.worker_placement import place_workers
 
 
 def known_links(
@@ -79,7 +79,7 @@ def topology(home: Home, chosen: ChosenCluster, state: ClusterState, measured: M
     nodes = tuple(
         HostNode(
             name,
-            with_copies(build(site.facts.readings, site.facts), copies.get(name, ())),
+            with_copies(build_host_graph(site.facts.readings, site.facts), copies.get(name, ())),
             dict(specs[name].labels),
             tuple(specs[name].roles),
         )
@@ -119,5 +119,5 @@ def _document(
     for host in document["hosts"]:
         node = cluster.host(host["name"])
         if node is not None and "worker" in node.roles:
-            host["workers"] = [msgspec.to_builtins(seat) for seat in seats(node.graph)]
+            host["workers"] = [msgspec.to_builtins(seat) for seat in place_workers(node.graph)]
     return document

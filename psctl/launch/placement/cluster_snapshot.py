@@ -15,7 +15,7 @@ from psctl.launch.placement.roster import Machine
 from psctl.topology.graph import ClusterGraph, HostNode
 from psctl.topology.host.copy_rates import with_copies
 from psctl.topology.host.document import cluster_document
-from psctl.topology.host.host_graph import build
+from psctl.topology.host.host_graph import build_host_graph
 from psctl.topology.network.addresses import rdma_of
 
 
@@ -63,7 +63,7 @@ def machines_document(
     nodes = []
     for name in names:
         facts = state.sites[name].facts
-        graph = with_copies(build(facts.readings, facts), copies.get(name, ()))
+        graph = with_copies(build_host_graph(facts.readings, facts), copies.get(name, ()))
         nodes.append(HostNode(name, graph, dict(specs[name].labels), tuple(specs[name].roles)))
     try:
         between = link_measurement.between(chosen, state, measured) if len(nodes) > 1 else ()

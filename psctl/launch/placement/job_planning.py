@@ -16,11 +16,11 @@ from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.placement.cluster_snapshot import machines_document, machines_of
 from psctl.launch.placement.roster import assign_workers, job_order, servers_of, staleness_of
 from psctl.orders import JobOrder
-from psctl.plan.by_size import spans, winners
+from psctl.plan.by_size import size_ranges, winners
 from psctl.plan.capacity import VALUE, capacity
-from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_in, planner_of
-from psctl.plan.plan_input import ground_in
-from psctl.plan.plan_request import Asked
+from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_for_cluster, planner_for_job
+from psctl.plan.plan_input import plan_input_of_cluster
+from psctl.plan.plan_request import PlanRequest
 from psctl.remote.fleet import Fleet
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
@@ -148,15 +148,15 @@ def on_paper(
     cluster = read_saved(reference).cluster
     if world is None and job is not None and isinstance(job.workers, int):
         world = job.workers
-    ground = ground_in(cluster, world)
-    planner = planner_in(ground, Asked() if job is None else _asked(job, len(ground.serving)))
+    inputs = plan_input_of_cluster(cluster, world)
+    planner = planner_for_cluster(inputs, PlanRequest() if job is None else _asked(job, len(inputs.serving)))
     plan = planner.plan(size if size is not None else UNKNOWN)
     document = _with_winners(plan, planner, size is not None)
-    return plan, document if model is None else with_capacity(document, model, job, 0.0, ground.hosts)
+    return plan, document if model is None else with_capacity(document, model, job, 0.0, inputs.hosts)
 
 
-def _asked(job: JobSpec, serving: int) -> Asked:
-    return Asked(
+def _asked(job: JobSpec, serving: int) -> PlanRequest:
+    return PlanRequest(
         job.sync.strategy, job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
         period=job.sync.period, compression=job.sync.compressed,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _asked(job: JobSpec, serving: int) -> Asked:
 def plan_of(order: JobOrder, size: int | None) -> tuple[Plan, dict[str, Any]]:
     """Return a job's plan and its document: by size where it is known, else with a table of winners by size."""
     known = size if size is not None else order.size
-    planner = planner_of(order)
+    planner = planner_for_job(order)
     plan = planner.plan(known if known is not None else UNKNOWN)
     return plan, _with_winners(plan, planner, known is not None)
 
@@ -190,6 +190,6 @@ def schedule_text(plan: Plan) -> list[str]:
 def _with_winners(plan: Plan, planner: Planner, known: bool) -> dict[str, Any]:
     """Return the document with `by_size`, where the winner changes; and a table of winners where no size is known."""
     document, found = plan_document(plan), winners(planner.winner)
-    changes = spans(planner.winner, found)
+    changes = size_ranges(planner.winner, found)
     document["by_size"] = [{"from": span.start, "chosen": span.chosen} for span in changes]
     return document if known else document | {"winners": msgspec.to_builtins(found)}

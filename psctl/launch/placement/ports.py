@@ -13,7 +13,7 @@ from psctl.launch.host_programs import NETWORK_CHECKS, run_program
 from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.placement.roster import JobHosts, servers_of
 from psctl.orders import HostOrder
-from psctl.plan.server_placement import choices
+from psctl.plan.server_placement import server_placements
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec
@@ -68,7 +68,7 @@ def needed(job: JobSpec, seats: JobHosts) -> dict[str, Needs]:
     if strategy not in ("native", "ps") and sum(bool(host.workers) for host in hosts) > 1 and _on_processors(hosts):
         workers.update({host.name: host.workers for host in hosts})
     if strategy in ("auto", "ps"):
-        for way in choices(hosts, servers_of(job, sum(host.may_serve for host in hosts))):
+        for way in server_placements(hosts, servers_of(job, sum(host.may_serve for host in hosts))):
             servers |= Counter(hosts[at].name for at in way)
     for name, needs in found.items():
         if servers[name] or workers[name]:

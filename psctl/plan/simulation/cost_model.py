@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from psctl.plan.simulation.schedule_timing import Costs, Pace
+from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.schedule import Schedule
 from psctl.types import STRATEGIES
 
@@ -47,7 +47,7 @@ ENGINES: Mapping[str, Costs] = {
 BESIDE = Costs(alpha=3e-5, overhead=1e-5, gamma=ADDING)
 """Of schedules between processes of one host, which read each other's memory."""
 
-BESIDE_PACE = Pace(flowing=0.5)
+BESIDE_PACE = StrategyPace(flowing=0.5)
 """Of their bytes, which no socket carries: 100 MB by 4 ranks takes them under half of what Gloo takes."""
 
 ON_GPUS: Mapping[str, Costs] = {
@@ -112,7 +112,7 @@ def engine_costs(
     return found
 
 
-def paces_of(measured: Mapping[str, Mapping[str, float]], *, beside: bool = False) -> dict[str, Pace]:
+def paces_of(measured: Mapping[str, Mapping[str, float]], *, beside: bool = False) -> dict[str, StrategyPace]:
     """Return by how much strategies differ from their predictions.
 
     Args:
@@ -121,4 +121,4 @@ def paces_of(measured: Mapping[str, Mapping[str, float]], *, beside: bool = Fals
     """
     flowing, waiting = measured.get(PACES, {}), measured.get(WAITS, {})
     taken = {name: BESIDE_PACE for name in STRATEGIES if name not in ("native", "ps")} if beside else {}
-    return taken | {name: Pace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}
+    return taken | {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from psctl.plan.simulation.flow_rates import NEAR, ActiveFlows
-from psctl.plan.simulation.message_dependencies import Waiting
-from psctl.plan.simulation.routes import Network, Route
-from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
+from psctl.plan.simulation.message_dependencies import MessageDependencies
+from psctl.plan.simulation.routes import NetworkRoute, SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, CriticalTransfer, LinkLoad, Timing
 from psctl.plan.simulation.symmetry import lockstep
 from psctl.schedule.schedule import Schedule
 
@@ -27,7 +27,7 @@ _NEVER = float("inf")
 
 
 def simulate(
-    schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs = FREE,
+    schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], size: float, costs: Costs = FREE,
     method: Literal["auto", "simulated"] = "auto",
 ) -> Timing:  # fmt: skip
     """Return the time that a schedule takes.
@@ -59,14 +59,14 @@ class _Run:
     """One simulation."""
 
     def __init__(
-        self, schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs
+        self, schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], size: float, costs: Costs
     ) -> None:  # fmt: skip
         self._sent = sent = schedule.messages()
         chunk = schedule.chunk_bytes(size)
         self._bytes = [sum([chunk[each] for each in message.chunks]) for message in sent]
         self._network = network
         self._costs = costs
-        self._waiting = Waiting(sent)
+        self._waiting = MessageDependencies(sent)
         self._routes = [network.route(placement[each.source], placement[each.destination]) for each in sent]
         self._due: list[tuple[float, int, int]] = []  # (time, message, what happens)
         self._flows = ActiveFlows(network.capacities)
@@ -158,7 +158,7 @@ class _Run:
             seconds, "simulated", *bottleneck(loads, parts), *parts, loads=loads, critical=legs
         )  # fmt: skip
 
-    def _critical(self, seconds: float) -> tuple[tuple[Leg, ...], tuple[float, float, float]]:
+    def _critical(self, seconds: float) -> tuple[tuple[CriticalTransfer, ...], tuple[float, float, float]]:
         """Return the messages that the last one waited for, and the seconds they waited, flowed and were summed."""
         count = len(self._sent)
         at = max(range(count), key=lambda index: self._ended[index]) if count else -1
@@ -169,8 +169,10 @@ class _Run:
                 message = self._sent[at]
                 ready, flow, arrived = self._ready[at], self._flowing[at], self._arrived[at]
                 legs.append(
-                    Leg(message.step, message.source, message.destination, message.chunks[0], ready, flow, arrived,
-                        self._ended[at])
+                    CriticalTransfer(
+                        message.step, message.source, message.destination, message.chunks[0], ready, flow, arrived,
+                        self._ended[at],
+                    )
                 )  # fmt: skip
                 summing += max(0.0, until - arrived)
                 flowing += min(until, arrived) - flow
@@ -181,21 +183,21 @@ class _Run:
 
 
 def _loads(
-    network: Network, routes: Sequence[Route], sent: Sequence[float], seconds: float
-) -> tuple[Load, ...]:  # fmt: skip
+    network: SimulatedNetwork, routes: Sequence[NetworkRoute], sent: Sequence[float], seconds: float
+) -> tuple[LinkLoad, ...]:  # fmt: skip
     """Return what crosses each link, busiest first."""
     crossed: dict[int, float] = {}
     for route, amount in zip(routes, sent, strict=True):
         for link in route.links:
             crossed[link] = crossed.get(link, 0.0) + amount
     loads = [
-        Load(network.names[link], amount, amount / network.capacities[link] / seconds if seconds else 0.0)
+        LinkLoad(network.names[link], amount, amount / network.capacities[link] / seconds if seconds else 0.0)
         for link, amount in sorted(crossed.items())
     ]
     return tuple(sorted(loads, key=lambda load: -load.utilisation))
 
 
-def bottleneck(loads: Sequence[Load], parts: tuple[float, float, float]) -> tuple[str, int]:
+def bottleneck(loads: Sequence[LinkLoad], parts: tuple[float, float, float]) -> tuple[str, int]:
     """Return what most of the time is waited for, and how many further links are as busy as that one."""
     waiting, flowing, summing = parts
     if summing > max(waiting, flowing):

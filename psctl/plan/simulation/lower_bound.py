@@ -12,23 +12,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.plan.simulation.routes import Network
-from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Pace
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import AS_PREDICTED, StrategyPace
 from psctl.schedule.schedule import Schedule
 
 
-class Floor(msgspec.Struct, frozen=True):
+class LowerBound(msgspec.Struct, frozen=True):
     """Seconds that messages wait for each other, and seconds that a byte of the vector takes on the fullest link."""
 
     waiting: float
     per_byte: float
 
-    def seconds(self, size: float, pace: Pace = AS_PREDICTED) -> float:
+    def seconds(self, size: float, pace: StrategyPace = AS_PREDICTED) -> float:
         """Return what `size` bytes take at least, at a strategy's own pace."""
         return max(self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing))
 
 
-def floor(schedule: Schedule, network: Network, placement: Sequence[str], alpha: float) -> Floor:
+def lower_bound(schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], alpha: float) -> LowerBound:
     """Return what a schedule takes at least.
 
     Args:
@@ -61,4 +61,4 @@ def floor(schedule: Schedule, network: Network, placement: Sequence[str], alpha:
         for link in links:
             amounts[link] = amounts.get(link, 0) + amount
     busiest = max((amount / network.capacities[link] for link, amount in amounts.items()), default=0.0)
-    return Floor(max(held.values(), default=0.0), busiest / whole)
+    return LowerBound(max(held.values(), default=0.0), busiest / whole)

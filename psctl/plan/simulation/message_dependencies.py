@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from psctl.schedule.schedule import ScheduleMessage
 
 
-class Waiting:
+class MessageDependencies:
     """Who waits for whom. Numbers below `len(messages)` are messages, those above are joins.
 
     `need[i]` counts what i waits for; `delivered[i]` and `done[i]` list who waits for message i to arrive, and for i

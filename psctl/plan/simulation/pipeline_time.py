@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from psctl.plan.simulation.flow_simulation import FREE, simulate
-from psctl.plan.simulation.routes import Network
-from psctl.plan.simulation.schedule_timing import Costs, Load, Timing
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, LinkLoad, Timing
 from psctl.schedule.schedule import Schedule
 
 FEW, ENOUGH = 12, 24
@@ -25,7 +25,7 @@ MESSAGES = 4000
 
 
 def simulate_pipeline(
-    build: Callable[[int], Schedule], chunks: int, network: Network, placement: Sequence[str], size: float,
+    build: Callable[[int], Schedule], chunks: int, network: SimulatedNetwork, placement: Sequence[str], size: float,
     costs: Costs = FREE,
 ) -> Timing:  # fmt: skip
     """Return the time of a pipeline.
@@ -59,7 +59,7 @@ def simulate_pipeline(
     seconds = longer(one.seconds, two.seconds)
     scale = chunks / ENOUGH
     loads = tuple(
-        Load(load.link, load.bytes * scale, load.utilisation * scale * two.seconds / seconds) for load in two.loads
+        LinkLoad(load.link, load.bytes * scale, load.utilisation * scale * two.seconds / seconds) for load in two.loads
     )
     return msgspec.structs.replace(
         two, seconds=seconds, waiting=longer(one.waiting, two.waiting), flowing=longer(one.flowing, two.flowing),

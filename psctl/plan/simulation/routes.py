@@ -41,14 +41,14 @@ class Delays(msgspec.Struct, frozen=True):
 NOMINAL = Delays()
 
 
-class Route(msgspec.Struct, frozen=True):
+class NetworkRoute(msgspec.Struct, frozen=True):
     """The directed links that a message crosses, by their index in the network, and its latency in seconds."""
 
     links: tuple[int, ...]
     latency: float
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _DirectedEdge(msgspec.Struct, frozen=True):
     """One edge in one direction as a search sees it; `wires` are the capacities it takes, `back` those of the other
     direction."""
 
@@ -60,15 +60,15 @@ class _Step(msgspec.Struct, frozen=True):
     latency: float | None
     type: str
 
-    def turned(self) -> _Step:
-        return _Step(self.to, self.origin, self.back, self.wires, self.width, self.latency, self.type)
+    def turned(self) -> _DirectedEdge:
+        return _DirectedEdge(self.to, self.origin, self.back, self.wires, self.width, self.latency, self.type)
 
 
-_Way = tuple[_Step, ...]
-_Graph = dict[str, list[_Step]]
+_Way = tuple[_DirectedEdge, ...]
+_Graph = dict[str, list[_DirectedEdge]]
 
 
-class Network:
+class SimulatedNetwork:
     """Directed capacities with names for people, and the ways between places, found when first asked for.
 
     Args:
@@ -83,18 +83,18 @@ class Network:
         """Links whose rate nothing tells."""
         self._delays = delays
         self._hosts = {host.name: host for host in cluster.hosts}
-        self._slots: dict[tuple[str, Link], _Step] = {}
+        self._slots: dict[tuple[str, Link], _DirectedEdge] = {}
         self._routers = {host.name: self._router(host, len(cluster.hosts) == 1) for host in cluster.hosts}
         self._outside = self._cables(cluster.between)
         self._loopbacks = {host.name: self._wire(f"{host.name} loopback", LOOPBACK_RATE) for host in cluster.hosts}
         self._ends = {end for end in self._outside if self._host_of(end) in self._hosts}
         self._ways: dict[tuple[str, str], dict[str, _Way]] = {}
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes: dict[tuple[str, str], NetworkRoute] = {}
         self._nics: dict[str, str] = {}
         for host in cluster.hosts:
             self._deal_nics(host)
 
-    def route(self, a: str, b: str) -> Route:
+    def route(self, a: str, b: str) -> NetworkRoute:
         """Return the way from place `a` to place `b`.
 
         Raises:
@@ -105,7 +105,7 @@ class Network:
             route = self._routes[a, b] = self._search(a, b)
         return route
 
-    def uniform(self, placement: Sequence[str]) -> Route | None:
+    def uniform(self, placement: Sequence[str]) -> NetworkRoute | None:
         """Return the one kind of way between hosts that hang on one switch, each by an equal cable of its own, so
         that each place is like every other; None where it is not so. The route is that of the first two places."""
         if len(placement) < 2 or len(set(placement)) < len(placement) or set(placement) - set(self._hosts):
@@ -135,7 +135,7 @@ class Network:
             back = self._wire(f"{before}{edge.b} -> {before}{edge.a}", known.bandwidth)
             self.assumed |= set() if edge.bandwidth else {there, back}
             edge = known
-            step = _Step(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
+            step = _DirectedEdge(edge.a, edge.b, (there,), (back,), edge.bandwidth, edge.latency, edge.type)
             self._slots[host.name, edge] = step
             edges.append(edge)
         return Router(host.graph.devices, edges)
@@ -156,7 +156,7 @@ class Network:
             (out_a, in_a), (out_b, in_b) = ports[a], ports[b]
             wires, other = (*out_a, there, *in_b), (*out_b, back, *in_a)
             least = min(self.capacities[wire] for wire in wires)
-            step = _Step(a, b, wires, other, least, cable.latency, cable.type)
+            step = _DirectedEdge(a, b, wires, other, least, cable.latency, cable.type)
             graph[a].append(step)
             graph[b].append(step.turned())
         return graph
@@ -200,7 +200,7 @@ class Network:
 
     # -- ways
 
-    def _search(self, a: str, b: str) -> Route:
+    def _search(self, a: str, b: str) -> NetworkRoute:
         (host_a, device_a), (host_b, device_b) = self._split(a), self._split(b)
         if host_a == host_b:
             return self._within(host_a, device_a, device_b)
@@ -225,7 +225,7 @@ class Network:
             raise KeyError(f"no place {place!r} on this network")
         return host, device
 
-    def _within(self, host: str, a: str, b: str) -> Route:
+    def _within(self, host: str, a: str, b: str) -> NetworkRoute:
         graph = self._hosts[host].graph
         if _on_cpu(graph, a) and _on_cpu(graph, b):
             way: _Way = ()
@@ -237,7 +237,7 @@ class Network:
             way = min(near, key=_length, default=())
             way = way if a else tuple(step.turned() for step in way[::-1])
         if not way:
-            return Route((self._loopbacks[host],), self._delays.loopback)
+            return NetworkRoute((self._loopbacks[host],), self._delays.loopback)
         return _made(way, 0.0 if any(step.latency is not None for step in way) else self._delays.inside)
 
     def _way_out(self, host: str, device: str) -> tuple[str, _Way]:
@@ -280,10 +280,10 @@ def _length(way: _Way) -> tuple[int, float]:
     return len(way), -min((step.width for step in way), default=0.0)
 
 
-def _made(way: Iterable[_Step], unknown: float) -> Route:
+def _made(way: Iterable[_DirectedEdge], unknown: float) -> NetworkRoute:
     way = tuple(way)
     wires = tuple(wire for step in way for wire in step.wires)
-    return Route(wires, unknown + sum(step.latency or 0.0 for step in way))
+    return NetworkRoute(wires, unknown + sum(step.latency or 0.0 for step in way))
 
 
 def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:

@@ -26,7 +26,7 @@ class Costs(msgspec.Struct, frozen=True):
     switch: float = 0.0
 
 
-class Load(msgspec.Struct, frozen=True):
+class LinkLoad(msgspec.Struct, frozen=True):
     """What crossed a directed link: bytes, and the part of the time that this would have taken at full rate."""
 
     link: str
@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True):
     utilisation: float
 
 
-class Leg(msgspec.Struct, frozen=True):
+class CriticalTransfer(msgspec.Struct, frozen=True):
     """A transfer of the critical path: when it might start, when its bytes flowed, when its receiver held the sum."""
 
     step: int
@@ -62,11 +62,11 @@ class Timing(msgspec.Struct, frozen=True):
     waiting: float = 0.0
     flowing: float = 0.0
     summing: float = 0.0
-    loads: tuple[Load, ...] = ()
-    critical: tuple[Leg, ...] = ()
+    loads: tuple[LinkLoad, ...] = ()
+    critical: tuple[CriticalTransfer, ...] = ()
 
 
-class Pace(msgspec.Struct, frozen=True):
+class StrategyPace(msgspec.Struct, frozen=True):
     """How many times as long as predicted a strategy's bytes flow and its messages wait: what `bench` found that links
     and an engine's costs do not tell, such as senders that meet at one receiver, or ranks that share processors.
     """
@@ -75,10 +75,10 @@ class Pace(msgspec.Struct, frozen=True):
     waiting: float = 1.0
 
 
-AS_PREDICTED = Pace()
+AS_PREDICTED = StrategyPace()
 
 
-def paced(timing: Timing, pace: Pace) -> Timing:
+def at_pace(timing: Timing, pace: StrategyPace) -> Timing:
     """Return a timing at a strategy's own pace."""
     if pace == AS_PREDICTED:
         return timing

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.plan.simulation.routes import Network
-from psctl.plan.simulation.schedule_timing import Costs, Load, Timing
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, LinkLoad, Timing
 from psctl.schedule.schedule import Schedule
 
 
-def stepwise(schedule: Schedule, network: Network, placement: Sequence[str], size: float, costs: Costs) -> Timing:
+def stepwise(
+    schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], size: float, costs: Costs
+) -> Timing:
     """Return the time of a schedule, step after step.
 
     Args:
@@ -53,7 +55,7 @@ def stepwise(schedule: Schedule, network: Network, placement: Sequence[str], siz
     seconds = waiting + flowing + summing
     loads = sorted(
         (
-            Load(network.names[link], amount, amount / network.capacities[link] / seconds)
+            LinkLoad(network.names[link], amount, amount / network.capacities[link] / seconds)
             for link, amount in total.items()
         ),
         key=lambda load: -load.utilisation,

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from psctl.plan.simulation.routes import Network, Route
-from psctl.plan.simulation.schedule_timing import Costs, Leg, Load, Timing
+from psctl.plan.simulation.routes import NetworkRoute, SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import Costs, CriticalTransfer, LinkLoad, Timing
 from psctl.schedule.schedule import Schedule, Transfer
 
 _LANES = 1 << 20
 """More than any schedule has."""
 
 
-def lockstep(schedule: Schedule, network: Network, route: Route, size: float, costs: Costs) -> Timing | None:
+def lockstep(
+    schedule: Schedule, network: SimulatedNetwork, route: NetworkRoute, size: float, costs: Costs
+) -> Timing | None:
     """Return the time of a schedule on equal links, or None where ranks differ in what they do.
 
     `route` is the way between any two nodes.
@@ -38,12 +40,11 @@ def lockstep(schedule: Schedule, network: Network, route: Route, size: float, co
         first, wait, flow = step[0], route.latency + costs.alpha, amount / capacity
         add = amount * costs.gamma if first.action == "reduce" else 0.0
         arrived = now + wait + flow
-        legs.append(
-            Leg(number, first.source, first.destination, first.chunk, now, now + wait, arrived, arrived + add)
-        )  # fmt: skip
+        ends = first.source, first.destination, first.chunk
+        legs.append(CriticalTransfer(number, *ends, now, now + wait, arrived, arrived + add))
         waiting, flowing, summing = waiting + wait, flowing + flow, summing + add
         now, moved = arrived + add, moved + amount
-    load = Load(network.names[route.links[0]], moved, moved / capacity / now if now else 0.0)
+    load = LinkLoad(network.names[route.links[0]], moved, moved / capacity / now if now else 0.0)
     name = max((waiting, "latency"), (flowing, load.link), (summing, "sums"))[1]
     alike = 2 * schedule.nodes - 1 if name == load.link else 0
     return Timing(now, "symmetry", name, alike, waiting, flowing, summing, (load,), tuple(legs))

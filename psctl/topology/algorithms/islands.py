@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from psctl.topology.algorithms.wires import components, is_direct
+from psctl.topology.algorithms.direct_links import components, is_direct
 from psctl.topology.graph import ClusterGraph, HostGraph
 
 Kind = Literal["nvlink", "pcie", "numa", "host", "rack"]

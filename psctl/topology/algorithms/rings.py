@@ -12,8 +12,8 @@ from __future__ import annotations
 import msgspec
 
 from psctl.topology.algorithms.cycles import Filling, fill, hamiltonian, peel, zigzags
+from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.flows import flow
-from psctl.topology.algorithms.wires import Wires
 
 LISTED = 60_000
 """Steps that listing the cycles may take."""
@@ -22,14 +22,14 @@ TRIED = 1_000_000
 """Cycles that the exact search may look at."""
 
 
-class Ring(msgspec.Struct, frozen=True):
+class DeviceRing(msgspec.Struct, frozen=True):
     """Devices in order round a ring, from the first device of the set; `width` in link units."""
 
     order: tuple[str, ...]
     width: int
 
 
-class Rings(msgspec.Struct, frozen=True):
+class RingPacking(msgspec.Struct, frozen=True):
     """Rings that share no link unit, the widest first.
 
     `exact`: no other set of rings is wider in sum. `bound` is the most that the links at a device or across a cut
@@ -37,7 +37,7 @@ class Rings(msgspec.Struct, frozen=True):
     ring uses both directions of its links already when it runs one way; else it may run both ways at once.
     """
 
-    rings: tuple[Ring, ...]
+    rings: tuple[DeviceRing, ...]
     exact: bool
     bound: int
     unit: float
@@ -54,7 +54,7 @@ class Rings(msgspec.Struct, frozen=True):
         return tuple(ring.width / self.width for ring in self.rings)
 
 
-def rings(wires: Wires, listed: int = LISTED, tried: int = TRIED) -> Rings:
+def rings(wires: DirectLinks, listed: int = LISTED, tried: int = TRIED) -> RingPacking:
     """Cut the links of a set of devices into rings.
 
     Args:
@@ -69,20 +69,20 @@ def rings(wires: Wires, listed: int = LISTED, tried: int = TRIED) -> Rings:
     count = len(wires.nodes)
     if wires.ports:
         width = min(wires.ports)
-        return Rings((Ring(wires.nodes, width),), True, width, wires.unit, switched=True)
+        return RingPacking((DeviceRing(wires.nodes, width),), True, width, wires.unit, switched=True)
     if count < 2 or not wires.connected:
-        return Rings((), True, 0, wires.unit)
+        return RingPacking((), True, 0, wires.unit)
     if count == 2:
         width = wires.links[0][2]
-        return Rings((Ring(wires.nodes, width),), True, width, wires.unit)
+        return RingPacking((DeviceRing(wires.nodes, width),), True, width, wires.unit)
     bound = _bound(wires)
     found, exact = _complete(wires) or _search(wires, bound, listed, tried)
     rows = sorted(((-width, cycle) for cycle, width in found.items()))
-    named = tuple(Ring(tuple(wires.nodes[node] for node in cycle), -width) for width, cycle in rows)
-    return Rings(named, exact or sum(found.values()) == bound, bound, wires.unit)
+    named = tuple(DeviceRing(tuple(wires.nodes[node] for node in cycle), -width) for width, cycle in rows)
+    return RingPacking(named, exact or sum(found.values()) == bound, bound, wires.unit)
 
 
-def _complete(wires: Wires) -> tuple[Filling, bool] | None:
+def _complete(wires: DirectLinks) -> tuple[Filling, bool] | None:
     """The closed form for complete graphs with equal links; None for others. It always meets the bound."""
     count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
     if count < 5 or len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2:
@@ -90,7 +90,7 @@ def _complete(wires: Wires) -> tuple[Filling, bool] | None:
     return zigzags(count, sizes.pop()), True
 
 
-def _search(wires: Wires, bound: int, listed: int, tried: int) -> tuple[Filling, bool]:
+def _search(wires: DirectLinks, bound: int, listed: int, tried: int) -> tuple[Filling, bool]:
     """The widest filling, the one of fewest rings among those found; and whether no other is wider."""
     table = wires.units()
     cycles, all_ = hamiltonian(table, listed)
@@ -101,7 +101,7 @@ def _search(wires: Wires, bound: int, listed: int, tried: int) -> tuple[Filling,
     return min(found, other, key=lambda filling: (-sum(filling.values()), len(filling))), False
 
 
-def _bound(wires: Wires) -> int:
+def _bound(wires: DirectLinks) -> int:
     """Half of the least cut: some least cut parts device 0 from another."""
     table = wires.units()
     return min(flow(table, 0, node)[0] for node in range(1, len(table))) // 2

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.flows import flow
-from psctl.topology.algorithms.wires import Wires
 
 Parts = list[list[int]]
 Table = list[list[int]]
 
 
-def strength(wires: Wires) -> tuple[Fraction, Parts]:
+def strength(wires: DirectLinks) -> tuple[Fraction, Parts]:
     """Return min over partitions of E(P) / (|P|-1) in link units, exactly, and a partition that reaches it.
 
     Args:
@@ -39,7 +39,7 @@ def strength(wires: Wires) -> tuple[Fraction, Parts]:
         parts = better
 
 
-def directed(wires: Wires, bound: Fraction, root: int) -> Table:
+def directed(wires: DirectLinks, bound: Fraction, root: int) -> Table:
     """Return units from each device to each other, such that bound x its denominator flow from the root to any other.
 
     Args:
@@ -69,7 +69,7 @@ def directed(wires: Wires, bound: Fraction, root: int) -> Table:
     return table
 
 
-def _between(wires: Wires, parts: Parts) -> int:
+def _between(wires: DirectLinks, parts: Parts) -> int:
     """Units of the links between the parts."""
     label = {node: index for index, part in enumerate(parts) for node in part}
     return sum(units for a, b, units in wires.links if label[a] != label[b])

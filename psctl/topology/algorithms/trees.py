@@ -16,9 +16,9 @@ from fractions import Fraction
 
 import msgspec
 
+from psctl.topology.algorithms.direct_links import DirectLinks
 from psctl.topology.algorithms.flows import flow
 from psctl.topology.algorithms.strength import directed, strength
-from psctl.topology.algorithms.wires import Wires
 
 LinkSet = frozenset[int]
 """A tree: the indices of its links."""
@@ -64,7 +64,7 @@ class TreePacking(msgspec.Struct, frozen=True):
         return tuple(float(tree.weight / self.total) for tree in self.trees)
 
 
-def all_reduce(wires: Wires) -> TreePacking:
+def all_reduce(wires: DirectLinks) -> TreePacking:
     """Pack trees for an all-reduce.
 
     Args:
@@ -82,7 +82,7 @@ def all_reduce(wires: Wires) -> TreePacking:
     return TreePacking(tuple(sorted(trees, key=lambda tree: (-tree.weight, tree.depth, tree.edges))), bound, wires.unit)
 
 
-def _complete(wires: Wires) -> dict[LinkSet, Fraction] | None:
+def _complete(wires: DirectLinks) -> dict[LinkSet, Fraction] | None:
     """Of a complete graph with equal links: the star around each device, c/2 each; None for others."""
     count, sizes = len(wires.nodes), {units for _, _, units in wires.links}
     if len(sizes) != 1 or len(wires.links) != count * (count - 1) // 2 or count < 3:
@@ -91,7 +91,7 @@ def _complete(wires: Wires) -> dict[LinkSet, Fraction] | None:
     return dict.fromkeys(stars, Fraction(sizes.pop(), 2))
 
 
-def _reaching(wires: Wires, bound: Fraction) -> dict[LinkSet, Fraction]:
+def _reaching(wires: DirectLinks, bound: Fraction) -> dict[LinkSet, Fraction]:
     """Trees whose weights add up to the bound: from the root, of a few that are tried, that needs the fewest."""
     index = {pair: at for at, (a, b, _) in enumerate(wires.links) for pair in ((a, b), (b, a))}
     best: dict[LinkSet, Fraction] = {}
@@ -106,7 +106,7 @@ def _reaching(wires: Wires, bound: Fraction) -> dict[LinkSet, Fraction]:
     return best
 
 
-def _rooted(wires: Wires, links: Iterable[int], weight: Fraction) -> DeviceTree:
+def _rooted(wires: DirectLinks, links: Iterable[int], weight: Fraction) -> DeviceTree:
     """The tree from the device with the fewest steps to the farthest, the lowest of these."""
     near: dict[int, list[int]] = {}
     for at in sorted(links):
@@ -130,7 +130,7 @@ def _walk(near: dict[int, list[int]], root: int) -> tuple[int, int, list[tuple[i
     return max(far.values()), root, edges
 
 
-def _named(wires: Wires, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> DeviceTree:
+def _named(wires: DirectLinks, root: int, edges: Iterable[tuple[int, int]], weight: Fraction) -> DeviceTree:
     return DeviceTree(wires.nodes[root], tuple((wires.nodes[a], wires.nodes[b]) for a, b in edges), weight)
 
 

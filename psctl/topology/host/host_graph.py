@@ -12,9 +12,9 @@ from psctl.topology import rates
 from psctl.topology.facts import Finding, HostFacts
 from psctl.topology.graph import Device, HostGraph, Link, bonded
 from psctl.topology.host import health, inventory, nvlinks, pcie_derivation, pcie_tree, sockets
-from psctl.topology.host.inventory import Said
+from psctl.topology.host.inventory import HostOutputs
 from psctl.topology.host.paths import Router
-from psctl.topology.host.pcie_derivation import Branch, Pair
+from psctl.topology.host.pcie_derivation import Pair, PcieBranch
 from psctl.topology.readings import Reading
 
 Words = dict[tuple[str, str], str]
@@ -29,7 +29,7 @@ _PLACES = Finding(
 )
 
 
-def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGraph:
+def build_host_graph(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGraph:
     """Join the readings of one host into one graph.
 
     Args:
@@ -41,7 +41,7 @@ def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGr
         output lists and only follows is marked as derived. Nothing is raised on what a machine may say. A host of more
         devices than any has is returned without any, with a finding.
     """
-    all_ = inventory.said(readings, facts)
+    all_ = inventory.sort_readings(readings, facts)
     if (excess := inventory.excess(all_)) is not None:
         return HostGraph((), (), (excess, *all_.findings))
     gpus, nics = inventory.gpus(all_), inventory.nics(all_)
@@ -63,7 +63,7 @@ def build(readings: Sequence[Reading], facts: HostFacts | None = None) -> HostGr
     return msgspec.structs.replace(graph, findings=tuple(dict.fromkeys(found)))
 
 
-def _words(all_: Said, ids: Sequence[str]) -> Words:
+def _words(all_: HostOutputs, ids: Sequence[str]) -> Words:
     """The word of each pair that any output has one for. The matrix's row counts, then its column."""
     said = all_.matrix.words
     nccl = _counted(all_)
@@ -76,7 +76,7 @@ def _words(all_: Said, ids: Sequence[str]) -> Words:
     return words
 
 
-def _levels(all_: Said, words: Words) -> dict[Pair, int]:
+def _levels(all_: HostOutputs, words: Words) -> dict[Pair, int]:
     """Distances by PCIe; a pair of which two matrices or two rows differ has none."""
     levels: dict[Pair, int] = {}
     for matrix in reversed(all_.matrices):
@@ -88,7 +88,7 @@ def _levels(all_: Said, words: Words) -> dict[Pair, int]:
     return levels
 
 
-def _counted(all_: Said) -> dict[Pair, str]:
+def _counted(all_: HostOutputs) -> dict[Pair, str]:
     """NVn for each pair of GPUs of an NCCL file: links to each other, or both to a switch."""
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}
     found: dict[Pair, str] = {}
@@ -105,7 +105,7 @@ def _counted(all_: Said) -> dict[Pair, str]:
 
 
 def _slots(
-    all_: Said, ends: Sequence[Device], levels: Mapping[Pair, int]
+    all_: HostOutputs, ends: Sequence[Device], levels: Mapping[Pair, int]
 ) -> tuple[list[Device], list[Device], list[Link], list[Finding]]:
     """PCIe switches, processors, the slots between them, and what contradicts itself in the matrix."""
     ids = [device.id for device in ends]
@@ -124,7 +124,9 @@ def _slots(
     return switches, cpus, links, doubts
 
 
-def _tops(all_: Said, ends: Sequence[Device], levels: Mapping[Pair, int]) -> tuple[list[Branch], list[Finding]]:
+def _tops(
+    all_: HostOutputs, ends: Sequence[Device], levels: Mapping[Pair, int]
+) -> tuple[list[PcieBranch], list[Finding]]:
     """What hangs on processors: as the host lists it, as far as it does, and as the words tell of the rest."""
     told = {function.address for function in all_.functions if all_.rooted or pcie_tree.rooted(function)}
     slots = {device.id: device.bus for device in ends if device.bus in told}
@@ -152,14 +154,16 @@ def _distance(a: str, b: str, levels: Mapping[Pair, int]) -> int:
     return levels.get(frozenset((a, b)), pcie_derivation.SYS)
 
 
-def _table_rate(all_: Said, ident: str) -> float | None:
+def _table_rate(all_: HostOutputs, ident: str) -> float | None:
     """What the GPU's slot carries by `--query-gpu`, which names the fastest that GPU and slot can do."""
     row = all_.row(ident)
     speed = rates.speed_of(row.generation_max or row.generation) if row else None
     return rates.pcie(speed, row.width) if row and (speed or row.width) else None
 
 
-def _name(branch: Branch, above: str, default: Mapping[str, float], switches: list[Device], links: list[Link]) -> float:
+def _name(
+    branch: PcieBranch, above: str, default: Mapping[str, float], switches: list[Device], links: list[Link]
+) -> float:
     """Name the switches of a branch, add its slots, and return what its way up carries."""
     ident = branch.id
     if branch.below:
@@ -173,7 +177,7 @@ def _name(branch: Branch, above: str, default: Mapping[str, float], switches: li
     return rate
 
 
-def _title(branch: Branch) -> str:
+def _title(branch: PcieBranch) -> str:
     """What people call the point where the branch parts."""
     if branch.name:
         return branch.name
@@ -210,7 +214,7 @@ def _coherent(gpus: Sequence[Device], slots: Sequence[Link], cpus: Sequence[Devi
             yield Link(gpu.id, cpu, "NVLink", rate, rates.latency("NVLink"), derived=True)
 
 
-def _bundles(all_: Said, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
+def _bundles(all_: HostOutputs, words: Words, ends: Sequence[Device]) -> tuple[list[Device], list[Link]]:
     """NVSwitches, and the edges of NVLink and xGMI."""
     raw = {f"GPU{gpu.index}": next((link for link in gpu.links if link), None) for gpu in all_.nvlink.gpus}
     rate = {device.id: rates.nvlink(device.name, raw.get(device.id)) for device in ends}
@@ -223,7 +227,7 @@ def _bundles(all_: Said, words: Words, ends: Sequence[Device]) -> tuple[list[Dev
     return switches, [*nvlinks.edges(words, through, rate), *ports, *_xgmi(all_, words, ends)]
 
 
-def _through(all_: Said, words: Words) -> frozenset[tuple[str, str]]:
+def _through(all_: HostOutputs, words: Words) -> frozenset[tuple[str, str]]:
     """Pairs that an NCCL file joins by a switch."""
     at = {gpu.bus for gpu in all_.nccl.gpus}
     on = {f"GPU{gpu.dev}" for gpu in all_.nccl.gpus if any(sort == SWITCH_CLASS for _, _, sort in gpu.nvlinks)}
@@ -231,7 +235,7 @@ def _through(all_: Said, words: Words) -> frozenset[tuple[str, str]]:
     return frozenset(pair for pair, word in words.items() if bonded(word) and set(pair) <= on - direct)
 
 
-def _xgmi(all_: Said, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
+def _xgmi(all_: HostOutputs, words: Words, ends: Sequence[Device]) -> Iterator[Link]:
     """AMD's links between neighbours: one where rocm-smi says XGMI over one hop, as many as an RCCL file counts."""
     names = {device.id: device.name for device in ends}
     at = {gpu.bus: f"GPU{gpu.dev}" for gpu in all_.nccl.gpus}

@@ -42,7 +42,7 @@ MOST_FUNCTIONS = 8192
 _GPU = re.compile(r"(GPU|MIG)[0-9]+(/.*)?")
 
 
-class Said(msgspec.Struct, frozen=True):
+class HostOutputs(msgspec.Struct, frozen=True):
     """The readings of one host by their sort; of outputs that one host prints once, the fullest."""
 
     facts: HostFacts | None
@@ -67,12 +67,12 @@ class Said(msgspec.Struct, frozen=True):
         return next((row for row in self.table.gpus if f"GPU{row.index}" == ident), None)
 
 
-def said(readings: Sequence[Reading], facts: HostFacts | None) -> Said:
+def sort_readings(readings: Sequence[Reading], facts: HostFacts | None) -> HostOutputs:
     """Sort a host's readings."""
     nccl = _fullest(readings, NcclTopology, lambda one: len(one.pci)) or NcclTopology((), (), ())
     matrices = _of(readings, Matrix)
     trees = [one.devices for one in _of(readings, PciTree)]
-    return Said(
+    return HostOutputs(
         facts=facts,
         matrices=tuple(sorted(matrices, key=lambda one: -sum(word.startswith("NV") for word in one.words.values()))),
         peers=tuple(_of(readings, PeerMatrix)),
@@ -92,7 +92,7 @@ def is_gpu(ident: str) -> bool:
     return _GPU.fullmatch(ident) is not None
 
 
-def gpu_ids(all_: Said) -> list[str]:
+def gpu_ids(all_: HostOutputs) -> list[str]:
     """Return the names of the GPUs: those of the matrix in its order, then those that other outputs add."""
     listed = [ident for ident in all_.matrix.devices if is_gpu(ident)]
     others = {
@@ -109,14 +109,14 @@ def gpu_ids(all_: Said) -> list[str]:
     return listed + sorted(others - set(listed), key=natural)
 
 
-def gpus(all_: Said) -> list[Device]:
+def gpus(all_: HostOutputs) -> list[Device]:
     """Return the GPUs, in the order of `gpu_ids`."""
     ids = gpu_ids(all_)
     buses = _buses(all_, ids)
     return [_gpu(ident, all_, buses.get(ident, "")) for ident in ids]
 
 
-def excess(all_: Said) -> Finding | None:
+def excess(all_: HostOutputs) -> Finding | None:
     """Return a finding where the outputs name more devices than one host can have, None where they do not.
 
     What follows from devices takes time with their square or more, and the outputs may be hostile.
@@ -133,7 +133,7 @@ def excess(all_: Said) -> Finding | None:
     return None
 
 
-def places_unknown(all_: Said) -> bool:
+def places_unknown(all_: HostOutputs) -> bool:
     """Tell whether there are GPUs and nothing but `nvlink -s` names them: it counts links and tells no end of any."""
     elsewhere = (
         all_.facts,
@@ -147,7 +147,7 @@ def places_unknown(all_: Said) -> bool:
     return bool(all_.nvlink.gpus) and not any(elsewhere)
 
 
-def nics(all_: Said) -> list[Device]:
+def nics(all_: HostOutputs) -> list[Device]:
     """Return the NICs: those of the matrix, RDMA devices, then interfaces that carry addresses, and their joins."""
     facts = {nic.name: nic for nic in (all_.facts.nics if all_.facts else ()) if _carries(nic)}
     ports = _unique(all_.rdma, "device")
@@ -173,7 +173,7 @@ def nics(all_: Said) -> list[Device]:
     return found
 
 
-def cpus(all_: Said) -> list[Device]:
+def cpus(all_: HostOutputs) -> list[Device]:
     """Return the processors that the host itself lists: one a NUMA node with cores."""
     facts = all_.facts
     if facts is None:
@@ -191,7 +191,7 @@ def natural(ident: str) -> tuple[str | int, ...]:
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", ident))
 
 
-def _gpu(ident: str, all_: Said, bus: str) -> Device:
+def _gpu(ident: str, all_: HostOutputs, bus: str) -> Device:
     row = all_.row(ident)
     link = next((gpu for gpu in all_.nvlink.gpus if f"GPU{gpu.index}" == ident), None)
     fact = next((gpu for gpu in (all_.facts.gpus if all_.facts else ()) if f"GPU{gpu.index}" == ident), None)
@@ -208,7 +208,7 @@ def _gpu(ident: str, all_: Said, bus: str) -> Device:
     )
 
 
-def _buses(all_: Said, ids: Sequence[str]) -> dict[str, str]:
+def _buses(all_: HostOutputs, ids: Sequence[str]) -> dict[str, str]:
     """PCI address of each GPU. NVIDIA numbers its GPUs by their address, so that a list of equal length tells them."""
     found = {f"GPU{gpu.dev}": gpu.bus for gpu in all_.nccl.gpus} | all_.rocm.buses
     found |= {f"GPU{gpu.index}": gpu.bus for gpu in (all_.facts.gpus if all_.facts else ()) if gpu.bus}
@@ -220,7 +220,7 @@ def _buses(all_: Said, ids: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _names(all_: Said, rdma: Sequence[str]) -> dict[str, str]:
+def _names(all_: HostOutputs, rdma: Sequence[str]) -> dict[str, str]:
     """What the matrix's NICs are called by the system: by its legend; where that is cut off, in their order."""
     listed = [ident for ident in all_.matrix.devices if not is_gpu(ident)]
     own = {ident: ident for ident in listed if not re.fullmatch(r"NIC[0-9]+", ident)}

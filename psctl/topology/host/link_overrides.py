@@ -14,7 +14,7 @@ import msgspec
 from psctl.topology.graph import Between
 
 
-class Written(msgspec.Struct, frozen=True):
+class LinkOverride(msgspec.Struct, frozen=True):
     """One entry of `links:`. `bandwidth` is payload bytes/s, `latency` seconds one way; None where it is left out."""
 
     a: str
@@ -23,8 +23,8 @@ class Written(msgspec.Struct, frozen=True):
     latency: float | None = None
 
 
-def overlay(
-    between: Sequence[Between], written: Sequence[Written], labels: Mapping[str, Mapping[str, str]]
+def apply_overrides(
+    between: Sequence[Between], written: Sequence[LinkOverride], labels: Mapping[str, Mapping[str, str]]
 ) -> tuple[Between, ...]:
     """Return the cables with those that are written in place of the probed ones.
 

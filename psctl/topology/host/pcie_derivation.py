@@ -27,7 +27,7 @@ Pair = frozenset[str]
 Levels = Mapping[Pair, int]
 
 
-class Branch(msgspec.Struct, frozen=True):
+class PcieBranch(msgspec.Struct, frozen=True):
     """A device, or a switch with what hangs on it.
 
     `id` is "" for a switch until it is named. `rate` is that of its way up, bytes/s in one direction, None where it is
@@ -35,7 +35,7 @@ class Branch(msgspec.Struct, frozen=True):
     """
 
     id: str = ""
-    below: tuple[Branch, ...] = ()
+    below: tuple[PcieBranch, ...] = ()
     rate: float | None = None
     derived: bool = True
     bus: str = ""
@@ -47,7 +47,7 @@ class Branch(msgspec.Struct, frozen=True):
         return (self.id,) if not self.below else tuple(leaf for branch in self.below for leaf in branch.leaves)
 
 
-class Groups:
+class DeviceGroups:
     """Devices that are joined to groups, as long as nothing said of them speaks against it.
 
     Args:
@@ -102,7 +102,7 @@ def levels_of(words: Mapping[tuple[str, str], str]) -> dict[Pair, int]:
     return {frozenset(pair): LEVELS[word] for pair, word in words.items() if word in LEVELS}
 
 
-def tree(ids: Sequence[str], levels: Levels) -> tuple[list[Branch], list[Finding]]:
+def tree(ids: Sequence[str], levels: Levels) -> tuple[list[PcieBranch], list[Finding]]:
     """Return what hangs on the processors' own ports, and which words contradict others.
 
     Args:
@@ -111,16 +111,16 @@ def tree(ids: Sequence[str], levels: Levels) -> tuple[list[Branch], list[Finding
     """
     order = {ident: index for index, ident in enumerate(ids)}
     near = {limit: _pairs(levels, order, limit) for limit in (PIX, PXB)}
-    groups = Groups([[ident] for ident in ids], levels)
+    groups = DeviceGroups([[ident] for ident in ids], levels)
     torn = groups.join([*_instances(ids), *near[PIX]], PIX)
     inner = [sorted(group, key=order.__getitem__) for group in groups.listed()]
-    outer = Groups(inner, levels)
+    outer = DeviceGroups(inner, levels)
     torn += outer.join(near[PXB], PXB)
-    switches: list[Branch] = []
+    switches: list[PcieBranch] = []
     for group in outer.listed():
         parts = [part for part in inner if part[0] in group]
         below = tuple(_branch(part) for part in sorted(parts, key=lambda part: order[part[0]]))
-        switches.append(below[0] if len(below) == 1 else Branch(below=below))
+        switches.append(below[0] if len(below) == 1 else PcieBranch(below=below))
     return switches, contradictions(torn, levels)
 
 
@@ -136,8 +136,8 @@ def contradictions(torn: Sequence[tuple[str, str]], levels: Levels) -> list[Find
     return [Finding(what, "save the output again; the words are shown as they stand, the switches leave these out")]
 
 
-def _branch(part: Sequence[str]) -> Branch:
-    return Branch(part[0]) if len(part) == 1 else Branch(below=tuple(Branch(ident) for ident in part))
+def _branch(part: Sequence[str]) -> PcieBranch:
+    return PcieBranch(part[0]) if len(part) == 1 else PcieBranch(below=tuple(PcieBranch(ident) for ident in part))
 
 
 def _pairs(levels: Levels, order: Mapping[str, int], limit: int) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl.topology import rates
-from psctl.topology.host.pcie_derivation import Branch
+from psctl.topology.host.pcie_derivation import PcieBranch
 from psctl.topology.readings import PciDevice
 
 NVIDIA, AMD = 0x10DE, 0x1002
@@ -58,7 +58,7 @@ def link(function: PciDevice) -> float | None:
     return rates.pcie(speed, width) if speed or width else None
 
 
-def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[Branch]:
+def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[PcieBranch]:
     """Return what hangs on the processors' own ports.
 
     Args:
@@ -82,22 +82,22 @@ def tree(functions: Sequence[PciDevice], slots: Mapping[str, str]) -> list[Branc
     return [_grow(node, children, by_address, slots, None) for node in children[""]]
 
 
-def hang(tops: Sequence[Branch], ident: str, beside: str) -> list[Branch]:
+def hang(tops: Sequence[PcieBranch], ident: str, beside: str) -> list[PcieBranch]:
     """Return the tree with one more device on the switch that `beside` hangs on, else on the processor."""
     grown = [_hung(top, ident, beside) for top in tops]
-    return [*grown] if any(ident in top.leaves for top in grown) else [*grown, Branch(ident)]
+    return [*grown] if any(ident in top.leaves for top in grown) else [*grown, PcieBranch(ident)]
 
 
-def _hung(branch: Branch, ident: str, beside: str) -> Branch:
+def _hung(branch: PcieBranch, ident: str, beside: str) -> PcieBranch:
     if any(below.id == beside for below in branch.below):
-        return msgspec.structs.replace(branch, below=(*branch.below, Branch(ident)))
+        return msgspec.structs.replace(branch, below=(*branch.below, PcieBranch(ident)))
     return msgspec.structs.replace(branch, below=tuple(_hung(below, ident, beside) for below in branch.below))
 
 
 def _grow(
     node: str, children: Mapping[str, list[str]], functions: Mapping[str, PciDevice], slots: Mapping[str, str],
     above: float | None,
-) -> Branch:  # fmt: skip
+) -> PcieBranch:  # fmt: skip
     """`above` is the narrowest of the links that were folded into the way up of this node."""
     ident = node[1:] if node.startswith("=") else ""
     address = slots[ident] if ident else node
@@ -106,13 +106,13 @@ def _grow(
     known = [rate for rate in (own, above) if rate is not None]
     rate = min(known) if known else None
     if ident:
-        return Branch(ident, (), rate, derived=False, bus=address)
+        return PcieBranch(ident, (), rate, derived=False, bus=address)
     below = children[node]
     if len(below) == 1:
         return _grow(below[0], children, functions, slots, rate)
     grown = tuple(_grow(child, children, functions, slots, None) for child in below)
     name = "PCIe card" if len({one.bus.rpartition(".")[0] for one in grown}) == 1 and grown[0].bus else "PCIe switch"
-    return Branch("", grown, rate, derived=False, bus=address, name=name)
+    return PcieBranch("", grown, rate, derived=False, bus=address, name=name)
 
 
 def _computes(function: PciDevice) -> bool:

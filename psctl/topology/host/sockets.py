@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from psctl.topology.graph import Device
-from psctl.topology.host.pcie_derivation import NODE, SYS, Branch, Groups, Levels, Pair
+from psctl.topology.host.pcie_derivation import NODE, SYS, DeviceGroups, Levels, Pair, PcieBranch
 from psctl.topology.readings import Affinity
 
 
@@ -29,7 +29,12 @@ def by_cores(affinity: Mapping[str, Affinity]) -> dict[str, int]:
 
 
 def place(
-    tops: Sequence[Branch], numa: Mapping[str, int], levels: Levels, known: Sequence[Device] = (), *, nodes: bool = True
+    tops: Sequence[PcieBranch],
+    numa: Mapping[str, int],
+    levels: Levels,
+    known: Sequence[Device] = (),
+    *,
+    nodes: bool = True,
 ) -> tuple[list[Device], list[str]]:
     """Return the processors, and for each of `tops` the id of the processor that it hangs on.
 
@@ -55,7 +60,7 @@ def place(
     return sorted(cpus, key=lambda cpu: _number(cpu.id)), [on[index] for index in range(len(tops))]
 
 
-def _joined(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels) -> list[list[int]]:
+def _joined(tops: Sequence[PcieBranch], homes: Sequence[int | None], levels: Levels) -> list[list[int]]:
     """Indices of tops that PHB or NODE joins, and that tell no different nodes."""
     ids = [str(index) for index in range(len(tops))]
     top_of = {leaf: ident for ident, top in zip(ids, tops, strict=True) for leaf in top.leaves}
@@ -73,12 +78,12 @@ def _joined(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels)
         if homes[one] is not None and homes[other] is not None and homes[one] != homes[other]
     )
     near = sorted((level, *sorted(map(int, pair))) for pair, level in least.items() if level <= NODE)
-    groups = Groups([[ident] for ident in ids], worst, apart)
+    groups = DeviceGroups([[ident] for ident in ids], worst, apart)
     groups.join([(ids[one], ids[other]) for _, one, other in near], NODE)
     return [sorted(map(int, group)) for group in groups.listed()]
 
 
-def _blind(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels) -> frozenset[int]:
+def _blind(tops: Sequence[PcieBranch], homes: Sequence[int | None], levels: Levels) -> frozenset[int]:
     """NUMA nodes with devices that are SYS to each other."""
     home = {leaf: number for top, number in zip(tops, homes, strict=True) for leaf in top.leaves}
     pairs = [[home.get(leaf) for leaf in pair] for pair, level in levels.items() if level == SYS]
@@ -86,7 +91,7 @@ def _blind(tops: Sequence[Branch], homes: Sequence[int | None], levels: Levels) 
 
 
 def _free(
-    cpus: list[Device], group: Sequence[Branch], tops: Sequence[Branch], on: Mapping[int, str], levels: Levels,
+    cpus: list[Device], group: Sequence[PcieBranch], tops: Sequence[PcieBranch], on: Mapping[int, str], levels: Levels,
     blind: frozenset[int], *, listed: bool,
 ) -> str:  # fmt: skip
     """The first processor that no SYS keeps the group from; a new one, unless the host listed its processors."""

@@ -19,7 +19,7 @@ NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
 FAR = 5
 
 
-class Seat(msgspec.Struct, frozen=True):
+class WorkerPlacement(msgspec.Struct, frozen=True):
     """The place of a worker: its rank on the host, its GPU and NIC ("" when the host has none), its NUMA node."""
 
     rank: int
@@ -28,7 +28,7 @@ class Seat(msgspec.Struct, frozen=True):
     numa: int | None
 
 
-def seats(graph: HostGraph) -> tuple[Seat, ...]:
+def place_workers(graph: HostGraph) -> tuple[WorkerPlacement, ...]:
     """Return the seat of each worker of a host: a worker a GPU in their order, or one where there is none.
 
     Each GPU gets one of the NICs that are nearest to it, those with the widest path first, such that as few GPUs as
@@ -38,10 +38,10 @@ def seats(graph: HostGraph) -> tuple[Seat, ...]:
     if not gpus:
         nics = sorted(_usable(graph), key=lambda nic: -(nic.bandwidth or 0.0))
         first = nics[0] if nics else None
-        return (Seat(0, "", first.id if first else "", first.numa if first else _only_node(graph)),)
+        return (WorkerPlacement(0, "", first.id if first else "", first.numa if first else _only_node(graph)),)
     own = _spread({gpu.id: _near(graph, gpu) for gpu in gpus})
     nodes = {gpu.id: _node(graph, gpu) for gpu in gpus}
-    return tuple(Seat(rank, gpu.id, own.get(gpu.id, ""), nodes[gpu.id]) for rank, gpu in enumerate(gpus))
+    return tuple(WorkerPlacement(rank, gpu.id, own.get(gpu.id, ""), nodes[gpu.id]) for rank, gpu in enumerate(gpus))
 
 
 def _usable(graph: HostGraph) -> list[Device]:

@@ -22,7 +22,7 @@ from psctl.topology.readings import RdmaPorts
 from psctl.types import HostName
 
 
-class Reach(msgspec.Struct, frozen=True):
+class HostReach(msgspec.Struct, frozen=True):
     """One host of the job: its facts, and what the cluster file says of it."""
 
     facts: HostFacts
@@ -30,7 +30,7 @@ class Reach(msgspec.Struct, frozen=True):
     local: bool = False  # this machine: no SSH connection says where it was reached
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenAddress(msgspec.Struct, frozen=True):
     """Where a host listens and is reached; `interface` "" when unknown, `reason` is for people."""
 
     address: str
@@ -38,7 +38,7 @@ class Chosen(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class AddressCandidate(msgspec.Struct, frozen=True):
     """An address of a host that might be the right one. `speed` is nominal, bytes/s; `came`: psctl came in here."""
 
     address: str
@@ -48,7 +48,9 @@ class Candidate(msgspec.Struct, frozen=True):
     came: bool = False
 
 
-def candidates(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict[HostName, tuple[Candidate, ...]]:
+def candidates(
+    hosts: Mapping[HostName, HostReach], interface: str = "auto"
+) -> dict[HostName, tuple[AddressCandidate, ...]]:
     """Return each host's addresses that might be the right one, when a probe is needed to tell; else {}.
 
     One an interface: the address that psctl came in at, else its first, IPv4 before IPv6. Nothing is to be probed where
@@ -64,7 +66,7 @@ def candidates(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict
     return found if all(found.values()) and any(len(each) > 1 for each in found.values()) else {}
 
 
-def _candidates(host: Reach) -> tuple[Candidate, ...]:
+def _candidates(host: HostReach) -> tuple[AddressCandidate, ...]:
     if host.internal_address is not None:
         nic = _holding(host.facts, host.internal_address)
         return (_candidate(host, nic, host.internal_address),) if nic else ()
@@ -79,11 +81,11 @@ def _candidates(host: Reach) -> tuple[Candidate, ...]:
     )
 
 
-def _candidate(host: Reach, nic: Nic, address: str) -> Candidate:
+def _candidate(host: HostReach, nic: Nic, address: str) -> AddressCandidate:
     text = next((text for text in nic.addresses if _bare(text) == address), address)
     came = host.facts.connected
     here = bool(came) and not host.local and _holding(host.facts, came) == nic
-    return Candidate(address, nic.name, str(ipaddress.ip_interface(text).network), nic.speed, here)
+    return AddressCandidate(address, nic.name, str(ipaddress.ip_interface(text).network), nic.speed, here)
 
 
 def _usable(facts: HostFacts) -> list[Nic]:
@@ -94,7 +96,7 @@ _INNER = re.compile(r"(veth|cali|flannel|kube|weave|lxc|tunl|dummy|nodelocaldns|
 """Interfaces that lead into containers, or over them: never the way by which machines are meant to meet."""
 
 
-def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -> dict[HostName, Chosen]:
+def choose_addresses(hosts: Mapping[HostName, HostReach], interface: str = "auto") -> dict[HostName, ChosenAddress]:
     """Return each host's address and interface for the others to use.
 
     Args:
@@ -106,7 +108,7 @@ def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -
         HostUnreachable: a host has no address that another could use.
     """
     together = _one_machine(hosts.values())
-    chosen: dict[HostName, Chosen] = {}
+    chosen: dict[HostName, ChosenAddress] = {}
     for name, host in hosts.items():
         told = _told(name, host, interface)
         found = told or (_loopback(host) if together else _connected(host))
@@ -120,7 +122,7 @@ def choose_addresses(hosts: Mapping[HostName, Reach], interface: str = "auto") -
     return {name: chosen[name] for name in hosts}
 
 
-def refuse_unreachable(hosts: Mapping[HostName, Reach], chosen: Mapping[HostName, Chosen]) -> None:
+def refuse_unreachable(hosts: Mapping[HostName, HostReach], chosen: Mapping[HostName, ChosenAddress]) -> None:
     """Refuse addresses by which hosts cannot reach each other: one that two networks have, or loopback.
 
     Containers and virtual machines behind forwarded ports of 127.0.0.1 often have the same inner address.
@@ -161,11 +163,11 @@ def rdma_of(facts: HostFacts, interface: str) -> str:
     return "=" + ",".join(f"{port.device}:{port.port}" for port in ports) if ports else ""
 
 
-def _told(name: HostName, host: Reach, interface: str) -> Chosen | None:
+def _told(name: HostName, host: HostReach, interface: str) -> ChosenAddress | None:
     """What the cluster file says itself."""
     if host.internal_address is not None:
         nic = _holding(host.facts, host.internal_address)
-        return Chosen(host.internal_address, nic.name if nic else "", "internal_address in the cluster file")
+        return ChosenAddress(host.internal_address, nic.name if nic else "", "internal_address in the cluster file")
     if interface == "auto":
         return None
     nic = next((nic for nic in host.facts.nics if nic.name == interface), None)
@@ -174,10 +176,10 @@ def _told(name: HostName, host: Reach, interface: str) -> Chosen | None:
         what = "has no address" if nic else "does not exist"
         hint = f"it has: {has}; name one of them, or write interface: auto"
         raise InvalidFile(f"network.interface: {interface} {what} on {name}", hint, name)
-    return Chosen(_bare(nic.addresses[0]), nic.name, "network.interface in the cluster file")
+    return ChosenAddress(_bare(nic.addresses[0]), nic.name, "network.interface in the cluster file")
 
 
-def _one_machine(hosts: Collection[Reach]) -> bool:
+def _one_machine(hosts: Collection[HostReach]) -> bool:
     """Do all hosts share a kernel and its network? (Containers may share the first alone.)"""
     seen = {_network(host.facts) for host in hosts}
     return len(seen) == 1 and (all(host.facts.boot for host in hosts) or len(hosts) == 1)
@@ -188,40 +190,40 @@ def _network(facts: HostFacts) -> tuple[str, str, frozenset[str]]:
     return facts.boot, facts.netns, frozenset(address for nic in facts.nics for address in nic.addresses)
 
 
-def _loopback(host: Reach) -> Chosen:
+def _loopback(host: HostReach) -> ChosenAddress:
     address = host.facts.connected
     if host.local or not address or not ipaddress.ip_address(address).is_loopback:
         address = "127.0.0.1"
-    return Chosen(address, "lo", "all processes are on one machine")
+    return ChosenAddress(address, "lo", "all processes are on one machine")
 
 
-def _connected(host: Reach) -> Chosen | None:
+def _connected(host: HostReach) -> ChosenAddress | None:
     """The interface that SSH came in at; None where that tells nothing of the way between hosts."""
     address = host.facts.connected
     if host.local or not address or ipaddress.ip_address(address).is_loopback:
         return None
     nic = _holding(host.facts, address)
     if nic is None:
-        return Chosen(address, "", "psctl reaches it at this address")
+        return ChosenAddress(address, "", "psctl reaches it at this address")
     if ipaddress.ip_address(address).version == 6:
         address = _bare(nic.addresses[0])  # IPv4 first: what every engine speaks
-    return Chosen(address, nic.name, "psctl reaches it on this interface")
+    return ChosenAddress(address, nic.name, "psctl reaches it on this interface")
 
 
-def _derived(name: HostName, host: Reach, anchors: list[str]) -> Chosen:
+def _derived(name: HostName, host: HostReach, anchors: list[str]) -> ChosenAddress:
     """An address of a host whose SSH connection tells nothing."""
     usable = _usable(host.facts)
     for nic in usable:
         for text in nic.addresses:
             if any(ipaddress.ip_address(anchor) in ipaddress.ip_interface(text).network for anchor in anchors):
-                return Chosen(_bare(text), nic.name, "it shares a subnet with the other hosts")
+                return ChosenAddress(_bare(text), nic.name, "it shares a subnet with the other hosts")
     usable.sort(key=lambda nic: (nic.name != host.facts.default_interface, nic.kind != "physical"))
     if not usable:
         message = f"{name}: no interface that another host could reach"
         raise HostUnreachable(message, "give the host an internal_address: in the cluster file", name)
     nic = usable[0]
     why = "its default route" if nic.name == host.facts.default_interface else "its first interface that is up"
-    return Chosen(_bare(nic.addresses[0]), nic.name, why)
+    return ChosenAddress(_bare(nic.addresses[0]), nic.name, why)
 
 
 def _holding(facts: HostFacts, address: str) -> Nic | None:

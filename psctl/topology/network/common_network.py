@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from psctl.topology.network.addresses import Candidate, Chosen
+from psctl.topology.network.addresses import AddressCandidate, ChosenAddress
 from psctl.types import HostName
 from psctl.units import format_bit_rate
 
@@ -22,17 +22,17 @@ CLEARLY = 1.5
 FASTER = 1.2
 """Times that a measured rate must be another's to decide: a moment's burst scatters."""
 
-Candidates = Mapping[HostName, Sequence[Candidate]]
+Candidates = Mapping[HostName, Sequence[AddressCandidate]]
 
-Heard = Mapping[tuple[HostName, HostName, str], float]
+ProbeLatencies = Mapping[tuple[HostName, HostName, str], float]
 """Seconds one way, from a host, to a host, at an address of it; those that did not answer are missing."""
 
 
-class Network(msgspec.Struct, frozen=True):
+class CommonNetwork(msgspec.Struct, frozen=True):
     """One address a host on which all of them meet. `name` is what its interfaces, or else its subnet, are called."""
 
     name: str
-    members: dict[HostName, Candidate]
+    members: dict[HostName, AddressCandidate]
     latency: float
 
     @property
@@ -47,9 +47,9 @@ class Network(msgspec.Struct, frozen=True):
         return any(each.came for each in self.members.values())
 
 
-def networks(candidates: Candidates, heard: Heard) -> list[Network]:
+def networks(candidates: Candidates, heard: ProbeLatencies) -> list[CommonNetwork]:
     """Return the networks that join all hosts, the one that psctl came over first, then by latency."""
-    found: list[Network] = []
+    found: list[CommonNetwork] = []
     for key in ("network", "interface"):
         words = dict.fromkeys(getattr(each, key) for own in candidates.values() for each in own)
         for word in words:
@@ -59,11 +59,11 @@ def networks(candidates: Candidates, heard: Heard) -> list[Network]:
             if len(members) == len(candidates) and all(members != known.members for known in found):
                 late = [heard.get((a, b, members[b].address)) for a in members for b in members if a != b]
                 if None not in late:
-                    found.append(Network(_name(members), members, max(one for one in late if one is not None)))
+                    found.append(CommonNetwork(_name(members), members, max(one for one in late if one is not None)))
     return sorted(found, key=lambda each: (not each.came, each.latency))
 
 
-def contest(found: Sequence[Network]) -> list[Network]:
+def contenders(found: Sequence[CommonNetwork]) -> list[CommonNetwork]:
     """Return the networks of which a burst must choose one; [] when there is no doubt."""
     speeds = [each.speed for each in found]
     known = sorted((speed for speed in speeds if speed is not None), reverse=True)
@@ -72,15 +72,15 @@ def contest(found: Sequence[Network]) -> list[Network]:
     return list(found)
 
 
-def settle(
-    candidates: Candidates, heard: Heard, found: Sequence[Network], rates: Sequence[float]
-) -> dict[HostName, Chosen]:
+def choose_common_network(
+    candidates: Candidates, heard: ProbeLatencies, found: Sequence[CommonNetwork], rates: Sequence[float]
+) -> dict[HostName, ChosenAddress]:
     """Return each host's address, as far as the probe tells; a host that nobody reached is left out.
 
     Args:
         candidates, heard: what was probed, and who answered.
         found: the networks that join all.
-        rates: what each of them moved, bytes/s; empty where `contest` had no doubt.
+        rates: what each of them moved, bytes/s; empty where `contenders` had no doubt.
     """
     if not found:
         chosen = {name: _alone(name, own, heard) for name, own in candidates.items()}
@@ -91,7 +91,7 @@ def settle(
     else:
         at = max(range(len(found)), key=lambda each: (found[each].speed or 0.0, -each))
         reason = _by_speed(found, at)
-    return {name: Chosen(each.address, each.interface, reason) for name, each in found[at].members.items()}
+    return {name: ChosenAddress(each.address, each.interface, reason) for name, each in found[at].members.items()}
 
 
 def _fastest(rates: Sequence[float]) -> int:
@@ -99,29 +99,31 @@ def _fastest(rates: Sequence[float]) -> int:
     return next(number for number, rate in enumerate(rates) if rate * FASTER >= max(rates))
 
 
-def _by_rate(found: Sequence[Network], rates: Sequence[float], at: int) -> str:
+def _by_rate(found: Sequence[CommonNetwork], rates: Sequence[float], at: int) -> str:
     others = [(network, rate) for number, (network, rate) in enumerate(zip(found, rates, strict=True)) if number != at]
     beaten = [f"{network.name} {format_bit_rate(rate)}" for network, rate in others]
     return f"all hosts meet on it, and it moves {format_bit_rate(rates[at])}; {', '.join(beaten)}"
 
 
-def _by_speed(found: Sequence[Network], at: int) -> str:
+def _by_speed(found: Sequence[CommonNetwork], at: int) -> str:
     others = [f"{each.name} {format_bit_rate(each.speed or 0.0)}" for each in found if each is not found[at]]
     if not others:
         return "it is the only network on which all hosts answer each other"
     return f"all hosts meet on it, and it has {format_bit_rate(found[at].speed or 0.0)}; {', '.join(others)}"
 
 
-def _alone(name: HostName, own: Sequence[Candidate], heard: Heard) -> Chosen | None:
+def _alone(name: HostName, own: Sequence[AddressCandidate], heard: ProbeLatencies) -> ChosenAddress | None:
     """The best address of a host where no network joins all: that which most reach, the faster of equals."""
     by = {each.address: sum(to == name and at == each.address for _, to, at in heard) for each in own}
     best = max(own, key=lambda each: (by[each.address], each.speed or 0.0, each.came))
     if not by[best.address]:
         return None
     count = by[best.address]
-    return Chosen(best.address, best.interface, f"{count} other host{'s reach' if count > 1 else ' reaches'} it here")
+    return ChosenAddress(
+        best.address, best.interface, f"{count} other host{'s reach' if count > 1 else ' reaches'} it here"
+    )
 
 
-def _name(members: Mapping[HostName, Candidate]) -> str:
+def _name(members: Mapping[HostName, AddressCandidate]) -> str:
     names = {each.interface for each in members.values()}
     return names.pop() if len(names) == 1 else next(iter(members.values())).network

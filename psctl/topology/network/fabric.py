@@ -38,7 +38,7 @@ Labels = Mapping[str, Mapping[str, str]]
 """Each host's labels of the cluster file."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class PairSample(msgspec.Struct, frozen=True):
     """What host `a` moved to host `b`: the median of several repeats.
 
     `rate` is payload bytes/s, `latency` seconds one way, `spread` the repeats' range as a part of their median.
@@ -51,10 +51,10 @@ class Sample(msgspec.Struct, frozen=True):
     spread: float = 0.0
 
 
-class Series(msgspec.Struct, frozen=True):
+class ConcurrentSamples(msgspec.Struct, frozen=True):
     """Samples that were taken at the same time: one direction of each pair."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[PairSample, ...]
 
     @property
     def ways(self) -> frozenset[Pair]:
@@ -77,9 +77,9 @@ class Trunk(msgspec.Struct, frozen=True):
     single: float
 
 
-def best(series: Iterable[Series]) -> dict[Pair, Sample]:
+def fastest_samples(series: Iterable[ConcurrentSamples]) -> dict[Pair, PairSample]:
     """Return the fastest sample of each ordered pair: whatever else ran at the time can only have slowed it."""
-    found: dict[Pair, Sample] = {}
+    found: dict[Pair, PairSample] = {}
     for each in (sample for one in series for sample in one.samples):
         known = found.get((each.a, each.b))
         if known is None or each.rate > known.rate:
@@ -87,17 +87,19 @@ def best(series: Iterable[Series]) -> dict[Pair, Sample]:
     return found
 
 
-def more(hosts: Sequence[str], series: Sequence[Series], labels: Labels | None = None) -> tuple[tuple[Pair, ...], ...]:
-    """Return what else to measure before `infer` can answer: sets of pairs, each at once, both ways; () when nothing.
+def further_measurements(
+    hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels | None = None
+) -> tuple[tuple[Pair, ...], ...]:
+    """Return what else `infer_fabric` needs measured: sets of pairs, each at once in both directions; () when nothing.
 
     First, one by one, pairs that others may have slowed; when these are there, all that crosses between two racks.
     """
-    seen = _Seen(hosts, series, labels or {})
+    seen = _Measurements(hosts, series, labels or {})
     again = seen.doubtful()
     return tuple((pair,) for pair in again) if again else tuple(seen.crossings())
 
 
-def infer(hosts: Sequence[str], series: Sequence[Series], labels: Labels | None = None) -> Fabric:
+def infer_fabric(hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels | None = None) -> Fabric:
     """Return what lies between the hosts.
 
     Args:
@@ -109,7 +111,7 @@ def infer(hosts: Sequence[str], series: Sequence[Series], labels: Labels | None 
         edges of hosts and switches, their bandwidth the slower direction's; findings where the two differ, where one
         connection does not fill a trunk, and where no racks explain what was seen.
     """
-    seen = _Seen(hosts, series, labels or {})
+    seen = _Measurements(hosts, series, labels or {})
     racks, trunks = seen.joined(seen.racks())
     uneven = seen.uneven()
     if not trunks or seen.contradicts(trunks):
@@ -132,11 +134,11 @@ Rack = tuple[str, ...]
 Trunks = Mapping[tuple[Rack, Rack], Trunk]
 
 
-class _Seen:
+class _Measurements:
     """All that was measured, and what follows from it."""
 
-    def __init__(self, hosts: Sequence[str], series: Sequence[Series], labels: Labels) -> None:
-        self.best = best(series)
+    def __init__(self, hosts: Sequence[str], series: Sequence[ConcurrentSamples], labels: Labels) -> None:
+        self.best = fastest_samples(series)
         met = {host for pair in self.best for host in pair}
         self.hosts = [host for host in hosts if host in met]
         self.series, self.labels = series, labels
@@ -151,7 +153,7 @@ class _Seen:
         """What both ports let through."""
         return min(self.up.get(a, 0.0), self.down.get(b, 0.0))
 
-    def slow(self, sample: Sample) -> bool:
+    def slow(self, sample: PairSample) -> bool:
         return sample.rate < (1 - TOLERANCE) * self.limit(sample.a, sample.b)
 
     def port(self, host: str) -> float:
@@ -325,12 +327,12 @@ def _across(one: Rack, other: Rack) -> tuple[Pair, ...]:
     return tuple(zip(one, other, strict=False))
 
 
-def _star(seen: _Seen) -> tuple[Between, ...]:
+def _star(seen: _Measurements) -> tuple[Between, ...]:
     near = seen.latencies(tuple(seen.hosts)) if seen.hosts else {}
     return tuple(Between(host, NETWORK, seen.port(host), near[host], measured=True) for host in seen.hosts)
 
 
-def _trunks(seen: _Seen, names: Mapping[Rack, str], trunks: Trunks) -> tuple[Between, ...]:
+def _trunks(seen: _Measurements, names: Mapping[Rack, str], trunks: Trunks) -> tuple[Between, ...]:
     """The edges between racks: one between two; with more, an uplink each to a switch above where that explains all."""
     late = {pair: _over(seen, *pair) for pair in itertools.combinations(names, 2)}
     direct = tuple(
@@ -345,7 +347,7 @@ def _trunks(seen: _Seen, names: Mapping[Rack, str], trunks: Trunks) -> tuple[Bet
     return tuple(Between(name, NETWORK, uplinks[rack], half, measured=True) for rack, name in names.items())
 
 
-def _over(seen: _Seen, one: Rack, other: Rack) -> float:
+def _over(seen: _Measurements, one: Rack, other: Rack) -> float:
     """Seconds that the way between two racks takes beyond the hosts' own parts."""
     mine, theirs = seen.latencies(one), seen.latencies(other)
     beyond = [seen.latency(a, b) - mine[a] - theirs[b] for a in one for b in other]

@@ -78,7 +78,7 @@ def is_tail(token: str) -> bool:
     return bool(CPU_LIST.fullmatch(token) or NOT_SAID.fullmatch(token))
 
 
-def joint(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
+def possible_joins(before: str, after: str, words: re.Pattern[str]) -> tuple[str, ...]:
     """Return what may have stood where a line was broken: a blank, nothing, or either.
 
     `before` and `after` are the lines on both sides. A blank beside the break settles it; so does a word that is none
@@ -135,14 +135,14 @@ def unglue_node(token: str) -> list[tuple[str, str]]:
     return ways
 
 
-class Piece(msgspec.Struct, frozen=True):
+class PlacedToken(msgspec.Struct, frozen=True):
     """A token of a line and where it begins, with tabs as wide as a terminal shows them."""
 
     word: str
     at: int
 
 
-def pieces(line: str) -> Iterator[Piece]:
+def placed_tokens(line: str) -> Iterator[PlacedToken]:
     """Yield the tokens of a line with their columns; tabs reach to the next multiple of 8."""
     for match in re.finditer(r"\S+", line.expandtabs(8)):
-        yield Piece(match[0], match.start())
+        yield PlacedToken(match[0], match.start())

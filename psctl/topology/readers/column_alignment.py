@@ -9,7 +9,7 @@ import msgspec
 
 from psctl.topology.facts import Finding
 from psctl.topology.readers.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
-from psctl.topology.readers.text_tables import Row, Table
+from psctl.topology.readers.text_tables import TextRow, TextTable
 
 MOST = 512
 """Rows or columns of one matrix; what is larger is no machine's, and takes time with its square."""
@@ -17,7 +17,7 @@ MOST = 512
 AGAIN = "save the command's whole output again, to a file and not from a screen"
 
 
-class Read(msgspec.Struct):
+class AlignedRow(msgspec.Struct):
     """A row as read: a word by its column, what stood behind the words, and whether the words are all there."""
 
     label: str
@@ -26,7 +26,7 @@ class Read(msgspec.Struct):
     whole: bool = False
 
 
-class Grid(msgspec.Struct):
+class AlignedTable(msgspec.Struct):
     """What a table says: its devices, a word a pair, what stands behind each row, and what could not be read."""
 
     devices: tuple[str, ...]
@@ -36,12 +36,12 @@ class Grid(msgspec.Struct):
     open_end: str = ""  # the device in whose row the text ends, without a line feed
 
 
-def align(table: Table, known: re.Pattern[str]) -> Grid:
+def align(table: TextTable, known: re.Pattern[str]) -> AlignedTable:
     """Return the grid of a table. `known` are the words that its output is made of; others are kept as they stand."""
     findings: list[Finding] = []
     if (size := max(len(table.rows), len(table.devices))) > MOST:
         what = f"a matrix of {size:,} rows or columns is not read; {MOST} are the most"
-        return Grid((), {}, {}, [Finding(what, "save the output of one host")])
+        return AlignedTable((), {}, {}, [Finding(what, "save the output of one host")])
     columns = _columns(table, known, findings)
     devices = tuple(column for column in columns if column)
     place = {name: at for at, name in enumerate(columns) if name}
@@ -55,10 +55,10 @@ def align(table: Table, known: re.Pattern[str]) -> Grid:
     findings += _lopsided(devices, words)
     tails = {row.label: row.tails for row in reversed(rows) if row.tails and row.label in place}
     ends = next((row.label for row in table.rows if row.last), "")
-    return Grid(devices, words, tails, findings, ends)
+    return AlignedTable(devices, words, tails, findings, ends)
 
 
-def _columns(table: Table, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
+def _columns(table: TextTable, known: re.Pattern[str], findings: list[Finding]) -> list[str]:
     """Return the device of each column, "" where none is known: the header's, mended by where each row has its X."""
     header = list(table.devices)
     place = {name: at for at, name in enumerate(header)}
@@ -101,7 +101,7 @@ def _fits(header: list[str], columns: list[str], shift: int) -> bool:
     return bool(agree) and all(agree) and not (set(header) & (set(columns) - inside))
 
 
-def _tailed(row: Row, table: Table) -> int:
+def _tailed(row: TextRow, table: TextTable) -> int:
     """Return how many values may stand behind this row's words: one a title, and only GPUs have them."""
     return len(table.tails) if row.label.startswith("GPU") else 0
 
@@ -118,7 +118,7 @@ def _cells(tokens: Sequence[str]) -> list[str]:
     return cells
 
 
-def _read(row: Row, own: int | None, width: int, tailed: int, known: re.Pattern[str]) -> Read:
+def _read(row: TextRow, own: int | None, width: int, tailed: int, known: re.Pattern[str]) -> AlignedRow:
     """Return a row's words: all of them when it is whole, else what stands for certain on each side of its X."""
     wholes = []
     first: tuple[list[str], set[str]] | None = None
@@ -135,13 +135,13 @@ def _read(row: Row, own: int | None, width: int, tailed: int, known: re.Pattern[
             if all(cells[at] == word and word not in doubtful for cells, doubtful in wholes)
         }
         tails = [cells[width:] for cells, doubtful in wholes if not doubtful & set(cells[width:])]
-        return Read(row.label, agreed, tails, len(agreed) == width)
+        return AlignedRow(row.label, agreed, tails, len(agreed) == width)
     if own is None or first is None:
-        return Read(row.label, {}, [])
+        return AlignedRow(row.label, {}, [])
     return _part(row.label, *first, own, width, row.last or tailed > 0, known)
 
 
-def _columnless(table: Table, columns: Sequence[str], known: re.Pattern[str]) -> dict[str, dict[str, str]]:
+def _columnless(table: TextTable, columns: Sequence[str], known: re.Pattern[str]) -> dict[str, dict[str, str]]:
     """Return the words by column of each row whose own column was lost, as NICs' are where lines were cut on the right.
 
     Such a row is certain when it has exactly one word for each column that is left, none of them X, and stands once.
@@ -173,7 +173,7 @@ def _is_whole(cells: list[str], own: int, width: int, known: re.Pattern[str], ta
 
 def _part(
     label: str, tokens: list[str], doubtful: set[str], own: int, width: int, open_: bool, known: re.Pattern[str]
-) -> Read:
+) -> AlignedRow:
     """Return what is certain of a row that is not whole.
 
     Left of X nothing is missing when X is the word that it should be; right of it, when so many words follow as there
@@ -196,7 +196,7 @@ def _part(
         if all(known.fullmatch(cell) for cell in kept):
             words.update(enumerate(kept))
     tails = [tokens[len(cells) :]] if len(tokens) > len(cells) else []
-    return Read(label, {at: word for at, word in words.items() if word not in doubtful}, tails)
+    return AlignedRow(label, {at: word for at, word in words.items() if word not in doubtful}, tails)
 
 
 def _is_complete(word: str, known: re.Pattern[str]) -> bool:
@@ -204,7 +204,7 @@ def _is_complete(word: str, known: re.Pattern[str]) -> bool:
     return bool(known.fullmatch(word)) and not word[-1].isdigit()
 
 
-def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: int) -> None:
+def _by_columns(table: TextTable, rows: list[AlignedRow], place: dict[str, int], width: int) -> None:
     """Fill rows that are not whole by the columns that their words stand in, where whole rows give the measure.
 
     A lost stretch moves what follows it to the left; only a word that reaches into the next column moves anything to
@@ -223,7 +223,7 @@ def _by_columns(table: Table, rows: list[Read], place: dict[str, int], width: in
             read.words = {at: word for at, word in words.items() if at < width}
 
 
-def _placed(row: Row, begins: list[int], width: int) -> dict[int, str]:
+def _placed(row: TextRow, begins: list[int], width: int) -> dict[int, str]:
     """Return a row's words by the columns that they begin in, and the first value behind them; {} if one is between."""
     words: dict[int, str] = {}
     for word, at in row.placed():
@@ -240,7 +240,7 @@ def _placed(row: Row, begins: list[int], width: int) -> dict[int, str]:
     return words
 
 
-def _measure(table: Table, rows: list[Read], width: int, like: Row) -> list[int]:
+def _measure(table: TextTable, rows: list[AlignedRow], width: int, like: TextRow) -> list[int]:
     """Return where each column begins, and what stands behind the words, if there is such; [] if whole rows differ.
 
     X stands centred. Only rows count whose name reaches as many tab stops, as a longer one moves all that follows.
@@ -260,7 +260,7 @@ def _measure(table: Table, rows: list[Read], width: int, like: Row) -> list[int]
     return [min(begin) for begin in seen] if all(len(begin) == 1 for begin in seen) else []
 
 
-def _cut_word(row: Row, read: Read, known: re.Pattern[str]) -> int | None:
+def _cut_word(row: TextRow, read: AlignedRow, known: re.Pattern[str]) -> int | None:
     """Return the column of the word that the text ends in, where it may be the beginning of a longer one."""
     tokens = " ".join(row.parts).split()
     split = split_glued(tokens[-1], known)[0] if tokens else []
@@ -270,7 +270,7 @@ def _cut_word(row: Row, read: Read, known: re.Pattern[str]) -> int | None:
 
 
 def _collect(
-    table: Table, rows: list[Read], columns: list[str], known: re.Pattern[str], findings: list[Finding]
+    table: TextTable, rows: list[AlignedRow], columns: list[str], known: re.Pattern[str], findings: list[Finding]
 ) -> dict[tuple[str, str], str]:
     """Return the words by pair; a pair of which two rows say different things has none."""
     words: dict[tuple[str, str], str] = {}
@@ -300,7 +300,11 @@ def _collect(
 
 
 def _missing(
-    table: Table, rows: list[Read], columns: list[str], grid: dict[tuple[str, str], str], extra: Collection[str]
+    table: TextTable,
+    rows: list[AlignedRow],
+    columns: list[str],
+    grid: dict[tuple[str, str], str],
+    extra: Collection[str],
 ) -> list[Finding]:
     """Return what is said of rows that are not there, that belong to no column, and that have lost words.
 

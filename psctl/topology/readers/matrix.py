@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from psctl.topology.facts import Finding
 from psctl.topology.readers.cells import LINK_WORDS, NOT_SAID, PEER_WORDS, clean, is_tail, ranges, unglue_node
-from psctl.topology.readers.column_alignment import AGAIN, Grid, align
-from psctl.topology.readers.text_tables import Table, tables
+from psctl.topology.readers.column_alignment import AGAIN, AlignedTable, align
+from psctl.topology.readers.text_tables import TextTable, tables
 from psctl.topology.readings import Affinity, Matrix
 
 _MEANING = re.compile(r"(?:(?<=\s)|^)([A-Z][A-Z0-9]{0,5}#?)\s*= (?=\S)")
@@ -49,7 +49,7 @@ def _header_only(cleaned: str) -> Matrix:
     return Matrix((), {})
 
 
-def _is_ours(table: Table) -> bool:
+def _is_ours(table: TextTable) -> bool:
     """Whether a table's rows speak of links, and not of peers: some word beside X is one, or X is all there is."""
     if not table.has_cross() and not table.tails:
         return False
@@ -58,7 +58,7 @@ def _is_ours(table: Table) -> bool:
     return bool(table.tails) or any(map(LINK_WORDS.match, words)) or not peers
 
 
-def _affinity(grid: Grid, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:
+def _affinity(grid: AlignedTable, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:
     """Return what stands behind each row's words, by the header's titles.
 
     A row of less values than others have has lost one, or two of them stick together: which is it must be certain.

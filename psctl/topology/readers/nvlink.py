@@ -21,7 +21,7 @@ _SOLDERED = re.compile(r"SXM|HBM3|\bGB\d{3}|\b[HB]\d{2,3}$")
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-class _Seen:
+class _GpuLines:
     """A GPU while its lines are read."""
 
     def __init__(self, index: int, name: str, uuid: str) -> None:
@@ -40,14 +40,14 @@ def read_nvlink(text: str) -> NvlinkStatus:
     no links; the findings say the latter where it is no card without a bridge. A machine without NVLink prints nothing:
     no GPUs, no findings.
     """
-    found: dict[int, _Seen] = {}
-    here: _Seen | None = None
+    found: dict[int, _GpuLines] = {}
+    here: _GpuLines | None = None
     elided = False
     for line in clean(text).split("\n"):
         stripped = line.strip()
         elided = elided or stripped in ("...", "…", "....")
         if match := _GPU.search(line):
-            here = found.setdefault(int(match[1]), _Seen(int(match[1]), match[2], match[3] or ""))
+            here = found.setdefault(int(match[1]), _GpuLines(int(match[1]), match[2], match[3] or ""))
         if here:
             _take(here, line)
     gpus = sorted(found.values(), key=lambda gpu: gpu.index)
@@ -57,7 +57,7 @@ def read_nvlink(text: str) -> NvlinkStatus:
     return NvlinkStatus(read, (*_of_links(gpus), *_of_gpus(gpus, elided)))
 
 
-def _take(gpu: _Seen, line: str) -> None:
+def _take(gpu: _GpuLines, line: str) -> None:
     """Add what a line says of this GPU's links."""
     gpu.all_down = gpu.all_down or bool(_ALL_DOWN.search(line))
     gpu.said = gpu.said or bool(_NONE.search(line))
@@ -71,7 +71,7 @@ def _take(gpu: _Seen, line: str) -> None:
             gpu.unread.append(number)
 
 
-def _of_links(gpus: list[_Seen]) -> list[Finding]:
+def _of_links(gpus: list[_GpuLines]) -> list[Finding]:
     """Return the findings on single GPUs: links of which nothing certain is said, gaps, less links than the others."""
     findings = []
     most = max((len(gpu.links) for gpu in gpus), default=0)
@@ -90,7 +90,7 @@ def _of_links(gpus: list[_Seen]) -> list[Finding]:
     return findings
 
 
-def _dark(gpu: _Seen, gpus: list[_Seen]) -> list[Finding]:
+def _dark(gpu: _GpuLines, gpus: list[_GpuLines]) -> list[Finding]:
     """Return the finding on a GPU without any link up: none on a card that has no bridge, and no twin with links."""
     twins = [other.index for other in gpus if other.name == gpu.name and any(other.links.values())]
     if _SOLDERED.search(gpu.name):
@@ -104,7 +104,7 @@ def _dark(gpu: _Seen, gpus: list[_Seen]) -> list[Finding]:
     return []
 
 
-def _of_gpus(gpus: list[_Seen], elided: bool) -> list[Finding]:
+def _of_gpus(gpus: list[_GpuLines], elided: bool) -> list[Finding]:
     """Return the finding on GPUs that the output leaves out between those that it has."""
     there = {gpu.index for gpu in gpus}
     absent = [f"GPU{at}" for at in range(min(there, default=0), max(there, default=0)) if at not in there]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psctl.topology.readers.cells import PEER_WORDS, clean
 from psctl.topology.readers.column_alignment import align
-from psctl.topology.readers.text_tables import Table, tables
+from psctl.topology.readers.text_tables import TextTable, tables
 from psctl.topology.readings import PeerMatrix
 
 
@@ -20,7 +20,7 @@ def read_peers(text: str) -> PeerMatrix:
     return PeerMatrix((), {})
 
 
-def _is_ours(table: Table) -> bool:
+def _is_ours(table: TextTable) -> bool:
     """Whether the table has no titles, as that of links does, and a word of peers, or X alone and their legend."""
     words = table.words()
     ours = any(map(PEER_WORDS.match, words)) or (not words and table.of_peers())

@@ -12,7 +12,7 @@ from psctl.topology.findings import Finding
 from psctl.topology.readers.gpus import read_gpus
 from psctl.topology.readers.networks import default_interface, read_nics
 from psctl.topology.readers.recognise import read_all
-from psctl.topology.readings import Failure, PciTree, Reading
+from psctl.topology.readings import FailedOutput, PciTree, Reading
 
 BEGIN, END = "== psctl ", "== status "
 """How lines begin that open and close a section of the answer."""
@@ -28,7 +28,7 @@ WRONG_USE = 2
 """nvidia-smi's exit status when it does not know an option: an old driver, and nothing that is broken."""
 
 
-class Section(NamedTuple):
+class ProbeSection(NamedTuple):
     """What one part of the probe printed, and its exit status."""
 
     lines: list[str]  # without the blank ones
@@ -41,28 +41,28 @@ class Section(NamedTuple):
         return self.lines[0] if self.lines else ""
 
 
-def sections(text: str) -> dict[str, Section]:
+def sections(text: str) -> dict[str, ProbeSection]:
     """Split the probe's output."""
-    found: dict[str, Section] = {}
+    found: dict[str, ProbeSection] = {}
     name, lines = "", list[str]()
     for line in text.splitlines():
         if line.startswith(BEGIN):
             name, lines = line[len(BEGIN) :].strip(), []
         elif line.startswith(END) and name:
             filled = [line for line in lines if line.strip()]
-            found.setdefault(name, Section(filled, _number(line[len(END) :]) or 0, "\n".join(lines)))
+            found.setdefault(name, ProbeSection(filled, _number(line[len(END) :]) or 0, "\n".join(lines)))
             name = ""
         else:
             lines.append(line)
     return found
 
 
-def parse(text: str) -> HostFacts:
+def parse_probe(text: str) -> HostFacts:
     """Read the output of PROBE; never raises on what a host may print."""
     parts = sections(text)
 
-    def part(name: str) -> Section:
-        return parts.get(name, Section([]))
+    def part(name: str) -> ProbeSection:
+        return parts.get(name, ProbeSection([]))
 
     uname = [*part("uname").lines, "", "", ""]
     memory = _table(part("memory").lines)
@@ -97,16 +97,18 @@ def parse(text: str) -> HostFacts:
     )
 
 
-def _failures(parts: Mapping[str, Section], readings: Mapping[str, tuple[Reading, ...]]) -> Iterator[Finding]:
+def _failures(parts: Mapping[str, ProbeSection], readings: Mapping[str, tuple[Reading, ...]]) -> Iterator[Finding]:
     """What the tools beside the query said is wrong, and which of them hang while it answers."""
     for name in [name for name, command in TOOLS.items() if command and name != "nvidia" and name in parts]:
-        if parts[name].status == 124 and parts.get("nvidia", Section([])).status != 124:
+        if parts[name].status == 124 and parts.get("nvidia", ProbeSection([])).status != 124:
             yield Finding(f"{TOOLS[name]} did not answer within 20 s", "look in dmesg, then reboot the host")
         elif parts[name].status != WRONG_USE:
-            yield from (found for one in readings.get(name, ()) if isinstance(one, Failure) for found in one.findings)
+            yield from (
+                found for one in readings.get(name, ()) if isinstance(one, FailedOutput) for found in one.findings
+            )
 
 
-def _nics(parts: dict[str, Section]) -> tuple[Nic, ...]:
+def _nics(parts: dict[str, ProbeSection]) -> tuple[Nic, ...]:
     names = ("netdev", "sysnet", "iplink", "ipaddr", "fibtrie", "inet6", "route")
     return read_nics({name: parts[name].lines for name in names if name in parts})
 

@@ -1,4 +1,4 @@
-"""The one question that is put to a host: a fixed POSIX-sh text, and `parse` for its answer.
+"""The one question that is put to a host: a fixed POSIX-sh text, and `parse_probe` for its answer.
 
 The text holds nothing foreign and needs no root, no systemd and no tool beyond a shell and coreutils: what is missing
 makes its section empty, and sections stand in for each other (`ip` and /proc/net; lscpu and /proc/cpuinfo). Interfaces
@@ -12,11 +12,7 @@ own tool answer and then passes on what the stages before it said: nothing is le
 
 from __future__ import annotations
 
-from psctl.topology.facts import HostFacts
 from psctl.topology.readers.gpus import QUERY, SHORT
-from psctl.topology.readers.parse import parse
-
-__all__ = ["PROBE", "HostFacts", "parse"]
 
 _BASE = r"""
 LC_ALL=C; export LC_ALL

@@ -17,7 +17,7 @@ from psctl.topology.readers import gpus, nccl_xml, pci, rdma, rocm
 from psctl.topology.readers.matrix import read_matrix
 from psctl.topology.readers.nvlink import read_nvlink
 from psctl.topology.readers.p2p import read_peers
-from psctl.topology.readings import Failure, Reading, Unknown
+from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _HEADER = re.compile(
@@ -48,7 +48,7 @@ _PEER_WORD = re.compile(r"OK|NS|CNS|GNS|TNS|DR|U")
 _WAY_WORD = re.compile(r"SYS|SOC|NODE|PHB|PXB|PIX|NV[0-9]+")
 
 
-class _Part(NamedTuple):
+class _OutputLines(NamedTuple):
     """Lines of one output. `seen` are the anchors that may come once only, such as a GPU's line."""
 
     kind: str
@@ -107,8 +107,8 @@ def read_all(text: str) -> tuple[Reading, ...]:
         what = f"the text holds more than {MOST} outputs; the rest was not read"
         findings = (*findings, Finding(what, "save the outputs of each host in a file of their own"))
     if findings:
-        found.append(Failure(findings))
-    return tuple(found) or (Unknown(next((line.strip() for line in text.split("\n") if line.strip()), "")),)
+        found.append(FailedOutput(findings))
+    return tuple(found) or (UnknownOutput(next((line.strip() for line in text.split("\n") if line.strip()), "")),)
 
 
 def _unquoted(lines: list[str]) -> list[str]:
@@ -127,11 +127,11 @@ def _xml_ends(text: str, begin: int) -> tuple[int, int]:
     return (head.start() if head else begin), (end + len("</system>") if end >= 0 else len(text))
 
 
-def _parts(lines: list[str]) -> tuple[list[_Part], list[str]]:
+def _parts(lines: list[str]) -> tuple[list[_OutputLines], list[str]]:
     """The outputs by their anchors, and the lines that tell of an error."""
-    parts: list[_Part] = []
+    parts: list[_OutputLines] = []
     errors: list[str] = []
-    current: _Part | None = None
+    current: _OutputLines | None = None
     for line in lines:
         within = current.kind if current else ""
         if 0 < len(line.strip()) <= LONGEST and _is_error(line, within):
@@ -142,7 +142,7 @@ def _parts(lines: list[str]) -> tuple[list[_Part], list[str]]:
             current = None
             continue
         if kind and (current is None or kind != within or (once and once in current.seen)):
-            current = _Part(kind, [], set())
+            current = _OutputLines(kind, [], set())
             parts.append(current)
             if len(parts) > MOST:
                 break
@@ -205,7 +205,7 @@ def _matrix(text: str) -> Iterator[Reading]:
     lines = text.split("\n")
     if len(lines) > MOST_LINES:
         what = f"a matrix of {len(lines):,} lines is not read; {MOST_LINES:,} are the most"
-        yield Failure((Finding(what, "save the output of one host"),))
+        yield FailedOutput((Finding(what, "save the output of one host"),))
         return
     words = [word for line in lines if _ROW.match(line) for word in line.split()[1:]]
     peers, ways = (sum(bool(form.fullmatch(word)) for word in words) for form in (_PEER_WORD, _WAY_WORD))

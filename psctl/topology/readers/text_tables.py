@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from psctl.topology.readers.cells import CPU_LIST, DEVICE, GPU, joint, pieces, split_glued
+from psctl.topology.readers.cells import CPU_LIST, DEVICE, GPU, placed_tokens, possible_joins, split_glued
 
 _TAILS = (
     (re.compile(r"GPU\s*NUMA\s*ID"), "gpu_numa"),
@@ -24,7 +24,7 @@ _MOST_HEADER = 32  # lines that a terminal makes of one header
 _MOST_BREAKS = 6  # of one row; more are read as blanks
 
 
-class Row:
+class TextRow:
     """A row as it stands: its name, and the text behind it, a part for each line that a terminal made of it."""
 
     def __init__(self, label: str, source: str, start: int, stop: int, last: bool) -> None:
@@ -37,11 +37,11 @@ class Row:
     def placed(self) -> list[tuple[str, int]]:
         """Return the tokens of the row's first line behind its name, and the column that each begins at."""
         begin = len(self.source[: self.start].expandtabs(8))
-        return [(piece.word, piece.at) for piece in pieces(self.source) if piece.at >= begin]
+        return [(piece.word, piece.at) for piece in placed_tokens(self.source) if piece.at >= begin]
 
     def tokens(self, words: re.Pattern[str]) -> Iterator[tuple[list[str], set[str]]]:
         """Yield each reading of the row: its cells, and those that may be a part of a glued one."""
-        breaks = [joint(a, b, words) for a, b in itertools.pairwise(self.parts)]
+        breaks = [possible_joins(a, b, words) for a, b in itertools.pairwise(self.parts)]
         if self.last:  # what follows the break may be the cut beginning of anything
             breaks[-1:] = [ways[:1] for ways in breaks[-1:]]
         if sum(len(ways) > 1 for ways in breaks) > _MOST_BREAKS:
@@ -58,12 +58,12 @@ class Row:
             yield cells, doubtful
 
 
-class Table:
+class TextTable:
     """A header's devices and titles, the rows under it, and the lines behind it up to the next table."""
 
     def __init__(self, header: list[str]) -> None:
         self.header = header
-        self.rows: list[Row] = []
+        self.rows: list[TextRow] = []
         self.after: list[str] = []
         self.devices: tuple[str, ...] = ()  # by the header
         self.tails: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Table:
         self.devices, self.tails = _names(_joined(self.header, labels), labels)
 
 
-def tables(text: str, words: re.Pattern[str]) -> list[Table]:
+def tables(text: str, words: re.Pattern[str]) -> list[TextTable]:
     """Return the tables of a cleaned text, in order; words are those that a row may begin with."""
     found = _Scan(words).run(text)
     for table in found:
@@ -100,11 +100,11 @@ class _Scan:
     def __init__(self, words: re.Pattern[str]) -> None:
         self.words = words
         self.label = re.compile(rf"(?<!\S)({DEVICE.pattern})(?=[ \t]+(?:(?:{words.pattern})+(?:\d[\d,-]*)?(?:\s|$)|<))")
-        self.found: list[Table] = []
+        self.found: list[TextTable] = []
         self.header: list[str] = []
         self.open = ""  # what the line before was: "header", "row" or ""
 
-    def run(self, text: str) -> list[Table]:
+    def run(self, text: str) -> list[TextTable]:
         lines = text.split("\n")
         for number, line in enumerate(lines):
             last = number == len(lines) - 1
@@ -115,7 +115,7 @@ class _Scan:
             else:
                 self._other(line, last)
         if self.header and not self.found:
-            self.found.append(Table(self.header))
+            self.found.append(TextTable(self.header))
         return self.found
 
     def _labels(self, line: str) -> list[tuple[int, int, str]]:
@@ -147,7 +147,7 @@ class _Scan:
             if (legend := line.find("Legend:", end, stop)) >= 0:  # its line feeds are lost
                 self.found[-1].after.append(line[legend:])
                 stop = legend
-            self.found[-1].rows.append(Row(label, line, end, stop, last and stop == len(line)))
+            self.found[-1].rows.append(TextRow(label, line, end, stop, last and stop == len(line)))
         self.open = "row"
 
     def _table(self, label: str) -> None:
@@ -156,10 +156,10 @@ class _Scan:
             here = self.found[-1] if self.found else None
             again = here and [line.split() for line in here.header] == [line.split() for line in self.header]
             if not (here and again and label not in {row.label for row in here.rows}):
-                self.found.append(Table(self.header))
+                self.found.append(TextTable(self.header))
             self.header = []
         elif not self.found:
-            self.found.append(Table([]))
+            self.found.append(TextTable([]))
 
     def _other(self, line: str, last: bool) -> None:
         if self.open == "header" and len(self.header) < _MOST_HEADER and _is_fragment(self.header, line):
@@ -185,7 +185,7 @@ class _Scan:
             and any(name.startswith(tokens[0]) for name in " ".join(self.found[-1].header).split())
         ):
             return False  # the text ends in the beginning of a name
-        inner = tokens if joint(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
+        inner = tokens if possible_joins(row.parts[-1], line, self.words) == (" ",) else tokens[1:]
         if any(self._is_cell(token) for token in tokens):
             return all(self._is_cell(token) or _shouted([token]) for token in inner[:-1] or inner)
         return self.open == "row" and all(_is_tail_part(token) or _shouted([token]) for token in inner)

@@ -13,7 +13,7 @@ import msgspec
 from psctl.topology.graph import HostGraph, Link
 
 
-class Wires(msgspec.Struct, frozen=True):
+class DirectLinks(msgspec.Struct, frozen=True):
     """Devices and the direct links among them.
 
     `links` are (index, index, units) with the lower index first, once a pair, in order. Each unit carries `unit`
@@ -39,7 +39,7 @@ class Wires(msgspec.Struct, frozen=True):
         return table
 
 
-def wires(graph: HostGraph, ids: Sequence[str] | None = None) -> Wires:
+def direct_links(graph: HostGraph, ids: Sequence[str] | None = None) -> DirectLinks:
     """Return the direct links among GPUs of a host: NVn that is not switched, NVLink, xGMI.
 
     Args:
@@ -51,14 +51,14 @@ def wires(graph: HostGraph, ids: Sequence[str] | None = None) -> Wires:
     ports = _ports(graph, nodes)
     if ports:
         unit = _unit(ports)
-        return Wires(nodes, (), unit, tuple(_count(port, unit) for port in ports))
+        return DirectLinks(nodes, (), unit, tuple(_count(port, unit) for port in ports))
     direct = [link for link in graph.edges if is_direct(link) and link.ends <= place.keys() and link.a != link.b]
     unit = _unit(direct)
     counts: dict[tuple[int, int], int] = {}
     for link in direct:
         a, b = sorted((place[link.a], place[link.b]))
         counts[a, b] = counts.get((a, b), 0) + _count(link, unit)
-    return Wires(nodes, tuple((a, b, count) for (a, b), count in sorted(counts.items())), unit)
+    return DirectLinks(nodes, tuple((a, b, count) for (a, b), count in sorted(counts.items())), unit)
 
 
 def is_direct(link: Link) -> bool:
