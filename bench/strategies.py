@@ -4,7 +4,7 @@
 
 Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B of a shaped link in the same run.
 What runs is `psctl up` (which measures the links), then `psctl bench allreduce -o json`, as a user would. It prints
-Markdown for docs/performance.md. The bound is what no schedule can be faster than on that network:
+Markdown for docs/internals/measurements.md. The bound is what no schedule can be faster than on that network:
 
     equal hosts             2 (n-1)/n S / B: every rank sends what its part of the work is
     one slow host           S / B_slow: it sends its gradients once, and gets the sum once

@@ -5,7 +5,7 @@
 Test hosts of this machine (root, sshd, iproute2); iperf3 tells the payload rate B in the same run. One worker a host.
 In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults and psctl
 through `prepare`. Compute is time on a device (training_job/train.py): so many times what a ring takes for the
-gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/performance.md.
+gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: nothing is faster that has to compute and to send. With values on servers that is 2 (n-1)/n S/B as for a ring,
