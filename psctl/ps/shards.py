@@ -24,7 +24,7 @@ LARGEST = 4 << 20
 """Bytes; as BytePS found, parts of 4 MB keep both directions busy."""
 
 LARGEST_NEAR = 8 << 20
-"""Bytes, where all are on one host; twice that saves a tenth more (docs/internals/measurements.md) and leaves less to overlap."""
+"""Bytes, where all processes are on one host; 16 MiB saves a tenth more and leaves less to overlap."""
 
 SMALLEST = 64 << 10
 """Bytes; below this the message costs more than its bytes."""
