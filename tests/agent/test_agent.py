@@ -499,64 +499,67 @@ def test_a_store_that_is_killed_is_there_again_for_who_comes_later(cluster: Call
 WORKER = '''
 """Speaks psctl's messages as a worker does, without torch."""
 import os, queue, sys, time
-from psctl.job import messages as m
+from psctl.job import checkpoint_messages, training_messages
+from psctl.job.job_permits import COORDINATION
 from psctl.transport.credentials import Credentials
 from psctl.transport.connect import dial
 from psctl.process.process_orders import read_orders
 from psctl.types import Layout, Member, ParameterInfo, TensorSlice
 
 orders = read_orders()
-heard = queue.SimpleQueue()
+received = queue.SimpleQueue()
 
 class Handler:
-    def joined(self, peer): pass
-    def place(self, peer, message, size): return None
-    def received(self, peer, message, payload): heard.put(message)
-    def lost(self, peer, error): os._exit(1)
+    def on_connected(self, peer): pass
+    def receive_buffer_for(self, peer, message, size): return None
+    def on_message(self, peer, message, payload): received.put(message)
+    def on_connection_lost(self, peer, error): os._exit(1)
 
-def hear(kind):
+def receive(kind):
     while True:
-        message = heard.get()
+        message = received.get()
         if isinstance(message, kind): return message
 
 peer = dial(orders.coordinator,
             Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key,
                         orders.knock),
-            Member("coordinator", 0), m.AnyMessage, Handler())
+            Member("coordinator", 0), COORDINATION, Handler())
 rank, steps = orders.member.rank, int(os.environ.get("STEPS", "1000000"))
-peer.send(m.Join(os.getpid()))
-first = welcome.resume.step if (welcome := hear(m.Welcome)).resume else 0
+peer.send(training_messages.Join(os.getpid()))
+first = welcome.resume.step if (welcome := receive(training_messages.Welcome)).resume else 0
 print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], first, flush=True)
 shape = (3,) if os.environ.get("ODD") == str(rank) else (2,)
-peer.send(m.Prepare(Layout((ParameterInfo("w", shape, "float32", 0),), "SGD", ({"lr": 0.1},)), ()))
-decision = hear(m.Decision)
+peer.send(training_messages.Prepare(Layout((ParameterInfo("w", shape, "float32", 0),), "SGD", ({"lr": 0.1},)), ()))
+decision = receive(training_messages.Decision)
 assert decision.strategy == "native"
-peer.send(m.Ready())
-hear(m.Go)
+peer.send(training_messages.MemberReady())
+receive(training_messages.Go)
 piece = TensorSlice("param/w", "float32", (2,), 0, 2)
 
 def save(step):
-    peer.send(m.SaveBegin(step, [piece] if rank == 0 else [], {"position": step} if rank == 0 else None))
+    pieces, state = ([piece], {"position": step}) if rank == 0 else ([], None)
+    peer.send(checkpoint_messages.SaveBegin(step, pieces, state))
     if rank == 0:
-        peer.send(m.SavePart(step, 0, 0), b"\\0" * 8)
-    peer.send(m.SaveEnd(step))
+        peer.send(checkpoint_messages.SavePart(step, 0, 0), b"\\0" * 8)
+    peer.send(checkpoint_messages.SaveEnd(step))
     if step not in saved:
-        assert hear(m.Saved).problem == ""
+        assert receive(checkpoint_messages.CheckpointSaved).problem == ""
 
 cut, saved = None, set()
 for step in range(first + 1, steps + 1):
     time.sleep(0.01)
-    numbers = [m.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})]
-    peer.send(m.Report(step, 0, numbers, 1.0 + rank, 0.01, 0.0, 8, rested=step))
+    numbers = [training_messages.StepReport(step, 0, 1.0 + rank, {"loss": float(rank)})]
+    peer.send(training_messages.WorkerReport(step, 0, numbers, 1.0 + rank, 0.01, 0.0, 8, rested=step))
     waiting = False
-    while waiting or not heard.empty():
-        message = heard.get()
-        if isinstance(message, m.Propose):
-            peer.send(m.Position(message.ticket, step + 1))
+    while waiting or not received.empty():
+        message = received.get()
+        if isinstance(message, checkpoint_messages.ProposeCut):
+            peer.send(checkpoint_messages.CutPosition(message.ticket, step + 1))
             waiting = True
-        if isinstance(message, m.CutAt):
+        if isinstance(message, checkpoint_messages.CutAt):
             cut, waiting = message, False
-        if isinstance(message, m.Saved):  # rank 0 was faster: it is whole before this rank has finished the step
+        # rank 0 was faster: it is whole before this rank has finished the step
+        if isinstance(message, checkpoint_messages.CheckpointSaved):
             assert message.problem == ""
             saved.add(message.step)
     if cut and step == cut.step:
@@ -564,7 +567,7 @@ for step in range(first + 1, steps + 1):
         if cut.stop: break
 else:
     if not (cut and cut.save and cut.step == steps): save(steps)  # nobody saves a step twice
-peer.send(m.Finished(step))
+peer.send(training_messages.ScriptFinished(step))
 peer.flush(5)
 print("end", step, flush=True)
 '''
