@@ -24,18 +24,13 @@ LOOK = 0.05
 """The same for a thread that reads a connection: what ends its wait on another connection is seen then."""
 
 
-class Refusal(Protocol):
-    """Why servers refuse to go on; both protocols have a message `Refused`."""
-
-    reason: str
-    hint: str
-
-
 class ClientState(Protocol):
     """The client state machine whose answers are waited for."""
 
     @property
-    def refused(self) -> Any: ...
+    def refused(self) -> Any:
+        """The message `Refused` of either protocol, None while the servers go on."""
+
     @property
     def because(self) -> Mapping[int, Sequence[int]]:
         """By server: the workers that it waits for, as it answered last."""
@@ -100,6 +95,7 @@ class ServerWaits:
         if done():
             return
         began = asked = led = self._clock.now()
+        stop = done if timeout is None else lambda: done() or self._clock.now() >= began + timeout
         try:
             while True:
                 waited = servers()
@@ -107,9 +103,9 @@ class ServerWaits:
                 left = TICK if timeout is None else min(TICK, began + timeout - self._clock.now())
                 if left <= 0:
                     raise TimedOut(f"{what} did not finish within {timeout:g} s: {self.describe(waited)}")
-                over = self._read_or_sleep(waited, done, left)
+                over = self._read_or_sleep(waited, stop, left)
                 self.raise_if_refused()
-                if over or done():
+                if (over and stop is done) or done():
                     return
                 now, waited = self._clock.now(), servers()
                 led = led if NOBODY in waited else now
@@ -151,7 +147,7 @@ class ServerWaits:
         return (names or ("a server" if servers else "other tasks")) + behind
 
     def _read_or_sleep(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
-        """Read the server's connection, or sleep, until the wait may be over; tell whether it is known to be over."""
+        """Read the server's connection, or sleep; return True when `done()` was found true."""
         peer = self._servers.take_turn(servers)
         if peer is None:
             self._sleeping.append(done)
@@ -172,7 +168,7 @@ class ServerWaits:
 
     def raise_if_refused(self) -> None:
         """Raise JobFailed with the servers' reason if they refuse to go on."""
-        refused: Refusal | None = self._state.refused
+        refused = self._state.refused
         if refused is not None:
             raise JobFailed(refused.reason, refused.hint)
 

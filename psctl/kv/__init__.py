@@ -1,0 +1,8 @@
+"""The (key, value) store of a training script, `run.store()`.
+
+open_store: the stores of a run: checks the options and opens each store once
+store: the store: push, pull, wait, clock
+arguments: checks and converts the arguments and results of a store's calls
+tickets: asynchronous calls, and the order in which they start
+store_connections: sessions with the servers of a job, or with one server in this process
+"""

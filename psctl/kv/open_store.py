@@ -7,7 +7,7 @@ from typing import Any
 
 from psctl.client.malloc_settings import keep_freed_memory
 from psctl.errors import UsageError
-from psctl.kv.argument_checks import checked_name
+from psctl.kv.arguments import checked_name
 from psctl.kv.store import RunPosition, Store
 from psctl.kv.store_connections import StoreServers
 from psctl.process.user_functions import JobFunctions

@@ -23,9 +23,9 @@ from psctl.client.server_connections import ServerConnection
 from psctl.client.server_waits import ServerWaits
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
-from psctl.kv import argument_checks as given
+from psctl.kv import arguments as given
+from psctl.kv.arguments import Key, Value
 from psctl.kv.store_connections import StoreServers
-from psctl.kv.store_values import Key, Value, given_back, hashed, in_words, inferred, many, rows_of
 from psctl.kv.tickets import Tasks, Ticket
 from psctl.process.user_functions import JobFunctions, name_of
 from psctl.ps.table_messages import StoreSpec, TableSpec
@@ -140,7 +140,7 @@ class Store:
     @staticmethod
     def key(text: str) -> int:
         """Return an integer key for a text, the same everywhere: for words, names, ids. 64 bits of a hash."""
-        return hashed(text)
+        return given.hash_of(text)
 
     def declare(
         self,
@@ -175,7 +175,7 @@ class Store:
         name = "" if key is int else given.checked_name(key, "a key's name")
         if value is None and shape is None:
             raise UsageError(f"{key!r} is declared without a value or a shape", "give one of them")
-        made = inferred(name, value, "sum") if value is not None and name else None
+        made = given.inferred_spec(name, value, "sum") if value is not None and name else None
         if value is not None and made is None:
             raise UsageError("the rows of integer keys are declared with a value", "declare them with `initial`")
         if made is not None:
@@ -226,7 +226,7 @@ class Store:
             self._check(writes=True)
             self._wait_for_space()
             items = [(each, what, self._kind_for_push(each, what, reduce)) for each, what in pairs]
-            what = f"push {in_words(key if isinstance(key, Mapping) else pairs[0][0])}"
+            what = f"push {given.describe_key(key if isinstance(key, Mapping) else pairs[0][0])}"
             ticket = self._push(items, "push", what, after, callback)
         self._call_back()
         return ticket
@@ -256,13 +256,13 @@ class Store:
             one = self._fetch_one(key, given.checked_callback(callback))
             if one is not None:
                 return one
-        group = many(key)
+        group = given.is_group(key)
         keys = [given.checked_key(each) for each in (key if group else [key])]  # type: ignore[union-attr]
         after, callback = given.checked_after(after), given.checked_callback(callback)
         with self._lock:
             self._check()
             parts = [(each, self._kind_for_pull(each)) for each in keys]
-            ticket = self._ticket(f"pull {in_words(key if group else keys[0])}", callback)
+            ticket = self._ticket(f"pull {given.describe_key(key if group else keys[0])}", callback)
 
             def begin() -> None:
                 wanted = [(kind, each if isinstance(each, range) else self._route(kind, each)) for each, kind in parts]
@@ -483,7 +483,7 @@ class Store:
         parts: list[tuple[Kind, Route, Lanes]] = []
         for key, value, kind in items:
             route = self._route(kind, key)
-            lanes = rows_of(kind, key, value, len(route.unique if route.inverse is None else route.inverse))
+            lanes = given.rows_of(kind, key, value, len(route.unique if route.inverse is None else route.inverse))
             if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
@@ -502,14 +502,14 @@ class Store:
 
     def _kind_for_push(self, key: Any, value: Any, reduce: Any) -> Kind:
         if value is None:
-            raise UsageError(f"push {in_words(key)} without a value", "give the key and its value")
+            raise UsageError(f"push {given.describe_key(key)} without a value", "give the key and its value")
         asked = given.checked_function(reduce, "reduce") if reduce is not None else None
         kind = self._known(key)
         if kind is None:
-            return self._settle(inferred(key, value, asked or "sum"))
+            return self._settle(given.inferred_spec(key, value, asked or "sum"))
         if asked is not None and asked != kind.spec.reduce:
             raise UsageError(
-                f"reduce={asked!r} for {in_words(key)}, which is joined by {kind.spec.reduce}",
+                f"reduce={asked!r} for {given.describe_key(key)}, which is joined by {kind.spec.reduce}",
                 "a key keeps its reduction: use another name, or another store",
             )
         return kind
@@ -517,7 +517,7 @@ class Store:
     def _kind_for_pull(self, key: Any) -> Kind:
         kind = self._known(key)
         if kind is None:
-            what = f"key {in_words(key)}" if key != "" else "integer keys"
+            what = f"key {given.describe_key(key)}" if key != "" else "integer keys"
             raise UsageError(
                 f"{what}: nobody has pushed or declared that in store {self.name!r}", "store.declare it on every rank"
             )
@@ -543,7 +543,7 @@ class Store:
         found = []
         for want, (key, kind) in zip(read.wants, parts, strict=True):
             keys, lanes = result(want)
-            rows = given_back(kind, key, lanes)
+            rows = given.result_of(kind, key, lanes)
             found.append((torch.from_numpy(keys.copy()), rows) if isinstance(key, range) else rows)
         return dict(zip(group, found, strict=True)) if group is not None else found[0]
 
@@ -652,4 +652,4 @@ def _row(kind: Kind, key: Any, value: Any) -> Lanes:
         and not value.is_neg()
     ):
         return Lanes((value.detach() if value.requires_grad else value).reshape(1, -1))
-    return rows_of(kind, key, value, 1)
+    return given.rows_of(kind, key, value, 1)

@@ -127,7 +127,7 @@ class LocalServer:
         return "this process"
 
 
-class ConnectionState:
+class ServerState:
     """One connection to a server's tables: the stores with a session on it, and what arrived in part."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class RemoteServers:
         self._memory = memory
         self._lock = threading.Lock()
         self._epoch = -1
-        self._states: dict[Any, ConnectionState] = {}  # by connection
+        self._states: dict[Any, ServerState] = {}  # by connection
         self._sessions: dict[str, StoreSession] = {}  # by store
         self.assign(first)
 
@@ -199,7 +199,7 @@ class RemoteServers:
         if state is not None:
             session.start_session(peer.member.rank, lambda: state.stores.add(store))
 
-    def _give_back(self, peer: Any, state: ConnectionState) -> None:
+    def _give_back(self, peer: Any, state: ServerState) -> None:
         """Tell a server how many of the answers in its memory were read."""
         with self._lock:  # a thread that counted more sends later
             if state.owed:
@@ -213,7 +213,7 @@ class RemoteServers:
         if self._memory is not None:
             self._memory.offer(peer)
         with self._lock:
-            self._states[peer] = ConnectionState()
+            self._states[peer] = ServerState()
             sessions = dict(self._sessions)
         for store, session in sessions.items():
             self._start(store, session, peer)
@@ -239,7 +239,7 @@ class RemoteServers:
         if lent is not None:
             self._count_read(peer, state)
 
-    def _count_read(self, peer: Any, state: ConnectionState) -> None:
+    def _count_read(self, peer: Any, state: ServerState) -> None:
         """Note that one more answer in a server's memory was read."""
         state.read += 1
         state.owed = True

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from psctl.client.model_layout import terms_of
 from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedBuffers, SharedRows
 from psctl.errors import CheckpointCorrupt, ConnectionFailed, PsctlError
-from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
+from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted, SaveBegin, SaveEnd, SavePart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.membership_messages import (
     CountUntil,
@@ -41,12 +41,12 @@ from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.rejected_connections import RejectionLog
 from psctl.ps.dense.server.dense_server import ServerMind
+from psctl.ps.messages import PART
 from psctl.ps.outputs import CaughtUp, HandedOver, Held, Save
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.server_optimizers import scalars, warm_up
 from psctl.ps.snapshot import Loading, Wanted, by_parameter, check_shapes, wanted_slices
-from psctl.server.checkpoint_stream import Coordinator, stream_save
 from psctl.server.dense_connections import DenseConnections, DenseReport
 from psctl.server.peer_connections import PeerConnections
 from psctl.server.table_connections import TableConnections
@@ -59,8 +59,18 @@ from psctl.types import Address, Member, ServerAt
 BEAT = 1.0
 """Seconds between two heartbeats to the coordinator."""
 
+QUEUED = 8 << 20
+"""Bytes of a checkpoint part that may be queued at once, so that heartbeats and answers are not delayed."""
+
 Membership = Reassign | WorkerGone | CountUntil | Members
 """Messages of the coordinator about the members of the job."""
+
+
+class CoordinatorConnection(Protocol):
+    """The methods of psctl.transport.peer_connection.PeerConnection that the server calls."""
+
+    def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
+    def flush(self, timeout: float | None = None) -> None: ...
 
 
 class Server:
@@ -84,7 +94,7 @@ class Server:
         self._gone: dict[int, int] = {}  # worker -> its lost incarnation
         self.mind: ServerMind | None = None
         self._changed = threading.Condition()
-        self._coordinator: Coordinator | None = None
+        self._coordinator: CoordinatorConnection | None = None
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._ending: str | None = None
@@ -95,7 +105,7 @@ class Server:
 
     # ---- the main thread -----------------------------------------------------------------------------------------
 
-    def run(self, coordinator: Coordinator, address: Address) -> int:
+    def run(self, coordinator: CoordinatorConnection, address: Address) -> int:
         """Take part in the job to its end.
 
         Args:
@@ -301,6 +311,25 @@ class Server:
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """End: without a coordinator no message would end this server."""
         self._end(f"the coordinator is lost: {error.message}", failed=True)
+
+
+def stream_save(coordinator: CoordinatorConnection, save: Save, *, tables: bool = False) -> None:
+    """Send a server's part of a checkpoint to the coordinator, at the pace of the network.
+
+    Raises:
+        ConnectionFailed: the coordinator is lost.
+    """
+    coordinator.send(SaveBegin(save.step, [copied.slice for copied in save.copied], tables=tables))
+    queued = 0
+    for index, copied in enumerate(save.copied):
+        for offset in range(0, len(copied.data), PART):
+            part = copied.data[offset : offset + PART]
+            coordinator.send(SavePart(save.step, index, offset, tables), part)
+            queued += len(part)
+            if queued >= QUEUED:
+                coordinator.flush()
+                queued = 0
+    coordinator.send(SaveEnd(save.step, tables))
 
 
 def serve(orders: ProcessOrders) -> int:

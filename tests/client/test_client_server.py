@@ -18,8 +18,7 @@ from psctl.ps import permits
 from psctl.ps.messages import Aside, Begin, Forwarded, Leads, Push
 from psctl.ps.outputs import Save
 from psctl.ps.snapshot import Copied
-from psctl.server.checkpoint_stream import stream_save
-from psctl.server.main import Server
+from psctl.server.main import Server, stream_save
 from psctl.types import Address, Member, TensorSlice, first_assignment
 from tests.helpers.ps_world import World, credentials, flat_values, make_layout
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_failover import processes
 
 from tests.helpers.running import ROOT, Psctl
+from tests.whole.test_failover import processes
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(400)]
 

@@ -1,9 +1,13 @@
-"""Checks what a script gives `run.store()`: names, integer keys, shapes, tickets; before memory is taken for it."""
+"""Arguments and results of a store's calls: checks keys, values, shapes and tickets, and converts tensors and rows.
+
+Every size is checked before memory is taken.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +17,9 @@ from psctl.errors import UsageError
 from psctl.kv.tickets import Ticket
 from psctl.process.user_functions import name_of
 from psctl.ps.table_messages import TableSpec
+from psctl.ps.tables.reductions import Lanes
 from psctl.ps.tables.row_index import LEAST, MOST, Keys
+from psctl.ps.tables.table_kinds import Kind
 
 MOST_KEYS = 1 << 26
 """Integer keys of one push, pull or call: their list is 512 MiB, and routing it takes some times as much."""
@@ -31,17 +37,23 @@ KEYS = (
     "tensor or array; one call has names or integers, not both"
 )
 
-Checked: TypeAlias = "str | int | range | Keys"
-"""A key as the store takes it on."""
+Key: TypeAlias = "str | int | range | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]"
+"""A name; or integer keys: one, a range, or several in a list, tensor or array."""
+
+Value: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float | tuple[Any, Any]"
+"""A tensor, or a value that a tensor is made of; for argmin (values, indices)."""
+
+CheckedKey: TypeAlias = "str | int | range | Keys"
+"""A key that was checked."""
 
 
-def checked_key(key: Any) -> Checked:
-    """Return one key or one list of integer keys: single integers as int, lists as an array of 64-bit integers.
+def checked_key(key: Any) -> CheckedKey:
+    """Return one key or one list of integer keys: a single integer as int, a list as an array of 64-bit integers.
 
-    A range stays one: to pull it asks for what is there. A tensor may be on any device.
+    A range stays a range: a pull of it returns the keys that are there. A tensor may be on any device.
 
     Raises:
-        UsageError: it is no key; the script's fault.
+        UsageError: the value is no key.
     """
     if isinstance(key, str):
         return checked_name(key, "a key's name")
@@ -59,10 +71,10 @@ def checked_key(key: Any) -> Checked:
 
 
 def checked_name(name: Any, what: str) -> str:
-    """Return a name that can travel.
+    """Return a name that fits into messages; `what` is its description for errors.
 
     Raises:
-        UsageError: it cannot; the script's fault.
+        UsageError: it is no text, empty, no valid Unicode, or longer than NAME_BYTES.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"{what} is {name!r}", "give a text of at least one character")
@@ -79,10 +91,10 @@ def checked_name(name: Any, what: str) -> str:
 
 
 def integer_keys(keys: Any) -> Keys:
-    """Return integer keys as an array of 64-bit integers; a range is spelled out.
+    """Return integer keys as an array of 64-bit integers, those of a range too.
 
     Raises:
-        UsageError: they are none, or too many for one call; the script's fault.
+        UsageError: the value is no list of integers, or has more than MOST_KEYS.
     """
     if isinstance(keys, range):
         _check_count(_length(keys))
@@ -91,7 +103,7 @@ def integer_keys(keys: Any) -> Keys:
         start, step = (np.uint64(each & _WRAP) for each in (keys.start if keys else 0, keys.step))
         return (np.arange(len(keys), dtype=np.uint64) * step + start).view(np.int64)  # modulo 2^64, as keys wrap
     if not isinstance(keys, list | tuple | np.ndarray):
-        raise UsageError(f"keys are {_kind(keys)}", KEYS)
+        raise UsageError(f"keys are {_describe_keys(keys)}", KEYS)
     _check_count(keys.size if isinstance(keys, np.ndarray) else len(keys))
     try:
         found = np.asarray(keys)
@@ -100,14 +112,14 @@ def integer_keys(keys: Any) -> Keys:
     except OverflowError as error:
         raise UsageError(*_TOO_LARGE) from error
     except (ValueError, TypeError, RuntimeError) as error:
-        raise UsageError(f"keys are {_kind(keys)}", KEYS) from error
+        raise UsageError(f"keys are {_describe_keys(keys)}", KEYS) from error
     if found.dtype.kind == "O" and found.ndim == 1 and all(type(one) is int for one in found):
         found = np.array([_in_64_bits(one) for one in found], dtype=np.int64)
     if not found.size and found.ndim == 1:
         return found.astype(np.int64)
     if found.dtype.kind not in "iu" or found.ndim != 1:
         shape = f" of shape {found.shape}" if found.ndim != 1 else ""
-        raise UsageError(f"keys are {_kind(keys)}{shape}", KEYS)
+        raise UsageError(f"keys are {_describe_keys(keys)}{shape}", KEYS)
     return found.astype(np.int64, copy=False)
 
 
@@ -133,10 +145,10 @@ def _check_count(count: int) -> None:
         )
 
 
-def _kind(keys: Any) -> str:
-    """Return what somebody gave as keys, in words."""
+def _describe_keys(keys: Any) -> str:
+    """Return the type of what was given as keys, for messages."""
     if isinstance(keys, torch.Tensor | np.ndarray):
-        return f"{str(keys.dtype).removeprefix('torch.')}"
+        return dtype_name(keys.dtype)
     if isinstance(keys, list | tuple) and keys:
         inside = " and ".join(sorted({type(one).__name__ for one in keys[:1000]}))
         return f"a {type(keys).__name__} of {inside}"
@@ -144,20 +156,20 @@ def _kind(keys: Any) -> str:
 
 
 def checked_spec(spec: TableSpec) -> TableSpec:
-    """Return what a table is, if one call can push and pull its rows.
+    """Return a table's specification.
 
     Raises:
-        UsageError: a row, or a name's tensor, is too large; the script's fault.
+        UsageError: one row, or a name's tensor, is larger than one call may push and pull.
     """
     check_bytes(spec, 1)
     return spec
 
 
 def check_bytes(spec: TableSpec, rows: int) -> None:
-    """Raise UsageError where one call pushes or pulls too much.
+    """Raise UsageError where one call pushes or pulls more than MOST_BYTES.
 
     Args:
-        rows: of integer keys; a name has its whole tensor.
+        rows: number of integer keys; for a name: 1.
     """
     size = rows * spec.elements * getattr(torch, spec.dtype).itemsize
     if size > MOST_BYTES:
@@ -170,7 +182,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or row; a single number is one side.
 
     Raises:
-        UsageError: it is none; the script's fault.
+        UsageError: the value is no shape.
     """
     wrong = UsageError(f"shape={shape!r} is no shape", "give whole numbers from 0 on: shape=(3, 4)")
     if isinstance(shape, str | bytes):
@@ -189,14 +201,14 @@ def checked_dtype(dtype: Any) -> str:
     """Return a dtype's name without "torch."."""
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"dtype={dtype!r} is no dtype of torch", "give torch.float32, torch.int64 ...")
-    return str(dtype).removeprefix("torch.")
+    return dtype_name(dtype)
 
 
 def checked_function(what: Any, option: str) -> str:
-    """Return the name of a function, or of a reduction, as it travels.
+    """Return the name of a function or reduction, as messages carry it.
 
     Raises:
-        UsageError: it is neither a name nor a function that others find; the script's fault.
+        UsageError: the value is neither a name nor a function that servers can import.
     """
     if isinstance(what, str) or callable(what):
         return name_of(what)
@@ -204,10 +216,10 @@ def checked_function(what: Any, option: str) -> str:
 
 
 def checked_initial(initial: Any, dtype: str) -> float | str | None:
-    """Return what an absent row begins as.
+    """Return the initial value of absent rows, or the name of the function that makes it.
 
     Raises:
-        UsageError: it is no number that the dtype holds, and no function; the script's fault.
+        UsageError: the value is no number that the dtype holds, and no function.
     """
     if initial is None or isinstance(initial, str) or callable(initial):
         return None if initial is None else name_of(initial)
@@ -232,7 +244,7 @@ def checked_tickets(tickets: Any, where: str) -> tuple[Ticket, ...]:
     """Return several tickets.
 
     Raises:
-        UsageError: they are something else; the script's fault.
+        UsageError: the value has something else.
     """
     if isinstance(tickets, Iterable) and not isinstance(tickets, str | Mapping):
         found = tuple(tickets)
@@ -242,7 +254,7 @@ def checked_tickets(tickets: Any, where: str) -> tuple[Ticket, ...]:
 
 
 def checked_callback(callback: Any) -> Callable[[Any], Any] | None:
-    """Return what is to be called at the end."""
+    """Return the function that is called with the result."""
     if callback is None or callable(callback):
         return callback  # type: ignore[no-any-return]
     raise UsageError(f"callback={callback!r} is no function", "give a function of one argument: the result")
@@ -268,19 +280,17 @@ def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return a value as a dense tensor on the CPU, which may be the script's own memory.
+    """Return a value as a dense tensor on the CPU; it may share the script's memory.
 
     Raises:
-        UsageError: it is none; the script's fault.
+        UsageError: no tensor can be made of the value.
     """
     if isinstance(value, torch.Tensor):
         return _plain(value, "a value")
     try:
-        return (
-            torch.tensor(value)
-            if not isinstance(value, np.ndarray)
-            else torch.from_numpy(np.require(value, requirements=["C", "W"]))
-        )
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        return torch.tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"a value is no tensor: {error}", "give a tensor, an array, numbers or lists of them"
@@ -290,7 +300,7 @@ def tensor_of(value: Any) -> torch.Tensor:
 def _plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise UsageError(
-            f"{what}: a tensor of layout {str(tensor.layout).removeprefix('torch.')}",
+            f"{what}: a tensor of layout {dtype_name(tensor.layout)}",
             "make it dense (to_dense()), or push its rows by integer keys",
         )
     if tensor.is_quantized:
@@ -298,3 +308,110 @@ def _plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
     if tensor.is_meta:
         raise UsageError(f"{what}: a tensor on the device meta, which has no values", "make it on the CPU or a GPU")
     return tensor.detach().cpu().resolve_neg()
+
+
+# ---- values and results ----------------------------------------------------------------------------------------------
+
+
+def hash_of(text: str) -> int:
+    """Return a 64-bit integer key for a text: a hash, of which two of 2^32 texts share one with probability 1/2."""
+    if not isinstance(text, str):
+        raise UsageError(f"store.key({text!r})", "give a text: store.key(str(thing))")
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
+
+
+def dtype_name(dtype: object) -> str:
+    """Return the name of a dtype or layout without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def inferred_spec(key: Key, value: Value, reduce: str) -> TableSpec:
+    """Return the specification of a table that was not declared, from the first push to it."""
+    values = tensor_of(value[0] if reduce == "argmin" and isinstance(value, tuple) else value)
+    name = key if isinstance(key, str) else ""
+    shape = values.shape if isinstance(key, str | int) else values.shape[1:]
+    return checked_spec(TableSpec(name, tuple(shape), dtype_name(values.dtype), reduce))
+
+
+def rows_of(kind: Kind, key: Key, value: Value, count: int) -> Lanes:
+    """Return the rows of a push, one a key (or block); they share the script's memory where its layout fits.
+
+    Args:
+        count: number of keys.
+
+    Raises:
+        UsageError: the value does not fit the table.
+    """
+    spec = kind.spec
+    index = None
+    if kind.reduction.beside == "index":
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise UsageError(
+                f"a push to {describe_table(spec)} gives no indices", "push (values, indices) with reduce='argmin'"
+            )
+        given = tensor_of(value[1])
+        if given.is_floating_point() or given.is_complex():
+            raise UsageError(f"indices of {dtype_name(given.dtype)}", "push indices of int64: (values, indices)")
+        index = _as_rows(spec, key, given.to(torch.int64), count)
+        value = value[0]
+    values = tensor_of(value)
+    if values.dtype != kind.dtype:
+        if torch.result_type(values, torch.zeros(1, dtype=kind.dtype)) != kind.dtype:
+            raise UsageError(
+                f"{dtype_name(values.dtype)} is pushed to {describe_table(spec)}, which holds {spec.dtype}",
+                "convert it first",
+            )
+        values = values.to(kind.dtype)
+    return kind.reduction.lanes(_as_rows(spec, key, values, count), index)
+
+
+def _as_rows(spec: TableSpec, key: Key, values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a value as rows of the table."""
+    wanted = spec.shape if isinstance(key, str | int) else (count, *spec.shape)
+    if values.ndim == 0 and wanted:
+        values = values.expand(wanted)
+    if tuple(values.shape) != wanted:
+        raise UsageError(f"{tuple(values.shape)} is pushed to {describe_table(spec)} where {wanted} fits", "reshape it")
+    if not isinstance(key, str):
+        return values.reshape(count, spec.width)
+    flat = values.reshape(-1)
+    if spec.blocks * spec.width > spec.elements:
+        flat = torch.cat([flat, torch.zeros(spec.blocks * spec.width - spec.elements, dtype=flat.dtype)])
+    return flat.view(spec.blocks, spec.width)
+
+
+def result_of(kind: Kind, key: Key, lanes: Lanes) -> Any:
+    """Return rows as the script receives them: a tensor; for argmin (values, indices)."""
+    found = _as_result(kind.spec, key, lanes.values)
+    if kind.reduction.beside == "index" and lanes.beside is not None:
+        return found, _as_result(kind.spec, key, lanes.beside)
+    return found
+
+
+def _as_result(spec: TableSpec, key: Key, rows: torch.Tensor) -> torch.Tensor:
+    if isinstance(key, str):
+        return rows.reshape(-1)[: spec.elements].reshape(spec.shape)
+    if isinstance(key, int):
+        return rows.reshape(spec.shape)
+    return rows.reshape(len(rows), *spec.shape)
+
+
+def describe_table(spec: TableSpec) -> str:
+    """Return a table, for messages."""
+    return f"key {spec.name!r} of shape {spec.shape}" if spec.name else f"integer keys, rows of shape {spec.shape}"
+
+
+def is_group(key: Any) -> bool:
+    """Is this a group of keys: a list or tuple of names, or a dict?"""
+    return isinstance(key, Mapping) or (
+        isinstance(key, list | tuple) and bool(key) and all(isinstance(one, str) for one in key)
+    )
+
+
+def describe_key(key: Any) -> str:
+    """Return a key, or the number of keys, for messages."""
+    if isinstance(key, str | int | range):
+        return repr(key) if len(str(key)) <= 60 else f"{str(key)[:60]!r}..."
+    if is_group(key):
+        return f"{len(key)} names"
+    return f"{len(key)} keys" if hasattr(key, "__len__") else repr(key)
