@@ -140,11 +140,11 @@ def _walk(
     inside = [ignore.Rule(prefix + rule.base, rule.pattern, rule.folders_only, rule.negated) for rule in found]
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         name, is_folder = at + entry.name, entry.is_dir(follow_symlinks=False)
-        if ignore.left_out(name, is_folder, top) or ignore.left_out(name, is_folder, own):
+        if ignore.is_left_out(name, is_folder, top) or ignore.is_left_out(name, is_folder, own):
             continue
         # What `exclude: ["!x"]` lets in stays in, whatever .gitignore says.
         let_in = any(rule.negated and rule.matches(name, is_folder) for rule in own)
-        if not let_in and ignore.left_out(prefix + name, is_folder, [*above, *inside]):
+        if not let_in and ignore.is_left_out(prefix + name, is_folder, [*above, *inside]):
             continue
         if not (is_folder or entry.is_symlink() or entry.is_file()):
             continue  # sockets, pipes and devices do not travel
@@ -169,7 +169,7 @@ def _rules_above(folder: Path) -> tuple[list[ignore.Rule], str]:
         base = "".join(f"{part}/" for part in inner[:depth])
         if (parent / ".gitignore").is_file():
             rules += ignore.parse((parent / ".gitignore").read_text(errors="replace"), base)
-        if ignore.left_out("/".join(inner[: depth + 1]), True, rules):
+        if ignore.is_left_out("/".join(inner[: depth + 1]), True, rules):
             return [], ""
     return rules, "/".join(inner) + "/"
 

@@ -1,8 +1,11 @@
-"""Which files of a folder travel: .gitignore rules as git reads them, with a job's own `exclude:` on top.
+"""Rules of .gitignore files, as git reads them: which files of a folder are left out of its archive.
 
-A rule is a pattern with its base folder. The last rule that matches a path decides; a rule that starts with "!" lets
-the path in again, but nothing comes back from within a folder that is left out. A pattern with a slash at its start or
-in its middle is tied to its base; one without matches at any depth. A slash at the end means folders only.
+A rule is a pattern with its base folder. The last rule that matches a path decides; a rule that starts with "!"
+includes the path again, except within a folder that is left out. A pattern with a slash at its start or in its middle
+is relative to its base; one without matches at any depth. A slash at the end means folders only.
+
+The library pathspec is not used: it matches what lies below a matching folder too, and so differs from git in 4 of 100
+random sets of patterns (`?/**/`; `/[!a]/*` followed by `![!a]/`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 ALWAYS = (".git", "__pycache__/", "*.pyc", ".psctl/")
-"""Never sent: what is of no use elsewhere."""
+"""Patterns that are always left out: such files are of no use on another host."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -25,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True):
     negated: bool
 
     def matches(self, path: str, folder: bool) -> bool:
-        """Tell whether the rule is about `path` (relative, "/"-separated)."""
+        """Return whether the rule matches `path` (relative, "/"-separated)."""
         if (self.folders_only and not folder) or not path.startswith(self.base):
             return False
         return re.fullmatch(self.pattern, path[len(self.base) :]) is not None
@@ -36,13 +39,13 @@ def parse(text: str, base: str = "") -> list[Rule]:
     return [rule for line in text.splitlines() if (rule := _rule(line, base)) is not None]
 
 
-def left_out(path: str, folder: bool, rules: Iterable[Rule]) -> bool:
-    """Tell whether `path` is left out; its parent folders are taken to be in."""
-    verdict = False
+def is_left_out(path: str, folder: bool, rules: Iterable[Rule]) -> bool:
+    """Return whether `path` is left out; its parent folders are not."""
+    out = False
     for rule in rules:
-        if rule.negated == verdict and rule.matches(path, folder):
-            verdict = not rule.negated
-    return verdict
+        if rule.negated == out and rule.matches(path, folder):
+            out = not rule.negated
+    return out
 
 
 def _rule(line: str, base: str) -> Rule | None:
@@ -67,9 +70,9 @@ def _translate(pattern: str) -> str:
         if pattern.startswith("**/", at) and (at == 0 or pattern[at - 1] == "/"):
             out.append(r"(?:.*/)?")
             at += 3
-        elif pattern.startswith("/**", at) and at + 3 == len(pattern):
-            out.append(r"/.*")
-            at += 3
+        elif pattern[at:] == "**" and (at == 0 or pattern[at - 1] == "/"):
+            out.append(r".*")
+            at += 2
         elif pattern[at] == "*":
             out.append(r"[^/]*")
             at += 2 if pattern.startswith("**", at) else 1

@@ -62,7 +62,17 @@ def test_gitignore_is_honoured_nested_and_negated_and_exclude_adds_to_it(tmp_pat
     ]  # fmt: skip
 
 
-def test_gitignore_means_what_git_takes_it_to_mean(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "# a comment\n/a.txt\ndoc/*.txt\nx/**/file\nfoo/bar\ntemp?\nout/*\n!out/keep/\nname with space  \n\\#hash\n"
+        "ab[cd].o\n[!a]yz.o\n**/er\n",
+        "[!a]*\n!/**\n",
+        "x/**\n!x/y\nout/**\n!out/keep/**\n",
+        "?oo/**/\n*/*.txt\n![!a]*/\n",
+    ],
+)
+def test_gitignore_means_what_git_takes_it_to_mean(tmp_path: Path, rules: str) -> None:
     """Every pattern that git has a rule for, against git itself."""
     files = [
         "a.txt", "b.txt", "doc/a.txt", "doc/b/a.txt", "x/y/z/file", "foo/bar", "deep/foo/bar", "foobar", "temp1",
@@ -70,10 +80,7 @@ def test_gitignore_means_what_git_takes_it_to_mean(tmp_path: Path) -> None:
         "deep/er/abc.o",
     ]  # fmt: skip
     folder = fill(tmp_path / "work", dict.fromkeys(files, "content"))
-    (folder / ".gitignore").write_text(
-        "# a comment\n/a.txt\ndoc/*.txt\nx/**/file\nfoo/bar\ntemp?\nout/*\n!out/keep/\nname with space  \n\\#hash\n"
-        "ab[cd].o\n[!a]yz.o\n**/er\n"
-    )
+    (folder / ".gitignore").write_text(rules)
     git = ["git", "-C", str(folder)]
     subprocess.run([*git, "init", "-q"], check=True)
     listed = subprocess.run(
