@@ -121,16 +121,3 @@ class CheckpointReceiver:
             file.close()
         self._disk.remove(self._partial)
         self._at.close()
-
-
-def copy_checkpoint(source: Path, folder: Path, disk: Disk | None = None) -> Manifest:
-    """Copy a checkpoint to another folder of this machine and verify it. Raises as opening and the receiver do."""
-    files = file_sizes(source, open_checkpoint(source))
-    receiver = CheckpointReceiver(folder, files, disk)
-    try:
-        for name, offset, data in read_parts(source, files):
-            receiver.write_part(name, offset, data)
-        return receiver.finish()
-    except BaseException:
-        receiver.discard()
-        raise

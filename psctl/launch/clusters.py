@@ -50,6 +50,10 @@ Connect = Callable[[ChosenCluster, Sequence[str] | None], Fleet]
 """Connects to all hosts of a cluster, or to those named; callers pass it in, so that options and tests decide."""
 
 
+Progress = Callable[[str, str], None]
+"""Shows the progress of a command: host ("" for all), sentence."""
+
+
 class ClusterRow(msgspec.Struct, frozen=True):
     """A cluster in `psctl clusters`. `state`: ready, partial, new, changed (its file was) or file-missing."""
 

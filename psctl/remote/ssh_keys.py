@@ -5,7 +5,7 @@ from __future__ import annotations
 import paramiko
 
 from psctl.errors import HostKeyChanged, HostKeyUnknown, PsctlError
-from psctl.remote import known_hosts, revoked_keys
+from psctl.remote import known_hosts
 from psctl.remote.known_hosts import KeyVerdict
 from psctl.remote.target import Endpoint
 
@@ -42,7 +42,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         """Return when the key is known (or was just added); raise otherwise."""
         blob = key.asbytes()
         for file in self._endpoint.revoked_host_keys:
-            if revoked_keys.lists(file, blob):
+            if known_hosts.is_revoked(file, blob):
                 raise self._revoked(blob, file)
         judgement = known_hosts.judge(self._lines(), self._names, blob)
         if judgement.verdict is KeyVerdict.KNOWN:

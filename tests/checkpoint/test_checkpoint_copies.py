@@ -8,10 +8,23 @@ import safetensors.numpy
 
 from psctl import errors
 from psctl.checkpoint.catalog import best_step, find_checkpoint, list_checkpoints, prune, steps_to_remove
-from psctl.checkpoint.copies import CheckpointReceiver, copy_checkpoint, file_sizes, read_parts
+from psctl.checkpoint.copies import CheckpointReceiver, file_sizes, read_parts
 from psctl.checkpoint.export import export_model
 from psctl.checkpoint.reader import open_checkpoint
 from psctl.checkpoint.upload import remove_uploaded, upload_checkpoint
+
+
+def copy_checkpoint(source, folder, disk=None):
+    """Copy a checkpoint to another folder as two hosts would."""
+    files = file_sizes(source, open_checkpoint(source))
+    receiver = CheckpointReceiver(folder, files, disk)
+    try:
+        for name, offset, data in read_parts(source, files):
+            receiver.write_part(name, offset, data)
+        return receiver.finish()
+    except BaseException:
+        receiver.discard()
+        raise
 
 
 def test_a_copy_is_the_same_to_the_byte(save, tmp_path):

@@ -65,8 +65,10 @@ def test_gitignore_is_honoured_nested_and_negated_and_exclude_adds_to_it(tmp_pat
 @pytest.mark.parametrize(
     "rules",
     [
-        "# a comment\n/a.txt\ndoc/*.txt\nx/**/file\nfoo/bar\ntemp?\nout/*\n!out/keep/\nname with space  \n\\#hash\n"
-        "ab[cd].o\n[!a]yz.o\n**/er\n",
+        (
+            "# a comment\n/a.txt\ndoc/*.txt\nx/**/file\nfoo/bar\ntemp?\nout/*\n!out/keep/\nname with space  \n\\#hash\n"
+            "ab[cd].o\n[!a]yz.o\n**/er\n"
+        ),
         "[!a]*\n!/**\n",
         "x/**\n!x/y\nout/**\n!out/keep/**\n",
         "?oo/**/\n*/*.txt\n![!a]*/\n",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from psctl.launch.remote_programs import machine_identity
-from psctl.launch.remote_programs.machine_identity import machine_id
+from psctl.launch.remote_programs import host_state
+from psctl.launch.remote_programs.host_state import machine_id
 from psctl.launch.setup.doctor import HostReport, _disk
 from tests.launch.test_actions import site
 
@@ -31,13 +31,13 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_free_inodes_are_those_of_the_disk(tiny: Path) -> None:
-    before = machine_identity.free_inodes(str(tiny / "not/there/yet"))
+    before = host_state.free_inodes(str(tiny / "not/there/yet"))
     assert before is not None
     assert 30 < before < 40
     for number in range(5):
         (tiny / str(number)).touch()
-    assert machine_identity.free_inodes(str(tiny)) == before - 5
-    assert machine_identity.free_space(str(tiny)) == 64 << 20
+    assert host_state.free_inodes(str(tiny)) == before - 5
+    assert host_state.free_space(str(tiny)) == 64 << 20
 
 
 @pytest.mark.parametrize(

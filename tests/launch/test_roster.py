@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl import errors
+from psctl.launch.home import HostRecord
 from psctl.launch.placement.roster import (
     AgentKeys,
-    HostFolders,
     Machine,
     agent_orders,
     assign_workers,
@@ -141,7 +141,7 @@ def test_orders_say_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone
     assert servers_of(wanted, sum(host.may_serve for host in found.hosts)) == 3
     order = job_order("digits-3", THREE, wanted, found, code_hash="abc", environment={"A": "b"})
     assert (order.argv, order.servers, order.checkpoint.every_steps) == (["train.py"], 3, 500)
-    place = HostFolders("/usr/bin/python3", "/w/code/p", "/w", "/w/jobs/digits-3/a", "/w/code/abc")
+    place = HostRecord("a", "/w", "/w/jobs/digits-3/a", "/usr/bin/python3", "/w/code/p")
     head = agent_orders(order, 0, place, AgentKeys("CA", "cert", "key", "knock", "CA-key"), None, {"TOKEN": "s"})
     other = agent_orders(
         order, 1, place, AgentKeys("CA", "cert", "key", "knock"), Address("10.0.0.1", 5000), {"TOKEN": "s"}

@@ -23,6 +23,7 @@ def down(
     from psctl.launch.clusters import shown_path
     from psctl.launch.home import PARTIAL
     from psctl.launch.hosts.converge import verdict
+    from psctl.launch.hosts.site import look_at_hosts
     from psctl.launch.setup import teardown
     from psctl.view.tables import draw_up
 
@@ -34,11 +35,13 @@ def down(
         of = f" of {', '.join(jobs)}" if jobs else ""
         own.confirm(f"remove {chosen.spec.runtime.workdir} with all logs and checkpoints{of} from {where}")
     with own.connect(chosen) as fleet:
-        sites = teardown.look_at(chosen, fleet)
+        sites, failed = look_at_hosts(chosen.spec, fleet)
         running = teardown.running_jobs(sites)
         if running and force:
             own.confirm(f"end running jobs: {teardown.listed(running)}")
-        rows, failed = teardown.tear_down(own.home, chosen, fleet, sites, purge=purge, force=force, say=own.progress)
+        rows = teardown.tear_down(
+            own.home, chosen, fleet, sites, failed, purge=purge, force=force, progress=own.progress
+        )
     if not failed:
         own.home.forget(chosen.spec.name)
     elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():

@@ -7,14 +7,14 @@ job is never touched: code and environments lie under the hash of their content,
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.host_programs import HOST_FILES, run_program
 from psctl.launch.hosts.actions import (
     AnyAction,
@@ -32,7 +32,7 @@ from psctl.launch.hosts.actions import (
     torch_to_ask_for,
 )
 from psctl.launch.hosts.installing import install, runs_of
-from psctl.launch.hosts.site import HostSite, look
+from psctl.launch.hosts.site import HostSite, look_at_hosts
 from psctl.launch.pins import CONSTRAINTS, hashed
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
@@ -42,9 +42,6 @@ from psctl.units import hide_credentials
 
 PRIVATELY = ("sh", "-c", 'umask 077; exec "$@"', "sh")
 """Words before a command: what it writes is for this user alone, whatever the login's umask."""
-
-Say = Callable[[str, str], None]
-"""Told of progress: host, sentence."""
 
 
 class HostOutcome(msgspec.Struct, frozen=True):
@@ -114,15 +111,9 @@ def look_at_all(chosen: ChosenCluster, fleet: Fleet, codes: Sequence[str] = ()) 
         codes: further archives to look for: a job's folder.
     """
     wants, archives = wants_of(chosen)
-    asked = [*archives, *codes]
-    found = fleet.each(lambda _, shell: look(shell, chosen.spec, asked))
-    state = ClusterState(wants, archives, {}, {}, {str(name): error for name, error in fleet.failed.items()})
-    for name, outcome in found.items():
-        if outcome.error is not None:
-            state.failed[name] = outcome.error
-            continue
-        site = outcome.value
-        state.sites[name] = site
+    state = ClusterState(wants, archives, {}, {}, {})
+    state.sites, state.failed = look_at_hosts(chosen.spec, fleet, [*archives, *codes])
+    for name, site in state.sites.items():
         try:
             state.plans[name] = decide(site, wants)
         except errors.PsctlError as error:
@@ -150,10 +141,10 @@ def check_versions(state: ClusterState) -> None:
             )
 
 
-def carry_out(state: ClusterState, fleet: Fleet, say: Say) -> None:
+def carry_out(state: ClusterState, fleet: Fleet, progress: Progress) -> None:
     """Do what was decided for each host by itself, in parallel; a host that fails moves from `plans` to `failed`."""
     busy = [HostName(name) for name, actions in state.plans.items() if actions]
-    done = fleet.each(lambda name, shell: _carry_out_host(state, shell, say), names=busy) if busy else {}
+    done = fleet.each(lambda name, shell: _carry_out_host(state, shell, progress), names=busy) if busy else {}
     for name, outcome in done.items():
         if outcome.error is not None:
             state.failed[name] = outcome.error
@@ -194,12 +185,12 @@ def _named(host: str, error: errors.PsctlError) -> str:
     return error.message if host in error.message else f"{host}: {error.message}"
 
 
-def _carry_out_host(state: ClusterState, shell: Shell, say: Say) -> None:
+def _carry_out_host(state: ClusterState, shell: Shell, progress: Progress) -> None:
     site = state.sites[shell.name]
     for action in state.plans[shell.name]:
         if isinstance(action, (FindNetwork, MeasureLinks)):
             continue  # all hosts together do these: `measure.carry_out`
-        say(shell.name, str(action))
+        progress(shell.name, str(action))
         match action:
             case SendCode(hash=name):
                 _send(state, shell, site, name, "code")

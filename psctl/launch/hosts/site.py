@@ -12,6 +12,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.host_programs import HOST_STATE, program_source
+from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
 from psctl.topology.facts import HostFacts
@@ -119,6 +120,24 @@ def look(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> HostSite:
     clock = found.pop("clock")
     found["skew"] = max(0.0, clock - after) or min(0.0, clock - before)
     return msgspec.convert({**found, "name": shell.name, "facts": parse_probe(machine)}, HostSite)
+
+
+def look_at_hosts(
+    cluster: ClusterSpec, fleet: Fleet, codes: Sequence[str] = ()
+) -> tuple[dict[str, HostSite], dict[str, errors.PsctlError]]:
+    """Look at every host that was reached, in parallel; nothing is changed.
+
+    Returns:
+        what was found on the hosts that answered, and why the others did not.
+    """
+    failed = {str(name): error for name, error in fleet.failed.items()}
+    sites: dict[str, HostSite] = {}
+    for name, outcome in fleet.each(lambda _, shell: look(shell, cluster, codes), names=list(fleet.shells)).items():
+        if outcome.error is None:
+            sites[name] = outcome.value
+        else:
+            failed[name] = outcome.error
+    return sites, failed
 
 
 def interpreter(shell: Shell, cluster: ClusterSpec) -> str:

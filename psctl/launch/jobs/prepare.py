@@ -12,7 +12,7 @@ import msgspec
 from psctl import errors
 from psctl.launch.archive import pack_folder
 from psctl.launch.checkpoints import checkpoint_actions
-from psctl.launch.clusters import ChosenCluster, Connect, recalled_cluster
+from psctl.launch.clusters import ChosenCluster, Connect, Progress, recalled_cluster
 from psctl.launch.home import Home, JobRecord
 from psctl.launch.jobs import script_entry
 from psctl.launch.jobs.submit import JobRequest, ReachedCluster, secrets_of, submit, variables
@@ -29,7 +29,6 @@ from psctl.remote.shell import Shell
 from psctl.spec.job import JobSpec, load_job
 from psctl.types import HostName
 
-Say = Callable[[str, str], None]
 Warn = Callable[[str], None]
 
 NOTE = "# psctl train "
@@ -50,7 +49,7 @@ class RequestedJob(msgspec.Struct, frozen=True):
         return script_entry.folder_of(self.job, self.source)
 
 
-def request_of(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], say: Say) -> JobRequest:
+def request_of(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, str], progress: Progress) -> JobRequest:
     """Pack the job's folder and collect its variables.
 
     Raises:
@@ -68,7 +67,7 @@ def request_of(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[str, 
             where=_place(wanted, "script"),
         )
     if archive.warning:
-        say("", archive.warning + "; `exclude:` leaves data out")
+        progress("", archive.warning + "; `exclude:` leaves data out")
     return JobRequest(
         job=job, text=wanted.text, source=wanted.source, folder=folder, code=archive.hash, archive=archive,
         environment=variables(job, chosen.spec.runtime.env, wanted.env, shell), secrets=secrets_of(job, shell),
@@ -85,7 +84,9 @@ def request_by_hash(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[
 
 
 @contextlib.contextmanager
-def reach(home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str], say: Say) -> Iterator[ReachedCluster]:
+def reach(
+    home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str], progress: Progress
+) -> Iterator[ReachedCluster]:
     """Connect to every host and look at it; where hosts have several addresses, find the one by which they meet.
 
     Raises:
@@ -95,14 +96,14 @@ def reach(home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str],
         state = cluster_setup.decide(home, chosen, fleet, codes)
         for error in state.failed.values():
             raise _of_all(state.failed, error)
-        reach_each_other.find(home, chosen, fleet, state, say)
+        reach_each_other.find(home, chosen, fleet, state, progress)
         link_measurement.recall(home, chosen, state)
         yield ReachedCluster(home, chosen, fleet, state, connect)
 
 
-def make_ready(stage: ReachedCluster, say: Say, warn: Warn) -> None:
+def make_ready(stage: ReachedCluster, progress: Progress, warn: Warn) -> None:
     """Do what `up` would, where a host is not ready yet; raises the first host's own error."""
-    for warning in cluster_setup.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, say):
+    for warning in cluster_setup.carry_out(stage.home, stage.chosen, stage.fleet, stage.state, progress):
         warn(warning)
     for error in stage.state.failed.values():
         raise _of_all(stage.state.failed, error)
@@ -118,7 +119,7 @@ def run(
     stage: ReachedCluster,
     request: JobRequest,
     resume: checkpoint_actions.LocatedCheckpoint | None,
-    say: Say,
+    progress: Progress,
     warn: Warn,
 ) -> JobRecord:
     """Make the hosts ready and start the job.
@@ -127,13 +128,13 @@ def run(
         stage: a cluster that was reached.
         request: the job.
         resume: the checkpoint that it goes on from, proved; it is carried over where the new head lacks it.
-        say, warn: told of progress, and of what is odd about the hosts' links.
+        progress, warn: show progress, and warnings about the hosts' links.
     """
     connect = stage.connect
     seats, _ = seats_of(stage, request.job)  # too few slots or ports are refused before anything is touched
     ports.check(stage.chosen, stage.fleet, stage.state, seats, request.job)
     planner_for_job(_order(stage, request, seats)).check()
-    make_ready(stage, say, warn)
+    make_ready(stage, progress, warn)
     seats, _ = seats_of(stage, request.job)  # the links' rates may have been measured since
     resumed = None
     if resume is not None:
@@ -141,8 +142,8 @@ def run(
             if request.archive is None:
                 archive = checkpoint_actions.bring_code(source, resume, stage.state, request.code)
                 request = msgspec.structs.replace(request, archive=archive)
-            resumed = Resumed(_bring(stage, seats, source, resume, say), resume.id)
-    return submit(stage, request, seats, resumed, say)
+            resumed = Resumed(_bring(stage, seats, source, resume, progress), resume.id)
+    return submit(stage, request, seats, resumed, progress)
 
 
 @contextlib.contextmanager
@@ -233,7 +234,11 @@ def split_notes(text: str) -> tuple[str, list[str], list[str]]:
 
 
 def _bring(
-    stage: ReachedCluster, seats: JobHosts, source: Shell, resume: checkpoint_actions.LocatedCheckpoint, say: Say
+    stage: ReachedCluster,
+    seats: JobHosts,
+    source: Shell,
+    resume: checkpoint_actions.LocatedCheckpoint,
+    progress: Progress,
 ) -> str:
     head = seats.hosts[0].name
     host = stage.host(resume.record.job, head)
@@ -241,7 +246,7 @@ def _bring(
     same = _same_cluster(stage, resume.record) and resume.host.name == head
     if same and folder == resume.folder:
         return folder
-    say(head, f"carrying {resume.id} over from {resume.host.name}")
+    progress(head, f"carrying {resume.id} over from {resume.host.name}")
     target = stage.fleet.shells[HostName(head)]
     return checkpoint_actions.bring(source, resume, target, host, f"{host.workdir}/checkpoints")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,13 +17,13 @@ import msgspec
 from psctl import errors
 from psctl.launch import agent_calls
 from psctl.launch.archive import Archive
-from psctl.launch.clusters import ChosenCluster, Connect
+from psctl.launch.clusters import ChosenCluster, Connect, Progress
 from psctl.launch.home import Home, HostRecord, JobRecord, split_job
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
 from psctl.launch.hosts.converge import ClusterState, send_archive
 from psctl.launch.measure import calibration
 from psctl.launch.placement.cluster_snapshot import machines_document
-from psctl.launch.placement.roster import AgentKeys, HostFolders, JobHosts, Resumed, agent_orders, job_order
+from psctl.launch.placement.roster import AgentKeys, JobHosts, Resumed, agent_orders, job_order
 from psctl.orders import JobOrder
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Process, Shell
@@ -99,7 +99,7 @@ def secrets_of(job: JobSpec, shell: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit(
-    stage: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, say: Callable[[str, str], None]
+    stage: ReachedCluster, request: JobRequest, seats: JobHosts, resume: Resumed | None, progress: Progress
 ) -> JobRecord:
     """Start a job and return its record; when this returns, all agents were started.
 
@@ -108,16 +108,16 @@ def submit(
         request: what is to run.
         seats: who runs where.
         resume: where it goes on from; the folder is the head's.
-        say: told of progress: host ("" for all), sentence.
+        progress: shows progress.
 
     Raises:
         PsctlError: a host failed; nothing of the job is left anywhere.
     """
-    _send_code(stage, request, seats, say)
+    _send_code(stage, request, seats, progress)
     above = _highest(stage, request.job.name)
     while True:
         name = stage.home.allocate(request.job.name, above)
-        launch = _Launch(stage, request, seats, name, resume, say)
+        launch = _Launch(stage, request, seats, name, resume, progress)
         with stage.home.placing(name):
             try:
                 record = launch.run() if launch.claim_head() else None
@@ -142,9 +142,9 @@ class _Launch:
         seats: JobHosts,
         name: str,
         resume: Resumed | None,
-        say: Callable[[str, str], None],
+        progress: Progress,
     ) -> None:
-        self.stage, self.request, self.seats, self.name, self.say = stage, request, seats, name, say
+        self.stage, self.request, self.seats, self.name, self.progress = stage, request, seats, name, progress
         self.hosts = {host.name: stage.host(name, host.name) for host in seats.hosts}
         self.order: JobOrder = job_order(
             name, stage.chosen.spec, request.job, seats, code_hash=request.code, job_file=request.text,
@@ -177,7 +177,7 @@ class _Launch:
         self.stage.home.save(self._record("placing"))
         others = [HostName(host.name) for host in self.seats.hosts[1:]]
         if others:
-            self.say(self.head, "waiting for the coordinator's address")
+            self.progress(self.head, "waiting for the coordinator's address")
             coordinator = self._coordinator(head)
             index = {host.name: number for number, host in enumerate(self.seats.hosts)}
 
@@ -185,7 +185,7 @@ class _Launch:
                 self._begin(shell, index[name], coordinator)
                 self._start(shell)
 
-            self.say("", f"starting {_count(len(others), 'more agent')}")
+            self.progress("", f"starting {_count(len(others), 'more agent')}")
             for outcome in self.stage.fleet.each(place, names=others).values():
                 if outcome.error is not None:
                     raise outcome.error
@@ -215,12 +215,9 @@ class _Launch:
     def _begin(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
         host = self.hosts[shell.name]
         pair = issue(self.authority, self.name, Member("agent", index), self.now)
-        place = HostFolders(
-            host.python, host.code, host.workdir, host.job_dir, f"{host.workdir}/code/{self.request.code}"
-        )
         authority_key = self.authority.key_pem if index == 0 else ""
         keys = AgentKeys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
-        orders = agent_orders(self.order, index, place, keys, coordinator, self.request.secrets)
+        orders = agent_orders(self.order, index, host, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}
         answer = run_program(shell, host.python, HOST_FILES, "begin", question, stdin=msgspec.json.encode(orders))
@@ -228,7 +225,7 @@ class _Launch:
             return False
         self.orders[shell.name] = answer["orders"]
         if answer["disk"]:
-            self.say(
+            self.progress(
                 shell.name, "it has no file system in memory: keys and secrets are on its disk until the agent starts"
             )
         return True
@@ -281,14 +278,14 @@ class _Launch:
         )  # fmt: skip
 
 
-def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, say: Callable[[str, str], None]) -> None:
+def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, progress: Progress) -> None:
     """Put the job's folder on every host that lacks it, in parallel."""
     lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
     archive = request.archive
     if not lacking:
         return
     assert archive is not None, "a restore brings the archive that a host lacks"
-    say("", f"sending the job's folder ({_count(len(archive.files), 'file')}) to {_count(len(lacking), 'host')}")
+    progress("", f"sending the job's folder ({_count(len(archive.files), 'file')}) to {_count(len(lacking), 'host')}")
 
     def send(name: HostName, shell: Shell) -> None:
         site = stage.state.sites[name]

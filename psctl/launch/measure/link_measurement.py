@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
 from psctl.launch.host_programs import GPU_COPIES, run_program
 from psctl.launch.hosts.actions import FindNetwork, MeasureLinks
-from psctl.launch.hosts.converge import ClusterState, Say
+from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure import reach
 from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
 from psctl.remote.fleet import Fleet
@@ -107,13 +107,13 @@ class Measurements(msgspec.Struct, frozen=True):
 
 
 def measure(
-    chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say, effort: MeasurementEffort = THOROUGH
+    chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress, effort: MeasurementEffort = THOROUGH
 ) -> Measurements:
     """Measure every pair of the hosts that were looked at.
 
     Args:
         chosen, fleet, state: the cluster, connections, and what was found on the hosts (`reach.find` was called).
-        say: told of progress.
+        progress: shows progress.
         effort: how long.
 
     Returns:
@@ -129,14 +129,14 @@ def measure(
     work = _Work(chosen, fleet, state, {name: at[name] for name in hosts}, effort)
     plan: Sequence[Sequence[Pair]] = rounds(hosts)
     count = f"the links between {len(hosts)} hosts: {len(plan)} round{'s' if len(plan) > 1 else ''}"
-    say("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
+    progress("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
     listen = {name: [at[name]] for name in hosts}
     with serving(fleet, work.way, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
         for pairs in plan:
             work.run(servers, pairs)
         for _ in range(TURNS):
             for pairs in further_measurements(hosts, work.series, _labels(chosen)):
-                say("", f"measuring {', '.join(f'{a} - {b}' for a, b in pairs)} again")
+                progress("", f"measuring {', '.join(f'{a} - {b}' for a, b in pairs)} again")
                 work.run(servers, pairs)
     if not work.series:
         a, b, why = work.missing[0]
@@ -213,12 +213,12 @@ def _nominal(state: ClusterState, name: str, address: str) -> float:
     return next((nic.speed or 0.0 for nic in nics if any(text.split("/")[0] == address for text in nic.addresses)), 0.0)
 
 
-def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -> dict[str, tuple[Link, ...]]:
+def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress) -> dict[str, tuple[Link, ...]]:
     """Measure the copies between the GPUs of each host, and between each GPU and the host's memory.
 
     Args:
         chosen, fleet, state: the cluster, connections, and what was found on the hosts.
-        say: told of progress, and of hosts whose Python has no torch that can copy.
+        progress: shows progress, and hosts whose Python has no torch that can copy.
 
     Returns:
         by host, links of type "copy" from device to device, their bandwidth that of one copy alone; hosts without GPUs
@@ -227,7 +227,7 @@ def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -
     names = [HostName(host.name) for host in chosen.spec.hosts if _copies(host.name, fleet, state)]
     if not names:
         return {}
-    say("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
+    progress("", f"measuring copies inside {len(names)} host{'s' if len(names) > 1 else ''}")
 
     def copy(name: HostName, shell: Shell) -> Any:
         question = {"seconds": COPIES / 2, "nodes": [gpu.numa for gpu in state.sites[name].facts.gpus]}
@@ -237,11 +237,13 @@ def inside(chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -
     for name, outcome in fleet.each(copy, names=names).items():
         why = outcome.error.message if outcome.error is not None else outcome.value["error"]
         if why:
-            say(str(name), f"no copies measured: {why}")
+            progress(str(name), f"no copies measured: {why}")
         else:
             for row in outcome.value["copies"]:
                 if row["spread"] > WIDE:
-                    say(str(name), f"copies {row['a']} - {row['b']} varied by {row['spread']:.0%}: a device is busy")
+                    progress(
+                        str(name), f"copies {row['a']} - {row['b']} varied by {row['spread']:.0%}: a device is busy"
+                    )
             found[str(name)] = tuple(
                 Link(row["a"], row["b"], "copy", row["bandwidth"], row["latency"], measured=True)
                 for row in outcome.value["copies"]
@@ -303,14 +305,16 @@ def plan(home: Home, chosen: ChosenCluster, state: ClusterState) -> None:
         state.plans[name] += [*([] if settled else [FindNetwork()]), MeasureLinks(len(hosts) - 1)]
 
 
-def carry_out(home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say) -> tuple[str, ...]:
+def carry_out(
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
+) -> tuple[str, ...]:
     """Do what `plan` added, and keep it; return warnings. That it fails is one of them: hosts are ready without it."""
     ours = (FindNetwork, MeasureLinks)
     if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
         return ()
     try:
-        reach.find(home, chosen, fleet, state, say)
-        measured = measure(chosen, fleet, state, say, QUICK)
+        reach.find(home, chosen, fleet, state, progress)
+        measured = measure(chosen, fleet, state, progress, QUICK)
     except errors.PsctlError as error:
         for name, actions in state.plans.items():
             state.plans[name] = [action for action in actions if not isinstance(action, ours)]

@@ -7,13 +7,14 @@ with the cluster, under a fingerprint of the machines and addresses that it was 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from psctl import errors
 from psctl.launch.clusters import ChosenCluster as Cluster
+from psctl.launch.clusters import Progress
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure.measurement_servers import ProbeSettings, RunningServers, serving
@@ -38,7 +39,6 @@ DEAD = 2.0
 BURST = {"seconds": 0.15, "burn": 0.1, "repeats": 1, "pings": 5, "streams": 1}
 """A rate in a moment: enough to tell a management port from the real one."""
 
-Say = Callable[[str, str], None]
 Candidates = Mapping[HostName, tuple[AddressCandidate, ...]]
 
 
@@ -61,13 +61,15 @@ def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
     return known is not None
 
 
-def find(home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, say: Say, *, keep: bool = True) -> None:
+def find(
+    home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, progress: Progress, *, keep: bool = True
+) -> None:
     """Set the addresses by which hosts reach each other, `state.addresses`; probe them where nothing else tells.
 
     Args:
         home: where the answer is kept.
         chosen, fleet, state: the cluster, connections, and what was found on the hosts.
-        say: told of progress.
+        progress: shows progress.
         keep: remember the answer; doctor changes nothing.
     """
     if settled(home, chosen, state):
@@ -76,7 +78,7 @@ def find(home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, say: Sa
     asked = candidates(hosts, chosen.spec.network.interface)
     if any(name not in fleet.shells for name in asked):
         return
-    say("", "finding the network by which the hosts reach each other")
+    progress("", "finding the network by which the hosts reach each other")
     way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
     found = probe(fleet, way, asked)
     default = choose_addresses(hosts, chosen.spec.network.interface)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
-from psctl.launch.hosts.converge import ClusterState, Say
+from psctl.launch.hosts.converge import ClusterState
 from psctl.launch.measure import calibration, link_measurement, reach
 from psctl.launch.measure.link_measurement import Measurements
 from psctl.launch.measure.saved_output import read_saved
@@ -29,36 +29,36 @@ from psctl.topology.host.worker_placement import place_workers
 
 
 def known_links(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
 ) -> tuple[Measurements | None, list[str]]:
     """Find the addresses by which hosts reach each other, and recall what was measured between them.
 
     Args:
         home: where both are kept.
         chosen, fleet, state: the cluster, connections, and what was found on the hosts.
-        say: told of progress.
+        progress: shows progress.
 
     Returns:
         what was measured, None where nothing was; and what went wrong, in words: that is no reason to show nothing.
     """
     try:
-        reach.find(home, chosen, fleet, state, say)
+        reach.find(home, chosen, fleet, state, progress)
     except errors.PsctlError as error:
         return None, [f"how hosts reach each other was not found out: {error.message}"]
     return link_measurement.recall(home, chosen, state), []
 
 
 def measured_links(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, say: Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
 ) -> tuple[Measurements, list[str]]:
     """Measure between the hosts and inside them, keep it with the cluster, and return it with what is odd about it.
 
     Raises:
         HostUnreachable and others: nothing could be measured.
     """
-    reach.find(home, chosen, fleet, state, say)
-    found = link_measurement.measure(chosen, fleet, state, say)
-    found = msgspec.structs.replace(found, inside=link_measurement.inside(chosen, fleet, state, say))
+    reach.find(home, chosen, fleet, state, progress)
+    found = link_measurement.measure(chosen, fleet, state, progress)
+    found = msgspec.structs.replace(found, inside=link_measurement.inside(chosen, fleet, state, progress))
     link_measurement.keep(home, chosen, found)
     return found, [f"{finding.what} ({finding.cure})" for finding in link_measurement.warnings(chosen, found)]
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from psctl import errors
+from psctl.launch.home import HostRecord
 from psctl.orders import AgentOrders, CheckpointOrder, HostOrder, JobOrder
 from psctl.spec.cluster import ClusterSpec, HostSpec
 from psctl.spec.job import JobSpec, PerHost, Ssp
@@ -268,31 +269,30 @@ class AgentKeys(msgspec.Struct, frozen=True):
     authority_key: str = ""
 
 
-class HostFolders(msgspec.Struct, frozen=True):
-    """Where things are on one host."""
-
-    python: str
-    code: str  # folder with psctl's package
-    workdir: str
-    job_dir: str
-    job_code: str
-
-
 def agent_orders(
     job: JobOrder,
-    host: int,
-    place: HostFolders,
+    index: int,
+    host: HostRecord,
     keys: AgentKeys,
     coordinator: Address | None,
     secrets: Mapping[str, str],
 ) -> AgentOrders:
-    """Return the orders of one agent; `host` is its place in the roster, the head's is 0. The plan is made on the head,
-    so what it is made from goes nowhere else."""
-    assert (coordinator is None) == (host == 0), "the head's agent starts the coordinator, all others reach it"
-    assert bool(keys.authority_key) == (host == 0), "the authority's key goes to the head and nowhere else"
-    job = job if host == 0 else msgspec.structs.replace(job, topology=None, costs={})
+    """Return the orders of one agent.
+
+    Args:
+        job: the job; what its plan is made from goes to the head only, where the plan is made.
+        index: the host's place in the job; the head's is 0.
+        host: its folders.
+        keys: the agent's keys.
+        coordinator: the coordinator's address; None for the head, whose agent starts the coordinator.
+        secrets: of the job, by name.
+    """
+    assert (coordinator is None) == (index == 0), "the head's agent starts the coordinator, all others reach it"
+    assert bool(keys.authority_key) == (index == 0), "the authority's key goes to the head and nowhere else"
+    job = job if index == 0 else msgspec.structs.replace(job, topology=None, costs={})
     return AgentOrders(
-        job=job, host=host, python=place.python, paths=[place.code], workdir=place.workdir, job_dir=place.job_dir,
-        code_dir=place.job_code, authority=keys.authority, certificate=keys.certificate, key=keys.key,
-        knock=keys.knock, coordinator=coordinator, authority_key=keys.authority_key, secrets=dict(secrets), grace=GRACE,
+        job=job, host=index, python=host.python, paths=[host.code], workdir=host.workdir, job_dir=host.job_dir,
+        code_dir=f"{host.workdir}/code/{job.code_hash}", authority=keys.authority, certificate=keys.certificate,
+        key=keys.key, knock=keys.knock, coordinator=coordinator, authority_key=keys.authority_key,
+        secrets=dict(secrets), grace=GRACE,
     )  # fmt: skip

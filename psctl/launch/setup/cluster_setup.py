@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import PARTIAL, READY, Home
 from psctl.launch.hosts import converge
 from psctl.launch.measure import link_measurement
@@ -31,15 +31,15 @@ def decide(home: Home, chosen: ChosenCluster, fleet: Fleet, codes: Sequence[str]
 
 
 def carry_out(
-    home: Home, chosen: ChosenCluster, fleet: Fleet, state: converge.ClusterState, say: converge.Say
+    home: Home, chosen: ChosenCluster, fleet: Fleet, state: converge.ClusterState, progress: Progress
 ) -> tuple[str, ...]:
     """Do what was decided, and keep the cluster file; a host that fails is in `state.failed`.
 
     Returns:
         warnings: what was odd about the links, or why they could not be measured.
     """
-    converge.carry_out(state, fleet, say)
-    warnings = link_measurement.carry_out(home, chosen, fleet, state, say)
+    converge.carry_out(state, fleet, progress)
+    warnings = link_measurement.carry_out(home, chosen, fleet, state, progress)
     if not chosen.embedded and len(state.failed) < len(chosen.spec.hosts):
         known = msgspec.structs.replace(chosen.known, state=PARTIAL if state.failed else READY)
         home.remember(known)

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from psctl import errors
-from psctl.launch.clusters import ChosenCluster
+from psctl.launch.clusters import ChosenCluster, Progress
 from psctl.launch.home import Home
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, run_program
-from psctl.launch.hosts.site import HostSite, RunningJob, look
+from psctl.launch.hosts.site import HostSite, RunningJob
 from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell
 from psctl.types import HostName
 
 
-class Sites(msgspec.Struct, frozen=True):
-    """What was found on the hosts that answered, and why the others did not."""
-
-    found: dict[str, HostSite]
-    failed: dict[str, errors.PsctlError]
-
-
-def look_at(chosen: ChosenCluster, fleet: Fleet) -> Sites:
-    """Look at every host that was reached; nothing is changed."""
-    looks = fleet.each(lambda _, shell: look(shell, chosen.spec, []), names=list(fleet.shells))
-    failed: dict[str, errors.PsctlError] = {str(name): error for name, error in fleet.failed.items()}
-    failed |= {name: outcome.error for name, outcome in looks.items() if outcome.error is not None}
-    return Sites({name: outcome.value for name, outcome in looks.items() if outcome.ok}, failed)
-
-
-def running_jobs(sites: Sites) -> dict[str, list[RunningJob]]:
+def running_jobs(sites: Mapping[str, HostSite]) -> dict[str, list[RunningJob]]:
     """Return the running jobs of each host that has any."""
-    return {name: site.jobs for name, site in sites.found.items() if site.jobs}
+    return {name: site.jobs for name, site in sites.items() if site.jobs}
 
 
 def listed(running: Mapping[str, Sequence[RunningJob]]) -> str:
@@ -50,28 +35,29 @@ def tear_down(
     home: Home,
     chosen: ChosenCluster,
     fleet: Fleet,
-    seen: Sites,
+    sites: Mapping[str, HostSite],
+    failed: dict[str, errors.PsctlError],
     *,
     purge: bool,
     force: bool,
-    say: Callable[[str, str], None],
-) -> tuple[list[dict[str, Any]], dict[str, errors.PsctlError]]:
+    progress: Progress,
+) -> list[dict[str, Any]]:
     """Remove code and environments from every host; with `purge` logs and checkpoints too.
 
     Args:
         home: whose records of stopped jobs are brought up to date.
         chosen, fleet: the cluster, and connections to its hosts.
-        seen: what `look_at` found there.
+        sites, failed: what was found on the hosts that answered, and why the others did not; failures are added.
         force: running jobs are ended first; without it they are a reason to refuse.
-        say: told of progress.
+        progress: shows progress.
 
     Returns:
-        one row a host, as `up` has them, and why hosts failed.
+        one row a host, as `up` prints them.
 
     Raises:
         JobRunning: a job runs on one of the hosts; nothing was removed.
     """
-    sites, failed, running = seen.found, dict(seen.failed), running_jobs(seen)
+    running = running_jobs(sites)
     if running and not force:
         raise _refusal(running)
     rows: dict[str, list[str]] = {}
@@ -80,11 +66,11 @@ def tear_down(
         site = sites[name]
         done = []
         for job in running.get(name, []):
-            say(name, f"stopping {job.job}")
+            progress(name, f"stopping {job.job}")
             question = {"folder": job.folder, "kill": True, "seconds": 10}
             run_program(shell, site.executable, HOST_STATE, "sweep", question)
             done.append(f"stop {job.job}")
-        say(name, f"clearing {site.workdir}")
+        progress(name, f"clearing {site.workdir}")
         answer = run_program(shell, site.executable, HOST_FILES, "remove", {"workdir": site.workdir, "all": purge})
         rows[name] = done + [f"remove {path}" for path in answer["removed"]]
 
@@ -92,7 +78,7 @@ def tear_down(
         if outcome.error is not None:
             failed[name] = outcome.error
     _settle(home, running, failed)
-    return [_row(host.name, rows.get(host.name, []), failed.get(host.name)) for host in chosen.spec.hosts], failed
+    return [_row(host.name, rows.get(host.name, []), failed.get(host.name)) for host in chosen.spec.hosts]
 
 
 def _refusal(running: dict[str, list[RunningJob]]) -> errors.JobRunning:
