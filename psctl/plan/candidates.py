@@ -16,11 +16,9 @@ import msgspec
 from psctl.plan import allreduce_times, rank_orders
 from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import side_by_side
-from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import LowerBound, lower_bound
-from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.estimates import LowerBound, lower_bound, stepwise
+from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.schedule_timing import Costs, Timing, at_pace, in_pieces
-from psctl.plan.simulation.stepwise import stepwise
 from psctl.plan.uniform_forms import LARGE, form, uniform_rates
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions

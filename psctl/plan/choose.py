@@ -20,11 +20,10 @@ from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
 from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
 from psctl.plan.compression_cost import Coding, coding
-from psctl.plan.plan_input import PlanInput, plan_input_of_job
-from psctl.plan.plan_request import PlanRequest, request_of_job
+from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job, request_of_job
 from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
 from psctl.plan.server_placement import ServingMode, lower_bounds, place_servers, server_placements, time_push_pull
-from psctl.plan.simulation.lower_bound import LowerBound
+from psctl.plan.simulation.estimates import LowerBound
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.types import STRATEGIES, Layout, consistency
 

@@ -21,8 +21,8 @@ from psctl.orders import HostOrder
 from psctl.plan.compression_cost import Coding, coded
 from psctl.plan.plan_input import PlanInput
 from psctl.plan.simulation.cost_model import side_by_side
+from psctl.plan.simulation.estimates import LowerBound, lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import LowerBound, lower_bound
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.ps.shards import target
 from psctl.schedule.algorithms import catalog

@@ -1,0 +1,12 @@
+"""Cluster and job files as frozen typed values with line numbers.
+
+cluster: cluster.yaml
+decode: nodes of a file decoded into sections, with every error
+fields: notations of fields, for the loader and the schema
+hosts: ranges of hosts and hostfiles
+job: job.yaml
+kinds: whether a file is a cluster file or a job file
+nearest: the valid name nearest to a misspelt one
+schema: JSON schemas of both files
+yaml_nodes: YAML text parsed into nodes with places
+"""

@@ -9,8 +9,6 @@ import msgspec
 from psctl.topology.findings import Finding
 from psctl.topology.readings import Reading
 
-__all__ = ["Finding", "Gpu", "HostFacts", "Nic", "NicKind", "NumaNode"]
-
 NicKind = Literal["physical", "virtual", "bridge", "loopback"]
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 
 DeviceKind = Literal["gpu", "nic", "cpu", "switch"]
 

@@ -11,7 +11,7 @@ from psctl import errors
 from psctl.launch.hosts.actions import HostNeeds, Install, decide, missing, torch_of, torch_to_ask_for
 from psctl.launch.hosts.site import HostSite
 from psctl.topology.facts import HostFacts
-from psctl.topology.readers.parse import parse_probe
+from psctl.topology.readers.probe import parse_probe
 
 FULL = {
     "msgspec": "0.19.0", "cryptography": "47.0", "psutil": "6.0", "numpy": "2.1",

@@ -27,7 +27,7 @@ from psctl.topology.facts import Gpu, HostFacts, Nic
 from psctl.topology.graph import Between, Link
 from psctl.topology.network.addresses import ChosenAddress as Address
 from psctl.topology.network.fabric import ConcurrentSamples, PairSample
-from psctl.topology.readers.parse import parse_probe
+from psctl.topology.readers.probe import parse_probe
 from psctl.types import HostName
 from tests.helpers.fake_shell import FakeShell
 

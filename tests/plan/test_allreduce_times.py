@@ -18,8 +18,7 @@ from psctl.plan.allreduce_times import (
     ring,
     root,
 )
-from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Costs, Timing
 from psctl.schedule.algorithms import catalog

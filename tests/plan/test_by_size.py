@@ -13,11 +13,10 @@ import pytest
 from psctl.plan.by_size import SIZES, SizeRange, size_ranges, winners
 from psctl.plan.candidates import CandidateSearch
 from psctl.plan.choose import TIE, Planner, Winner, planner_for_cluster
-from psctl.plan.plan_input import PlanInput, plan_input_of_cluster
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import ENGINES, FREE
+from psctl.plan.simulation.estimates import lower_bound
 from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.lower_bound import lower_bound
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions

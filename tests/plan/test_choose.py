@@ -8,8 +8,7 @@ import pytest
 from psctl.errors import UsageError
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.choose import BUCKET, FIRST_BUCKET, TIE, Plan, Planner, buckets, choose, planner_for_job
-from psctl.plan.plan_input import PlanInput, plan_input_of_job
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog

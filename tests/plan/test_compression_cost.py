@@ -8,8 +8,7 @@ import torch
 from psctl.errors import UsageError
 from psctl.plan.choose import Plan, Planner
 from psctl.plan.compression_cost import coding
-from psctl.plan.plan_input import PlanInput
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanInput, PlanRequest
 from psctl.ps.compression.error_feedback import Coder
 from psctl.ps.pieces import Piece
 from psctl.types import PLAIN, STRATEGIES, Compression, Range

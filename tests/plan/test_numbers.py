@@ -16,8 +16,7 @@ from psctl.plan.allreduce_times import (
     halving_doubling,
     ring,
 )
-from psctl.plan.simulation.flow_simulation import simulate
-from psctl.plan.simulation.pipeline_time import simulate_pipeline
+from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.plan.simulation.schedule_timing import Costs
 from psctl.schedule.algorithms import catalog, root

@@ -7,8 +7,7 @@ import pytest
 
 from psctl.plan import server_placement
 from psctl.plan.choose import Planner
-from psctl.plan.plan_input import PlanInput
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanInput, PlanRequest
 from psctl.plan.server_placement import ServingMode, time_push_pull
 from psctl.schedule.algorithms import parameter_server as servers
 from psctl.types import Compression

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from psctl.errors import InvalidFile
-from psctl.topology.facts import Finding, HostFacts
+from psctl.topology.facts import HostFacts
+from psctl.topology.findings import Finding
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link, Suggestion
 from psctl.topology.host import host_graph
 from psctl.topology.host.document import cluster_document, host_document, read_cluster_document, read_host_document

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from psctl.topology.facts import Finding, HostFacts, Nic
+from psctl.topology.facts import HostFacts, Nic
+from psctl.topology.findings import Finding
 from psctl.topology.host import host_graph
-from psctl.topology.readers.matrix import read_matrix
+from psctl.topology.readers.matrix import read_matrix, read_peers
 from psctl.topology.readers.nccl_xml import read_nccl
 from psctl.topology.readers.nvlink import read_nvlink
-from psctl.topology.readers.p2p import read_peers
 from psctl.topology.readings import (
     Affinity,
     GpuRow,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psctl.topology.facts import Finding, Gpu, HostFacts, Nic, NumaNode
+from psctl.topology.facts import Gpu, HostFacts, Nic, NumaNode
+from psctl.topology.findings import Finding
 from psctl.topology.graph import HostGraph, Link, bonded
 from psctl.topology.host import host_graph
 from psctl.topology.readers.matrix import read_matrix

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.topology.readers.matrix import read_matrix
-from psctl.topology.readers.p2p import read_peers
+from psctl.topology.readers.matrix import read_matrix, read_peers
 
 CAPTURED = Path(__file__).parent.parent / "captured" / "p2p"
 FILES = sorted(path.stem for path in CAPTURED.glob("*.txt"))

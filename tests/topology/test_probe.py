@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psctl.topology.facts import HostFacts
-from psctl.topology.readers.parse import parse_probe
-from psctl.topology.readers.probe import PROBE
+from psctl.topology.readers.probe import PROBE, parse_probe
 from psctl.topology.readings import (
     FailedOutput,
     GpuTable,

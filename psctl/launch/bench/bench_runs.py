@@ -25,8 +25,7 @@ from psctl.orders import JobOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
 from psctl.plan.choose import Plan, Planner
-from psctl.plan.plan_input import PlanInput, plan_input_of_job
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job
 from psctl.plan.server_placement import place_servers, time_push_pull
 from psctl.plan.simulation.schedule_timing import Costs, StrategyPace, Timing, at_pace
 from psctl.schedule.algorithms.catalog import ScheduleOptions

@@ -16,8 +16,7 @@ from psctl.remote.fleet import Fleet
 from psctl.remote.shell import Shell, expand
 from psctl.spec.cluster import ClusterSpec
 from psctl.topology.facts import HostFacts
-from psctl.topology.readers.parse import parse_probe
-from psctl.topology.readers.probe import PROBE
+from psctl.topology.readers.probe import PROBE, parse_probe
 
 OLDEST = (3, 11)
 """The oldest Python that psctl runs on."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from psctl.errors import InvalidFile
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 from psctl.topology.graph import ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
 from psctl.topology.host.host_graph import build_host_graph

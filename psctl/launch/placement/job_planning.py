@@ -19,8 +19,7 @@ from psctl.orders import JobOrder
 from psctl.plan.by_size import size_ranges, winners
 from psctl.plan.capacity import VALUE, capacity
 from psctl.plan.choose import UNKNOWN, Plan, Planner, planner_for_cluster, planner_for_job
-from psctl.plan.plan_input import plan_input_of_cluster
-from psctl.plan.plan_request import PlanRequest
+from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
 from psctl.remote.fleet import Fleet
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary

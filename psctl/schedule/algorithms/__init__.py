@@ -1,0 +1,11 @@
+"""Builders of schedules.
+
+catalog: the builder of each strategy, by name
+doubling: recursive doubling and halving-doubling
+hierarchical: all-reduce within groups and across them
+parameter_server: push and pull through servers
+ring: rings in one or both directions, and several rings
+root: through one rank or the processor
+sharded: each rank sums a part, or all of it at once
+trees: binomial tree, chains, binary trees, packed trees
+"""

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import msgspec
 
 from psctl.errors import InvalidFile
-from psctl.topology.facts import Finding, HostFacts
+from psctl.topology.facts import HostFacts
+from psctl.topology.findings import Finding
 from psctl.topology.graph import (
     EDGE_TYPES,
     Between,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from psctl.topology import rates
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 from psctl.topology.graph import Device, HostGraph, bonded
 from psctl.topology.host.inventory import HostOutputs
 from psctl.topology.host.pcie_derivation import LEVELS, PXB, SYS

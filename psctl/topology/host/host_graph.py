@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psctl.topology import rates
-from psctl.topology.facts import Finding, HostFacts
+from psctl.topology.facts import HostFacts
+from psctl.topology.findings import Finding
 from psctl.topology.graph import Device, HostGraph, Link, bonded
 from psctl.topology.host import health, inventory, nvlinks, pcie_derivation, pcie_tree, sockets
 from psctl.topology.host.inventory import HostOutputs

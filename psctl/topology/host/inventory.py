@@ -9,7 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from psctl.topology import rates
-from psctl.topology.facts import Finding, HostFacts, Nic
+from psctl.topology.facts import HostFacts, Nic
+from psctl.topology.findings import Finding
 from psctl.topology.graph import Device
 from psctl.topology.host import pcie_tree
 from psctl.topology.readings import (

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 from psctl.topology.readers.cells import CPU_LIST, NOT_SAID, is_tail, split_glued
 from psctl.topology.readers.text_tables import TextRow, TextTable
 

@@ -1,15 +1,19 @@
-"""Reads `nvidia-smi topo -m`: what lies between each two devices, and which processors each is near."""
+"""Reads the matrices of nvidia-smi.
+
+`topo -m` has the link between each two devices and the processors near each; `topo -p2p`, whether each GPU can access
+the memory of each other, and why not.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 from psctl.topology.readers.cells import LINK_WORDS, NOT_SAID, PEER_WORDS, clean, is_tail, ranges, unglue_node
 from psctl.topology.readers.column_alignment import AGAIN, AlignedTable, align
 from psctl.topology.readers.text_tables import TextTable, tables
-from psctl.topology.readings import Affinity, Matrix
+from psctl.topology.readings import Affinity, Matrix, PeerMatrix
 
 _MEANING = re.compile(r"(?:(?<=\s)|^)([A-Z][A-Z0-9]{0,5}#?)\s*= (?=\S)")
 _NIC = re.compile(r"(?<!\S)(NIC\d+)\s*:\s*([\w.:-]+)")
@@ -22,7 +26,7 @@ def read_matrix(text: str) -> Matrix:
     findings say so. Where the text holds several matrices the first counts.
     """
     cleaned = clean(text)
-    found = [table for table in tables(cleaned, LINK_WORDS) if table.rows and _is_ours(table)]
+    found = [table for table in tables(cleaned, LINK_WORDS) if table.rows and _is_of_links(table)]
     if not found:
         return _header_only(cleaned)
     table = found[0]
@@ -34,6 +38,18 @@ def read_matrix(text: str) -> Matrix:
         what = f"the text holds {len(found)} matrices; the first of them is read"
         findings.append(Finding(what, "save the output of each machine in a file of its own"))
     return Matrix(grid.devices, grid.words, affinity, legend, meanings, tuple(findings))
+
+
+def read_peers(text: str) -> PeerMatrix:
+    """Return the matrix in the output of `nvidia-smi topo -p2p r` (or w, n, a, p); else one without devices.
+
+    The words stand as they were printed; what is missing, moved or cut is left out and said in the findings.
+    """
+    for table in tables(clean(text), PEER_WORDS):
+        if table.rows and _is_of_peers(table):
+            grid = align(table, PEER_WORDS)
+            return PeerMatrix(grid.devices, grid.words, tuple(grid.findings))
+    return PeerMatrix((), {})
 
 
 def _ends_open(text: str) -> bool:
@@ -49,13 +65,20 @@ def _header_only(cleaned: str) -> Matrix:
     return Matrix((), {})
 
 
-def _is_ours(table: TextTable) -> bool:
+def _is_of_links(table: TextTable) -> bool:
     """Whether a table's rows speak of links, and not of peers: some word beside X is one, or X is all there is."""
     if not table.has_cross() and not table.tails:
         return False
     words = table.words()
     peers = table.of_peers() or any(map(PEER_WORDS.fullmatch, words))
     return bool(table.tails) or any(map(LINK_WORDS.match, words)) or not peers
+
+
+def _is_of_peers(table: TextTable) -> bool:
+    """Whether the table has no titles, as that of links does, and a word of peers, or X alone and their legend."""
+    words = table.words()
+    ours = any(map(PEER_WORDS.match, words)) or (not words and table.of_peers())
+    return not table.tails and table.has_cross() and ours
 
 
 def _affinity(grid: AlignedTable, titles: Sequence[str], findings: list[Finding]) -> dict[str, Affinity]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from psctl.topology.facts import Finding
+from psctl.topology.findings import Finding
 from psctl.topology.readers.cells import clean
 from psctl.topology.readers.column_alignment import AGAIN, listed
 from psctl.topology.readings import NvlinkGpu, NvlinkStatus

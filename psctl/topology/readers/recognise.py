@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from psctl.topology.findings import Finding
 from psctl.topology.readers import gpus, nccl_xml, pci, rdma, rocm
-from psctl.topology.readers.matrix import read_matrix
+from psctl.topology.readers.matrix import read_matrix, read_peers
 from psctl.topology.readers.nvlink import read_nvlink
-from psctl.topology.readers.p2p import read_peers
 from psctl.topology.readings import FailedOutput, Reading, UnknownOutput
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")

@@ -1,0 +1,120 @@
+"""Estimates of a schedule's time that read each transfer once; a simulation reads every flow at every event.
+
+`stepwise` is the time as if all ranks waited for each other after each step: one message's latency, the bytes on the
+most crossed link over its rate, and the sums of the rank that adds most. Schedules whose ranks all do the same take
+exactly so long, and others, which wait less, not longer.
+
+`lower_bound` holds whatever the order of events. All bytes that cross a link must cross it: the fullest link's bytes
+over its rate. And a chain of messages, each of which needs a chunk that the one before brought, waits for each of them.
+How often a vector is cut changes neither the bytes of a link nor makes the chain of an uncut schedule shorter, so an
+uncut schedule represents all its cuts. A search need not time strategies that cannot win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from psctl.plan.simulation.routes import SimulatedNetwork
+from psctl.plan.simulation.schedule_timing import AS_PREDICTED, Costs, LinkLoad, StrategyPace, Timing
+from psctl.schedule.schedule import Schedule
+
+
+class LowerBound(msgspec.Struct, frozen=True):
+    """Seconds that messages wait for each other, and seconds that a byte of the vector takes on the fullest link."""
+
+    waiting: float
+    per_byte: float
+
+    def seconds(self, size: float, pace: StrategyPace = AS_PREDICTED) -> float:
+        """Return what `size` bytes take at least, at a strategy's own pace."""
+        return max(self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing))
+
+
+def lower_bound(schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], alpha: float) -> LowerBound:
+    """Return what a schedule takes at least.
+
+    Args:
+        schedule: who sends what to whom, its vector uncut.
+        network: the capacities and ways between places.
+        placement: the place of each node.
+        alpha: seconds a message waits beside its way's latency.
+
+    Raises:
+        KeyError: a place that the network does not know or can't reach.
+    """
+    whole = sum(schedule.shares)
+    crossed: dict[tuple[int, ...], int] = {}
+    held: dict[tuple[int, int], float] = {}  # (node, chunk) -> seconds that its messages waited
+    for _, step in schedule.by_step():
+        came: dict[tuple[int, int], float] = {}
+        added: set[tuple[int, int]] = set()
+        for one in step:
+            route = network.route(placement[one.source], placement[one.destination])
+            crossed[route.links] = crossed.get(route.links, 0) + schedule.shares[one.chunk]
+            at = (one.destination, one.chunk)
+            waited = held.get((one.source, one.chunk), 0.0) + route.latency + alpha
+            came[at] = max(came.get(at, 0.0), waited)
+            if one.action == "reduce":
+                added.add(at)
+        for at, waited in came.items():
+            held[at] = max(held.get(at, 0.0), waited) if at in added else waited
+    amounts: dict[int, int] = {}
+    for links, amount in crossed.items():
+        for link in links:
+            amounts[link] = amounts.get(link, 0) + amount
+    busiest = max((amount / network.capacities[link] for link, amount in amounts.items()), default=0.0)
+    return LowerBound(max(held.values(), default=0.0), busiest / whole)
+
+
+def stepwise(
+    schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], size: float, costs: Costs
+) -> Timing:
+    """Return the time of a schedule, step after step.
+
+    Args:
+        schedule: who sends what to whom.
+        network: the capacities and ways between places.
+        placement: the place of each node.
+        size: bytes of the vector.
+        costs: what messages cost beside their bytes on links.
+
+    Raises:
+        KeyError: a place that the network does not know or can't reach.
+    """
+    chunk = schedule.chunk_bytes(size)
+    total: dict[int, float] = {}
+    waiting = flowing = summing = 0.0
+    for _, step in schedule.by_step():
+        pairs: dict[tuple[int, int], float] = {}
+        added: dict[int, float] = {}
+        for one in step:
+            pair = (one.source, one.destination)
+            pairs[pair] = pairs.get(pair, 0.0) + chunk[one.chunk]
+            if one.action == "reduce":
+                added[one.destination] = added.get(one.destination, 0.0) + chunk[one.chunk]
+        crossed: dict[int, float] = {}
+        wait = 0.0
+        for (source, destination), amount in pairs.items():
+            route = network.route(placement[source], placement[destination])
+            wait = max(wait, route.latency)
+            for link in route.links:
+                crossed[link] = crossed.get(link, 0.0) + amount
+        for link, amount in crossed.items():
+            total[link] = total.get(link, 0.0) + amount
+        waiting += wait + costs.alpha
+        flowing += max((amount / network.capacities[link] for link, amount in crossed.items()), default=0.0)
+        summing += costs.gamma * max(added.values(), default=0.0)
+    seconds = waiting + flowing + summing
+    loads = sorted(
+        (
+            LinkLoad(network.names[link], amount, amount / network.capacities[link] / seconds)
+            for link, amount in total.items()
+        ),
+        key=lambda load: -load.utilisation,
+    )
+    busiest = loads[0].link if loads else "latency"
+    name = max((waiting, "latency"), (flowing, busiest), (summing, "sums"))[1]
+    alike = sum(1 for load in loads if load.utilisation >= 0.99 * loads[0].utilisation) - 1 if name == busiest else 0
+    return Timing(seconds, "closed form", name, max(alike, 0), waiting, flowing, summing, tuple(loads))
