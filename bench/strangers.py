@@ -5,8 +5,8 @@
 
 A job on the embedded local cluster (two workers, two servers, bsp) trains; a process of the lowest priority, as if it
 were another machine, opens connections to the ports of its servers and its coordinator, spread evenly over the time,
-in turns of five sorts: bytes that are nothing, a process of another job, with that job's knock and certificate, an
-older incarnation of worker/1 (which is killed for it at the start), with the job's own knock and a certificate of its
+in turns of five sorts: bytes that are nothing, a process of another job, with that job's secret and certificate, an
+older incarnation of worker/1 (which is killed for it at the start), with the job's own secret and a certificate of its
 own authority, half open (connected and silent), and an answer to the greeting that drips.
 
 Turns of five seconds alternate: nobody; the strangers; the strangers' own process alone, which makes the same
@@ -187,7 +187,7 @@ def older_worker(home: str, job: str) -> Proof:
     """Kill worker/1, so that another incarnation takes its place, and return what the dead one had."""
     files = [json.loads(path.read_bytes()) for path in Path(home).rglob("orders.json")]
     orders = next(each for each in files if each.get("authority_key"))
-    had = proof(Pair(orders["authority"], orders["authority_key"]), orders["knock"], job, Member("worker", 1))
+    had = proof(Pair(orders["authority"], orders["authority_key"]), orders["preauth_secret"], job, Member("worker", 1))
     for process in psutil.process_iter(["environ"]):
         its = process.info["environ"] or {}
         if (its.get("HOME"), its.get("PSCTL_ROLE"), its.get("RANK")) == (home, "worker", "1"):

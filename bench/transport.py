@@ -169,12 +169,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512 << 10)
     options = parser.parse_args()
     now = time.time()
-    authority, knock = make_authority("bench-1", now), new_secret()
+    authority, preauth_secret = make_authority("bench-1", now), new_secret()
     credentials = {}
     for member in (SERVER, WORKER):
         pair = issue(authority, "bench-1", member, now)
         credentials[member] = Credentials(
-            "bench-1", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, knock
+            "bench-1", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, preauth_secret
         )
     rows = []
     for _ in range(options.rounds):

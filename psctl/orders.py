@@ -85,7 +85,7 @@ class AgentOrders(msgspec.Struct, frozen=True):
     authority: str  # PEM of the job's certificate authority
     certificate: str
     key: str
-    knock: str  # the job's secret that is shown before TLS (transport/protocol/preauth.py), hex
+    preauth_secret: str  # the job's secret that is proven before TLS (transport/protocol/preauth.py), hex
     coordinator: Address | None  # None on the head, whose agent starts it
     authority_key: str  # PEM, head only ("" elsewhere): the coordinator's, nobody else's
     secrets: dict[str, str]

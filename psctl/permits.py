@@ -1,7 +1,7 @@
 """What may be said on a connection, as data: one row for each message, consulted before any handler sees it.
 
 A row says which role may send the message to which, in which states of the sender, how long it and its payload may be,
-and what its fields must satisfy. psctl/transport/permit_gate.py enforces the rows; the tables stand in
+and what its fields must satisfy. psctl/transport/connect.py enforces the rows; the tables stand in
 job/job_permits.py (coordinator
 and agents, servers, workers) and ps/permits.py (workers and servers). Limits of single fields stand beside the
 fields' types, so that decoding refuses them before memory is taken.

@@ -72,7 +72,7 @@ class Files:
 def credentials_of(orders: AgentOrders) -> Credentials:
     """Return how an agent proves who it is."""
     me = Member("agent", orders.host)
-    return Credentials(orders.job.name, me, orders.authority, orders.certificate, orders.key, orders.knock)
+    return Credentials(orders.job.name, me, orders.authority, orders.certificate, orders.key, orders.preauth_secret)
 
 
 def refused(orders: AgentOrders, start: StartProcess, running: int) -> str:
@@ -162,7 +162,7 @@ def process_orders(
     told = ProcessOrders(
         job=orders.job.name, member=start.member, world=start.world, host=host.name,
         local_rank=start.local_rank, coordinator=coordinator, bind=host.address, ports=orders.job.ports,
-        authority=start.authority, certificate=start.certificate, key=start.key, knock=orders.knock,
+        authority=start.authority, certificate=start.certificate, key=start.key, preauth_secret=orders.preauth_secret,
         congestion=orders.job.congestion, error_file=str(files.error(start.member)), segments=segments, stacks=stacks,
         folder=orders.code_dir, secrets=tuple(orders.secrets.values()) if start.member.role == "worker" else (),
     )  # fmt: skip
@@ -173,7 +173,7 @@ def coordinator_orders(orders: AgentOrders, store: Address | None, report: int, 
     """Return the orders of the coordinator, the authority's key among them."""
     told = CoordinatorOrders(
         order=orders.job, authority=orders.authority, authority_key=orders.authority_key,
-        knock=orders.knock, store=store,
+        preauth_secret=orders.preauth_secret, store=store,
         job_dir=orders.job_dir, workdir=orders.workdir, grace=orders.grace, report=report,
         error_file=str(files.error(COORDINATOR)),
     )  # fmt: skip

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from psctl.errors import ConnectionFailed, ProtocolError, PsctlError
-from psctl.transport.peer_connection import ConnectionHandler
-from psctl.transport.read_lease import ReadLease
+from psctl.transport.peer_connection import ConnectionHandler, ReadLease
 from psctl.types import Address, Member, ServerAt
 
 FIRST_PAUSE = 0.05
@@ -37,13 +36,13 @@ class ServerConnection(Protocol):
 
     member: Member
     bytes_received: int
-    turn: ReadLease
+    read_lease: ReadLease
 
     @property
     def bytes_sent(self) -> int: ...
     def send(self, message: Any, payload: memoryview | None = None, *, urgent: bool = False) -> Any: ...
     def read_here(self, over: Callable[[], bool], seconds: float) -> bool: ...
-    def offer_turn(self) -> None: ...
+    def offer_lease(self) -> None: ...
     def flush(self, timeout: float) -> None: ...
     def close(self, reason: str = "") -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
@@ -101,7 +100,7 @@ class ServerConnections:
         if peer is not None:
             peer.send(message, payload, urgent=urgent)
 
-    def take_turn(self, servers: Collection[int]) -> ServerConnection | None:
+    def acquire_read_lease(self, servers: Collection[int]) -> ServerConnection | None:
         """Take the lease to read the connection to the only server of `servers`.
 
         Returns:
@@ -111,9 +110,9 @@ class ServerConnections:
             peer = self.in_use.get(server)
             if peer is None:
                 continue
-            if len(servers) == 1 and peer.turn.take():
+            if len(servers) == 1 and peer.read_lease.try_acquire():
                 return peer
-            peer.turn.recall()
+            peer.read_lease.recall()
         return None
 
     def error(self, server: int) -> ConnectionFailed | None:

@@ -1,6 +1,6 @@
 """Blocks threads of a worker until servers have answered, and decides when to give up.
 
-A thread that waits for one server reads its connection directly if the read lease is free (transport/read_lease.py):
+A thread that waits for one server reads its connection directly if the read lease is free (ReadLease):
 the answer then needs no other thread. All other waits sleep until a reader thread finds them done. A wait ends when it
 is done, when the servers refuse to go on, when a server has had no connection for `patience` seconds and no other took
 its place, or when a server has sent nothing for so long although it was asked.
@@ -39,7 +39,7 @@ class ClientState(Protocol):
 class Servers(Protocol):
     """What is known of the servers; ServerConnections has it."""
 
-    def take_turn(self, servers: Collection[int]) -> ServerConnection | None: ...
+    def acquire_read_lease(self, servers: Collection[int]) -> ServerConnection | None: ...
     def error(self, server: int) -> ConnectionFailed | None: ...
     def name_of(self, server: int) -> str: ...
 
@@ -128,7 +128,7 @@ class ServerWaits:
             self.changed.notify_all()
         elif any(done() for done in self._sleeping):  # only then: a wake-up costs more than a message
             if peer is not None and self.at[1] == {server}:
-                peer.offer_turn()
+                peer.offer_lease()
             self.changed.notify_all()
 
     def wake(self) -> None:
@@ -148,7 +148,7 @@ class ServerWaits:
 
     def _read_or_sleep(self, servers: Collection[int], done: Callable[[], bool], seconds: float) -> bool:
         """Read the server's connection, or sleep; return True when `done()` was found true."""
-        peer = self._servers.take_turn(servers)
+        peer = self._servers.acquire_read_lease(servers)
         if peer is None:
             self._sleeping.append(done)
             try:

@@ -106,7 +106,7 @@ class SealedStreams:
         for part in posted.kept:
             place[start : start + len(part)] = part
             start += len(part)
-        self._peers[peer].let_go(start + KEEPING * len(posted.kept))
+        self._peers[peer].release_credit(start + KEEPING * len(posted.kept))
         posted.place, posted.kept = place, []
         return posted
 
@@ -161,7 +161,7 @@ class SealedStreams:
             start, piece.at = piece.at, piece.at + len(payload)
             if piece.place is None:
                 piece.kept.append(payload)
-                peer.keep(len(payload) + KEEPING)
+                peer.withhold_credit(len(payload) + KEEPING)
             elif piece.aside:
                 piece.place[start : piece.at] = payload
             if piece.at == piece.size:

@@ -90,7 +90,7 @@ class CoordinatorProcess:
         self._desk = CoordinatorConnections(self._queue.put, self._saver, resume, self._mind.refuses)
         pair = self._issue(ME)
         self._credentials = Credentials(
-            order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.knock
+            order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.preauth_secret
         )
         self._renewals = Renewals(time.time())
         head = order.hosts[0]

@@ -117,7 +117,7 @@ class LocalServer:
 
     # ---- as waits see it: there is no connection -----------------------------------------------------------------
 
-    def take_turn(self, servers: Collection[int]) -> None:
+    def acquire_read_lease(self, servers: Collection[int]) -> None:
         return None
 
     def error(self, server: int) -> None:

@@ -24,7 +24,7 @@ class ProcessOrders(msgspec.Struct, frozen=True):
     authority: str  # PEM of the job's certificate authority
     certificate: str  # PEM
     key: str  # PEM
-    knock: str  # the job's, shown before TLS; hex
+    preauth_secret: str  # the job's, proven before TLS; hex
     congestion: str  # auto | reno | cubic | bbr
     error_file: str  # where a worker writes its exception, for its agent to read
     segments: int | None  # descriptor of its end of the pair on which its agent makes shared memory
@@ -55,7 +55,7 @@ class CoordinatorOrders(msgspec.Struct, frozen=True):
     order: JobOrder
     authority: str  # PEM
     authority_key: str  # PEM; nobody else has it
-    knock: str  # the job's, shown before TLS; hex
+    preauth_secret: str  # the job's, proven before TLS; hex
     store: Address | None  # where other hosts' agents dial to reach torch's store; None: there are no others
     job_dir: str
     workdir: str

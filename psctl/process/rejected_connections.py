@@ -1,7 +1,8 @@
-"""A word in a process's log when somebody was turned away at its port: the first at once, then a line a minute at most.
+"""Log lines about rejected connections to a port: the first at once, then one line a minute at most.
 
-Only who spoke and was wrong is told of (no knock of this job's, another certificate, an older incarnation): that is
-somebody at the door, or a sign that two jobs' addresses were mixed up. Who merely went away is not, for links break.
+Only connections that sent something wrong are logged (a wrong proof of the job's secret, another certificate, an older
+incarnation): they are a sign of an intruder, or of mixed-up addresses of two jobs. Connections that merely ended are
+not, for links break.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from collections.abc import Callable
 from psctl.errors import ConnectionFailed, PeerLost
 
 PAUSE = 60.0
-"""Seconds between two lines at least; however many come, a log grows by no more."""
+"""Seconds between two lines at least, so that a flood of connections does not fill the log."""
 
 
 class RejectionLog:
-    """Told of callers that came to nothing, on any thread.
+    """Counts rejected connections and logs them. May be called by any thread.
 
     Args:
-        me: whose port it is, such as "server/0".
-        say: takes a line.
+        me: the owner of the port, such as "server/0".
+        write: takes a line; None: standard error.
         now: seconds, of a clock that never goes back.
     """
 
     def __init__(
-        self, me: str, say: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic
+        self, me: str, write: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._me, self._say, self._now = me, say or _print, now
+        self._me, self._write, self._now = me, write or _print, now
         self._lock = threading.Lock()
         self._count = 0  # since the last line
-        self._said = now() - PAUSE
+        self._last_line = now() - PAUSE
 
     def __call__(self, caller: str, error: ConnectionFailed) -> None:
-        """Count a caller; say so if it is time."""
+        """Count a rejected connection; log it if the last line is a minute old."""
         if isinstance(error, PeerLost):
             return
         with self._lock:
             self._count += 1
             now = self._now()
-            if now - self._said < PAUSE:
+            if now - self._last_line < PAUSE:
                 return
-            count, self._count, self._said = self._count, 0, now
+            count, self._count, self._last_line = self._count, 0, now
         more = f" (and {count - 1} others since the last such line)" if count > 1 else ""
-        self._say(f"psctl: {self._me} turned a caller away: {error.message}{more}")
+        self._write(f"psctl: {self._me} rejected a connection: {error.message}{more}")
 
 
 def _print(line: str) -> None:

@@ -334,7 +334,9 @@ def stream_save(coordinator: CoordinatorConnection, save: Save, *, tables: bool 
 
 def serve(orders: ProcessOrders) -> int:
     """Be the server that the orders name; return the exit status."""
-    who = Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.knock)
+    who = Credentials(
+        orders.job, orders.member, orders.authority, orders.certificate, orders.key, orders.preauth_secret
+    )
     turned_away = RejectionLog(str(orders.member))
 
     def accept(kinds: Any, connections: PeerConnections) -> Address:

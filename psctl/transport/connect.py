@@ -1,4 +1,8 @@
-"""How peers meet: one dials, the other accepts, both know from the other's certificate who it is."""
+"""How two processes of a job connect: `dial` on one side, `Acceptor` on the other.
+
+Both learn from the other's certificate which member of the job it is. Where messages have permits (permits.py), a
+PermitGate in front of the handler refuses what the sender may not send.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from psctl.errors import ConnectionFailed, PeerLost
-from psctl.permits import Permits
+from psctl.errors import ConnectionFailed, MessageRefused, PeerLost
+from psctl.permits import NEW, Permit, Permits, why_refused
 from psctl.transport import tcp_stream
 from psctl.transport.credentials import Credentials
 from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
-from psctl.transport.permit_gate import PermitGate
 from psctl.transport.preauth_listener import PreauthListener, send_preauth_answer
-from psctl.transport.protocol.connection import Codec
-from psctl.transport.stream import Connect, Listen, Listener, Stream, why_gone
+from psctl.transport.protocol.message_assembly import Codec
+from psctl.transport.stream import Connect, Listen, Listener, Stream, describe_error
 from psctl.types import Address, Member, Role
 
 PATIENCE = 5.0
@@ -24,7 +27,7 @@ PATIENCE = 5.0
 HALF_OPEN = 64
 """Connections that may be in their handshake at once."""
 YOUNG = 1.0
-"""Seconds that a connection in its handshake is safe from making room for another."""
+"""Seconds for which a connection in its handshake is not dropped for a newer one."""
 OF_ONE = 16
 """Connections that one member may have to one listener at once; it needs one, and a broken one may still be there."""
 
@@ -42,25 +45,25 @@ def dial(
     *,
     connect: Connect = tcp_stream.connect,
 ) -> PeerConnection:
-    """Connect to a member of the job and return it once it has joined; `handler.joined` follows on its reader thread.
+    """Connect to a member of the job and return the connection; `handler.on_connected` follows on its reader thread.
 
     Args:
-        address: where it listens.
-        credentials: who we are.
-        expect: who it must be: a member (with its incarnation), or any of a role.
-        kinds: the rows of what may be said (permits.py), or a union of messages without further rules.
-        handler: told of all that happens.
+        address: where the member listens.
+        credentials: of this process.
+        expect: the member (with its incarnation), or a role of which any member will do.
+        kinds: the permits of all messages (permits.py), or a union of messages without further rules.
+        handler: receives messages and events.
         timeout: seconds for connecting and the handshake together.
         congestion: TCP's congestion control: auto | reno | cubic | bbr.
-        connect: how a stream is made; tests pass another.
+        connect: makes the stream; tests pass another.
 
     Raises:
-        PeerLost: nobody answers there, or it ended; names who was expected.
-        ProtocolError: it is another, a stranger, or refused us with a reason.
+        PeerLost: there is no answer, or the connection ended; names the expected member.
+        ProtocolError: it is another member, no member of the job, or it refused the connection with a reason.
         UsageError: the system refuses this congestion control.
     """
     deadline = time.monotonic() + timeout
-    assert credentials.dialling, "damaged credentials show before anything is opened"
+    assert credentials.dialling, "damaged credentials are found before a socket is opened"
     try:
         stream = connect(address, timeout, congestion)
     except OSError as error:
@@ -68,29 +71,32 @@ def dial(
         raise PeerLost(f"{expect} at {address}: {why}", where=str(expect)) from error
     name = f"{expect} at {address}"
     try:
-        send_preauth_answer(stream, credentials.knock, deadline)
+        send_preauth_answer(stream, credentials.preauth_secret, deadline)
     except (OSError, ConnectionFailed) as error:
         stream.shutdown()
         stream.close()
         if isinstance(error, ConnectionFailed):
             raise type(error)(f"{name}: {error.message}", where=str(expect)) from error
-        why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else why_gone(error)
+        why = f"no handshake within {timeout:g} s" if time.monotonic() >= deadline else describe_error(error)
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer = PeerConnection(stream, credentials, Codec(kinds), guarded(kinds, credentials, handler), accepting=False)
     peer.name = name
     try:
-        peer.settle(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
+        peer.handshake(lambda found: _unexpected(expect, found), max(0.001, deadline - time.monotonic()))
     except PeerLost as error:
         if peer.bytes_received or isinstance(error.__cause__, TimeoutError):
             raise
-        why = "it hung up at our knock: it is ending, or a process of another job listens there now"
+        why = (
+            "the connection ended after our proof of the job's secret:"
+            " the process is ending, or a process of another job listens there now"
+        )
         raise PeerLost(f"{name}: {why}", where=str(expect)) from error
     peer.start()
     return peer
 
 
 def guarded(kinds: Any, credentials: Credentials, handler: ConnectionHandler) -> ConnectionHandler:
-    """Return the handler behind the rows of what may be said, where there are some."""
+    """Return the handler behind a PermitGate where there are permits."""
     return PermitGate(kinds, credentials.member.role, handler) if isinstance(kinds, Permits) else handler
 
 
@@ -104,22 +110,63 @@ def _unexpected(expect: Member | Role, found: Member) -> str | None:
     return None
 
 
+class PermitGate(ConnectionHandler):
+    """Enforces permits in front of a handler: a message that no permit allows ends the connection.
+
+    Args:
+        permits: of all messages.
+        me: the receiver's role.
+        handler: receives the allowed messages.
+    """
+
+    def __init__(self, permits: Permits, me: Role, handler: ConnectionHandler) -> None:
+        self._rows, self._handler = permits.to(me), handler
+        self._states: dict[PeerConnection, str] = {}
+
+    def on_connected(self, peer: PeerConnection) -> None:
+        self._states[peer] = NEW
+        self._handler.on_connected(peer)
+
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+        self._check(peer, message, size)
+        return self._handler.receive_buffer_for(peer, message, size)
+
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+        # receive_buffer_for has checked a message with a payload, before memory was taken for it
+        row = self._rows[peer.member.role][type(message)] if payload is not None else self._check(peer, message, 0)
+        if row.then:
+            self._states[peer] = row.then
+        self._handler.on_message(peer, message, payload)
+
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
+        self._states.pop(peer, None)
+        self._handler.on_connection_lost(peer, error)
+
+    def _check(self, peer: PeerConnection, message: Any, size: int) -> Permit:
+        member = peer.member
+        row = self._rows.get(member.role, {}).get(type(message))
+        why = why_refused(row, member, message, self._states[peer], size)
+        if why or row is None:
+            raise MessageRefused(f"it broke the protocol: {why}", where=str(member))
+        return row
+
+
 class Acceptor:
-    """Listens, and makes a Peer of everyone who proves to be a wanted member of the job. Strangers harm nothing.
+    """Listens, and makes a PeerConnection of every connection from an allowed member of the job.
 
     Args:
         bind_host: numeric address to listen on; never all addresses.
         ports: inclusive range to take a port from; None: any.
-        credentials: who we are.
-        kinds: the rows of what may be said (permits.py), or a union of messages without further rules.
-        handler: told of all peers, each on its own reader thread.
-        allow: returns why a member is not wanted (an older incarnation ...), None when it is; called on many threads.
+        credentials: of this process.
+        kinds: the permits of all messages (permits.py), or a union of messages without further rules.
+        handler: receives messages and events of all connections, each on its own reader thread.
+        allow: returns why a member may not connect (an older incarnation ...), None when it may; on many threads.
         congestion: TCP's congestion control.
-        refused: told of each connection that came to nothing: (its end, why).
-        patience: seconds for the knock (preauth_listener.py), and again for the handshake.
-        half_open: connections that may be in their handshake at once; when there are more, the oldest makes room.
+        refused: called for each connection that was not made, with its address and the reason.
+        patience: seconds for preauth (preauth_listener.py), and again for the handshake.
+        half_open: connections that may be in their handshake at once; the oldest is dropped for a newer one.
         of_one: connections that one member may have at once.
-        listen: how a listener is made; tests pass another.
+        listen: makes the listener; tests pass another.
 
     Raises:
         PortTaken: no port of the range is free.
@@ -147,22 +194,22 @@ class Acceptor:
         self._handler = guarded(kinds, credentials, handler)
         self._allow, self._refused, self._patience, self._half_open = allow, refused, patience, half_open
         self._changed = threading.Condition()
-        self._shaking: dict[Stream, float] = {}  # since when; oldest first
+        self._handshakes: dict[Stream, float] = {}  # with the time of their start; oldest first
         self._of_one = of_one
         self._made: Counter[tuple[Role, int]] = Counter()  # connections that are made, by role and rank
         self._closed = False
-        assert credentials.accepting, "damaged credentials show before anything is opened"
+        assert credentials.accepting, "damaged credentials are found before a socket is opened"
         self._listener: Listener = listen(bind_host, ports, congestion)
         self.address = self._listener.address
-        self._door = PreauthListener(self._listener, credentials.knock, patience, refused)
+        self._preauth = PreauthListener(self._listener, credentials.preauth_secret, patience, refused)
         self._thread = threading.Thread(target=self._accept, name=f"psctl acceptor {self.address}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and end what is still in its handshake; peers that have joined stay."""
+        """Stop listening and end connections in their handshake; made connections stay."""
         with self._changed:
             self._closed = True
-            for stream in self._shaking:
+            for stream in self._handshakes:
                 stream.shutdown()
             self._changed.notify_all()
         self._listener.close()
@@ -172,7 +219,7 @@ class Acceptor:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                stream = self._door.next()
+                stream = self._preauth.accept()
             except OSError:  # closed, or descriptors are short for a while
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, 0.01)
@@ -180,27 +227,27 @@ class Acceptor:
             if not self._admit(stream):
                 stream.close()
                 break
-            threading.Thread(target=self._meet, args=(stream,), name=f"psctl {stream.name}", daemon=True).start()
-        self._door.clear()
+            threading.Thread(target=self._serve, args=(stream,), name=f"psctl {stream.name}", daemon=True).start()
+        self._preauth.clear()
 
     def _admit(self, stream: Stream) -> bool:
-        """Wait until there is room for one more handshake; the oldest makes room when it has had its second."""
+        """Wait until one more handshake may begin; the oldest is dropped once it is YOUNG no more."""
         with self._changed:
-            while not self._closed and len(self._shaking) >= self._half_open:
-                oldest, since = next(iter(self._shaking.items()))
+            while not self._closed and len(self._handshakes) >= self._half_open:
+                oldest, since = next(iter(self._handshakes.items()))
                 wait = since + YOUNG - time.monotonic()
                 if wait <= 0:
                     oldest.shutdown()
                 self._changed.wait(max(0.01, wait))
             if not self._closed:
-                self._shaking[stream] = time.monotonic()
+                self._handshakes[stream] = time.monotonic()
             return not self._closed
 
-    def _meet(self, stream: Stream) -> None:
-        """Body of the thread that shakes hands with one caller and then is its reader."""
+    def _serve(self, stream: Stream) -> None:
+        """Body of the thread that makes one connection and then is its reader."""
         peer = PeerConnection(stream, self._credentials, self._codec, self._handler, accepting=True)
         try:
-            peer.settle(self._against, self._patience)
+            peer.handshake(self._reason_against, self._patience)
         except ConnectionFailed as error:
             if self._refused is not None:
                 self._refused(stream.name, error)
@@ -213,7 +260,7 @@ class Acceptor:
             return
         finally:
             with self._changed:
-                self._shaking.pop(stream, None)
+                self._handshakes.pop(stream, None)
                 self._changed.notify_all()
         threading.current_thread().name = f"psctl reader {peer.member}"
         who = peer.member.role, peer.member.rank
@@ -225,7 +272,7 @@ class Acceptor:
             with self._changed:
                 self._made[who] -= 1
 
-    def _against(self, member: Member) -> str | None:
+    def _reason_against(self, member: Member) -> str | None:
         """Return why a member may not connect."""
         if self._made[member.role, member.rank] >= self._of_one:
             return f"{member} has {self._of_one} connections here already"

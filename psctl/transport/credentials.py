@@ -15,10 +15,15 @@ from psctl.types import Member
 
 @dataclass
 class Credentials:
-    """A process's identity in its job and its proof: PEM text, and the job's knock (transport/protocol/preauth.py),
-    hex.
+    """A process's identity in its job, and what proves it.
 
-    One object serves all connections of a process, so that `renew` reaches each that is made afterwards.
+    One object serves all connections of a process, so that `renew` applies to each that is made afterwards.
+
+    Args:
+        job: name of the job.
+        member: of the process.
+        authority, certificate, key: PEM text.
+        preauth_secret: of the job, in hex (transport/protocol/preauth.py).
     """
 
     job: str
@@ -26,23 +31,23 @@ class Credentials:
     authority: str
     certificate: str
     key: str = field(repr=False)
-    knock: str = field(repr=False)
+    preauth_secret: str = field(repr=False)
 
     @cached_property
     def dialling(self) -> ssl.SSLContext:
-        """The TLS context of the end that dials; made once a certificate."""
+        """The TLS context of the dialling end; made once for each certificate."""
         return make_context(self.authority, self.certificate, self.key, accepting=False)
 
     @cached_property
     def accepting(self) -> ssl.SSLContext:
-        """The TLS context of the end that is dialled; made once a certificate."""
+        """The TLS context of the accepting end; made once for each certificate."""
         return make_context(self.authority, self.certificate, self.key, accepting=True)
 
     def renew(self, certificate: str, key: str) -> None:
-        """Use another certificate for connections that are made from now on; others live on.
+        """Use another certificate for connections that are made from now on; others continue.
 
         Raises:
-            ssl.SSLError: the PEM texts are damaged or do not belong together; whoever issued them. Nothing has changed.
+            ssl.SSLError: the PEM texts are damaged or do not belong together; the former certificate stays.
         """
         dialling = make_context(self.authority, certificate, key, accepting=False)
         accepting = make_context(self.authority, certificate, key, accepting=True)
@@ -51,20 +56,20 @@ class Credentials:
 
 
 def make_context(authority: str, certificate: str, key: str, *, accepting: bool) -> ssl.SSLContext:
-    """Return the context of one end.
+    """Return the TLS context of one end.
 
     Args:
-        authority: PEM of the job's authority; nobody else is trusted.
+        authority: PEM of the job's authority, the only one that is trusted.
         certificate: PEM of this member.
         key: PEM of its private key.
-        accepting: for the end that is dialled.
+        accepting: for the accepting end.
 
     Raises:
-        ssl.SSLError: the PEM texts are damaged or do not belong together; psctl's own fault.
+        ssl.SSLError: the PEM texts are damaged or do not belong together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if accepting else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # who it is stands in the certificate's URI, not in a host name
+    context.check_hostname = False  # the certificate's URI names the member; host names are not used
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
@@ -78,7 +83,7 @@ def make_context(authority: str, certificate: str, key: str, *, accepting: bool)
 
 @contextmanager
 def _private_file(data: bytes) -> Iterator[str]:
-    """Give `data` as a file, for ssl reads keys from files only: in memory where possible, 0600 else, gone at once."""
+    """Yield the path of a short-lived file with `data`, in memory or 0600: ssl reads keys from files only."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("psctl", os.MFD_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:

@@ -1,10 +1,10 @@
-"""What leaves on one connection: queued by anyone, sealed and written by whoever has the turn.
+"""The outgoing messages of one connection: any thread queues them, one thread at a time seals and writes them.
 
-Who writes. One thread at a time has the turn (`_busy`): it seals a batch and hands it to the stream, for the order of
-seals is the order of bytes. A short message that nothing stands before is written by the thread that sends it, without
-blocking: a message of some KiB costs less than waking another thread for it. What is longer, what finds others queued,
-and what the stream does not take at once are the writer thread's. A handler that answers on the connection's own reader
-thread is *corked*: its answers wait until the reader has no more to read, and leave together.
+The thread that is `_busy` seals a batch and passes it to the stream, for the order of seals is the order of bytes. A
+short message with nothing queued before it is written by the thread that sends it, without blocking: for some KiB this
+costs less than waking another thread. Longer messages, messages behind others, and bytes that the stream does not take
+at once are written by the writer thread. A handler that answers on the connection's own reader thread is *corked*: its
+answers wait until the reader has no more to read, and are written together.
 The lock is never held while anything blocks.
 """
 
@@ -21,21 +21,21 @@ from psctl.transport.protocol.send_queue import BATCH, Frame, SendQueue, control
 from psctl.transport.stream import Stream
 
 GOODBYE = 0.1
-"""Seconds that a goodbye waits for a batch that is being written."""
+"""Seconds that Bye waits for a batch that is being written."""
 ACKNOWLEDGED = 0.001
 """Seconds between two looks at what the peer's system has acknowledged."""
 SHORT = 32 << 10
 """Bytes that the sending thread writes itself, at most."""
 
 Batch = tuple[list[Frame], memoryview | None]
-"""Frames, and what is left of their sealed bytes when another thread has begun with them."""
+"""Frames, and the rest of their sealed bytes when another thread has written the first."""
 
 
 class OutgoingQueue:
-    """See the module's docstring.
+    """The queue, the writer thread, and the sealing of one connection.
 
     Args:
-        stream: where it goes.
+        stream: takes the bytes.
         seal: writes the next frame into the start of a buffer; returns its size.
         window: bytes that the other end can hold unread.
         name: of the writer thread.
@@ -45,19 +45,23 @@ class OutgoingQueue:
 
     def __init__(self, stream: Stream, seal: Callable[[Frame, memoryview], int], window: int, name: str) -> None:
         self.bytes = 0
-        """Written so far."""
+        """Bytes written so far."""
         self.error: Exception | None = None
-        """Why the writing ended, if by itself."""
+        """The error that ended the writing; None while there is none."""
         self._stream, self._seal = stream, seal
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # for the writer: something may be written, or all is over
-        self._drained = threading.Condition(self._lock)  # nothing is queued, or nobody writes, or all is over
-        self._outbox = SendQueue(window)
+        self._work = threading.Condition(
+            self._lock
+        )  # for the writer: something may be written, or the queue is stopped
+        self._drained = threading.Condition(
+            self._lock
+        )  # nothing is queued, or no thread writes, or the queue is stopped
+        self._queue = SendQueue(window)
         self._busy = False
         self._rest: Batch | None = None
         self._over = False
         self._corked: int | None = None
-        self._waiting = 0  # threads that do, for `_drained`
+        self._waiting = 0  # threads that wait for `_drained`
         self._sealed = memoryview(bytearray(SHORT))
         self._writer = threading.Thread(target=self._write, name=name, daemon=True)
 
@@ -65,10 +69,10 @@ class OutgoingQueue:
         """Start the writer thread."""
         self._writer.start()
 
-    # ---- for everyone ----------------------------------------------------------------------------------------------
+    # ---- for any thread ----------------------------------------------------------------------------------------------
 
     def add(self, message: Any, header: bytes, payload: memoryview, *, urgent: bool) -> bool:
-        """Queue a message, or write it; False when all is over.
+        """Queue a message, or write it; False when the queue is stopped.
 
         Raises:
             ValueError: it is too large; the caller's fault.
@@ -76,70 +80,70 @@ class OutgoingQueue:
         with self._lock:
             if self._over:
                 return False
-            outbox = self._outbox
+            outbox = self._queue
             outbox.add(message, header, payload, urgent=urgent)
             if self._corked == threading.get_ident() and outbox.pending < BATCH:
                 return True
-            batch = self._turn()
+            batch = self._start_batch()
         if batch:
             self._pump(batch)
         return True
 
     def cork(self, thread: int | None) -> None:
-        """Hold back what this thread sends; None: no longer, and send it."""
+        """Hold back the messages of this thread; None: write them and hold back no more."""
         if thread is not None:
             self._corked = thread
             return
         self._corked = None
-        if not self._outbox.pending:  # whoever else adds something takes the turn himself
+        if not self._queue.pending:  # a thread that adds something later writes it
             return
         with self._lock:
-            batch = self._turn() if not self._over else []
+            batch = self._start_batch() if not self._over else []
         if batch:
             self._pump(batch)
 
-    def owe(self, count: int) -> None:
-        """Tell the other end that `count` bytes more were read."""
+    def send_credit(self, count: int) -> None:
+        """Give the other end credit for `count` bytes."""
         with self._lock:
-            self._outbox.owe(count)
-            batch = self._turn()
+            self._queue.owe_credit(count)
+            batch = self._start_batch()
         if batch:
             self._pump(batch)
 
-    def credit(self, count: int) -> None:
-        """The other end has read `count` bytes.
+    def add_credit(self, count: int) -> None:
+        """Note that the other end has read `count` bytes.
 
         Raises:
-            ProtocolError: it can't have.
+            ProtocolError: so many were not sent.
         """
         with self._lock:
-            self._outbox.credit(count)
-            if self._outbox.pending:
+            self._queue.add_credit(count)
+            if self._queue.pending:
                 self._work.notify()
 
     def pending(self) -> int:
-        """Return the bytes that are queued and not handed to the network yet."""
+        """Return the bytes that are queued and not passed to the network yet."""
         with self._lock:
-            return self._outbox.pending
+            return self._queue.pending
 
     def drained(self, timeout: float | None) -> int | None:
-        """Wait until the peer's system holds all that was queued; returns what is left after `timeout` seconds.
+        """Wait until the peer's system holds all that was queued, at most `timeout` seconds.
 
         Returns:
-            0 when it has all; None when all is over.
+            the bytes that it does not hold; None when the queue is stopped.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            done = self._until(lambda: self._over or not (self._outbox.pending or self._busy), timeout)
+            done = self._until(lambda: self._over or not (self._queue.pending or self._busy), timeout)
             while done and not self._over and self._stream.in_flight():
                 done = deadline is None or time.monotonic() < deadline
                 self._drained.wait(ACKNOWLEDGED)
             if self._over:
                 return None
-            return 0 if done else max(1, self._outbox.pending + self._stream.in_flight())
+            return 0 if done else max(1, self._queue.pending + self._stream.in_flight())
 
     def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until nothing is queued, or nobody writes, or all is over. Under the lock."""
+        """Wait until nothing is queued, or no thread writes, or the queue is stopped. Under the lock."""
         self._waiting += 1
         try:
             return self._drained.wait_for(done, timeout)
@@ -147,48 +151,48 @@ class OutgoingQueue:
             self._waiting -= 1
 
     def stop(self) -> None:
-        """Drop what is queued; nothing is taken in any more."""
+        """Drop what is queued and take no more."""
         with self._lock:
             self._over = True
-            self._outbox.clear()
+            self._queue.clear()
             self._work.notify_all()
             self._drained.notify_all()
 
-    def goodbye(self, reason: str) -> None:
-        """Say Bye if that is possible at once; to be called after `stop`."""
+    def send_bye(self, reason: str) -> None:
+        """Send Bye if that is possible at once; to be called after `stop`."""
         with self._lock:
             if not self._until(lambda: not self._busy, GOODBYE):
                 return
             self._busy = True  # for good
-        with contextlib.suppress(OSError):  # the peer is gone: the reader finds that out by itself
+        with contextlib.suppress(OSError):  # the peer is gone, which the reader finds
             self._stream.send_now(self._seal_all([control(Bye(reason[:1000]))]))
 
     def join(self) -> None:
         """Wait for the writer's end."""
         self._writer.join()
 
-    # ---- whoever writes ----------------------------------------------------------------------------------------------
+    # ---- for the thread that writes ----
 
-    def _turn(self) -> list[Frame]:
-        """Take the turn if what is to be written is short; else have the writer take it. Under the lock."""
+    def _start_batch(self) -> list[Frame]:
+        """Return short frames for this thread to write; longer ones are left to the writer thread. Under the lock."""
         if self._busy:
             return []
-        if self._outbox.pending > SHORT:
+        if self._queue.pending > SHORT:
             self._work.notify()
             return []
-        batch = self._outbox.take()
+        batch = self._queue.take()
         self._busy = bool(batch)
         return batch
 
     def _pump(self, frames: list[Frame]) -> None:
-        """Write a short batch without blocking; what is left of it is the writer's."""
+        """Write a short batch without blocking; the writer thread writes the rest of it."""
         try:
             data = self._seal_all(frames)
             count = self._stream.send_now(data)
             self.bytes += count
             if count == len(data) and self.on_written is not None:
                 self._written(frames)
-        except Exception as error:  # noqa: BLE001  the reader tells it by lost(); a hook of the caller's may raise
+        except Exception as error:  # noqa: BLE001  the reader reports it; a hook of the caller may raise
             self._fail(error)
             return
         with self._lock:
@@ -197,7 +201,7 @@ class OutgoingQueue:
                 self._work.notify()
                 return
             self._busy = False
-            if self._outbox.ready():
+            if self._queue.is_ready():
                 self._work.notify()
             if self._waiting:
                 self._drained.notify_all()
@@ -218,7 +222,7 @@ class OutgoingQueue:
             self._fail(error)
 
     def _next(self) -> Batch | None:
-        """Wait for frames to write together; None when all is over."""
+        """Wait for frames to write together; None when the queue is stopped."""
         with self._lock:
             if self._waiting:
                 self._drained.notify_all()
@@ -226,7 +230,7 @@ class OutgoingQueue:
                 if self._rest is not None:
                     found, self._rest = self._rest, None
                     return found
-                if not self._busy and (frames := self._outbox.take()):
+                if not self._busy and (frames := self._queue.take()):
                     self._busy = True
                     return frames, None
                 self._work.wait()
@@ -237,7 +241,7 @@ class OutgoingQueue:
         self._stream.shutdown()
 
     def _seal_all(self, frames: Sequence[Frame]) -> memoryview:
-        """Seal frames one behind the other, so that one system call takes them all."""
+        """Seal frames contiguously, so that one system call takes them all."""
         size = 0
         for frame in frames:
             size += frame.size
@@ -249,7 +253,7 @@ class OutgoingQueue:
         return out[:end]
 
     def _written(self, frames: Sequence[Frame]) -> None:
-        assert self.on_written is not None, "somebody wants to know"
+        assert self.on_written is not None, "only called with a hook"
         for frame in frames:
             if frame.message is not None:
                 self.on_written(frame.message, frame.bytes)

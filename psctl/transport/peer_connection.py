@@ -1,11 +1,19 @@
-"""A made connection at work: one thread reads, one writes, and whoever sends only queues.
+"""A connection between two processes of a job: one thread reads it, one writes, any thread queues messages.
 
-Who does what. The reader thread owns all that arrives: it takes bytes in, calls the handler, and is the only one that
-ends things: it alone calls `lost`, as its last act. Who waits for what comes may read in its place for a while
-(read_lease.py), and leaves to it whatever ends the connection. What leaves is outgoing_queue.py's. Whatever ends the
-connection
-(close, a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then joins the writer,
-gives the socket back and tells the handler.
+The reader thread owns everything that arrives: it receives bytes, calls the handler, and is the only thread that ends
+the connection; `on_connection_lost` is its last call. A thread that waits for a message may read in its place for a
+while (ReadLease) and leaves it to the reader thread to end the connection. `outgoing_queue.py` writes. Whatever ends
+the connection (close, a fault, an error of a write) shuts the stream down, which wakes both threads; the reader then
+joins the writer, closes the socket and calls the handler.
+
+Read leases. A message that a thread waits for costs two thread switches when the reader thread receives it: the kernel
+wakes the reader, the reader wakes the waiting thread, and that one must also get the interpreter lock. So a waiting
+thread reads the connection directly where it can (leader and followers: Schmidt et al., Pattern-oriented software
+architecture, vol. 2). A thread that sleeps in a system call cannot be interrupted for less than would be saved, so the
+reader thread gives up the lease unasked: when what it received ended a wait, another wait will likely follow soon. It
+*rests*, and the next waiting thread finds the lease free. Every REST seconds the reader thread looks, and reads again
+when no thread has taken the lease since its last look. So a connection is unread for 2 REST at most while no thread
+waits, which credits, keepalive and senders do not notice. `recall` ends the rest at once.
 """
 
 from __future__ import annotations
@@ -20,43 +28,99 @@ from typing import Any, Protocol
 from psctl.errors import ConnectionFailed, PeerLost, ProtocolError, TimedOut
 from psctl.transport.credentials import Credentials
 from psctl.transport.outgoing_queue import OutgoingQueue
-from psctl.transport.protocol.assembly import Received
-from psctl.transport.protocol.connection import Codec, ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
+from psctl.transport.protocol.connection import ConnectionProtocol, Credited, Ended, Event, Joined, Left, Named
+from psctl.transport.protocol.message_assembly import Codec, Received
 from psctl.transport.protocol.sealing import Bytes
-from psctl.transport.read_lease import ReadLease
-from psctl.transport.stream import Stream, why_gone
+from psctl.transport.stream import Stream, describe_error
 from psctl.types import Member
 
 NOTHING = memoryview(b"")
+REST = 0.005
+"""Seconds between two looks of a reader thread that rests."""
 CREDIT = 8
 """Credit is given back for each so many-th part of the window. Given at a half, four workers and four servers with both
 directions busy (100 MB, 200 Mbit/s) took 1.21 times what the wire needs, and 1.12 at an eighth."""
 SHORT = 16 << 10
-"""Bytes up to which what came counts as short (`PeerConnection.offer_turn`)."""
+"""Bytes up to which what came counts as short (`PeerConnection.offer_lease`)."""
 PAUSE = 0.003
-"""Seconds between two words of credit before half of the window is owed. On a fast link an eighth is read in less, and
-who sends would be woken four times as often for nothing."""
+"""Seconds between two credits before half of the window is owed. On a fast link an eighth is read in less, and the
+sender would be woken four times as often for nothing."""
 
 
 class ConnectionHandler(Protocol):
-    """What a room does with its peers. All are called on the peer's reader thread, `place` and `received` also on one
-    that reads in its place; what they raise ends that peer."""
+    """Receives the messages and events of connections.
+
+    All methods are called on the connection's reader thread, `receive_buffer_for` and `on_message` also on a thread
+    that holds the read lease. An exception ends the connection.
+    """
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """The connection is made; before anything else."""
+        """Handle a new connection; called first."""
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Return where the payload of `message` goes: a writable view of `size` bytes; None: a buffer lent."""
+        """Return a writable view of `size` bytes for the payload of `message`; None: a buffer is lent for it."""
+        return None
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """A message has arrived, whole. A payload that was lent may not be kept."""
+        """Handle a message that has arrived whole. A lent payload may not be retained."""
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """The connection is over: exactly once, last, also after our own close."""
+        """Handle the end of the connection: called exactly once, last, also after `close`."""
+
+
+class ReadLease:
+    """The right to read one connection: one thread holds it, or it is free."""
+
+    def __init__(self) -> None:
+        self.offered = False
+        """The reader thread rests once it has delivered what arrived. Set by the thread that holds the lease."""
+        self._reading = threading.Lock()
+        self._called = threading.Event()
+        self._taken = 0  # how often a waiting thread took it
+        self._resting = False
+
+    def try_acquire(self) -> bool:
+        """Take the lease if it is free; for a waiting thread."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        self._taken += 1
+        return True
+
+    def release(self) -> None:
+        """Release the lease that `try_acquire` took."""
+        self._reading.release()
+
+    def recall(self) -> None:
+        """End the reader thread's rest."""
+        if self._resting or self.offered:
+            self._called.set()
+
+    # ---- the reader thread -----------------------------------------------------------------------------------------
+
+    def acquire(self) -> None:
+        """Take the lease, wherever it is; the reader thread releases it only to rest."""
+        self._reading.acquire()
+
+    def rest(self) -> None:
+        """Leave the lease to waiting threads for as long as they take it; return with the lease."""
+        self._resting = True
+        self.offered = False
+        seen = self._taken
+        self._reading.release()
+        while not self._called.wait(REST):
+            if self._reading.acquire(blocking=False):
+                if self._taken == seen:
+                    break
+                seen = self._taken
+                self._reading.release()
+        else:
+            self._reading.acquire()
+        self._resting = False
+        self._called.clear()
 
 
 class PeerConnection:
-    """The process at the other end of a sealed connection. Made by `dial` and `Acceptor`."""
+    """One end of a sealed connection to another process of the job. Made by `dial` and `Acceptor`."""
 
     member: Member
 
@@ -73,7 +137,7 @@ class PeerConnection:
             me=credentials.member,
             codec=codec,
             window=stream.window,
-            place=partial(handler.receive_buffer_for, self),
+            receive_buffer_for=partial(handler.receive_buffer_for, self),
         )
         self._part, self._credited = max(1, stream.window // CREDIT), 0.0
         self._lock = threading.Lock()
@@ -81,79 +145,88 @@ class PeerConnection:
         self._closing: str | None = None
         self._ended: ConnectionFailed | None = None
         self._reader: threading.Thread | None = None
-        self.turn = ReadLease()  # to read; who takes it calls `read_here`
-        self._came = 0  # bytes that were received last
-        self._over: ConnectionFailed | None = None  # why nothing more arrives,
-        self._fault: Exception | None = None  # or what was raised, as found by who read in the reader's place
+        self.read_lease = ReadLease()  # a thread that takes it calls `read_here`
+        self._last_count = 0  # bytes that were received last
+        # What ended the reading on a thread that held the lease: the end of the connection, or an exception.
+        self._over: ConnectionFailed | None = None
+        self._fault: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"Peer({self.name})"
+        return f"PeerConnection({self.name})"
 
-    # ---- for everyone ----------------------------------------------------------------------------------------------
+    # ---- for any thread ----------------------------------------------------------------------------------------------
 
     def send(self, message: Any, payload: Bytes | None = None, *, urgent: bool = False) -> bool:
         """Queue a message; never blocks on the network, may be called by any thread.
 
         Args:
-            message: one of the kinds that both ends agreed on.
+            message: of a kind that both ends have agreed on.
             payload: any contiguous buffer of at most MAX_PAYLOAD bytes. It is not copied: leave it untouched until the
                 receiver has acknowledged the message. An empty one arrives as None.
-            urgent: overtake what is queued and not urgent, at the boundary between messages.
+            urgent: overtake queued messages that are not urgent, at the boundary between messages.
 
         Returns:
-            False when the connection is over and the message was dropped; the handler is told so by `lost`.
+            False when the connection is over and the message was dropped; `on_connection_lost` reports it.
 
         Raises:
             ValueError: the message is too large; the caller's fault.
         """
-        assert self._out is not None, "a peer is given out once it has joined"
+        assert self._out is not None, "the connection is made"
         view = NOTHING if payload is None else memoryview(payload).cast("B")
         return self._out.add(message, self._codec.encode(message), view, urgent=urgent)
 
-    def keep(self, count: int) -> None:
-        """Count `count` bytes of payload, which are kept though nobody has asked for them, as not read yet.
+    def withhold_credit(self, count: int) -> None:
+        """Give no credit for `count` bytes of payload that the handler retains before they are wanted.
 
-        So the peer stops when its window is full of such, and memory for them has a bound. Only from `received`, for
-        what it was given.
+        So the peer stops when its window is full of them, which bounds their memory. Only from `on_message`, for its
+        own payload.
         """
         with self._lock:
             self._connection.kept += count
 
-    def let_go(self, count: int) -> None:
-        """Give credit for what was kept; may be called by any thread."""
+    def release_credit(self, count: int) -> None:
+        """Give credit for retained bytes; may be called by any thread."""
         with self._lock:
             self._connection.kept -= count
         self._give_credit()
 
-    def offer_turn(self) -> None:
-        """Have the reader thread rest after this, for the next wait to read by itself; only from `received`.
+    def offer_lease(self) -> None:
+        """Let the reader thread rest after this message, so that the next waiting thread reads; only from `on_message`.
 
-        After a long message it goes on reading: more may come while nobody waits, and then costs nobody's time.
+        After a long message it continues to read: more bytes may arrive while no thread waits.
         """
-        self.turn.offered = self._came <= SHORT
+        self.read_lease.offered = self._last_count <= SHORT
 
     def read_here(self, over: Callable[[], bool], seconds: float) -> bool:
-        """Read on this thread, which took the turn, until `over()` (asked when something came) or so long a silence."""
+        """Read on this thread, which holds the read lease.
+
+        Args:
+            over: called after each receive; True ends the reading.
+            seconds: of silence after which the reading ends.
+
+        Returns:
+            whether `over` returned True.
+        """
         try:
             while self._over is None and self._fault is None and self._stream.arrives(seconds):
-                self._take_in(patient=False)
-                self._over = self._hand_on()
+                self._receive(patient=False)
+                self._over = self._deliver()
                 if over():
                     return True
-        except Exception as fault:  # noqa: BLE001  the reader thread ends the connection for it, and tells by lost()
+        except Exception as fault:  # noqa: BLE001  the reader thread ends the connection and reports it
             self._fault = fault
         except BaseException as fault:
             self._fault = InterruptedError(f"reading was interrupted by {type(fault).__name__}")
             raise
         finally:
-            self.turn.give()
+            self.read_lease.release()
             if self._over is not None or self._fault is not None:
-                self.turn.recall()
+                self.read_lease.recall()
         return False
 
     @property
     def on_written(self) -> Callable[[Any, int], None] | None:
-        """Called with (message, bytes on the wire) once the network has all of a message, on a thread that sends."""
+        """Called with (message, bytes on the wire) once the network has the whole message, on a thread that sends."""
         return self._outgoing.on_written
 
     @on_written.setter
@@ -167,15 +240,15 @@ class PeerConnection:
 
     @property
     def _outgoing(self) -> OutgoingQueue:
-        assert self._out is not None, "a peer is given out once it has joined"
+        assert self._out is not None, "the connection is made"
         return self._out
 
     def pending(self) -> int:
-        """Return the bytes that are queued and not handed to the network yet."""
+        """Return the bytes that are queued and not passed to the network yet."""
         return self._out.pending() if self._out is not None else 0
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the peer's system holds all that was queued: a close, or our own death, then loses nothing of it.
+        """Wait until the peer's system holds all that was queued, so that the end of this process loses nothing of it.
 
         Raises:
             TimedOut: it took longer than `timeout` seconds; names the peer.
@@ -190,61 +263,61 @@ class PeerConnection:
             raise TimedOut(f"{self.name}: {left} bytes were not taken within {timeout:g} s", where=self.name)
 
     def close(self, reason: str = "") -> None:
-        """End the connection: say goodbye with `reason`, drop what is queued (see `flush`); `lost` follows.
+        """End the connection: send Bye with `reason`, drop what is queued (see `flush`); `on_connection_lost` follows.
 
-        May be called by any thread, also from the handler, and twice; it does not wait for the threads' end.
+        May be called by any thread, also from the handler, and twice; does not wait for the threads.
         """
         with self._lock:
             if self._closing is not None or self._ended is not None:
                 return
             self._closing = reason or "closed"
         self._goodbye(self._closing)
-        self.turn.recall()
+        self.read_lease.recall()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until `lost` has returned and both threads have ended; False when that took longer than `timeout`."""
+        """Wait until `on_connection_lost` has returned and both threads have ended; False after `timeout` seconds."""
         if self._reader is not None:
             self._reader.join(timeout)
         return self._reader is None or not self._reader.is_alive()
 
-    # ---- the handshake, by the thread that dialled or accepted -----------------------------------------------------
+    # ---- the handshake, on the thread that dialled or accepted -----------------------------------------------------
 
-    def settle(self, decide: Callable[[Member], str | None], patience: float) -> None:
-        """Shake hands: afterwards the connection is made, or ended with a reason.
+    def handshake(self, decide: Callable[[Member], str | None], patience: float) -> None:
+        """Make the connection, or end it with a reason.
 
         Args:
-            decide: says why the member that the certificate names is not wanted; None: it is.
-            patience: seconds for all of it.
+            decide: returns why the member that the certificate names is refused; None: it is accepted.
+            patience: seconds for the whole handshake.
 
         Raises:
-            ProtocolError: the peer is a stranger, not wanted, does not want us, or breaks the protocol.
+            ProtocolError: the peer is no member, is refused, refuses this end, or breaks the protocol.
             PeerLost: it ended, or took too long.
         """
         deadline = time.monotonic() + patience
         try:
-            joined = self._shake(decide, deadline)
+            joined = self._exchange_keys(decide, deadline)
             self._stream.limit(None)
             self._out = OutgoingQueue(self._stream, self._connection.seal, joined.window, f"psctl writer {self.member}")
         except ConnectionFailed as error:
-            with contextlib.suppress(OSError):  # the last word (why, or TLS's alert) is worth an attempt
+            with contextlib.suppress(OSError):  # try to send the reason, or TLS's alert
                 self._stream.limit(0.5)
                 self._send_handshake()
             raise self._fail(type(error), error.message) from error
         except OSError as error:
-            why = f"no handshake within {patience:g} s" if time.monotonic() >= deadline else why_gone(error)
+            why = f"no handshake within {patience:g} s" if time.monotonic() >= deadline else describe_error(error)
             raise self._fail(PeerLost, why) from error
         except BaseException:
             self.abandon()
             raise
 
-    def _shake(self, decide: Callable[[Member], str | None], deadline: float) -> Joined:
+    def _exchange_keys(self, decide: Callable[[Member], str | None], deadline: float) -> Joined:
         while True:
             event = self._connection.next_event()
             self._send_handshake_until(deadline)
             match event:
                 case None:
                     self._stream.limit(max(0.001, deadline - time.monotonic()))
-                    self._take_in()
+                    self._receive()
                 case Named(member):
                     self._decide(member, decide(member))
                 case Joined():
@@ -268,7 +341,7 @@ class PeerConnection:
         try:
             self._send_handshake()
         except ConnectionError:
-            # The other end has gone. What it said before may still lie here (why it refused us); reading finds that.
+            # The other end is gone. Why it refused this end may have been received before; reading finds it.
             self._connection.outgoing()
 
     def _send_handshake(self) -> None:
@@ -280,7 +353,7 @@ class PeerConnection:
         return kind(f"{self.name}: {reason}", where=self.name)
 
     def abandon(self) -> None:
-        """Give up a connection that is not made, from the thread that makes it."""
+        """Close a connection that is not made, on the thread that makes it."""
         self._stream.shutdown()
         self._stream.close()
         self._connection.release()
@@ -288,12 +361,12 @@ class PeerConnection:
     # ---- the reader thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start both threads of a settled connection."""
+        """Start both threads of a made connection."""
         self._reader = threading.Thread(target=self.run, name=f"psctl reader {self.member}", daemon=True)
         self._reader.start()
 
     def run(self) -> None:
-        """Be the reader thread until the end."""
+        """Read until the end, as the reader thread."""
         self._reader = threading.current_thread()
         self._outgoing.start()
         try:
@@ -303,29 +376,29 @@ class PeerConnection:
             error = type(fault)(f"{self.name}: {fault.message}", where=self.name)
             self._goodbye(fault.message)
         except OSError as fault:
-            error = self._failure(why_gone(fault))
-        except Exception as fault:  # noqa: BLE001  the handler's fault, whatever it is; told by lost(), never swallowed
+            error = self._failure(describe_error(fault))
+        except Exception as fault:  # noqa: BLE001  a fault of the handler: reported, never swallowed
             error = self._failure(f"our handler failed: {type(fault).__name__}: {fault}")
             error.__cause__ = fault
             self._goodbye(error.message)
         self._end(error)
 
     def _read(self) -> ConnectionFailed:
-        """Hand on what arrives; return why nothing more does."""
-        self.turn.begin()
+        """Deliver what arrives; return why the connection ended."""
+        self.read_lease.acquire()
         while True:
             if self._fault is not None:
                 raise self._fault
-            over = self._over or self._hand_on()
+            over = self._over or self._deliver()
             if over is not None:
                 return over
-            if self.turn.offered:
-                self.turn.rest()
+            if self.read_lease.offered:
+                self.read_lease.rest()
             else:
-                self._take_in()
+                self._receive()
 
-    def _hand_on(self) -> ConnectionFailed | None:
-        """Hand on what has arrived; return why nothing more does, None while more may."""
+    def _deliver(self) -> ConnectionFailed | None:
+        """Deliver what has arrived; return why the connection ended, None while it has not."""
         connection, handler, out = self._connection, self._handler, self._outgoing
         me, corked = threading.get_ident(), False
         while True:
@@ -345,7 +418,7 @@ class PeerConnection:
                         out.cork(None)
                     return None
                 case Credited(count):
-                    out.credit(count)
+                    out.add_credit(count)
                 case Left(reason):
                     return PeerLost(f"{self.name} left: {reason}", where=self.name)
                 case Ended():
@@ -360,24 +433,24 @@ class PeerConnection:
             if due < self._part or (due < CREDIT // 2 * self._part and now < self._credited + PAUSE):
                 return
             self._credited, owed = now, connection.owed()
-        self._outgoing.owe(owed)
+        self._outgoing.send_credit(owed)
 
-    def _take_in(self, *, patient: bool = True) -> None:
-        """Receive what there is; `patient`: sleep until it is as much as is of use."""
+    def _receive(self, *, patient: bool = True) -> None:
+        """Receive the bytes that are there; `patient`: sleep until they are enough for an event."""
         connection = self._connection
-        room, least = connection.room()
-        count = self._came = self._stream.receive_into(room, least if patient else 1)
-        connection.received(count)
+        space, least = connection.space()
+        count = self._last_count = self._stream.receive_into(space, least if patient else 1)
+        connection.add_received(count)
         self.bytes_received += count
 
     def _failure(self, why: str) -> ConnectionFailed:
-        """The error that tells why the connection is over, with what the writer knows better."""
+        """Return the error that ended the connection; an error of the writer explains more than one of the reader."""
         if self._closing is not None:
             return ConnectionFailed(f"{self.name}: closed here: {self._closing}", where=self.name)
         fault = self._out.error if self._out is not None else None
         if fault is not None and not isinstance(fault, ConnectionError):
             if isinstance(fault, OSError):
-                why = why_gone(fault)
+                why = describe_error(fault)
             else:
                 why = f"our writer failed: {type(fault).__name__}: {fault}"
         return PeerLost(f"{self.name}: {why}", where=self.name)
@@ -394,8 +467,8 @@ class PeerConnection:
         self._handler.on_connection_lost(self, error)
 
     def _goodbye(self, reason: str) -> None:
-        """Say Bye if that is possible at once, then end the stream."""
+        """Send Bye if that is possible at once, then end the stream."""
         if self._out is not None:
             self._out.stop()
-            self._out.goodbye(reason)
+            self._out.send_bye(reason)
         self._stream.shutdown()

@@ -1,9 +1,9 @@
-"""The door of a listener: callers are greeted and waited for, and come in once they have shown the job's knock.
+"""The preauth stage of a listener: sends greetings, and returns the connections that answered correctly.
 
-One thread serves it, and a caller that has shown nothing costs a descriptor and a few microseconds, whatever it does:
-no thread, no buffer, no TLS. When there are more of them than `most`, the oldest of the address that has most of them
-is dropped, without waiting. So a flood from one address makes room at its own cost only: callers of other addresses
-have as many round trips as they need, up to the deadline.
+One thread serves it. A connection that has not answered yet costs a descriptor and a few microseconds, whatever it
+sends: no thread, no buffer, no TLS. When more than `most` of them are pending, the oldest of the address that has most
+of them is dropped at once. So a flood from one address makes space at its own cost only: connections from other
+addresses have as many round trips as they need, up to the deadline.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from psctl.transport.protocol import preauth
 from psctl.transport.stream import Listener, Stream
 
 MOST = 128
-"""Callers that have shown nothing yet and are waited for; each holds a descriptor."""
+"""Pending connections at most; each holds a descriptor."""
 BRIEF = 0.01
-"""Seconds to wait, at most, for what `accept` has said to be there."""
+"""Seconds to wait, at most, for bytes that `accept` has reported."""
 
 
-class Caller(NamedTuple):
-    """Somebody who was greeted."""
+class PendingPreauth(NamedTuple):
+    """A connection that was sent a greeting and has not answered."""
 
     greeting: bytes
     deadline: float
 
 
 class PreauthListener:
-    """Lets in who shows the knock.
+    """Accepts streams whose other end proves the job's secret.
 
     Args:
-        listener: where streams come in.
-        secret: the job's knock.
-        patience: seconds for a caller's answer.
-        refused: told of each caller that does not come in: (its end, why); ProtocolError where it answered wrongly.
-        most: callers that are waited for at once.
+        listener: accepts streams.
+        secret: the job's preauth secret, in hex.
+        patience: seconds for an answer.
+        refused: called for each connection that is dropped, with its address and the reason: ProtocolError for a wrong
+            answer, PeerLost otherwise.
+        most: pending connections at most.
     """
 
     def __init__(
@@ -51,36 +52,36 @@ class PreauthListener:
     ) -> None:
         self._listener, self._secret, self._patience, self._refused = listener, secret, patience, refused
         self._most = most
-        self._callers: dict[Stream, Caller] = {}  # oldest first
+        self._pending: dict[Stream, PendingPreauth] = {}  # oldest first
         self._by_source: dict[str, dict[Stream, None]] = {}  # the same, by address; none is empty
         self._answer = bytearray(preauth.ANSWER)
 
-    def next(self) -> Stream:
-        """Wait for the next caller that has shown the knock; called by one thread.
+    def accept(self) -> Stream:
+        """Wait for the next stream that answered correctly; called by one thread.
 
         Raises:
-            OSError: the listener was closed, or the system lacks means for a while.
+            OSError: the listener was closed, or the system lacks resources for a while.
         """
         while True:
             stream = self._listener.accept(self._drop_late())
             if stream is None:
                 continue
-            caller = self._forget(stream)
-            if caller is None:
+            pending = self._forget(stream)
+            if pending is None:
                 self._greet(stream)
-            elif self._has_shown(stream, caller):
+            elif self._has_answered(stream, pending):
                 return stream
 
     def clear(self) -> None:
-        """Drop all who are waited for; by the thread that calls `next`, once the listener is closed."""
-        for stream in list(self._callers):
+        """Drop all pending connections; on the thread that calls `accept`, once the listener is closed."""
+        for stream in list(self._pending):
             self._drop(stream, "the listener was closed")
 
     def _drop_late(self) -> float | None:
-        """Drop who took too long; return the seconds until the next one has, None where nobody is waited for."""
-        while self._callers:
-            stream, caller = next(iter(self._callers.items()))
-            left = caller.deadline - time.monotonic()
+        """Drop connections beyond their deadline; return the seconds until the next deadline, None without one."""
+        while self._pending:
+            stream, pending = next(iter(self._pending.items()))
+            left = pending.deadline - time.monotonic()
             if left > 0:
                 return left
             self._drop(stream, f"no handshake within {self._patience:g} s")
@@ -94,40 +95,40 @@ class PreauthListener:
         if self._refused is not None:
             self._refused(stream.name, kind(f"{stream.name}: {why}", where=stream.name))
 
-    def _forget(self, stream: Stream) -> Caller | None:
-        """Take a stream out of those that are waited for; None where it was not one of them."""
-        caller = self._callers.pop(stream, None)
-        if caller is not None:
-            crowd = self._by_source[_source(stream)]
-            del crowd[stream]
-            if not crowd:
+    def _forget(self, stream: Stream) -> PendingPreauth | None:
+        """Remove a stream from the pending ones; None where it was not pending."""
+        pending = self._pending.pop(stream, None)
+        if pending is not None:
+            same = self._by_source[_source(stream)]
+            del same[stream]
+            if not same:
                 del self._by_source[_source(stream)]
-        return caller
+        return pending
 
     def _greet(self, stream: Stream) -> None:
-        if len(self._callers) >= self._most:
-            crowd = max(self._by_source.values(), key=len)
-            self._drop(next(iter(crowd)), "it has shown nothing and made room for others")
+        if len(self._pending) >= self._most:
+            largest = max(self._by_source.values(), key=len)
+            self._drop(next(iter(largest)), "it proved nothing and was dropped for newer connections")
         greeting = preauth.greet()
-        with contextlib.suppress(OSError):  # gone
+        with contextlib.suppress(OSError):  # the other end is gone
             if stream.send_now(memoryview(greeting)) == len(greeting):
                 self._listener.await_bytes(stream, preauth.ANSWER)
-                self._callers[stream] = Caller(greeting, time.monotonic() + self._patience)
+                self._pending[stream] = PendingPreauth(greeting, time.monotonic() + self._patience)
                 self._by_source.setdefault(_source(stream), {})[stream] = None
                 return
-        self._drop(stream, "it ended before it was greeted")
+        self._drop(stream, "it ended before the greeting")
 
-    def _has_shown(self, stream: Stream, caller: Caller) -> bool:
+    def _has_answered(self, stream: Stream, pending: PendingPreauth) -> bool:
         have, count = 0, 1
-        with contextlib.suppress(OSError):  # reset; or a wake-up for nothing, which no member's stream gives
+        with contextlib.suppress(OSError):  # reset; or a wake-up without bytes, which streams of members do not cause
             stream.limit(BRIEF)
             while count and have < preauth.ANSWER:
                 count = stream.receive_into(memoryview(self._answer)[have:])
                 have += count
         if have < preauth.ANSWER:
-            self._drop(stream, "it ended before it had shown this job's knock")
-        elif not preauth.holds(self._secret, caller.greeting, bytes(self._answer)):
-            self._drop(stream, "it has not this job's knock: a stranger, or a process of another job", ProtocolError)
+            self._drop(stream, "it ended before it proved this job's secret")
+        elif not preauth.is_answer(self._secret, pending.greeting, bytes(self._answer)):
+            self._drop(stream, "it did not prove this job's secret: it is not a process of this job", ProtocolError)
         else:
             return True
         return False
@@ -139,25 +140,25 @@ def _source(stream: Stream) -> str:
 
 
 def send_preauth_answer(stream: Stream, secret: str, deadline: float) -> None:
-    """Answer the greeting of who was dialled.
+    """Answer the greeting of the accepting end.
 
     Args:
         stream: just connected.
-        secret: the job's knock.
-        deadline: when it must be there, by `time.monotonic`.
+        secret: the job's preauth secret, in hex.
+        deadline: for the greeting, by `time.monotonic`.
 
     Raises:
-        ProtocolError: something else speaks there.
-        PeerLost: it ended before it had greeted.
+        ProtocolError: the other end is not a listener of psctl.
+        PeerLost: it ended before the greeting.
         OSError: as streams do; TimeoutError at the deadline.
     """
-    heard = bytearray(preauth.GREETING)
+    greeting = bytearray(preauth.GREETING)
     have = 0
-    while have < len(heard):
+    while have < len(greeting):
         stream.limit(max(0.001, deadline - time.monotonic()))
-        count = stream.receive_into(memoryview(heard)[have:])
+        count = stream.receive_into(memoryview(greeting)[have:])
         if not count:
-            raise PeerLost("it ended the connection without a word")
+            raise PeerLost("the connection ended before the greeting")
         have += count
-        preauth.check_greeting(bytes(heard[:have]))
-    stream.send(memoryview(preauth.answer(secret, bytes(heard))))
+        preauth.check_greeting(bytes(greeting[:have]))
+    stream.send(memoryview(preauth.answer(secret, bytes(greeting))))

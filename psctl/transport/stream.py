@@ -90,7 +90,7 @@ class Listen(Protocol):
         """Return a listener on a port of the inclusive range, or on any free port."""
 
 
-def why_gone(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """Say in plain words what an error of a stream means."""
     if error.errno == errno.ETIMEDOUT:
         return "no sign of life for 5 s"

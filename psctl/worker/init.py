@@ -106,7 +106,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     segments = inherited(orders.member, orders.segments)
     credentials = Credentials(
         job=orders.job, member=orders.member, authority=orders.authority,
-        certificate=orders.certificate, key=orders.key, knock=orders.knock,
+        certificate=orders.certificate, key=orders.key, preauth_secret=orders.preauth_secret,
     )  # fmt: skip
     session = CoordinatorSession(orders.member, connect=meet)
     handler = CertificateRenewer(credentials, session, lambda _: None)  # what a worker prints is its script's

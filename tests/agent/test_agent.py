@@ -67,7 +67,7 @@ class Cluster:
             job_file="name: try", congestion="auto", **{**settings, **more},
         )  # fmt: skip
         self.authority = make_authority(self.name, time.time())
-        self.knock = new_secret()
+        self.preauth_secret = new_secret()
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def job_dir(self, host: int) -> Path:
@@ -88,7 +88,8 @@ class Cluster:
             job=self.order, host=host, python=sys.executable, paths=[str(ROOT)],
             workdir=str(self.folder / f"host{host}"), job_dir=str(self.job_dir(host)),
             code_dir=str(self.folder / "code"), authority=self.authority.certificate_pem,
-            certificate=pair.certificate_pem, key=pair.key_pem, knock=self.knock, coordinator=coordinator,
+            certificate=pair.certificate_pem, key=pair.key_pem, preauth_secret=self.preauth_secret,
+            coordinator=coordinator,
             authority_key=self.authority.key_pem if host == 0 else "", secrets=self.secrets, grace=2.0,
         )  # fmt: skip
         self.job_dir(host).mkdir(parents=True)
@@ -370,7 +371,10 @@ def test_keys_and_secrets_are_on_no_disk_even_when_all_processes_are_killed(clus
     until(lambda: len({event.rank for event in job.of(events.Log) if event.text == "***"}) == 2, "both workers")
 
     def shown() -> list[str]:
-        words = [each.encode() for each in ("PRIVATE KEY", "QUJDREVG", job.knock, *job.authority.key_pem.splitlines())]
+        words = [
+            each.encode()
+            for each in ("PRIVATE KEY", "QUJDREVG", job.preauth_secret, *job.authority.key_pem.splitlines())
+        ]
         files = [path for path in job.folder.rglob("*") if path.is_file()]
         assert len(files) > 10
         return [f"{path}: {word!r}" for path in files for word in words if word in path.read_bytes()]
@@ -462,7 +466,7 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
     assert not [each for each in job.processes() if "psctl.agent.torch_store_host" in each.cmdline()]
     for host in (0, 1):
         log = (job.job_dir(host) / "agent.log").read_text()
-        assert "MASTER_PORT turned a caller away: a process of user 65534" in log
+        assert "MASTER_PORT rejected a connection: a process of user 65534" in log
     with socket.create_connection(("127.0.0.1", other), 10):  # the same in the name of our own user
         until(lambda: any("psctl.agent.torch_store_host" in each.cmdline() for each in job.processes()), "the store")
     job.call(0, "stop", force=True)
@@ -522,7 +526,7 @@ def receive(kind):
 
 peer = dial(orders.coordinator,
             Credentials(orders.job, orders.member, orders.authority, orders.certificate, orders.key,
-                        orders.knock),
+                        orders.preauth_secret),
             Member("coordinator", 0), COORDINATION, Handler())
 rank, steps = orders.member.rank, int(os.environ.get("STEPS", "1000000"))
 peer.send(training_messages.Join(os.getpid()))

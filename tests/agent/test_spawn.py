@@ -27,7 +27,8 @@ HOSTS = [HostOrder("h0", "10.0.0.1", "eth0", 4, 0, 2, True, slots=3, rdma="=mlx5
 JOB = replace(ORDER, hosts=HOSTS, environment={"COLOUR": "blue", "LD_PRELOAD": "/mine.so"})
 ORDERS = AgentOrders(
     job=JOB, host=0, python="/usr/bin/python3", paths=[], workdir="/w", job_dir="/w/jobs/j", code_dir="/w/code",
-    authority="ours", certificate="", key="", knock="", coordinator=None, authority_key="", secrets={}, grace=1.0,
+    authority="ours", certificate="", key="", preauth_secret="", coordinator=None,
+    authority_key="", secrets={}, grace=1.0,
 )  # fmt: skip
 SEATS = WorkerSeats(worker_places(JOB))
 USUAL = worker_environment(JOB, SEATS, 1, Address("10.0.0.1", 29500))

@@ -34,13 +34,15 @@ class Way:
         front.close()
         self.listening = socket.socket(fileno=os.dup(self.store.fileno()))
         self.listening.settimeout(LIMIT)
-        authority, knock = make_authority("try", time.time()), new_secret()
+        authority, preauth_secret = make_authority("try", time.time()), new_secret()
         self.failed: list[str] = []
         self.peers: list[PeerConnection] = []
 
         def credentials(member: Member) -> Credentials:
             pair = issue(authority, "try", member, time.time())
-            return Credentials("try", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, knock)
+            return Credentials(
+                "try", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, preauth_secret
+            )
 
         self._other = credentials(Member("agent", 1))
         end = TunnelsEnd(self.store, lambda peer, error: self.failed.append(error.message))

@@ -27,7 +27,7 @@ def orders(me: Member) -> ProcessOrders:
     return ProcessOrders(
         job=mine.job, member=me, world=3, host="h", local_rank=0, coordinator=Address("127.0.0.1", 1),
         bind="127.0.0.1", ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key,
-        knock=mine.knock, congestion="auto", error_file="", segments=None,
+        preauth_secret=mine.preauth_secret, congestion="auto", error_file="", segments=None,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from psctl.job.job_permits import COORDINATION
 from psctl.job.process_messages import Register
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 from psctl.job.training_messages import Go, Heartbeat, Join, Prepare, StartBegin, StartEnd, StartPart
-from psctl.transport.permit_gate import PermitGate
+from psctl.transport.connect import PermitGate
 from psctl.types import Layout, Member, TensorSlice
 
 W0, W1, W2, S0 = Member("worker", 0), Member("worker", 1), Member("worker", 2), Member("server", 0)

@@ -142,10 +142,10 @@ def test_orders_say_all_of_the_job_and_the_authoritys_key_goes_to_the_head_alone
     order = job_order("digits-3", THREE, wanted, found, code_hash="abc", environment={"A": "b"})
     assert (order.argv, order.servers, order.checkpoint.every_steps) == (["train.py"], 3, 500)
     place = HostRecord("a", "/w", "/w/jobs/digits-3/a", "/usr/bin/python3", "/w/code/p")
-    head = agent_orders(order, 0, place, AgentKeys("CA", "cert", "key", "knock", "CA-key"), None, {"TOKEN": "s"})
+    head = agent_orders(order, 0, place, AgentKeys("CA", "cert", "key", "secret", "CA-key"), None, {"TOKEN": "s"})
     other = agent_orders(
-        order, 1, place, AgentKeys("CA", "cert", "key", "knock"), Address("10.0.0.1", 5000), {"TOKEN": "s"}
+        order, 1, place, AgentKeys("CA", "cert", "key", "secret"), Address("10.0.0.1", 5000), {"TOKEN": "s"}
     )
     assert (head.authority_key, other.authority_key) == ("CA-key", "")
-    assert (head.knock, other.knock) == ("knock", "knock")
+    assert (head.preauth_secret, other.preauth_secret) == ("secret", "secret")
     assert head.paths == ["/w/code/p"]

@@ -15,12 +15,12 @@ class Words:
 def test_the_first_is_told_at_once_and_the_rest_once_a_while() -> None:
     words = Words()
     for _ in range(50):
-        words.about("10.0.0.9:1", ProtocolError("10.0.0.9:1: it has not this job's knock"))
-    assert words.lines == ["psctl: server/0 turned a caller away: 10.0.0.9:1: it has not this job's knock"]
+        words.about("10.0.0.9:1", ProtocolError("10.0.0.9:1: it did not prove this job's secret"))
+    assert words.lines == ["psctl: server/0 rejected a connection: 10.0.0.9:1: it did not prove this job's secret"]
     words.now += PAUSE
     words.about("10.0.0.9:2", ConnectionFailed("10.0.0.9:2: our allow() failed"))
     assert words.lines[1:] == [
-        "psctl: server/0 turned a caller away: 10.0.0.9:2: our allow() failed (and 49 others since the last such line)"
+        "psctl: server/0 rejected a connection: 10.0.0.9:2: our allow() failed (and 49 others since the last such line)"
     ]
 
 

@@ -15,7 +15,7 @@ from psctl.ps.tables.server import client_sessions, read_answers
 from psctl.ps.tables.server.table_server import TableMind
 from psctl.ps.tables.table_kinds import Kind
 from psctl.ps.tables.table_packing import pack
-from psctl.transport.protocol.connection import Codec
+from psctl.transport.protocol.message_assembly import Codec
 from tests.ps.table_world import Functions
 
 SHARDS = 4

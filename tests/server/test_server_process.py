@@ -63,7 +63,7 @@ def started(tmp_path):
     orders = ProcessOrders(
         job="world-1", member=me.member, world=1, host="here", local_rank=0, coordinator=acceptor.address,
         bind="127.0.0.1", ports=None, authority=me.authority, certificate=me.certificate, key=me.key,
-        knock=me.knock, congestion="auto", error_file="", segments=None,
+        preauth_secret=me.preauth_secret, congestion="auto", error_file="", segments=None,
     )  # fmt: skip
     with sealed_memory.holding(msgspec.json.encode(orders)) as told:
         process = subprocess.Popen(
@@ -150,8 +150,8 @@ def test_strangers_at_its_port_are_one_line_of_its_log(started):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     (line,) = errors.splitlines()
-    assert line.startswith("psctl: server/0 turned a caller away: 127.0.0.1:")
-    assert line.endswith("it has not this job's knock: a stranger, or a process of another job")
+    assert line.startswith("psctl: server/0 rejected a connection: 127.0.0.1:")
+    assert line.endswith("it did not prove this job's secret: it is not a process of this job")
 
 
 def test_a_server_is_not_started_by_hand():

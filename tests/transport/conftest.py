@@ -66,12 +66,12 @@ class Job:
     def __init__(self, name: str = "digits-1") -> None:
         self.name = name
         self.authority = make_authority(name, time.time())
-        self.knock = new_secret()
+        self.preauth_secret = new_secret()
 
     def credentials(self, member: Member) -> Credentials:
         pair = issue(self.authority, self.name, member, time.time())
         authority = self.authority.certificate_pem
-        return Credentials(self.name, member, authority, pair.certificate_pem, pair.key_pem, self.knock)
+        return Credentials(self.name, member, authority, pair.certificate_pem, pair.key_pem, self.preauth_secret)
 
 
 SERVER, WORKER = Member("server", 0), Member("worker", 3)

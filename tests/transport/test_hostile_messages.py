@@ -15,7 +15,7 @@ from psctl.errors import MessageRefused, ProtocolError
 from psctl.job.job_permits import COORDINATION
 from psctl.permits import Permits
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.transport.protocol.connection import Codec
+from psctl.transport.protocol.message_assembly import Codec
 
 ALL = {"coordination": COORDINATION, "parameters": PARAMETERS, "tables": TABLES, "tunnels": TUNNELS}
 CODECS = {name: Codec(permits) for name, permits in ALL.items()}

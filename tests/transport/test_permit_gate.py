@@ -23,8 +23,8 @@ from psctl.permits import NEW, Permits
 from psctl.ps import messages as of_parameters
 from psctl.ps import table_messages as of_tables
 from psctl.ps.permits import PARAMETERS, TABLES
-from psctl.transport.permit_gate import PermitGate
-from psctl.transport.protocol.connection import Codec
+from psctl.transport.connect import PermitGate
+from psctl.transport.protocol.message_assembly import Codec
 from psctl.types import Address, Layout, Member, Role, TensorSlice
 
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psctl.errors import ConnectionFailed
-from psctl.transport.read_lease import ReadLease
+from psctl.transport.peer_connection import ReadLease
 
 
 def within(seconds: float, condition: Any) -> None:
@@ -23,15 +23,15 @@ class Resting:
     """A reader thread that rests once."""
 
     def __init__(self) -> None:
-        self.turn, self.back = ReadLease(), threading.Event()
+        self.lease, self.back = ReadLease(), threading.Event()
         self._rest = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self.turn.begin()
+        self.lease.acquire()
         self._rest.wait()
-        self.turn.rest()
+        self.lease.rest()
         self.back.set()
 
     def rest(self) -> None:
@@ -40,42 +40,42 @@ class Resting:
 
 def test_the_turn_is_free_only_while_the_reader_rests_and_it_reads_again_when_nobody_comes() -> None:
     reader = Resting()
-    assert not reader.turn.take()
+    assert not reader.lease.try_acquire()
     reader.rest()
-    within(5, lambda: reader.turn.take() or reader.back.is_set())
-    reader.turn.give()
+    within(5, lambda: reader.lease.try_acquire() or reader.back.is_set())
+    reader.lease.release()
     assert reader.back.wait(5)
-    assert not reader.turn.take()
+    assert not reader.lease.try_acquire()
 
 
 def test_who_keeps_coming_has_the_turn_and_a_recall_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+    monkeypatch.setattr("psctl.transport.peer_connection.REST", 60.0)
     reader = Resting()
-    reader.turn.offered = True
+    reader.lease.offered = True
     reader.rest()
-    within(5, reader.turn.take)
+    within(5, reader.lease.try_acquire)
     for _ in range(3):
-        reader.turn.give()
-        assert reader.turn.take()
-    reader.turn.recall()
+        reader.lease.release()
+        assert reader.lease.try_acquire()
+    reader.lease.recall()
     assert not reader.back.wait(0.05)  # one thread reads, until it gives the turn back
-    reader.turn.give()
+    reader.lease.release()
     assert reader.back.wait(5)
 
 
 def rested(pair: Any, note: Any) -> tuple[Any, Any]:
     """Return both ends; the worker's reader rests, and its turn is taken."""
     mine, theirs = pair.join()
-    pair.worker.on_received = lambda peer, message: peer.offer_turn()
+    pair.worker.on_received = lambda peer, message: peer.offer_lease()
     theirs.send(note("short"))
     pair.worker.next("received")
-    within(5, mine.turn.take)
+    within(5, mine.read_lease.try_acquire)
     return mine, theirs
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psctl.transport.read_lease.REST", 60.0)
+    monkeypatch.setattr("psctl.transport.peer_connection.REST", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -87,10 +87,10 @@ def test_who_has_the_turn_is_told_on_its_own_thread_until_it_has_what_it_waits_f
         theirs.send(note(f"{number}"), bytes(100_000))
     mine.read_here(lambda: len(threads) == 3, 10)
     assert threads == [threading.get_ident()] * 3
-    assert mine.turn.take()
+    assert mine.read_lease.try_acquire()
     mine.read_here(lambda: False, 0.01)  # nothing comes: it does not wait for ever
-    assert mine.turn.take()
-    mine.turn.give()
+    assert mine.read_lease.try_acquire()
+    mine.read_lease.release()
 
 
 @pytest.mark.usefixtures("patient")
@@ -123,4 +123,4 @@ def test_what_ends_a_connection_is_told_once_by_the_reader_whoever_reads(pair: A
     assert said in error.message
     assert mine.join(10)
     assert pair.worker.told.empty()
-    assert not mine.turn.take()
+    assert not mine.read_lease.try_acquire()

@@ -21,7 +21,7 @@ from psctl.transport.connect import dial
 from psctl.transport.credentials import make_context
 from psctl.transport.preauth_listener import MOST, PreauthListener, send_preauth_answer
 from psctl.transport.protocol import preauth
-from psctl.transport.protocol.receive_buffer import ReceiveBuffer
+from psctl.transport.protocol.message_assembly import ReceiveBuffer
 from psctl.transport.protocol.tls_records import Records
 from psctl.transport.tcp_stream import listen
 from psctl.types import Address, Member
@@ -43,15 +43,18 @@ def works(pair: Any, acceptor: Any, note: Any) -> None:
 def test_a_member_of_another_job_is_refused(pair: Any, other_job: Any, note: Any) -> None:
     acceptor = pair.accept()
     stranger = other_job.credentials(Member("worker", 0))
-    with pytest.raises(PeerLost, match=r"server/0 at .*it hung up at our knock: .* another job listens there now"):
+    with pytest.raises(
+        PeerLost,
+        match=r"server/0 at .*the connection ended after our proof of the job.s secret: .* another job",
+    ):
         pair.dial(acceptor, stranger)
-    assert "it has not this job's knock: a stranger, or a process of another job" in pair.refused.get(timeout=10)
+    assert "it did not prove this job's secret: it is not a process of this job" in pair.refused.get(timeout=10)
     works(pair, acceptor, note)
 
 
 def test_another_jobs_certificate_is_refused_with_the_right_knock_too(pair: Any, other_job: Any, note: Any) -> None:
     acceptor = pair.accept()
-    stranger = replace(other_job.credentials(Member("worker", 0)), knock=pair.job.knock)
+    stranger = replace(other_job.credentials(Member("worker", 0)), preauth_secret=pair.job.preauth_secret)
     with pytest.raises(ProtocolError, match=r"server/0 at .*certificate is not of this job's authority"):
         pair.dial(acceptor, stranger)
     trusting = replace(stranger, job="digits-1", authority=pair.job.authority.certificate_pem)
@@ -137,10 +140,10 @@ def hear(stream: Any, count: int) -> bytes:
     return bytes(heard[:have])
 
 
-def knocked(pair: Any, address: Address) -> Any:
-    """A stream of one who has the job's knock, and nothing else."""
+def preauthenticated(pair: Any, address: Address) -> Any:
+    """A stream of one who has the job's secret, and nothing else."""
     stream = raw(pair, address)
-    send_preauth_answer(stream, pair.job.knock, time.monotonic() + 10)
+    send_preauth_answer(stream, pair.job.preauth_secret, time.monotonic() + 10)
     return stream
 
 
@@ -161,7 +164,7 @@ def test_garbage_instead_of_a_knock_ends_that_connection_only(pair: Any, note: A
     stranger.send(memoryview(garbage[: preauth.ANSWER]))
     if len(garbage) < preauth.ANSWER:
         stranger.shutdown()
-    assert re.search("has not this job's knock|before it had shown this job's knock", pair.refused.get(timeout=10))
+    assert re.search("did not prove this job's secret|before it proved this job's secret", pair.refused.get(timeout=10))
     stranger.close()
     works(pair, acceptor, note)
 
@@ -169,7 +172,7 @@ def test_garbage_instead_of_a_knock_ends_that_connection_only(pair: Any, note: A
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, garbage: bytes) -> None:
     acceptor = pair.accept()
-    stranger = knocked(pair, acceptor.address)
+    stranger = preauthenticated(pair, acceptor.address)
     stranger.send(memoryview(garbage))
     reason = pair.refused.get(timeout=10)
     assert "it does not speak TLS" in reason or "the TLS handshake failed" in reason
@@ -179,13 +182,13 @@ def test_garbage_instead_of_tls_ends_that_connection_only(pair: Any, note: Any, 
 
 def test_one_who_never_stops_its_handshake_is_cut_off(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept()
-    stranger = knocked(memory_pair, acceptor.address)
+    stranger = preauthenticated(memory_pair, acceptor.address)
     record = b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff" + bytes((1 << 14) - 4)  # one of four parts of a ClientHello
     with pytest.raises(ConnectionError):  # noqa: PT012
         for _ in range(10_000):
             stranger.send(memoryview(record))
     reason = memory_pair.refused.get(timeout=10)
-    assert "TLS handshake failed" in reason or "before it had shown who it is" in reason
+    assert "TLS handshake failed" in reason or "before its certificate" in reason
     works(memory_pair, acceptor, note)
 
 
@@ -196,7 +199,7 @@ def test_one_without_a_certificate_is_refused(memory_pair: Any, note: Any) -> No
     context.load_verify_locations(cadata=memory_pair.job.authority.certificate_pem)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing)
-    stranger = knocked(memory_pair, acceptor.address)
+    stranger = preauthenticated(memory_pair, acceptor.address)
     buffer = memoryview(bytearray(1 << 16))
     with pytest.raises(ssl.SSLWantReadError):
         session.do_handshake()
@@ -212,11 +215,11 @@ def test_one_without_a_certificate_is_refused(memory_pair: Any, note: Any) -> No
 def test_an_answer_that_was_overheard_answers_no_other_greeting(pair: Any, note: Any) -> None:
     acceptor = pair.accept()
     first, second = raw(pair, acceptor.address), raw(pair, acceptor.address)
-    said = preauth.answer(pair.job.knock, hear(first, preauth.GREETING))
+    said = preauth.answer(pair.job.preauth_secret, hear(first, preauth.GREETING))
     hear(second, preauth.GREETING)
     second.send(memoryview(said))
     assert hear(second, 1) == b""
-    assert "it has not this job's knock" in pair.refused.get(timeout=10)
+    assert "it did not prove this job's secret" in pair.refused.get(timeout=10)
     first.send(memoryview(said + b"no TLS"))  # in its own place it is right, and TLS is the next to be asked for
     assert "does not speak TLS" in pair.refused.get(timeout=10)
     for stranger in (first, second):
@@ -228,7 +231,7 @@ def test_a_knock_that_drips_is_let_in_within_the_deadline_and_not_after(pair: An
     acceptor = pair.accept(patience=0.4)
     quick, slow = raw(pair, acceptor.address), raw(pair, acceptor.address)
     for stranger in (quick, slow):
-        said = preauth.answer(pair.job.knock, hear(stranger, preauth.GREETING))
+        said = preauth.answer(pair.job.preauth_secret, hear(stranger, preauth.GREETING))
         for byte in said[:-1]:
             stranger.send(memoryview(bytes([byte])))
         if stranger is quick:
@@ -251,7 +254,7 @@ def test_who_has_shown_nothing_costs_no_thread_and_no_buffer_and_keeps_nobody_ou
     assert threading.active_count() == threads
     assert sum(type(one) in (Records, ReceiveBuffer) for one in gc.get_objects()) == before
     told = [pair.refused.get(timeout=10) for _ in range(40)]
-    assert all("it has shown nothing and made room for others" in reason for reason in told)
+    assert all("it proved nothing and was dropped for newer connections" in reason for reason in told)
     begin = time.monotonic()
     works(pair, acceptor, note)
     assert time.monotonic() - begin < 3, "nobody waited for the deadline of another"
@@ -262,9 +265,9 @@ def test_who_has_shown_nothing_costs_no_thread_and_no_buffer_and_keeps_nobody_ou
 @pytest.mark.parametrize(
     ("said", "kind", "reason"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", ProtocolError, r"no listener of psctl's, for it begins with b'SSH-2.0-OpenSSH_'"),
-        (b"ps", PeerLost, "it ended the connection without a word"),
-        (b"psctl 1\n" + bytes(16), PeerLost, "it hung up at our knock"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", ProtocolError, r"not a listener of psctl: it begins with b'SSH-2.0-OpenSSH_'"),
+        (b"ps", PeerLost, "the connection ended before the greeting"),
+        (b"psctl 1\n" + bytes(16), PeerLost, "the connection ended after our proof of the job.s secret"),
         (None, PeerLost, r"no handshake within 0.3 s"),
     ],
     ids=["another service", "an early end", "another job", "silence"],
@@ -311,7 +314,7 @@ def test_a_slow_stranger_has_a_deadline_however_often_it_drips(pair: Any, note: 
 
 def test_many_slow_strangers_do_not_lock_out_members(memory_pair: Any, note: Any) -> None:
     acceptor = memory_pair.accept(half_open=4)
-    strangers = [knocked(memory_pair, acceptor.address) for _ in range(8)]
+    strangers = [preauthenticated(memory_pair, acceptor.address) for _ in range(8)]
     begin = time.monotonic()
     works(memory_pair, acceptor, note)
     assert time.monotonic() - begin < 4.5, "the oldest strangers made room before their deadline"
@@ -324,7 +327,7 @@ def test_closing_the_acceptor_ends_half_open_connections_and_leaves_peers_alone(
     mine = pair.dial(acceptor)
     pair.worker.next("joined")
     pair.server.next("joined")
-    stranger, shaking = raw(pair, acceptor.address), knocked(pair, acceptor.address)
+    stranger, shaking = raw(pair, acceptor.address), preauthenticated(pair, acceptor.address)
     for line in (stranger, shaking):
         line.send(memoryview(b"\x16\x03"))
     hear(stranger, preauth.GREETING)
@@ -369,7 +372,7 @@ def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
     gc.disable()
     try:
         for number in range(20):
-            stream = knocked(memory_pair, acceptor.address)
+            stream = preauthenticated(memory_pair, acceptor.address)
             stream.send(memoryview(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else b"\x16\x03\x01\x00\x05hello"))
             memory_pair.refused.get(timeout=10)
             stream.close()
@@ -382,13 +385,13 @@ def test_strangers_leave_no_memory_behind(memory_pair: Any) -> None:
 def test_a_flood_from_one_address_makes_room_at_its_own_cost() -> None:
     listener = listen("127.0.0.1", None)
     dropped: queue.Queue[str] = queue.Queue()
-    door = PreauthListener(listener, "00" * 32, 20, lambda name, why: dropped.put(name), most=8)
+    preauth_listener = PreauthListener(listener, "00" * 32, 20, lambda name, why: dropped.put(name), most=8)
     let_in: queue.Queue[str] = queue.Queue()
 
     def serve() -> None:
         with contextlib.suppress(OSError):
             while True:
-                stream = door.next()
+                stream = preauth_listener.accept()
                 let_in.put(stream.name)
                 stream.close()
 
@@ -410,4 +413,4 @@ def test_a_flood_from_one_address_makes_room_at_its_own_cost() -> None:
         assert all(let_in.get(timeout=10).startswith("127.0.0.1:") for _ in members)
         listener.close()
         serving.join()
-        door.clear()
+        preauth_listener.clear()

@@ -47,7 +47,7 @@ def listens(port):
 ports = [port for port in ports if listens(port)]
 assert ports, "nobody listens"
 orders = [path for path in pathlib.Path("/proc").glob("[0-9]*/fd/*") if "psctl-orders" in link_of(path)]
-secret = bytes.fromhex(json.loads(orders[0].read_bytes())["knock"])
+secret = bytes.fromhex(json.loads(orders[0].read_bytes())["preauth_secret"])
 nobody = ssl.create_default_context()
 nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
 overheard = bytes(32)
@@ -171,7 +171,7 @@ def test_what_training_lives_through(make_hosts: Callable[..., Any], tmp_path: P
 
 @pytest.mark.soak
 def test_training_goes_on_whatever_strangers_do_at_its_ports(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
-    """With no knock, a wrong one, an overheard one, one that drips, and the right one without a certificate."""
+    """With no proof of the secret, a wrong, an overheard, a dripping one, and the right one without a certificate."""
     lab = Lab(make_hosts(2), tmp_path / "home")
     with lab.training() as job:
         for host in lab.hosts:

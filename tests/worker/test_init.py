@@ -85,7 +85,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return ProcessOrders(
             job=mine.job, member=member, world=1, host="here", local_rank=0, coordinator=at, bind="127.0.0.1",
             ports=None, authority=mine.authority, certificate=mine.certificate, key=mine.key, congestion="auto",
-            knock=mine.knock, error_file="", segments=own,
+            preauth_secret=mine.preauth_secret, error_file="", segments=own,
         )  # fmt: skip
 
     def train(update: str) -> tuple[list[torch.Tensor], int]:

@@ -154,7 +154,7 @@ class _Launch:
         )  # fmt: skip
         self.now = time.time()
         self.authority = make_authority(name, self.now)
-        self.knock = new_secret()
+        self.preauth_secret = new_secret()
         self.started: dict[str, Process] = {}
         self.orders: dict[str, str] = {}  # where they wait on each host
 
@@ -216,7 +216,9 @@ class _Launch:
         host = self.hosts[shell.name]
         pair = issue(self.authority, self.name, Member("agent", index), self.now)
         authority_key = self.authority.key_pem if index == 0 else ""
-        keys = AgentKeys(self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.knock, authority_key)
+        keys = AgentKeys(
+            self.authority.certificate_pem, pair.certificate_pem, pair.key_pem, self.preauth_secret, authority_key
+        )
         orders = agent_orders(self.order, index, host, keys, coordinator, self.request.secrets)
         limit = max(self.request.job.timeouts.start, SLOWEST)
         question = {"folder": host.job_dir, "claim": index == 0, "wait": limit}

@@ -265,7 +265,7 @@ class AgentKeys(msgspec.Struct, frozen=True):
     authority: str
     certificate: str
     key: str
-    knock: str
+    preauth_secret: str
     authority_key: str = ""
 
 
@@ -293,6 +293,6 @@ def agent_orders(
     return AgentOrders(
         job=job, host=index, python=host.python, paths=[host.code], workdir=host.workdir, job_dir=host.job_dir,
         code_dir=f"{host.workdir}/code/{job.code_hash}", authority=keys.authority, certificate=keys.certificate,
-        key=keys.key, knock=keys.knock, coordinator=coordinator, authority_key=keys.authority_key,
+        key=keys.key, preauth_secret=keys.preauth_secret, coordinator=coordinator, authority_key=keys.authority_key,
         secrets=dict(secrets), grace=GRACE,
     )  # fmt: skip

@@ -1,9 +1,24 @@
 """One connection without its socket: bytes in, events out; one class for both ends.
 
-Use: receive into `room()`, say how much with `received`, then take `next_event()` until it returns None (more bytes are
-needed). Until Joined, send what `outgoing()` returns after every call; afterwards frames are written with `seal`.
-Reading and sealing touch nothing in common, so one thread may do each.
-A ProtocolError ends the connection; nothing is delivered after it.
+Use: receive into `space()`, report the count with `add_received`, then take `next_event()` until it returns None (more
+bytes are needed). Until Joined, send what `outgoing()` returns after every call; afterwards frames are written with
+`seal`. Reading and sealing share no state, so one thread may do each. A ProtocolError ends the connection; no event
+follows it.
+
+Both ends walk through the same states; TABLE lists every allowed pair of state and action. A missing pair is a fault
+of the peer (ProtocolError) or of this end (assert). In every state, a fault or the end of the stream leads to ENDED.
+
+    HANDSHAKE --verified--> NAMED --accept--> KEYING --their keys--> OPEN --bye--> ENDED
+                              '-----refuse----'-------refusal--------------------->
+
+HANDSHAKE   TLS 1.3; both certificates are verified against the job's authority. All bytes are TLS records.
+NAMED       The peer is known, and this end has not decided yet. Nothing more is read until it has.
+KEYING      This end has sent KeyExchange inside TLS; the peer's is the only record that may arrive. It is the last
+            one of TLS: the next byte belongs to a frame. Neither end sends a frame before it has read the other's
+            KeyExchange, so an end that reads a frame knows that its own key was received, by the very process that
+            the certificate names.
+OPEN        Sealed frames travel both ways. Only now does the connection count as made.
+ENDED       Over, whatever the reason.
 """
 
 from __future__ import annotations
@@ -12,16 +27,14 @@ import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
 
-from psctl.errors import MessageRefused, ProtocolError
-from psctl.permits import SHORT, Permits
-from psctl.transport.protocol.assembly import MessageAssembler, Place, Received
+from psctl.errors import ProtocolError
 from psctl.transport.protocol.authority import read_identity
 from psctl.transport.protocol.connection_messages import PROTOCOL, Bye, ConnectionRefused, Credit, KeyExchange, Long
-from psctl.transport.protocol.connection_states import ConnectionState, Ours, Theirs, after
 from psctl.transport.protocol.frames import (
     CONTROL,
     COST,
@@ -32,84 +45,86 @@ from psctl.transport.protocol.frames import (
     read_prefix,
     write_frame,
 )
-from psctl.transport.protocol.receive_buffer import ReceiveBuffer
+from psctl.transport.protocol.message_assembly import (
+    UNREADABLE,
+    Codec,
+    MessageAssembler,
+    ReceiveBuffer,
+    ReceiveBufferFor,
+    Received,
+)
 from psctl.transport.protocol.sealing import KEY, REKEY, Bytes, Cipher, derive
 from psctl.transport.protocol.send_queue import SMALLEST_WINDOW, Frame
 from psctl.transport.protocol.tls_records import MAX_RECORD, Records
 from psctl.types import Member
 
 STRANGER = 64 << 10
-"""Bytes that an end may send before it has shown who it is."""
+"""Bytes that an end may send before its certificate is verified."""
 HALF_ID = 16
 
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-"""What msgspec raises for bytes that are no message: text that is no UTF-8 is a ValueError."""
-
-# Made here and not at first use: threads that have msgspec learn a type at the same moment crash it.
+# Made here and not at first use: msgspec crashes when threads make it learn a type at the same moment.
 _KEYS = msgspec.msgpack.Decoder(KeyExchange | ConnectionRefused)
-_SAID = msgspec.msgpack.Decoder(Credit | Bye | Long)
+_CONTROL = msgspec.msgpack.Decoder(Credit | Bye | Long)
 
 
-class Codec:
-    """Encoder and decoder of the application's messages.
+class ConnectionState(Enum):
+    """The state of one connection at one end."""
 
-    Args:
-        kinds: the rows of all messages, or a msgspec tagged union; what is not of it is refused.
+    HANDSHAKE = "in the TLS handshake"
+    NAMED = "waiting for our decision"
+    KEYING = "waiting for its keys"
+    OPEN = "open"
+    ENDED = "ended"
+
+
+class Ours(Enum):
+    """Actions of this end."""
+
+    ACCEPT = "accept"
+    REFUSE = "refuse"
+
+
+class Theirs(Enum):
+    """Actions of the peer."""
+
+    VERIFIED = "a verified certificate"
+    KEYS = "keys"
+    REFUSED = "a refusal"
+    BYE = "a goodbye"
+    END = "the end of its stream"
+    FAULT = "what the protocol does not allow"
+
+
+S = ConnectionState
+TABLE: dict[tuple[ConnectionState, Ours | Theirs], ConnectionState] = {
+    (S.HANDSHAKE, Theirs.VERIFIED): S.NAMED,
+    (S.NAMED, Ours.ACCEPT): S.KEYING,
+    (S.NAMED, Ours.REFUSE): S.ENDED,
+    (S.KEYING, Theirs.KEYS): S.OPEN,
+    (S.KEYING, Theirs.REFUSED): S.ENDED,
+    (S.OPEN, Theirs.BYE): S.ENDED,
+    **{(state, Theirs.END): S.ENDED for state in S},
+    **{(state, Theirs.FAULT): S.ENDED for state in S},
+}
+
+
+def after(state: ConnectionState, step: Ours | Theirs) -> ConnectionState:
+    """Return the next state.
+
+    Raises:
+        ProtocolError: the peer may not do this in this state.
+        AssertionError: this end may not.
     """
-
-    def __init__(self, kinds: Any) -> None:
-        union = kinds.union if isinstance(kinds, Permits) else kinds
-        self._sizes = kinds.sizes if isinstance(kinds, Permits) else None
-        self.encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-        self._decode: Callable[[Bytes], Any] = msgspec.msgpack.Decoder(union).decode
-
-    def decode(self, header: Bytes) -> Any:
-        """Return the message of a whole header.
-
-        Raises:
-            MessageRefused: it is none, or longer than one of its kind may be.
-        """
-        if len(header) > SHORT:
-            self.admit(header, len(header))
-        try:
-            return self._decode(header)
-        except UNREADABLE as error:
-            raise MessageRefused(f"it sent a message of no kind known here: {error}") from error
-
-    def admit(self, start: Bytes, size: int) -> None:
-        """Refuse a message that is longer than one of its kind may be, by the first bytes of it.
-
-        Args:
-            start: at least its first LONGEST_TAG bytes, or all of it.
-            size: of all of it.
-
-        Raises:
-            MessageRefused: it is too long.
-        """
-        if self._sizes is None:
-            return
-        name = _tag(start)
-        most = self._sizes.get(name, SHORT)
-        if size > most:
-            raise MessageRefused(f"it sent a {name or 'message of no name'} of {size} bytes, more than {most}")
-
-
-LONGEST_TAG = 64
-"""Bytes within which a message's tag stands."""
-
-
-def _tag(start: Bytes) -> str:
-    """Return the tag of an encoded message, "" where it does not begin with one."""
-    head = bytes(start[:LONGEST_TAG])
-    for at in (1, 3, 5):  # behind the head of a map: msgpack has it in three sizes
-        if head[at : at + 5] == b"\xa4type" and len(head) > at + 5 and head[at + 5] & 0xE0 == 0xA0:
-            return head[at + 6 : at + 6 + (head[at + 5] & 0x1F)].decode("ascii", "replace")
-    return ""
+    follows = TABLE.get((state, step))
+    if follows is not None:
+        return follows
+    assert isinstance(step, Theirs), f"this end may not do this now: {step.value} while {state.value}"
+    raise ProtocolError(f"it sent {step.value} while the connection was {state.value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The peer's certificate is verified and names this member; answer with `accept` or `refuse`."""
+    """The peer's certificate is verified and names this member; call `accept` or `refuse`."""
 
     member: Member
 
@@ -129,7 +144,7 @@ class Credited(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The peer said goodbye."""
+    """The peer ended the connection in order."""
 
     reason: str
 
@@ -141,7 +156,7 @@ class Ended:
     cut: bool
 
 
-def _nowhere(message: Any, size: int) -> None:
+def _no_buffer(message: Any, size: int) -> None:
     raise AssertionError("the connection is over")
 
 
@@ -152,14 +167,14 @@ class ConnectionProtocol:
     """Both directions of one connection.
 
     Args:
-        context: TLS context of this end (net/ makes it); it verifies the peer against the job's authority.
-        accepting: the other end dialled.
+        context: TLS context of this end; it verifies the peer against the job's authority.
+        accepting: this is the accepting end.
         job: name of the job.
-        me: who this end is, as its certificate says.
+        me: this end's member, as its certificate names it.
         codec: the application's messages.
-        window: bytes that this end's socket holds unread, for sure.
-        place: says where the payload of a message goes: a writable view of exactly its size, or None: a buffer lent
-            until the next event.
+        window: bytes that this end's socket holds unread at least.
+        receive_buffer_for: returns where the payload of a message goes, a writable view of exactly its size; None: it
+            is lent until the next event.
         rekey: seals until the next key; both ends must agree.
         random: source of fresh random bytes.
     """
@@ -173,7 +188,7 @@ class ConnectionProtocol:
         me: Member,
         codec: Codec,
         window: int,
-        place: Place,
+        receive_buffer_for: ReceiveBufferFor,
         rekey: int = REKEY,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
@@ -183,47 +198,37 @@ class ConnectionProtocol:
         self._random, self._accepting = random, accepting
         self._peer: Member | None = None
         self._buffer = ReceiveBuffer()
-        self._strange = 0
+        self._unverified = 0  # bytes received before the peer's certificate was verified
         self._needed = MAX_RECORD
         self._finished = False
         self._taken = self._given = 0  # bytes of the window that frames have taken; that were given back as credit
         self.kept = 0
-        """Bytes that were read and are kept aside: no credit is given for them until they are let go."""
-        self._assembler = MessageAssembler(codec, place)
+        """Bytes that were read and get no credit, because the application retains them."""
+        self._assembler = MessageAssembler(codec, receive_buffer_for)
 
     # ---- bytes in ------------------------------------------------------------------------------------------------
 
-    def room(self) -> tuple[memoryview, int]:
+    def space(self) -> tuple[memoryview, int]:
         """Return where to receive the next bytes; to be called when `next_event` returned None.
 
         Returns:
-            The room, and how many bytes must come, as far as is known, before `next_event` has something to say.
+            The space, and how many bytes must arrive, as far as is known, before `next_event` returns an event.
         """
         unread = self._buffer.end - self._buffer.start
         least = max(1, self._needed - unread)
-        return self._buffer.room(unread + least), least
+        return self._buffer.space(unread + least), least
 
-    def received(self, count: int) -> None:
-        """Note that `count` bytes were received into `room()`; 0: the stream has ended."""
-        self._buffer.wrote(count)
+    def add_received(self, count: int) -> None:
+        """Note that `count` bytes were received into `space()`; 0: the stream has ended."""
+        self._buffer.add_received(count)
         self._finished = self._finished or count == 0
-
-    def receive(self, data: Bytes) -> None:
-        """Take in bytes that lie elsewhere (a copy; `room` and `received` do without)."""
-        rest = memoryview(data)
-        while rest:
-            room, _ = self.room()
-            count = min(len(room), len(rest))
-            room[:count] = rest[:count]
-            self.received(count)
-            rest = rest[count:]
 
     def next_event(self) -> Event | None:
         """Return what happened next, or None when more bytes (or a decision) are needed.
 
         Raises:
             ProtocolError: the peer sent what the protocol does not allow.
-            Exception: what `place` raised; our own side's fault.
+            Exception: raised by `receive_buffer_for`; a fault of this end.
         """
         try:
             event = self._frame() if self.state is ConnectionState.OPEN else self._step()
@@ -244,8 +249,8 @@ class ConnectionProtocol:
         self.state = after(self.state, step)
 
     def release(self) -> None:
-        """Give memory back; the connection is over, and is not asked again. Whoever holds it may do so for long."""
-        self._buffer, self._assembler = ReceiveBuffer(0), MessageAssembler(self._codec, _nowhere)
+        """Free memory; the connection is over and is not used again, though references to it may remain."""
+        self._buffer, self._assembler = ReceiveBuffer(0), MessageAssembler(self._codec, _no_buffer)
         self._tls.release()
 
     # ---- the handshake -------------------------------------------------------------------------------------------
@@ -255,13 +260,13 @@ class ConnectionProtocol:
         return self._tls.outgoing()
 
     def _next_record(self) -> bool:
-        """Hand one TLS record over; only whole ones, so that what lies behind the last stays here."""
+        """Pass one whole TLS record to TLS, so that bytes after the last record remain in the buffer."""
         size = self._tls.take(self._buffer.data)
         self._needed = MAX_RECORD
-        self._buffer.skip(size)
-        self._strange += size
-        if self._strange > STRANGER:
-            raise ProtocolError(f"it sent more than {STRANGER} bytes before it had shown who it is")
+        self._buffer.mark_read(size)
+        self._unverified += size
+        if self._unverified > STRANGER:
+            raise ProtocolError(f"it sent more than {STRANGER} bytes before its certificate")
         return size > 0
 
     def _handshake(self) -> Named | None:
@@ -276,15 +281,15 @@ class ConnectionProtocol:
         return Named(member)
 
     def accept(self) -> None:
-        """The named member is wanted: send our keys."""
-        assert self._peer is not None, "nobody was named yet"
+        """Accept the named member: send our keys."""
+        assert self._peer is not None, "Named comes first"
         self._go(Ours.ACCEPT)
         half = self._random(HALF_ID)
         self._ours = KeyExchange(PROTOCOL, self._job, self._me, self._peer, self._random(KEY), half, self._window)
         self._tls.write(msgspec.msgpack.encode(self._ours))
 
     def refuse(self, reason: str) -> None:
-        """The named member is not wanted: tell it why, and end."""
+        """Refuse the named member: send the reason, and end."""
         self._go(Ours.REFUSE)
         self._tls.write(msgspec.msgpack.encode(ConnectionRefused(reason[:1000])))
 
@@ -324,7 +329,7 @@ class ConnectionProtocol:
 
     @property
     def unpaid(self) -> int:
-        """Bytes that were read and not given back as credit. Less what is kept, it is what the peer is owed."""
+        """Bytes that were read and not given back as credit. Without the retained ones, the peer is owed them."""
         return self._taken - self._given
 
     def owed(self) -> int:
@@ -348,13 +353,13 @@ class ConnectionProtocol:
                 self._needed = size
                 return None
             frame = buffer.store[start : start + size]
-            buffer.skip(size)  # the bytes stay where they are until the next `room`
+            buffer.mark_read(size)  # the bytes stay where they are until the next `space`
             if kind != CONTROL:
                 self._taken += size + COST
                 if self._taken - self._given > self._window:
                     raise ProtocolError(f"it sent more than the {self._window} bytes that it had credit for")
             if kind == PIECE:
-                event: Event | None = self._assembler.piece(self._opened, frame, payload)
+                event: Event | None = self._assembler.add_piece(self._opened, frame, payload)
             else:
                 header = self._opened.header(prefix, frame)
                 if kind == MESSAGE:
@@ -362,26 +367,26 @@ class ConnectionProtocol:
                 if kind == CONTROL:
                     event = self._control(header)
                 else:
-                    self._assembler.begin(self._opened, prefix, frame, header)
+                    self._assembler.start_message(self._opened, prefix, frame, header)
                     event = None
             if event is not None:  # None: a part of something longer
                 return event
 
     def _control(self, header: Bytes) -> Event | None:
         try:
-            said = _SAID.decode(header)
+            message = _CONTROL.decode(header)
         except UNREADABLE as error:
-            raise ProtocolError(f"it sent a frame of no kind known here: {error}") from error
-        if isinstance(said, Credit):
-            return Credited(said.bytes)
-        if isinstance(said, Bye):
+            raise ProtocolError(f"it sent an unknown control frame: {error}") from error
+        if isinstance(message, Credit):
+            return Credited(message.bytes)
+        if isinstance(message, Bye):
             self._go(Theirs.BYE)
-            return Left(said.reason)
-        self._assembler.announced(said)
+            return Left(message.reason)
+        self._assembler.start_long_header(message)
         return None
 
     # ---- frames out ----------------------------------------------------------------------------------------------
 
     def seal(self, frame: Frame, out: memoryview) -> int:
-        """Write the next frame into the start of `out`, which has room for it; return its size in bytes."""
+        """Write the next frame into the start of `out`, which is long enough; return its size in bytes."""
         return write_frame(self._sealing, frame.kind, frame.header, frame.payload, out)

@@ -1,17 +1,20 @@
-"""The first words of a connection, before TLS: who dials shows that it was handed the job's knock, a secret.
+"""Preauth: a challenge before TLS. The connecting end proves that it holds the job's secret.
 
-Theory. A TLS handshake costs who is dialled a thread, some 100 KiB and half a millisecond of public-key work, and any
-stranger can ask for it. So it must be earned by something cheap, as WireGuard does with the first code of its messages.
-All processes of a job are handed one random secret, in the same private way as their certificates. Who is dialled
-greets with fresh random bytes; who dials answers with their HMAC under the secret; one hash later it is known whether
-to go on. What was overheard answers no other greeting, so replays are refused without a clock and without a memory of
-what was seen.
+A TLS handshake costs the accepting end a thread, some 100 KiB and half a millisecond of public-key work, and any
+process can ask for one. Preauth makes it conditional on something cheap, as WireGuard's first message code does. All
+processes of a job receive one random secret in the same private way as their certificates. The accepting end sends
+fresh random bytes, the connecting end answers with their HMAC under the secret, and one hash decides whether the
+handshake begins. An overheard answer fits no other greeting, so replays are refused without a clock or a record of
+earlier connections.
 
-    dialled -> GREETING: MAGIC, 16 random bytes      dials -> ANSWER: HMAC-SHA256(secret, LABEL + GREETING); then TLS
+    acceptor -> GREETING: MAGIC, 16 random bytes      dialer -> ANSWER: HMAC-SHA256(secret, LABEL + GREETING); then TLS
 
-It decides who may try, and nothing else. Who somebody is, and that nobody reads along, comes from TLS and certificates
-as if there were no knock: who relays an answer, or an older incarnation, which was handed the secret too, wins a
+Preauth decides who may try a handshake and nothing else: identity and secrecy come from TLS and certificates as if
+there were no preauth. A relayed answer, or that of an older incarnation, which holds the secret too, leads to a
 handshake that fails.
+
+Workers of one host prove themselves to each other by the same challenge, with a secret of their own
+(`psctl/transport/unix_channel.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Callable
 from psctl.errors import ProtocolError
 
 MAGIC = b"psctl 1\n"
-"""What a greeting begins with: the number is that of this exchange."""
+"""The first bytes of a greeting: the number is that of this exchange."""
 FRESH = 16
 GREETING = len(MAGIC) + FRESH
 ANSWER = 32
@@ -32,33 +35,33 @@ SECRET = 32
 
 
 def new_secret(random: Callable[[int], bytes] = os.urandom) -> str:
-    """Return the knock of a new job, hex."""
+    """Return the preauth secret of a new job, in hex."""
     return random(SECRET).hex()
 
 
 def greet(random: Callable[[int], bytes] = os.urandom) -> bytes:
-    """Return a greeting for one caller."""
+    """Return a greeting for one connection."""
     return MAGIC + random(FRESH)
 
 
-def check_greeting(heard: bytes) -> None:
-    """Check the first bytes of a greeting, as many as there are.
+def check_greeting(received: bytes) -> None:
+    """Check the first bytes of a greeting, as many as have arrived.
 
     Raises:
-        ProtocolError: something else than a listener of psctl's speaks there.
+        ProtocolError: the other end is not a listener of psctl.
     """
-    if not MAGIC.startswith(heard[: len(MAGIC)]):
-        raise ProtocolError(f"no listener of psctl's, for it begins with {heard[:16]!r}")
+    if not MAGIC.startswith(received[: len(MAGIC)]):
+        raise ProtocolError(f"not a listener of psctl: it begins with {received[:16]!r}")
 
 
 def answer(secret: str, greeting: bytes) -> bytes:
-    """Return what the holder of the job's secret says to a greeting."""
+    """Return the answer of a holder of the secret to a greeting."""
     key = bytes.fromhex(secret)
-    assert len(key) == SECRET, "a job's knock has 32 bytes"
-    assert len(greeting) == GREETING, "all of it was heard"
+    assert len(key) == SECRET, "a preauth secret has 32 bytes"
+    assert len(greeting) == GREETING, "a whole greeting is answered"
     return hmac.digest(key, LABEL + greeting, "sha256")
 
 
-def holds(secret: str, greeting: bytes, said: bytes) -> bool:
-    """Tell whether `said` is the answer to this greeting."""
-    return hmac.compare_digest(answer(secret, greeting), said)
+def is_answer(secret: str, greeting: bytes, received: bytes) -> bool:
+    """Return whether `received` is the right answer to this greeting."""
+    return hmac.compare_digest(answer(secret, greeting), received)

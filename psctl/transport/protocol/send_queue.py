@@ -1,13 +1,13 @@
-"""What waits to be written: urgent before bulk, order among equals kept, never more than the receiver can hold.
+"""Frames that wait to be written: urgent before bulk, otherwise in order, never more than the receiver can hold.
 
-Theory of credits. The receiver states a window: bytes that its socket's buffer holds even if nobody reads. Every frame
-of the application takes its size (and COST) from it; the receiver gives back what it has read, an eighth of the
-window at a time. So what is in flight always fits the receiver's kernel, which acknowledges it even while the process
-stands still, and TCP's own timeout means what it should: the other machine is gone.
-No frame is larger than half a window (a longer message goes in pieces, and what is urgent and has one frame goes
+Credits. The receiver announces a window: bytes that its socket's buffer holds even if no thread reads. Every frame of
+the application takes its size (and COST) from it; the receiver gives credit for what it has read, an eighth of the
+window at a time. So the bytes in flight always fit the receiver's kernel, which acknowledges them even while the
+process makes no progress, and TCP's own timeout means that the other machine is gone.
+No frame is larger than half a window (a longer message is sent in pieces, and an urgent one of a single frame is sent
 between them), and frames of the connection itself cost nothing (they are few: one Credit for each eighth of a window
-that was read). Hence two ends that both wait for credit at a frame's boundary can always still send each other credit:
-no deadlock.
+that was read). Hence two ends that both wait for credit at a frame's boundary can still send each other credit: no
+deadlock.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from psctl.transport.protocol.frames import (
 from psctl.transport.protocol.sealing import TAG, Bytes
 
 BATCH = 64 << 10
-"""Small frames are written together up to about so many bytes."""
+"""Small frames are written together up to about this many bytes."""
 STEP = MAX_PIECE
-"""Bytes of payload in one frame, at most, and no more than a quarter of the window, so that some are on their way while
+"""Bytes of payload in one frame, at most, and no more than a quarter of the window, so that some are in flight while
 one is read. Each costs a wake-up at both ends, and the interpreter's own bytes have left the cache after so many of
 others: larger ones cost less."""
 SMALLEST_WINDOW = 16 << 10
@@ -77,7 +77,7 @@ class SendQueue:
     """The frames of one connection that are not written yet.
 
     Args:
-        window: what the other end said in its Keys.
+        window: of the other end, from its KeyExchange.
     """
 
     def __init__(self, window: int) -> None:
@@ -127,8 +127,8 @@ class SendQueue:
             yield framed(PIECE, b"", piece)
         yield framed(PIECE, b"", pieces[-1], message, total)
 
-    def credit(self, count: int) -> None:
-        """The receiver has read `count` bytes.
+    def add_credit(self, count: int) -> None:
+        """Note that the receiver has read `count` bytes.
 
         Raises:
             ProtocolError: that is more than was in flight.
@@ -137,12 +137,12 @@ class SendQueue:
         if count <= 0 or self._credit > self._window:
             raise ProtocolError(f"it gave credit for {count} bytes, more than it can have read")
 
-    def owe(self, count: int) -> None:
-        """We have read `count` bytes: tell the other end before anything else."""
+    def owe_credit(self, count: int) -> None:
+        """Give the other end credit for `count` bytes before anything else is sent."""
         self._owed += count
 
-    def ready(self) -> bool:
-        """Is there anything that may be written now?"""
+    def is_ready(self) -> bool:
+        """Return whether anything may be written now."""
         if self._owed:
             return True
         return self.pending > 0 and self._next()[0].cost <= self._credit
@@ -151,7 +151,7 @@ class SendQueue:
         urgent, bulk = self._queues
         if not self._middle:
             return urgent or bulk
-        # The pieces of a message stay in order; a whole frame that is urgent may come between them.
+        # The pieces of a message stay in order; an urgent message of one frame may be sent between them.
         return urgent if urgent and urgent[0].kind == MESSAGE else self._middle
 
     def take(self) -> list[Frame]:

@@ -10,8 +10,9 @@ import pytest
 
 from psctl.transport.credentials import make_context
 from psctl.transport.protocol.authority import Pair, issue, make_authority
-from psctl.transport.protocol.connection import Codec, ConnectionProtocol, Joined, Named
+from psctl.transport.protocol.connection import ConnectionProtocol, Joined, Named
 from psctl.transport.protocol.frames import MESSAGE
+from psctl.transport.protocol.message_assembly import Codec
 from psctl.transport.protocol.send_queue import NOTHING, Frame, SendQueue, framed
 from psctl.types import Member
 
@@ -39,7 +40,7 @@ class End:
             job=job,
             me=me,
             codec=Codec(Note),
-            place=lambda message, size: self.place(message, size),
+            receive_buffer_for=lambda message, size: self.place(message, size),
             **options,
         )
         self.events: list[Any] = []
@@ -60,11 +61,21 @@ class End:
                 self.outbox = SendQueue(event.window)
         return self.connection.outgoing()
 
+    def receive(self, data: bytes) -> None:
+        """Copy bytes into the connection's receive buffer."""
+        rest = memoryview(data)
+        while rest:
+            space, _ = self.connection.space()
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            self.connection.add_received(count)
+            rest = rest[count:]
+
     def feed(self, data: bytes, size: int = 1 << 30) -> bytes:
         """Receive `data` in parts of `size` bytes; return the TLS bytes to send."""
         out = b""
         for start in range(0, len(data), size):
-            self.connection.receive(data[start : start + size])
+            self.receive(data[start : start + size])
             out += self.step()
         return out
 

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.transport.protocol.assembly import Received
 from psctl.transport.protocol.authority import make_authority
-from psctl.transport.protocol.connection import Credited, Ended, Joined, Left, Named
+from psctl.transport.protocol.connection import ConnectionState, Credited, Ended, Joined, Left, Named
 from psctl.transport.protocol.connection_messages import Bye, Credit, Long
-from psctl.transport.protocol.connection_states import ConnectionState
 from psctl.transport.protocol.frames import FIRST, MAX_PAYLOAD, MAX_PIECE, MESSAGE, PIECE, PREFIX, WHOLE
+from psctl.transport.protocol.message_assembly import Received
 from psctl.transport.protocol.send_queue import NOTHING, Frame, control, framed
 from psctl.types import Member
 from tests.examples import examples
@@ -64,7 +63,7 @@ def test_nothing_is_read_before_the_decision(wire: Any) -> None:
     worker, server = wire.ends()
     connection = server.connection
     to_worker = server.feed(worker.step())
-    connection.receive(worker.feed(to_worker))
+    server.receive(worker.feed(to_worker))
     assert connection.next_event() == Named(Member("worker", 3, 2))
     assert connection.next_event() is None
     assert connection.state is ConnectionState.NAMED
@@ -111,7 +110,7 @@ def test_a_payload_goes_where_place_says(wire: Any) -> None:
 def test_a_place_of_the_wrong_size_is_our_own_mistake(wire: Any) -> None:
     worker, server = wire.joined()
     server.place = lambda message, size: memoryview(bytearray(size - 1))
-    with pytest.raises(AssertionError, match="place\\(\\) gave 9 bytes for a payload of 10"):
+    with pytest.raises(AssertionError, match="receive_buffer_for\\(\\) returned 9 bytes for a payload of 10"):
         server.feed(b"".join(worker.frames((wire.Note("x"), bytes(10)))))
 
 
@@ -125,7 +124,7 @@ def test_long_messages_travel_in_pieces(wire: Any, size: int) -> None:
         server.feed(b"".join(frames), size)
         if not (owed := server.connection.owed()):
             break
-        worker.outbox.credit(owed)
+        worker.outbox.add_credit(owed)
         frames = worker.frames()
     assert server.events == [Received(wire.Note(text), data), Received(wire.Note("next"), None)]
 
@@ -172,8 +171,8 @@ def test_the_end_of_the_stream_tells_whether_something_was_cut(wire: Any) -> Non
         worker, server = wire.joined()
         frame = worker.note("whole") + worker.note("cut")[:cut]
         server.feed(frame)
-        server.connection.room()
-        server.connection.received(0)
+        server.connection.space()
+        server.connection.add_received(0)
         server.step()
         assert server.events == [Received(wire.Note("whole"), None), Ended(cut=cut > 0)]
 
@@ -237,17 +236,17 @@ def test_a_bad_prefix_ends_the_connection_before_any_memory_is_taken(wire: Any, 
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (framed(MESSAGE, b"\xc1", NOTHING), "a message of no kind known here"),
-        (framed(MESSAGE, b"\x81\xa4type\xa4Nope", NOTHING), "a message of no kind known here"),
-        (framed(MESSAGE, b"\x91" * 60_000, NOTHING), "a message of no kind known here"),
-        (framed(2, b"\x81\xa4type\xa4Nope", NOTHING), "a frame of no kind known here"),
+        (framed(MESSAGE, b"\xc1", NOTHING), "an unknown message"),
+        (framed(MESSAGE, b"\x81\xa4type\xa4Nope", NOTHING), "an unknown message"),
+        (framed(MESSAGE, b"\x91" * 60_000, NOTHING), "an unknown message"),
+        (framed(2, b"\x81\xa4type\xa4Nope", NOTHING), "an unknown control frame"),
         (framed(PIECE, b"", memoryview(b"x")), "a piece of no message"),
         (control(Long((16 << 20) + 1, 0)), "announced 16777217 bytes of header"),
         (control(Long(0, 10)), "announced 0 bytes"),
         (control(Long(1, MAX_PAYLOAD + 1)), "of payload"),
         (framed(FIRST, WHOLE.pack(5) + GREETING, memoryview(b"12345")), "announced 5 bytes of payload and sent 5"),
         (framed(FIRST, WHOLE.pack(MAX_PAYLOAD + 1) + GREETING, memoryview(b"1")), f"announced {MAX_PAYLOAD + 1} bytes"),
-        (framed(FIRST, WHOLE.pack(9) + b"\xc1", memoryview(b"1")), "a message of no kind known here"),
+        (framed(FIRST, WHOLE.pack(9) + b"\xc1", memoryview(b"1")), "an unknown message"),
         (control(Long(-1, 0)), "announced -1"),
     ],
 )
@@ -278,7 +277,7 @@ def test_what_is_urgent_and_short_passes_between_the_pieces_of_something_long(wi
     worker.outbox.add("now", encode(wire.Note("now")), NOTHING, urgent=True)
     worker.outbox.add("longer", encode(wire.Note("longer")), memoryview(data), urgent=True)
     while worker.outbox.pending:
-        worker.outbox.credit(server.connection.owed())
+        worker.outbox.add_credit(server.connection.owed())
         server.feed(b"".join(worker.seal(frame) for frame in worker.outbox.take()))
     found = [(event.message.text, event.payload) for event in server.events]
     assert found == [("now", None), ("long", data), ("longer", data)]

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
-from psctl.transport.protocol.assembly import Received
-from psctl.transport.protocol.connection import Joined, Named
+from psctl.transport.protocol.connection import ConnectionState, Joined, Named
 from psctl.transport.protocol.connection_messages import Long
-from psctl.transport.protocol.connection_states import ConnectionState
 from psctl.transport.protocol.frames import FRAME_HEADER, MAX_HEADER, MAX_PAYLOAD, MAX_PIECE, PREFIX
+from psctl.transport.protocol.message_assembly import Received
 from psctl.transport.protocol.send_queue import control
 from psctl.types import Member
 
@@ -68,11 +67,11 @@ def feed(end: Any, data: bytes, size: int) -> None:
         assert end.connection.state is ConnectionState.ENDED
         assert end.connection.next_event() is None
         before = list(end.events)
-        end.connection.receive(b"more" * 10)
+        end.receive(b"more" * 10)
         assert end.connection.next_event() is None
         assert end.events == before
     else:
-        assert len(end.connection.room()[0]) <= ONE_FRAME
+        assert len(end.connection.space()[0]) <= ONE_FRAME
 
 
 @pytest.mark.parametrize("stage", ["hello", "certificate and keys"])

@@ -1,4 +1,4 @@
-"""The knock: whoever holds the job's secret answers any greeting, nobody else answers one."""
+"""Preauth: a holder of the job's secret answers any greeting; nothing else does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIGHT = preauth.answer(SECRET, GREETING)
 
 
 def test_the_holder_of_the_secret_answers_and_greetings_and_secrets_are_fresh() -> None:
-    assert preauth.holds(SECRET, GREETING, RIGHT)
+    assert preauth.is_answer(SECRET, GREETING, RIGHT)
     assert len({preauth.greet() for _ in range(100)}) == len({preauth.new_secret() for _ in range(100)}) == 100
     assert (len(GREETING), len(RIGHT), len(bytes.fromhex(SECRET))) == (preauth.GREETING, preauth.ANSWER, preauth.SECRET)
     preauth.check_greeting(GREETING)
@@ -34,7 +34,7 @@ def test_a_known_answer() -> None:
 @example(said=RIGHT[:-1])
 @example(said=RIGHT + b"\0")
 def test_nothing_else_is_an_answer(said: bytes) -> None:
-    assert not preauth.holds(SECRET, GREETING, said)
+    assert not preauth.is_answer(SECRET, GREETING, said)
 
 
 @given(
@@ -42,12 +42,12 @@ def test_nothing_else_is_an_answer(said: bytes) -> None:
 )
 def test_an_answer_is_for_one_greeting_and_one_secret_and_to_the_bit(greeting: bytes, bit: int) -> None:
     said = preauth.answer(SECRET, greeting)
-    assert preauth.holds(SECRET, greeting, said)
-    assert not preauth.holds(SECRET, GREETING, said)
-    assert not preauth.holds(preauth.new_secret(), greeting, said)
+    assert preauth.is_answer(SECRET, greeting, said)
+    assert not preauth.is_answer(SECRET, GREETING, said)
+    assert not preauth.is_answer(preauth.new_secret(), greeting, said)
     changed = bytearray(said)
     changed[bit // 8] ^= 1 << bit % 8
-    assert not preauth.holds(SECRET, greeting, bytes(changed))
+    assert not preauth.is_answer(SECRET, greeting, bytes(changed))
 
 
 @given(heard=st.binary(max_size=200))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from psctl.errors import ProtocolError
 from psctl.transport.protocol.authority import LIFE, issue, make_authority, read_identity
-from psctl.transport.protocol.connection_states import TABLE, ConnectionState, Ours, Theirs, after
+from psctl.transport.protocol.connection import TABLE, ConnectionState, Ours, Theirs, after
 from psctl.transport.protocol.frames import CONTROL, FIRST, MAX_PAYLOAD, MESSAGE, PIECE
-from psctl.transport.protocol.receive_buffer import ReceiveBuffer
+from psctl.transport.protocol.message_assembly import ReceiveBuffer
 from psctl.transport.protocol.sealing import TAG, Cipher, derive
 from psctl.transport.protocol.send_queue import NOTHING, SendQueue
 from psctl.types import Member
@@ -91,8 +91,8 @@ def test_the_table_lets_nothing_out_of_the_end_and_everything_into_it() -> None:
 def test_what_is_not_in_the_table_is_the_peers_fault_or_our_bug() -> None:
     with pytest.raises(ProtocolError, match="it sent keys while the connection was open"):
         after(ConnectionState.OPEN, Theirs.KEYS)
-    with pytest.raises(AssertionError, match="we may not do this now: frame while in the TLS handshake"):
-        after(ConnectionState.HANDSHAKE, Ours.FRAME)
+    with pytest.raises(AssertionError, match="this end may not do this now: accept while in the TLS handshake"):
+        after(ConnectionState.HANDSHAKE, Ours.ACCEPT)
 
 
 def test_every_state_can_be_reached() -> None:
@@ -107,14 +107,14 @@ def test_the_buffer_gives_back_what_was_put_in(parts: list[bytes], reads: list[i
     buffer, got = ReceiveBuffer(), b""
     for number, part in enumerate(parts):
         while part:
-            room = buffer.room(len(buffer) + 1 + number * 4000)
+            room = buffer.space(len(buffer) + 1 + number * 4000)
             count = min(len(room), len(part))
             room[:count] = part[:count]
-            buffer.wrote(count)
+            buffer.add_received(count)
             part = part[count:]
         take = min(len(buffer), reads[number] if number < len(reads) else 0)
         got += bytes(buffer.data[:take])
-        buffer.skip(take)
+        buffer.mark_read(take)
     assert got + bytes(buffer.data) == b"".join(parts)
 
 
@@ -135,8 +135,8 @@ def test_no_more_is_taken_than_the_credit_allows() -> None:
     taken = outbox.take()
     assert [frame.message for frame in taken] == ["0", "1", "2"]
     assert not outbox.take()
-    assert not outbox.ready()
-    outbox.credit(taken[0].cost)
+    assert not outbox.is_ready()
+    outbox.add_credit(taken[0].cost)
     assert [frame.message for frame in outbox.take()] == ["3"]
     assert outbox.pending == 8_000 + 4 + 9 + TAG
 
@@ -145,17 +145,17 @@ def test_credit_for_what_was_never_sent_is_a_fault() -> None:
     outbox = filled(32 << 10, 1000)
     for count in (1, 0, -1):
         with pytest.raises(ProtocolError, match="more than it can have read"):
-            outbox.credit(count)
+            outbox.add_credit(count)
         outbox = filled(32 << 10, 1000)
         cost = outbox.take()[0].cost
-        outbox.credit(cost)
+        outbox.add_credit(cost)
 
 
 def test_our_own_debt_goes_first_and_costs_nothing() -> None:
     outbox = filled(32 << 10, 20_000, 20_000)
     outbox.take()
-    outbox.owe(500)
-    outbox.owe(70)
+    outbox.owe_credit(500)
+    outbox.owe_credit(70)
     (frame,) = outbox.take()
     assert frame.kind == CONTROL
     assert msgspec.msgpack.decode(frame.header) == {"type": "Credit", "bytes": 570}
@@ -168,9 +168,9 @@ def test_pieces_of_one_message_stay_together() -> None:
     assert [frame.kind for frame in first] == [FIRST, PIECE, PIECE], "as much as the window takes"
     outbox.add("urgent", b"head", memoryview(bytes(9000)), urgent=True)
     outbox.add("short", b"head", NOTHING, urgent=True)
-    outbox.credit(sum(frame.cost for frame in first))
+    outbox.add_credit(sum(frame.cost for frame in first))
     rest = outbox.take()
-    outbox.credit(sum(frame.cost for frame in rest))
+    outbox.add_credit(sum(frame.cost for frame in rest))
     rest += outbox.take()
     found = [(frame.kind, frame.message) for frame in rest]
     assert found[:3] == [(PIECE, None), (PIECE, None), (PIECE, "0")], "something urgent that is long itself waits"
@@ -181,7 +181,7 @@ def test_what_is_urgent_and_whole_goes_between_pieces() -> None:
     outbox = filled(32 << 10, 45_000)
     first = outbox.take()
     outbox.add("urgent", b"head", NOTHING, urgent=True)
-    outbox.credit(sum(frame.cost for frame in first))
+    outbox.add_credit(sum(frame.cost for frame in first))
     assert [(frame.kind, frame.message) for frame in outbox.take()][:2] == [(MESSAGE, "urgent"), (PIECE, None)]
 
 
@@ -206,7 +206,7 @@ def test_a_receiver_that_reads_never_leaves_a_sender_stuck_nor_is_it_overrun(win
         assert flying <= window
         read += sum(frame.cost for frame in taken)
         if read >= half and read:
-            outbox.credit(read)
+            outbox.add_credit(read)
             flying, read = flying - read, 0
         elif not taken:
             break
@@ -218,4 +218,4 @@ def test_clearing_drops_everything() -> None:
     outbox.take()
     outbox.clear()
     assert outbox.pending == 0
-    assert not outbox.ready()
+    assert not outbox.is_ready()
