@@ -1,7 +1,7 @@
-"""The few operations on a disk that checkpoints need. Those that write are one class, so that tests can fail each.
+"""The disk operations of checkpoints. Those that write are one class, so that tests can make each fail.
 
-What is read may have been made by somebody else, so only regular files are opened: no link is followed, no pipe waited
-for, no device touched. What is written lies in a folder that is new and held open, and is opened below it.
+Files that are read may have been made by another user, so only regular files are opened: no link is followed, no pipe
+or device is opened. Files are written into a new folder, through its open descriptor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checksum(data: bytes) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into the error that names the file and whose fault it is.
+    """Turn an OSError into the error that names the file and the cause.
 
     Raises:
         DiskFull: no space or no quota is left.
@@ -61,7 +61,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class Disk:
-    """The machine's own disk. All methods raise DiskFull or CheckpointIncomplete, as `writing` says."""
+    """This machine's disk. All methods raise DiskFull or CheckpointIncomplete, as `writing` does."""
 
     def make_folder(self, path: Path) -> int:
         """Make a new folder, and its parents where they are missing, for this user alone, whatever the umask.
@@ -77,7 +77,9 @@ class Disk:
             os.mkdir(path, 0o700)
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             os.fchmod(descriptor, 0o700)
-            with contextlib.suppress(OSError):  # a disk without such locks (NFS): the name tells the writer
+            with contextlib.suppress(
+                OSError
+            ):  # a disk without such locks (NFS): the folder's name contains the writer's process id
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
 
@@ -133,7 +135,7 @@ class Disk:
 
 
 def locked(folder: Path) -> bool:
-    """Tell whether a process writes a folder that `Disk.make_folder` made. OSError as the system has it."""
+    """Return whether a process writes a folder that `Disk.make_folder` made. OSError as the system has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +149,7 @@ def locked(folder: Path) -> bool:
 
 
 class Unfit(OSError):
-    """What was to be read is a link, a pipe, a device or a folder, or has more bytes than it may; strerror says it."""
+    """A path is a link, a pipe, a device or a folder, or a file has too many bytes; strerror contains which."""
 
 
 def regular_size(path: Path) -> int:

@@ -53,8 +53,7 @@ def export_model(folder: Path, manifest: Manifest, out: Path, disk: Disk | None 
 
 
 class ExportReceiver:
-    """An exported model that comes here from a host, byte by byte compared with what the manifest says; a context that
-    leaves nothing of one that is not whole.
+    """Receives an exported model and compares it with the manifest; a context manager that leaves no partial file.
 
     Args:
         manifest: of the checkpoint; proved.
@@ -85,10 +84,10 @@ class ExportReceiver:
         self._descriptor = self._disk.create(self._partial)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes.
+        """Write the next bytes.
 
         Raises:
-            CheckpointCorrupt: they are not the checkpoint's. DiskFull: no room here.
+            CheckpointCorrupt: they differ from the checkpoint's. DiskFull: this machine's disk is full.
         """
         self._disk.write(self._partial, self._descriptor, memoryview(data), self._offset)
         self._offset += len(data)
@@ -109,7 +108,7 @@ class ExportReceiver:
                 self._missing, self._running = self._stretch[0], new_checksum()
 
     def finish(self) -> None:
-        """All has come: give the file its name. CheckpointIncomplete when bytes are missing."""
+        """Sync the file and give it its name. CheckpointIncomplete when bytes are missing."""
         if self._offset != self.size:
             raise errors.CheckpointIncomplete(
                 f"{self._offset} of {self.size} bytes of the exported model of {self._id} came", where=self._id

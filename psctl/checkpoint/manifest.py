@@ -1,9 +1,9 @@
-"""What a checkpoint holds, as one JSON file that is written last and carries the checksum of all of itself.
+"""The manifest of a checkpoint: one JSON file that is written last and contains its own checksum.
 
 A checkpoint is a folder: `manifest.json`, `state.json` (rank 0's state), and one safetensors file a sender. The
 manifest names each file's size and the checksum of every byte in it: the header's, and each slice's. The manifest's own
-first line holds the checksum of the lines below it. So any flipped byte is noticed and named. The first line also holds
-the signature of that checksum by the job's authority, so that whoever knows the authority notices any other writer.
+first line holds the checksum of the lines below it. So any changed byte is found and named. The first line also holds
+the signature of that checksum by the job's authority, so that a reader that knows the authority finds any other writer.
 
 Slices of a tensor are half-open ranges of it laid flat. Together the slices of all files cover every named tensor
 exactly once. Only a scalar (shape ()) may come from several senders (the step count of a parameter that is cut over two
@@ -81,7 +81,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one checkpoint. `time` is seconds since the epoch; metrics that are no number are None."""
+    """The manifest of one checkpoint. `time` is seconds since the epoch; metrics that are not finite are None."""
 
     format: int
     job: str
@@ -120,7 +120,7 @@ _MANIFEST = msgspec.json.Decoder(Manifest)
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a checkpoint; `torn` when something is missing, else bytes are wrong."""
+    """One fault of a checkpoint; `torn` when something is missing, else bytes are wrong."""
 
     text: str
     torn: bool = False
@@ -147,7 +147,7 @@ def signature_of(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """Read a manifest's file and prove that it fits together.
+    """Read a manifest's file and check that it is consistent.
 
     Args:
         data: the file's bytes.
@@ -179,7 +179,7 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def misplaced(manifest: Manifest) -> Iterator[Problem]:
-    """Yield what is wrong with the numbers of the manifest alone: names, sizes, offsets."""
+    """Yield the faults of the manifest alone: names, sizes, offsets."""
     if len(manifest.files) > MAX_FILES:
         yield Problem(f"{MANIFEST} names {len(manifest.files)} files, more than {MAX_FILES}")
     if not 0 <= manifest.state.size <= MAX_STATE or manifest.step < 0:

@@ -1,4 +1,4 @@
-"""Reading checkpoints: open, prove, find the newest good one, and assemble any range of any tensor."""
+"""Reads checkpoints: opens and verifies them, and assembles any range of any tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psctl.checkpoint.state_file import decode_state
 from psctl.types import TensorSlice
 
 MOST_EXTRA = 100
-"""Names in a checkpoint's folder that are no part of it: so many are told at most."""
+"""Most names in a checkpoint's folder that are reported as no part of it."""
 
 
 def folder_name(step: int) -> str:
@@ -26,7 +26,7 @@ def folder_name(step: int) -> str:
 
 
 def open_checkpoint(folder: Path) -> Manifest:
-    """Read a checkpoint's manifest and look that its files are there with the right sizes (`verify` reads their bytes).
+    """Read a checkpoint's manifest and check that its files exist with the right sizes (`verify` reads their bytes).
 
     Raises:
         CheckpointIncomplete: no manifest, or a file is missing or short.
@@ -81,7 +81,7 @@ def _file_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
-    """Yield what is wrong with a checkpoint, reading every byte of it; memory stays small."""
+    """Yield the faults of a checkpoint; reads every byte of it, in small parts."""
     known = {MANIFEST, *manifest.sizes()}
     with os.scandir(folder) as entries:
         others = (entry.name for entry in entries if entry.name not in known)

@@ -1,4 +1,4 @@
-"""Rank 0's state (data position, random state, scheduler, tracked values) as JSON text that loses nothing.
+"""Rank 0's state (data position, random state, scheduler, tracked values) as JSON text without loss.
 
 JSON as Python writes it: floats to the last bit, and NaN and Infinity by these names (a plateau scheduler starts at
 infinity). What JSON would silently change (keys that are no text, tuples, bytes) is refused by name instead.

@@ -1,4 +1,4 @@
-"""Speaking to a job's agent over its own socket, by running psctl's small client on its host."""
+"""Calls a job's agent over its socket, by running psctl's control client on its host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _FinishedDigest(msgspec.Struct):
 
 
 class _JobDigest(msgspec.Struct):
-    """What a digest must be, as far as it is read."""
+    """The parts of a digest that are read."""
 
     alive: bool
     ranks: dict[str, _RankDigest]
@@ -58,7 +58,7 @@ class _JobDigest(msgspec.Struct):
 def call(
     shell: Shell, host: HostRecord, command: str, arguments: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Ask the agent of a host; None when it does not answer (not yet, or no more).
+    """Call the agent of a host; None when it does not answer (not yet, or no longer).
 
     Args:
         shell: the host.
@@ -86,16 +86,16 @@ def call(
 
 
 def alive(shell: Shell, host: HostRecord) -> bool:
-    """Tell whether the agent of a host runs."""
+    """Return whether the agent of a host runs."""
     if not host.started:  # psctl died when it had started the agent
         return bool(digests(shell, [host])[host.job_dir]["alive"])
     return shell.alive(Process(host.pid, host.started))
 
 
 def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
-    """Return, by job folder, what the event logs on a head host tell of their jobs.
+    """Return, by job folder, the digests of the event logs on a head host.
 
-    What is kept of it decides what later commands read, so an answer that is none is refused here.
+    Later commands use the digests that are kept, so an answer of another form is refused here.
 
     Raises:
         CommandFailed: the host answers with something else.
@@ -114,7 +114,7 @@ def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, dict[str, Any]]:
 
 
 def why_gone(shell: Shell, host: HostRecord, job: str) -> errors.PsctlError:
-    """Return the error that tells why a job's agent on its head ended before the job ran."""
+    """Return the error of a job whose agent on its head ended before the job ran."""
     finished = digests(shell, [host])[host.job_dir].get("finished")
     if finished:
         failure = finished.get("failure") or {}

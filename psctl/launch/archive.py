@@ -142,7 +142,7 @@ def _walk(
         name, is_folder = at + entry.name, entry.is_dir(follow_symlinks=False)
         if ignore.is_left_out(name, is_folder, top) or ignore.is_left_out(name, is_folder, own):
             continue
-        # What `exclude: ["!x"]` lets in stays in, whatever .gitignore says.
+        # `exclude: ["!x"]` overrides .gitignore
         let_in = any(rule.negated and rule.matches(name, is_folder) for rule in own)
         if not let_in and ignore.is_left_out(prefix + name, is_folder, [*above, *inside]):
             continue

@@ -1,4 +1,4 @@
-"""Which cluster a command means: a path, a name that `up` has seen, the job's own, the current one, or this machine."""
+"""Chooses the cluster of a command: a path, a known name, the job's own, the current one, or this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ChosenCluster(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> bool:
-        """Whether no file stands behind it."""
+        """Whether it is this machine, without a cluster file."""
         return not self.known.text
 
     @property
@@ -42,7 +42,7 @@ class ChosenCluster(msgspec.Struct, frozen=True):
         return f"{self.spec.name} ({inside})"
 
     def same(self, other: ChosenCluster) -> bool:
-        """Tell whether both are the same file's same text, or both this machine."""
+        """Return whether both are the same file's same text, or both this machine."""
         return (self.known.name, self.known.text) == (other.known.name, other.known.text)
 
 
@@ -65,7 +65,7 @@ class ClusterRow(msgspec.Struct, frozen=True):
 
 
 def is_path(reference: str) -> bool:
-    """Tell whether a CLUSTER on a command line is a path; else it is a name."""
+    """Return whether a CLUSTER on a command line is a path; else it is a name."""
     return reference.endswith((".yaml", ".yml")) or "/" in reference
 
 
@@ -190,7 +190,7 @@ def _cluster_of(job: Path | None) -> str | None:
 
 
 def with_connect_timeout(chosen: ChosenCluster, seconds: float) -> ChosenCluster:
-    """Return a cluster whose hosts are waited for this long at most, whatever its file says."""
+    """Return a cluster with another `connect_timeout` than its file has, in seconds."""
     ssh = msgspec.structs.replace(chosen.spec.ssh, connect_timeout=seconds)
     return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, ssh=ssh))
 

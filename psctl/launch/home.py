@@ -1,13 +1,13 @@
-"""What psctl remembers on this machine: the clusters that `up` has seen, the current one, and a record a job.
+"""psctl's state on this machine: the clusters that `up` has set up, the current one, and a record of each job.
 
-    $PSCTL_HOME/clusters/lab.json       a copy of the file and where it lay, so that a later command needs no file
+    $PSCTL_HOME/clusters/lab.json       a copy of the cluster file and its path, so that a later command needs no file
     $PSCTL_HOME/measured/links/lab.json what was measured between its hosts; measured/reach/lab.json: their addresses
     $PSCTL_HOME/measured/costs/lab.json what messages cost there, as `bench` found
     $PSCTL_HOME/current                 the name of the current cluster: `up` and `use` write it, nothing else does
     $PSCTL_HOME/jobs/digits-3/          record.json; the folder itself is what reserves the name
 
-Two psctl at once are safe: a job's name is taken by making its folder, which only one of them can; every file is
-written under another name and renamed.
+Several psctl processes may run at once: a job's name is reserved by making its folder, which only one of them can do;
+each file is written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from psctl.launch.remote_programs.host_files import make_private
 from psctl.launch.remote_programs.host_state import open_to_others
 
 MEASURED = ("links", "reach", "costs")
-"""What may be kept of a cluster beside its file."""
+"""Kinds of measurements that are kept for a cluster."""
 
 FOLDERS = ("clusters", "measured", "jobs")
 """Folders of a home that must not be open to other users, as the home itself."""
@@ -83,7 +83,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     checkpoints: str  # folder of this job's checkpoints on the head
     state: str = "submitted"  # last one seen; done, failed and stopped are final
     limit: float = 120.0  # seconds from `created` in which its agents must be started
-    reason: str = ""  # why it failed, where none of its ranks has said so
+    reason: str = ""  # why it failed, where none of its ranks reported it
     exit: int | None = None
     step: int = 0
     size: int | None = None  # bytes of gradients, once the run has decided its plan
@@ -135,7 +135,7 @@ class Home:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Be the only psctl of this home that starts a job: between looking for free slots and taking them."""
+        """Hold the lock under which a psctl looks for free slots and starts a job on them."""
         make_private(str(self.root))
         with os.fdopen(os.open(self.root / "starting", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
@@ -144,7 +144,7 @@ class Home:
     # ---- clusters ------------------------------------------------------------------------------------------------
 
     def remember(self, cluster: KnownCluster) -> None:
-        """Keep a cluster, so that its name is known; the current one stays what it is."""
+        """Save a cluster, so that its name is known; the current one does not change."""
         write_atomic(self.root / "clusters" / f"{cluster.name}.json", msgspec.json.encode(cluster))
 
     def use(self, name: str) -> None:
@@ -152,7 +152,7 @@ class Home:
         write_atomic(self.root / "current", name.encode() + b"\n")
 
     def forget(self, name: str) -> None:
-        """Forget a cluster, also as the current one."""
+        """Remove a cluster, also as the current one."""
         for path in (self.root / "clusters" / f"{name}.json", *(self._measured(what, name) for what in MEASURED)):
             path.unlink(missing_ok=True)
         if self.current() == name:
@@ -227,7 +227,7 @@ class Home:
                 return f"{name}-{number}"
 
     def release(self, job: str) -> None:
-        """Give a reserved name back after a submission that left nothing."""
+        """Release a reserved name after a submission that left no files."""
         shutil.rmtree(self.root / "jobs" / job, ignore_errors=True)
 
     def save(self, record: JobRecord) -> None:
@@ -235,7 +235,7 @@ class Home:
         write_atomic(self.root / "jobs" / record.job / "record.json", msgspec.json.encode(record))
 
     def update(self, record: JobRecord) -> None:
-        """Write what was learnt of a job anew, if the disk takes it: the job's event log says the same again."""
+        """Write a job's record again; a full disk is no error, because the job's event log has the same content."""
         try:
             self.save(record)
         except OSError as error:
@@ -243,13 +243,13 @@ class Home:
                 raise
 
     def note_steps(self, job: str, steps: Iterable[int]) -> None:
-        """Keep which checkpoints a job was seen to have, for completion of their names."""
+        """Save the steps of a job's checkpoints, for completion of their names."""
         folder = self.root / "jobs" / job
         if folder.is_dir():
             write_atomic(folder / "steps.json", msgspec.json.encode(sorted(steps)))
 
     def steps(self, record: JobRecord) -> list[int]:
-        """Return the steps of a job's checkpoints, newest first: those that lie here, else those seen last."""
+        """Return the steps of a job's checkpoints, newest first: those on this machine, else the saved ones."""
         here = Path(record.checkpoints) / record.job
         if not record.cluster.text and here.is_dir():
             return sorted((int(path.name) for path in here.iterdir() if path.name.isdecimal()), reverse=True)
@@ -261,7 +261,7 @@ class Home:
 
     @contextlib.contextmanager
     def placing(self, job: str) -> Iterator[None]:
-        """Be the psctl that starts a job, until this is left or the process ends."""
+        """Hold the lock that shows that this psctl starts a job."""
         path = self.root / "jobs" / job / PLACING
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -269,7 +269,7 @@ class Home:
             path.unlink(missing_ok=True)
 
     def is_placed_now(self, job: str) -> bool:
-        """Tell whether a psctl that lives is starting this job."""
+        """Return whether a running psctl is starting this job."""
         try:
             with (self.root / "jobs" / job / PLACING).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Asking a host by one of psctl's own small programs: the source travels along, the answer is JSON."""
+"""Runs psctl's own small programs on hosts: the source is sent along, the answer is JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IMPORT = re.compile(r"^from psctl\.launch\.remote_programs\.(\w+) import (?:\([
 
 @cache
 def program_source(program: str) -> str:
-    """Return the text of one of the programs; in place of another that it imports names of stands that one's text."""
+    """Return the source of a program; the source of another program that it imports replaces the import."""
     spec = importlib.util.find_spec(f"psctl.launch.remote_programs.{program}")
     assert spec is not None
     assert spec.origin is not None
@@ -37,7 +37,7 @@ def program_source(program: str) -> str:
 
 
 def program_command(python: str, program: str, verb: str, question: dict[str, Any]) -> list[str]:
-    """Return the argv of a question. `-P` keeps the folder it runs in out of the import path."""
+    """Return the argv that runs a program. `-P` keeps its working folder out of the import path."""
     return [python, "-P", "-c", program_source(program), verb, json.dumps(question)]
 
 
@@ -51,7 +51,7 @@ def run_program(
     stdin: bytes = b"",
     timeout: float | None = 60,
 ) -> Any:
-    """Ask a host and return its answer.
+    """Run a program on a host and return its answer.
 
     Args:
         shell: the host.

@@ -11,7 +11,7 @@ import psctl
 CONSTRAINTS = "constraints.txt"
 
 BRINGS = {"cryptography": ("cffi", "pycparser")}
-"""What comes with a package that psctl needs on hosts; pip wants hashes of these too."""
+"""Dependencies of a package that psctl needs on hosts; pip requires their hashes too."""
 
 
 @cache

@@ -95,7 +95,7 @@ def write(files: dict[Path, bytes]) -> None:
 
 
 def _naming_cluster(job: str) -> str:
-    """Return a job file that names the cluster file beside it."""
+    """Return a job file that names the cluster file in its folder."""
     if re.search(r"(?m)^cluster:", job):
         return re.sub(r"(?m)^cluster:.*$", "cluster: ./cluster.yaml", job)
     return re.sub(r"(?m)^(name:.*)$", r"\1\ncluster: ./cluster.yaml", job, count=1)

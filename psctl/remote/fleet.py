@@ -1,4 +1,4 @@
-"""A shell on every host of a cluster: connected, and worked on, many at once; trouble on one is that one's alone."""
+"""Shells on the hosts of a cluster: connects and runs functions on many at once; an error of one host is its result."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from psctl.types import HostName
 T = TypeVar("T")
 
 AT_ONE_SSHD = 8
-"""Logins at once at one sshd: a jump host that serves all, say. OpenSSH begins to drop logins beyond ten."""
+"""Simultaneous logins at one sshd, such as a jump host for all hosts. OpenSSH starts to drop logins above ten."""
 
 
 class Outcome(Generic[T]):
-    """What came of one host: a value, or an error."""
+    """The result for one host: a value, or an error."""
 
     def __init__(self, value: T | None = None, error: PsctlError | None = None) -> None:
         self._value, self.error = value, error
 
     @property
     def ok(self) -> bool:
-        """Did it go well?"""
+        """Whether there is no error."""
         return self.error is None
 
     @property
@@ -45,7 +45,7 @@ class Outcome(Generic[T]):
 
 
 class _Gates:
-    """One gate a first sshd, through which few logins pass at once."""
+    """A semaphore for each first sshd, which limits the simultaneous logins there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class _Gates:
 
 
 class Fleet:
-    """Shells by host name; `failed` says why a host has none. A context manager that closes them."""
+    """Shells by host name; `failed` has the errors of hosts without one. A context manager that closes them."""
 
     def __init__(self, shells: dict[HostName, Shell], failed: dict[HostName, PsctlError], forks: int = 16) -> None:
         self.shells, self.failed = shells, failed
@@ -73,7 +73,7 @@ class Fleet:
         config: Path | None = None,
         names: Iterable[HostName] | None = None,
     ) -> Fleet:
-        """Reach the hosts, many at once.
+        """Connect to the hosts, many at once.
 
         Args:
             cluster: whose hosts; one with the address `local` is this machine, without SSH.
@@ -110,7 +110,7 @@ class Fleet:
     def each(
         self, fn: Callable[[HostName, Shell], T], names: Iterable[HostName] | None = None
     ) -> dict[HostName, Outcome[T]]:
-        """Do something on every host (or these), many at once.
+        """Call a function for every host (or these), many at once.
 
         Args:
             fn: called with name and shell, on a thread of its own; a PsctlError that it raises is that host's outcome.

@@ -1,4 +1,4 @@
-"""known_hosts files as OpenSSH reads them: which keys are known for a host, and what that says of the key it shows.
+"""Known and revoked host keys, as OpenSSH reads known_hosts and RevokedHostKeys, and the verdict on a host's key.
 
     line:  [marker] names keytype base64 [comment]
     names: comma-separated patterns (* ? and ! for "not"), or one |1|salt|hash; [host]:port when the port is not 22
@@ -46,7 +46,7 @@ class KnownHostsLine(msgspec.Struct, frozen=True):
 
 
 class KeyVerdict(Enum):
-    """What the known lines say of a key."""
+    """The verdict of the known_hosts files on a key."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -102,7 +102,7 @@ def _parse(file: str, number: int, raw: str) -> KnownHostsLine | None:
 
 
 def of_host(lines: Iterable[KnownHostsLine], name: str) -> list[KnownHostsLine]:
-    """Return the lines that speak of this name."""
+    """Return the lines for this name."""
     return [line for line in lines if _names_match(line.names, name)]
 
 
@@ -126,7 +126,7 @@ def _names_match(names: str, name: str) -> bool:
 
 
 def judge(lines: Sequence[KnownHostsLine], names: Sequence[str], blob: bytes) -> KeyJudgement:
-    """Say what is known of the key `blob` for a host with these names (see entry_names)."""
+    """Return the verdict on the key `blob` of a host with these names (see entry_names)."""
     own = of_host(lines, names[0])
     every = [line for name in names for line in of_host(lines, name)]
     for line in every:
@@ -149,7 +149,7 @@ def known_kinds(lines: Sequence[KnownHostsLine], names: Sequence[str]) -> list[s
 
 
 def kind_of(blob: bytes) -> str:
-    """Return the type that a key says it has."""
+    """Return the type in a key."""
     return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode("ascii", "replace")
 
 
@@ -225,7 +225,7 @@ def _in_text(data: bytes, blob: bytes) -> bool:
 
 
 def _in_list(file: str, blob: bytes) -> bool:
-    """Ask ssh-keygen, which reads the binary form: its exit status is 1 and it says REVOKED where the key is listed."""
+    """Run ssh-keygen, which reads the binary form: it prints REVOKED and exits with 1 where the key is listed."""
     with tempfile.NamedTemporaryFile(prefix="psctl-", suffix=".pub") as public:
         public.write(f"{kind_of(blob)} {base64.b64encode(blob).decode()}\n".encode())
         public.flush()

@@ -134,7 +134,7 @@ class _Feeder:
                 if self._stop.is_set():
                     return
         except BrokenPipeError:
-            return  # it does not read its input to the end: its exit status says whether that is wrong
+            return  # it does not read all input: its exit status shows whether that is an error
         except (OSError, PsctlError) as error:
             self.error = error
         if self._then_end:

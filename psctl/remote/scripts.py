@@ -1,12 +1,11 @@
-"""The few POSIX sh scripts that a host runs for psctl; constants, foreign text reaches them as arguments or input only.
+"""The POSIX sh scripts that a host runs for psctl: constants; other text reaches them as arguments or input only.
 
-Each first prints a word that was drawn for this call and its process number: what a talkative ~/.bashrc printed before
-that line is dropped.
+Each first prints the random marker of its call and its process number: output of ~/.bashrc before that line is dropped.
 
-GUARD is why nothing stays behind. It runs a command with `n` bytes of the channel's input, and beside it a watcher
-that reads what follows: nothing, until the channel ends, whoever ended it and however (a deadline, Ctrl-C, psctl
-killed with -9, the network). Then the watcher kills the process group, which is the shell's own: sshd starts each
-command in a session of its own, and so does the local shell.
+GUARD ends a command with its channel. It runs the command with `n` bytes of the channel's input, and a watcher that
+reads the input after them: there is none until the channel ends, by a deadline, Ctrl-C, a killed psctl or a lost
+network. Then the watcher kills the process group, which is the shell's own: sshd starts each command in a session of
+its own, and so does the local shell.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class SshShell(PosixShell):
         line, head = login_shell.login_line(argv)
         pipe = self._open_line(line)
         view, deadline = memoryview(head), time.monotonic() + self.patience
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit status and output say why
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit status and output show why
             while view:
                 view = view[pipe.write(view) :]
                 if view and time.monotonic() > deadline:

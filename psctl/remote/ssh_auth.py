@@ -1,8 +1,8 @@
-"""Logging in with keys: files and the agent, in OpenSSH's order; never a question, for many hosts cannot all ask.
+"""Logs in with keys, from files and the agent; it never prompts, because many hosts log in at once.
 
-Order: the agent's keys that a named identity file speaks of, the file itself when the agent lacks it, then (unless
-IdentitiesOnly) the agent's other keys. OpenSSH puts the agent's others before the files; here a named file comes
-first, because sshd hangs up after six keys and a full agent would hide the one that was meant.
+Order: the agent's keys for which an identity file is named, the file itself when the agent lacks it, then (unless
+IdentitiesOnly) the agent's other keys. OpenSSH tries the agent's others before the files; here a named file is tried
+first, because sshd closes the connection after six keys, before a full agent has offered the right one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Agent(AgentSSH):  # type: ignore[misc]
 
 
 class KeyLogin:
-    """What paramiko calls an authentication strategy: it is handed a verified transport and logs in.
+    """Paramiko's authentication strategy: logs in over a transport whose host key was checked.
 
     Args:
         host: name for messages.
@@ -52,10 +52,10 @@ class KeyLogin:
         self._passed: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
-        """Log in with the first key that is taken.
+        """Log in with the first key that sshd accepts.
 
         Raises:
-            AuthFailed: none was, with what was tried.
+            AuthFailed: sshd accepted none; the message lists those tried.
         """
         agent = self._reach_agent()
         allowed = "publickey"
@@ -117,7 +117,7 @@ class KeyLogin:
 
     def _load(self, file: str) -> paramiko.PKey | None:
         if not os.path.exists(file):
-            return None  # ssh names keys that nobody has; a missing one is not worth a word
+            return None  # ssh lists default keys that may be missing; that is no error
         try:
             key = paramiko.PKey.from_path(file)
             for certificate in self._endpoint.certificate_files:

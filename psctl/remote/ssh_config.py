@@ -18,12 +18,12 @@ _KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
 def lookup(
     address: str, user: str | None, port: int | None, config: Path, system: Path = _SYSTEM
 ) -> dict[str, list[str]]:
-    """Return what the files say of a host, as `ssh -G` would print it.
+    """Return the settings of a host, as `ssh -G` would print them.
 
     Raises:
         InvalidFile: a file cannot be understood.
     """
-    # the system's file comes second and behind a `Host *`, so that no block of the first file swallows its head
+    # the system's file is second, after a `Host *`, so that its beginning belongs to no block of the first file
     text = _with_includes(config, 0) + "\nHost *\n" + _with_includes(system, 0)
     try:
         parsed = paramiko.SSHConfig.from_text(text)
@@ -48,7 +48,7 @@ def _with_includes(path: Path, depth: int) -> str:
     try:
         text = path.read_text(errors="replace")
     except OSError:
-        return ""  # no such file says nothing, as with ssh
+        return ""  # a missing file has no settings, as with ssh
     lines = []
     for line in text.splitlines():
         words = line.replace("=", " ", 1).split()

@@ -1,4 +1,4 @@
-"""Host keys: no login, on a jump host or a target, before the key that it shows was found in known_hosts."""
+"""Checks host keys: no login, on a jump host or a target, before its key was found in known_hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 
 
 class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
-    """Judges every host key: paramiko is given no known keys of its own, so it asks here each time.
+    """Checks every host key: paramiko is given no known keys, so it calls this policy each time.
 
     Args:
         host: the cluster's name of the host, for messages.
@@ -64,7 +64,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
                 "make the file writable",
                 where=self._host,
             ) from error
-        # another psctl may have been faster: what stands in the file now counts
+        # another psctl may have been faster: the file's content now counts
         if known_hosts.judge(self._lines(), self._names, blob).verdict is not KeyVerdict.KNOWN:
             raise self._unknown(blob)
 

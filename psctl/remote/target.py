@@ -1,7 +1,7 @@
-"""How a host is reached: user, port, keys, jump hosts, as `ssh -G` resolves ~/.ssh/config, the cluster file first.
+"""Resolves how a host is reached: user, port, keys, jump hosts, from the cluster file, then from ~/.ssh/config.
 
-Where there is no `ssh` program, paramiko's reader of the same file stands in. A `ProxyJump` chain is resolved hop by
-hop the same way, and the first hop's own ProxyJump or ProxyCommand counts, as with ssh itself.
+`ssh -G` reads ~/.ssh/config; where there is no `ssh` program, paramiko's reader does. A `ProxyJump` chain is resolved
+hop by hop the same way, and the first hop's own ProxyJump or ProxyCommand counts, as with ssh itself.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def login(self) -> str:
-        """The command by which a person logs in there."""
+        """The command with which a user logs in there."""
         words = ["ssh", *(["-J", self.jump] if self.jump else []), *(["-p", str(self.port)] if self.port != 22 else [])]
         return " ".join([*words, f"{self.user}@{self.given}"])
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What makes it another login than its neighbours: address, port, user."""
+        """What identifies a login: address, port, user."""
         return self.address, self.port, self.user
 
 

@@ -1,4 +1,4 @@
-"""From `psctl bench`'s words to jobs, and from what their workers measured to results, winners and costs.
+"""`psctl bench`: makes jobs from its options, and results, winners and costs from its workers' measurements.
 
 All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size.
 """
@@ -36,7 +36,7 @@ NAME = "bench"
 """What the jobs are called: bench-1, bench-2 ..."""
 
 SMALLEST, LARGEST = 1_000, 256_000_000
-"""Sizes in bytes between which is measured where nobody says."""
+"""The default range of sizes, in bytes."""
 
 FACTOR = 4
 """From one size to the next."""
@@ -45,17 +45,17 @@ SAMPLES = 40
 """Measurements of one engine that costs are fitted to, at most."""
 
 FLOWS = 0.8
-"""Part of a prediction from which on it tells how fast a strategy's bytes flow."""
+"""Share of a prediction above which a measurement shows how fast a strategy's bytes are transferred."""
 
 WAITS = 0.5
-"""Part of a prediction from which on it tells how long a strategy's messages wait."""
+"""Share of a prediction above which a measurement shows how long a strategy's messages wait."""
 
 SLOWEST = 8.0
-"""Times as long, or as short, as bytes may be taken to flow, and messages to wait."""
+"""The largest factor, and one over the smallest, by which predicted times are corrected."""
 
 
 class BenchRequest(msgspec.Struct, frozen=True):
-    """What the command line asks for. `strategies` empty: all feasible ones; `controls`: of congestion, compared."""
+    """The options of the command line. `strategies` empty: all feasible ones; `controls`: of congestion, to compare."""
 
     operation: Operation
     sizes: list[int]
@@ -171,7 +171,7 @@ def wanted(folder: Path, wish: BenchRequest, job: BenchJob) -> RequestedJob:
 
 
 class BenchPlan:
-    """What the plan says of a job's hosts.
+    """Plans for the hosts of a bench job.
 
     Args:
         stage: the hosts.

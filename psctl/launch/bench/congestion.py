@@ -1,4 +1,4 @@
-"""TCP's congestion controls on a cluster beside one another: which all hosts allow, and which carries pushes best."""
+"""Compares TCP's congestion controls on a cluster: which ones all hosts allow, and which is fastest for pushes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from psctl.launch.clusters import ChosenCluster
 from psctl.launch.jobs.submit import ReachedCluster
 
 ALLOWED = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
-"""Where a host says what a socket may choose without privileges."""
+"""The file that lists the congestion controls that an unprivileged socket may choose."""
 
 KNOWN = ("auto", "reno", "cubic", "bbr")
 """What `network.congestion` may be; `auto` is always allowed."""
 
 TURNS = 3
-"""Jobs under each control; they take turns, so that what disturbs the hosts disturbs all alike."""
+"""Jobs under each control; they run in turn, so that disturbances on the hosts affect all alike."""
 
 CLEAR = 0.05
 """How much faster another control must be than the cluster's own to be recommended; their ranges may not overlap."""
@@ -52,13 +52,13 @@ def allowed(stage: ReachedCluster, wished: Sequence[str]) -> list[str]:
 
 
 def under(chosen: ChosenCluster, control: str) -> ChosenCluster:
-    """Return the cluster as if its file said `congestion: CONTROL`."""
+    """Return the cluster with `congestion: CONTROL`."""
     network = msgspec.structs.replace(chosen.spec.network, congestion=control)
     return msgspec.structs.replace(chosen, spec=msgspec.structs.replace(chosen.spec, network=network))
 
 
 def compared(times: Mapping[str, Sequence[float]], now: str) -> dict[str, Any]:
-    """Return what the measurements say.
+    """Return the comparison of the measurements.
 
     Args:
         times: seconds by control, in the order in which they were measured.

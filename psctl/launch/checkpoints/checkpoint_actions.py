@@ -1,8 +1,8 @@
-"""Checkpoints of jobs, wherever they lie: asked about, verified, brought here, carried to another host.
+"""Finds, verifies, exports, prunes and copies checkpoints of jobs on their hosts.
 
-A host may be compromised, and then so are its answers. So where a checkpoint lies follows from this machine's record of
-the job and from a step, and never from a path or a name that a host sent. The manifest is fetched and proved here; the
-names, sizes and checksums of all other files are those of the manifest.
+A host may be compromised, and then its answers are false. So a checkpoint's folder follows from this machine's record
+of the job and from a step, and never from a path or a name that a host sent. The manifest is fetched and verified here;
+the names, sizes and checksums of all other files are those of the manifest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REFERENCE = re.compile(r"(?P<job>[^@]+)@(?P<which>[0-9]+|latest|best)")
 
 
 class LocatedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint and where it was found; `data` is its manifest's file, `manifest` what it says."""
+    """A checkpoint and its host; `data` is the content of its manifest's file, `manifest` the decoded one."""
 
     record: JobRecord
     host: HostRecord
@@ -168,7 +168,7 @@ def _manifest_file(shell: Shell, host: HostRecord, job: str, step: int) -> bytes
 
 
 def newest(shell: Shell, record: JobRecord, warn: Callable[[str], None]) -> LocatedCheckpoint | None:
-    """Return a job's newest checkpoint whose every byte is right; None when it has none. Damaged ones are told of."""
+    """Return a job's newest checkpoint without faults; None when there is none. Damaged ones are passed to `warn`."""
     answer = question(shell, record.head, "newest", {"root": record.checkpoints, "job": record.job}, NewestAnswer)
     for sentence in answer.skipped:
         warn(sentence)
@@ -191,7 +191,7 @@ def verify(shell: Shell, found: LocatedCheckpoint) -> None:
 
 
 def examine(shell: Shell, record: JobRecord, which: str) -> dict[str, Any]:
-    """Return the row of `checkpoint verify`; what is wrong stands in its `problems`."""
+    """Return the row of `checkpoint verify` with its `problems`."""
     body = {"root": record.checkpoints, "job": record.job, "which": which, "keep_best": keep_best(record)}
     row = question(shell, record.head, "verify", body, VerifyAnswer)
     data = _manifest_file(shell, record.head, record.job, row.step) if row.complete else b""

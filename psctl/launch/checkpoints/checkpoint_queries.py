@@ -1,4 +1,4 @@
-"""Questions to the tool of checkpoints on a host (checkpoint/tool.py); answers are decoded into what they must be."""
+"""Calls of the checkpoint tool on a host (psctl.checkpoint.tool); answers are decoded into types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS: dict[str, type[errors.PsctlError]] = {
 
 
 class _Said(msgspec.Struct):
-    """An error as a host's tool tells it."""
+    """An error as a host's tool reports it."""
 
     code: str
     message: str
@@ -38,7 +38,7 @@ class _Refusal(msgspec.Struct):
 
 
 class CheckpointRow(msgspec.Struct):
-    """A row of `checkpoint list` as a host's tool tells it."""
+    """A row of `checkpoint list` as a host's tool reports it."""
 
     job: str
     step: int
@@ -95,7 +95,7 @@ class AdoptAnswer(msgspec.Struct):
 
 
 def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], kind: type[A]) -> A:
-    """Ask the tool of the checkpoint room on a host; its errors are raised as they are.
+    """Call the checkpoint tool on a host; its errors are raised unchanged.
 
     Args:
         shell, host: the host.
@@ -118,12 +118,12 @@ def question(shell: Shell, host: HostRecord, verb: str, body: dict[str, Any], ki
 
 
 def folder_on(host: HostRecord, job: str, step: int) -> str:
-    """Return where a checkpoint lies on a host, whatever that host says."""
+    """Return the folder of a checkpoint on a host; it does not depend on the host's answers."""
     return f"{host.workdir}/checkpoints/{job}/{folder_name(step)}"
 
 
 def rows_of(host: HostRecord, job: str, rows: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
-    """Return rows of a job as they are printed; what they are rows of is not the host's to say."""
+    """Return rows of a job as they are printed; job and folder do not depend on the host's answers."""
     return [
         {
             "id": f"{job}@{row.step}", "job": job, "step": row.step, "time": row.time, "bytes": row.bytes,

@@ -1,8 +1,9 @@
-"""What of a checkpoint is believed: who signed its manifest, and whose job file and code a restored job runs.
+"""Trust in a checkpoint: the signature of its manifest, and which job file and code a restored job runs.
 
-A manifest lies on hosts, and a host may be compromised. Its job file could ask for variables of the operator's shell,
-and its code is the host's own. So a restored job runs what this machine's record says that the job ran. What the
-manifest says instead is used only when the operator has seen the difference and said so, and gets nothing of the shell.
+Manifests are stored on hosts, and a host may be compromised. A manifest's job file could ask for variables of the
+operator's shell, and its code is the host's own. So a restored job runs the job file and code of this machine's record
+of the job. Those of the manifest are used only when the operator has seen and accepted the difference, and they get no
+variables of the shell.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from psctl.spec.job import JobSpec
 from psctl.transport.protocol.authority import has_signed
 
 Signer = Literal["job", "other", "none"]
-"""Who signed a manifest: the authority of its job as this machine recorded it, anybody else, nobody."""
+"""The signer of a manifest: the job's authority as this machine recorded it, another key, or none."""
 
 _CODE = re.compile(r"[0-9a-f]{40}")
 
@@ -36,7 +37,7 @@ class RestoreSource(msgspec.Struct, frozen=True):
 
 
 def signer(record: JobRecord | None, data: bytes) -> Signer:
-    """Return who signed a manifest's file. Without a record of the job's authority nobody is known to be it."""
+    """Return the signer of a manifest's file; without a record of the job's authority it is never "job"."""
     found = manifests.signature_of(data)
     if found is None:
         return "none"

@@ -1,4 +1,4 @@
-"""What `up` would do on a host: a pure decision, printed by --dry-run and carried out as it stands.
+"""The actions that make a host ready: a pure decision, printed by --dry-run and carried out unchanged.
 
 On a host psctl keeps, under `runtime.workdir`:
 
@@ -21,7 +21,7 @@ from psctl.launch.pins import version_of
 from psctl.units import format_bytes, hide_credentials
 
 ROOM = 200_000_000
-"""Bytes that must be free before anything is installed; a full disk in the middle helps nobody."""
+"""Bytes that must be free before anything is installed, so that no installation ends on a full disk."""
 
 FILES, INSTALLED_FILES = 1_000, 20_000
 """Files that a disk must take before anything is sent there, and before packages are installed (torch: 12,000)."""
@@ -109,7 +109,7 @@ AnyAction = SendCode | SendWheels | MakeEnvironment | Install | WriteReady | Fin
 
 
 class HostNeeds(msgspec.Struct, frozen=True):
-    """What hosts are to have. `torch` is a version, "" for any that is new enough, or None for no torch at all."""
+    """What a host must have. `torch` is a version, "" for any that is new enough, or None for no torch."""
 
     code: str
     code_size: int
@@ -213,7 +213,7 @@ def _managed(site: HostSite, wants: HostNeeds) -> list[MakeEnvironment | Install
 
 
 def _options(wants: HostNeeds) -> tuple[str, ...]:
-    """How pip finds packages beside the index: in the wheelhouse alone, where one was sent."""
+    """Return pip's options: packages come from the wheelhouse alone where one was sent."""
     return ("--no-index",) if wants.wheels else ()
 
 

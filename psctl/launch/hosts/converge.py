@@ -1,7 +1,7 @@
-"""`up`: look at every host, decide what each lacks, print it or do it. A second time there is nothing to do.
+"""`psctl up`: inspects every host, decides its actions, prints them or carries them out; a second run has none.
 
-The decision (`actions.decide`) is pure; what is printed by --dry-run is the very list that is carried out. A running
-job is never touched: code and environments lie under the hash of their content, so new ones stand beside those in use.
+The decision (`actions.decide`) is pure; --dry-run prints the same list that is carried out. A running job is never
+changed: code and environments are stored under the hash of their content, next to those in use.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class HostOutcome(msgspec.Struct, frozen=True):
 
 
 class ClusterState(msgspec.Struct):
-    """All hosts after one look: what was found, what is to be done, what went wrong."""
+    """All hosts after inspection: what was found, what is to be done, what failed."""
 
     wants: HostNeeds
     archives: dict[str, Archive]
     sites: dict[str, HostSite]
     plans: dict[str, list[AnyAction]]
     failed: dict[str, errors.PsctlError]
-    addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: their facts tell
+    addresses: dict[str, Address] = {}  # where hosts reach each other, as a probe found it; {}: as their facts say
     rates: dict[str, float] = {}  # payload bytes/s of each host's port, where it was measured
 
     def python(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Packages for an environment on a host: the runs of pip that it takes, and how pip is told what must not be seen.
+"""Installs packages into an environment on a host: the runs of pip, and how they get requirements with passwords.
 
 What psctl itself needs comes in the versions that it is tested with, and pip checks their hashes. torch comes in the
 version that was asked for; where that is the tested one, so does what it brings. What the user requires is the user's:

@@ -1,4 +1,4 @@
-"""What one look at a host found: the machine, its Python, and what psctl has put there. One round trip a host."""
+"""Inspects a host in one round trip: the machine, its Python, and psctl's files there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class HostSite(msgspec.Struct, frozen=True):
-    """A host as it was found. Versions are None for what would not import."""
+    """A host as inspected. A module's version is None when it cannot be imported."""
 
     name: str
     facts: HostFacts
@@ -73,7 +73,7 @@ class HostSite(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """Return what tells this machine from another under the same name; it outlives reboots."""
+        """Return what identifies this machine among others of the same name; reboots do not change it."""
         facts = self.facts
         cards = sorted((nic.name, nic.driver, nic.speed) for nic in facts.nics if nic.kind == "physical")
         parts = (self.machine, facts.machine, facts.cpu, facts.sockets, [gpu.name for gpu in facts.gpus], cards)

@@ -1,0 +1,13 @@
+"""A job: submission, events, logs, status, end.
+
+event_stream: the event log of a job, followed across lost connections
+host_messages: messages of hosts, translated to paths and commands of this machine
+job_end: ends a job and checks that no process is left
+job_logs: the logs of a job's processes
+job_scale: `psctl scale`
+job_status: `psctl status` and `psctl jobs`
+prepare: from a job file to a submission: connect, make ready, place
+script_entry: checks of the script that a job file names
+store_query: `psctl store`
+submit: makes authority, certificates and orders, and starts agents
+"""

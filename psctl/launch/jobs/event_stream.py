@@ -1,7 +1,7 @@
-"""Following a job: the head's event log as typed events, across lost connections, to its last line.
+"""Follows a job: reads the head's event log as typed events, across lost connections, to its last line.
 
-psctl is not needed for the job to run, so a lost connection is no failure: it is made anew while the job goes on. When
-the agent of the head is gone and its log has no `finished`, the job ended with it, and the last event is made here.
+A job runs without psctl, so a lost connection is no failure: it is opened again while the job continues. When the
+head's agent has ended and its log has no `finished`, the job ended with it, and the last event is made here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ POLL = 0.1
 """Seconds that a wait for the next bytes lasts at most: how soon a key press is noticed."""
 
 QUIET = 2.0
-"""Seconds of silence after which the head's agent is looked for."""
+"""Seconds without an event after which psctl checks that the head's agent runs."""
 
 RECONNECT = 120.0
-"""Seconds that a lost connection is tried again before psctl gives up following (the job does not end with that)."""
+"""Seconds in which a lost connection is opened again before psctl stops following; the job does not end with that."""
 
 LONGEST_LINE = 1 << 24
-"""Bytes; a longer line is no event of ours."""
+"""Bytes of a line; psctl writes no longer event."""
 
 
 class LineSplitter:
-    """Splits the bytes of a growing file into whole lines; `offset` counts the bytes of the lines given out."""
+    """Splits the bytes of a growing file into complete lines; `offset` is the number of bytes of the lines yielded."""
 
     def __init__(self) -> None:
         self.offset = 0
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield each line that is whole now.
+        """Yield each line that is complete now.
 
         Raises:
-            ProtocolError: a line without end; whoever writes the file.
+            ProtocolError: a line is longer than LONGEST_LINE.
         """
         self._rest += data
         while True:
@@ -58,7 +58,7 @@ class LineSplitter:
             raise errors.ProtocolError("the event log holds a line without end")
 
     def restart(self) -> None:
-        """Forget the unfinished line; reading goes on at `offset`."""
+        """Discard the unfinished line; reading continues at `offset`."""
         self._rest = b""
 
 
@@ -69,8 +69,8 @@ class EventReader:
         record: the job.
         connect: returns a new connection to the job's head.
         clock: time.
-        notice: told a sentence when the connection is lost or back.
-        shell: a connection that is there already.
+        notice: shows a sentence when the connection is lost or open again.
+        shell: an open connection, if there is one.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EventReader:
         return f"{self._record.head.job_dir}/{events.FILE}"
 
     def events(self) -> Iterator[AnyEvent | None]:
-        """Yield events up to `finished`, and None whenever nothing came for a moment.
+        """Yield events up to `finished`, and None after each POLL seconds without one.
 
         Raises:
             HostUnreachable: the head was not reached again within RECONNECT; the job may still run.
@@ -116,7 +116,7 @@ class EventReader:
             self._lines.restart()
 
     def _read(self, shell: Shell, tail: Tail) -> Iterator[AnyEvent | None]:
-        """Yield events of one connection; ends when its reader there ended."""
+        """Yield events of one connection until its reader on the host ends."""
         quiet = self._clock.now()
         while True:
             data = tail.read(POLL)
@@ -150,7 +150,7 @@ class EventReader:
             ) from error
 
     def _gone(self, shell: Shell) -> Finished:
-        """The last event of a job whose head's agent is gone; one that was stopped by force ended as stopped."""
+        """Return the last event of a job whose head's agent has ended; after `stop --force` it is stopped."""
         if self._record.state == "stopped":
             return Finished(
                 time=self._clock.wall(), status="stopped", exit=1, steps=self._record.step, seconds=0.0, metrics={}
@@ -161,7 +161,7 @@ class EventReader:
         return finished_by_failure(self._clock.wall(), 1, None, text)
 
     def _wait(self, error: errors.PsctlError) -> Iterator[None]:
-        """Let some time pass before the next try to connect."""
+        """Wait before the next try to connect."""
         now = self._clock.now()
         self._shell = None
         if self._lost_since is None:

@@ -1,9 +1,9 @@
-"""Translates what a job's hosts tell for the machine that submitted it: paths of its own folder, commands that work.
+"""Translates messages of a job's hosts for the machine that submitted it: its own paths, and commands that work there.
 
-A job's folder is sent to hosts as `WORKDIR/code/HASH`. Tracebacks and warnings name files there; people want to open
-their own. Only places in source files are translated (`File "...", line 12`, `....py:12`): any other path that a
-process prints is one on its host. A restored job runs the code of its checkpoint, not that of a folder here; its files
-are named relative to their folder.
+A job's folder is sent to hosts as `WORKDIR/code/HASH`. Tracebacks and warnings name files there; users open their own.
+Only positions in source files are translated (`File "...", line 12`, `....py:12`): any other path that a process prints
+is one on its host. A restored job runs the code of its checkpoint, not that of a folder here; its files are named
+relative to their folder.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SourcePaths:
         self._pattern = re.compile(rf'(?:{prefix})/(?=[^"\n]*?\.pyw?(?:", line \d|:\d))')
 
     def text(self, text: str) -> str:
-        """Return text with places in the job's source files as they are named here."""
+        """Return text with the positions in the job's source files as they are named on this machine."""
         if not self._hash or self._hash not in text:
             return text
         return self._pattern.sub(lambda _: self._folder, text)
@@ -80,12 +80,12 @@ class SourcePaths:
         return {**failure, "exception": exception, "frames": frames, "tail": tail, "hint": hint}
 
     def _frame(self, frame: str) -> str:
-        """A frame of the job's own files is relative to their folder; others are absolute, or `<string>:1`."""
+        """Return a traceback frame with the path of this machine; frames outside the job's folder stay as they are."""
         return self.text(frame) if os.path.isabs(frame) or frame.startswith("<") else self._folder + frame
 
 
 def resumed_by(failure: dict[str, Any], record: JobRecord, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a failure whose `resume` names the job file as it is here.
+    """Return a failure whose `resume` names the job file on this machine.
 
     Args:
         failure: `finished.failure`.
@@ -124,7 +124,7 @@ def _as_file(name: str, record: JobRecord) -> str:
         sent = {each for each, _ in walk(folder, job.exclude)}
         inside = sorted(_below(folder, name), key=lambda path: (str(path.relative_to(folder)) not in sent, str(path)))
     except OSError:
-        return ""  # a part of it cannot be read any more; then nothing is said of files
+        return ""  # a part of it cannot be read any more: no advice about files
     for path in inside:
         where = path.relative_to(folder)
         if str(where) not in sent:

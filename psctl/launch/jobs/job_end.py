@@ -1,4 +1,4 @@
-"""Ending a job: ask its coordinator, watch it end, prove that nothing is left on any host; by force when told so."""
+"""Ends a job: asks its coordinator to stop, waits for the end, and checks that no process is left; or kills it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
                 raise errors.JobRunning(
                     f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
                 )
-            force = True  # nobody is there to be asked, and orders may lie on hosts
+            force = True  # no agent can be asked, and orders may wait on hosts
         if digest.get("alive") and not force:
             digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
         record = settle(home, record, digest, forced=force)
@@ -127,7 +127,7 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
 
 
 def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: bool = False) -> JobRecord:
-    """Write down how a job ended, from what its event log says; return the record."""
+    """Record how a job ended, from the digest of its event log; return the record."""
     finished, step = digest.get("finished"), last_step(digest, record.step)
     if isinstance(finished, dict):
         state, code, step = str(finished["status"]), int(finished["exit"]), max(step, int(finished["steps"]))
@@ -150,9 +150,9 @@ def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: 
 
 
 def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
-    """Return the furthest step that a job's workers have told, the steps before it went on from a checkpoint included.
+    """Return the last step that a job's workers have reported, including the steps before it resumed from a checkpoint.
 
-    Progress comes with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
+    Progress is sent with the numbers that the script reports, so it may be far behind; the coordinator takes no steps.
 
     Args:
         digest: what the job's event log holds: the last `progress`, and the last state of every rank in `ranks`.
@@ -166,13 +166,13 @@ def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
 
 
 def _may_start(home: Home, record: JobRecord, digest: dict[str, object]) -> bool:
-    """Is the job's first agent still to come: psctl starts it, or the host waits for it (host_files.py, `expire`)?"""
+    """Return whether the job's first agent may still start: psctl starts it, or the host waits for it (`expire`)."""
     waits = digest.get("waiting") and time.time() - record.created < record.limit + GIVEN_UP
     return record.state == "placing" and (home.is_placed_now(record.job) or bool(waits))
 
 
 def _reason(record: JobRecord, digest: dict[str, object]) -> str:
-    """Return why a job failed, unless a rank says so itself."""
+    """Return why a job failed, or "" where a rank reports the reason."""
     finished, ranks = digest.get("finished"), digest.get("ranks")
     if isinstance(ranks, dict) and any(rank.get("last_error") for rank in ranks.values()):
         return ""

@@ -1,4 +1,4 @@
-"""What the processes of a job printed: the log files of all its hosts, or the event log as it grows."""
+"""Reads the log files of a job's processes on all its hosts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RemovedLines(NamedTuple):
 
 
 class RankSelector:
-    """Which processes are meant: "worker:3", "worker:0-3,5", "server"; several with commas between; "" means all.
+    """Selects processes: "worker:3", "worker:0-3,5", "server"; several with commas between; "" selects all.
 
     Raises:
         UsageError: it reads like none of these.
@@ -73,7 +73,7 @@ class RankSelector:
         return bool(self._wanted)
 
     def takes(self, rank: str) -> bool:
-        """Tell whether "worker/3" is meant."""
+        """Return whether "worker/3" is selected."""
         if not self._wanted:
             return True
         role, _, number = rank.partition("/")
@@ -83,7 +83,7 @@ class RankSelector:
         return ranks is None or (number.isdecimal() and int(number) in ranks)
 
     def absent(self, ranks: Iterable[str]) -> list[str]:
-        """Return what is meant and is not among these ranks: "worker/9", or "server" where there is no server."""
+        """Return what is selected and not among these ranks: "worker/9", or "server" where there is no server."""
         known = set(ranks)
         roles = {rank.partition("/")[0] for rank in known}
         found = []
@@ -104,7 +104,7 @@ class RankSelector:
 
 
 def check(shell: Shell, record: JobRecord, selector: RankSelector) -> None:
-    """Refuse a selector that means ranks which the job does not have.
+    """Refuse a selector for ranks that the job does not have.
 
     Args:
         shell: of the job's head.

@@ -1,4 +1,4 @@
-"""psctl scale: ask a running job's coordinator for more or fewer processes."""
+"""`psctl scale`: asks a running job's coordinator for more or fewer processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Scaled(msgspec.Struct, frozen=True):
-    """What is being done: the job goes on with these numbers as soon as the processes are there or gone."""
+    """The new numbers of processes; they hold as soon as processes have started or ended."""
 
     job: str
     workers: Counts
@@ -33,8 +33,8 @@ def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | N
         record: the job.
 
     Raises:
-        UsageError: it cannot be done to this job, or not now; the message says why.
-        NoSuchJob: it runs no more.
+        UsageError: this job cannot be scaled, or not now; the message contains the reason.
+        NoSuchJob: the job has ended.
     """
     answer = agent_calls.call(shell, record.head, "scale", {"workers": workers, "servers": servers})
     if answer is None:

@@ -1,4 +1,4 @@
-"""What runs where: jobs, their ranks, and the hosts, as `status` and `jobs` print them."""
+"""Jobs, their ranks, and hosts, as `status` and `jobs` print them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from psctl.types import HostName
 
 
 def refresh(home: Home, records: Sequence[JobRecord], connect: Connect) -> list[dict[str, Any]]:
-    """Return `status.jobs` for these jobs; those that were not over are asked for on their heads, in parallel.
+    """Return `status.jobs` for these jobs; asks the heads of those that had not ended, in parallel.
 
-    What a job does whose head is not reached is unknown; its `problem` says why.
+    The state of a job whose head is not reached is unknown; `problem` contains the reason.
     """
     open_jobs = [record for record in records if not record.over]
     answers: dict[str, dict[str, Any]] = {}
@@ -85,7 +85,7 @@ def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, prob
                 record, state=str(digest.get("state") or first), step=last_step(digest, record.step), ranks=ranks,
                 size=(digest.get("plan") or {}).get("size"),
             )  # fmt: skip
-    counted = record.size is not None  # a script that never calls `prepare` takes steps that nobody counts
+    counted = record.size is not None  # steps of a script that never calls `prepare` are not counted
     document: dict[str, Any] = {
         "job": record.job, "state": "unknown" if problem else record.state, "step": record.step if counted else None,
         "started": record.created, "ranks": [_rank(rank, over=record.over) for rank in record.ranks],
@@ -96,21 +96,21 @@ def _document(home: Home, record: JobRecord, digest: dict[str, Any] | None, prob
 
 
 def _moved(rank: dict[str, Any], step: int) -> dict[str, Any]:
-    """A worker's last state is older than the job's progress, which counts steps that every live worker has done."""
+    """Return a worker's row with at least the step of the job's progress, which every live worker has reached."""
     if rank["role"] != "worker" or rank["state"] not in ("running", "waiting"):
         return rank
     return {**rank, "step": max(int(rank.get("step") or 0), step)}
 
 
 def _placed(digest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ranks that have not said anything yet, from the `started` event."""
+    """Return the ranks that have not reported yet, from the `started` event."""
     return [dict(role) for role in (digest.get("started") or {}).get("roles", [])]
 
 
 def _rank(event: dict[str, Any], *, over: bool) -> dict[str, Any]:
     state = event.get("state", "starting")
     if over and state in ("starting", "running", "waiting"):
-        state = "lost"  # its job ended before anyone told how this rank did
+        state = "lost"  # its job ended before the end of this rank was reported
     return {
         "role": event["role"], "rank": event["rank"], "host": event.get("host", ""), "pid": event.get("pid") or None,
         "state": state, "step": event.get("step", 0),

@@ -1,4 +1,4 @@
-"""What stands between a job file and its submission: reach the hosts, make them ready, give every worker a seat."""
+"""Prepares the submission of a job file: connects to the hosts, makes them ready, assigns workers to hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from psctl.types import HostName
 Warn = Callable[[str], None]
 
 NOTE = "# psctl train "
-"""How a line begins that keeps an option of the command line in a job file's text."""
+"""The beginning of a line that keeps an option of the command line in a job file's text."""
 
 
 class RequestedJob(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class RequestedJob(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """The job's folder: `workdir:`, beside the job file."""
+        """The job's folder: `workdir:`, relative to the job file."""
         return script_entry.folder_of(self.job, self.source)
 
 
@@ -87,10 +87,10 @@ def request_by_hash(wanted: RequestedJob, chosen: ChosenCluster, shell: Mapping[
 def reach(
     home: Home, chosen: ChosenCluster, connect: Connect, codes: list[str], progress: Progress
 ) -> Iterator[ReachedCluster]:
-    """Connect to every host and look at it; where hosts have several addresses, find the one by which they meet.
+    """Connect to every host and inspect it; find the addresses by which hosts reach each other.
 
     Raises:
-        the first host's own error when any cannot be used: nothing has been touched then.
+        the first host's own error when a host cannot be used: nothing has been changed then.
     """
     with connect(chosen, None) as fleet:
         state = cluster_setup.decide(home, chosen, fleet, codes)
@@ -110,7 +110,7 @@ def make_ready(stage: ReachedCluster, progress: Progress, warn: Warn) -> None:
 
 
 def seats_of(stage: ReachedCluster, job: JobSpec) -> tuple[JobHosts, dict[str, Machine]]:
-    """Give every worker a seat; raises InvalidFile or JobRunning when there are too few."""
+    """Assign workers to hosts; raises InvalidFile or JobRunning when there are too few slots."""
     machines = machines_of(stage.chosen, stage.state)
     return assign_workers(stage.chosen.spec, machines, job), machines
 
@@ -148,7 +148,7 @@ def run(
 
 @contextlib.contextmanager
 def source_of(stage: ReachedCluster, record: JobRecord, connect: Connect, name: str) -> Iterator[Shell]:
-    """Return a connection to a host of an earlier job; the stage's own where it is the same host."""
+    """Return a connection to a host of an earlier job; the open one where it is the same host."""
     if _same_cluster(stage, record) and name in stage.fleet.shells:
         yield stage.fleet.shells[HostName(name)]
         return
@@ -192,10 +192,10 @@ def dry_run(stage: ReachedCluster, request: JobRequest, size: int | None) -> dic
 
 
 def load_requested_job(text: str, source: str, overrides: list[str], env: list[str]) -> RequestedJob:
-    """Read a job file with what the command line says in its place.
+    """Read a job file, with the options of the command line in place of its values.
 
-    What was said goes into the text that checkpoints keep, as comments at its end, so that a restored job is the same;
-    numbers of workers and servers do not, for a checkpoint restores onto any.
+    The options are added to the text that checkpoints keep, as comments at its end, so that a restored job is the same;
+    numbers of workers and servers are not, because a checkpoint restores onto any.
 
     Args:
         overrides: `key=value` of --set and its short forms.
@@ -225,7 +225,7 @@ def _place(wanted: RequestedJob, key: str) -> str:
 
 
 def split_notes(text: str) -> tuple[str, list[str], list[str]]:
-    """Take the notes of an earlier command line off a job file; return the rest, its --set and its --env."""
+    """Remove the options of an earlier command line from a job file; return the rest, its --set and its --env."""
     lines = text.splitlines(keepends=True)
     notes = [line[len(NOTE) :].rstrip("\n") for line in lines if line.startswith(NOTE)]
     rest = "".join(line for line in lines if not line.startswith(NOTE))
@@ -252,13 +252,13 @@ def _bring(
 
 
 def _same_cluster(stage: ReachedCluster, record: JobRecord) -> bool:
-    """Whether a job ran on the very hosts of this stage: the same cluster file."""
+    """Return whether a job ran on the same hosts: it had the same cluster file."""
     known = stage.chosen.known
     return (known.name, known.text) == (record.cluster.name, record.cluster.text)
 
 
 def _of_all(failed: Mapping[str, errors.PsctlError], first: errors.PsctlError) -> errors.PsctlError:
-    """Return the first host's error, with a word about the others."""
+    """Return the first host's error, with the names of the others."""
     if len(failed) > 1:
         others = ", ".join(list(failed)[1:])
         first.message = f"{first.message} (and {len(failed) - 1} more hosts failed: {others})"

@@ -20,12 +20,12 @@ LOOKED_AT = 2000
 
 
 def folder_of(job: JobSpec, source: str) -> Path:
-    """Return the job's folder: `workdir:`, beside the job file."""
+    """Return the job's folder: `workdir:`, relative to the job file."""
     return (Path(source).parent / Path(job.workdir).expanduser()).resolve()
 
 
 def place(text: str, source: str, key: str) -> str:
-    """Return where a key of a job file stands: file:line:column; the file alone when --set gave it."""
+    """Return the position of a key of a job file: file:line:column; the file alone when --set gave it."""
     node = yaml_nodes.parse(text, source)
     found = node.get(key) if isinstance(node, yaml_nodes.Mapping) else None
     return found.where if found is not None else source

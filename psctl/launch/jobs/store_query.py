@@ -1,8 +1,8 @@
-"""psctl store: keys of a running job's store, read by way of its head's agent; nothing is changed and nobody waits.
+"""`psctl store`: reads keys of a running job's store through its head's agent; it changes nothing and blocks no worker.
 
-What is asked goes in batches, each through the agent's own socket to the coordinator and from there to the servers,
-over connections that they have; every server answers for the shards that it leads. A batch whose answer would be too
-long is halved; one that meets shards on their way from one server to another is asked again.
+Requests are sent in batches, each through the agent's socket to the coordinator and from there to the servers, over
+open connections; each server answers for the shards of which it is the primary. A batch whose answer would be too long
+is halved; one that meets shards in transfer between servers is sent again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH = 24_000
 
 TRIES = 10
 PAUSE = 0.5
-"""How often, and after how many seconds, is asked again while shards move."""
+"""How often, and after how many seconds, a request is sent again while shards are moved."""
 
 Key = str | int
 
@@ -39,7 +39,7 @@ _CODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "
 
 
 class StoreAnswer(msgspec.Struct, frozen=True):
-    """What one batch was answered: by shard, of who leads it."""
+    """The answer to one batch, merged from the primaries of all shards."""
 
     stores: list[str]
     tables: dict[str, ReadTable]
@@ -47,7 +47,7 @@ class StoreAnswer(msgspec.Struct, frozen=True):
 
 
 class StoreEntry(msgspec.Struct, frozen=True):
-    """A key's value, as one flat list in which the last side of `shape` runs fastest; None: nobody has pushed to it."""
+    """A key's value, as a flat list in which the last side of `shape` runs fastest; None: it was never pushed."""
 
     key: Key
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class StoreEntry(msgspec.Struct, frozen=True):
 
 
 class StoreContents(msgspec.Struct, frozen=True):
-    """What was read: the entries of keys, or, where none was asked for, stores and the tables of one."""
+    """What was read: the entries of keys; without keys the stores, and the tables of one."""
 
     job: str
     store: str
@@ -79,11 +79,11 @@ class StoreReader:
         self._shell, self._record, self._store, self._clock = shell, record, store, clock
 
     def read(self, keys: Sequence[Key]) -> StoreContents:
-        """Read keys; none: say which tables there are.
+        """Read keys; without keys, list the tables.
 
         Raises:
-            UsageError: there is no such store or key, or it cannot be read so; the caller's fault.
-            NoSuchJob: it runs no more.
+            UsageError: there is no such store or key, or its value is too large.
+            NoSuchJob: the job has ended.
             TimedOut: a server does not answer.
         """
         wanted = list(dict.fromkeys(keys))
@@ -98,7 +98,7 @@ class StoreReader:
         return StoreContents(self._record.job, self._store, answer.stores, tables, entries)
 
     def _fitting(self, batch: list[Key]) -> Iterator[tuple[StoreAnswer, list[Key]]]:
-        """Ask for a batch, in halves where the answer would be too long."""
+        """Read a batch, in halves where the answer would be too long."""
         answer = self._settled(batch)
         if answer is not None:
             self._check(batch, answer)
@@ -114,7 +114,7 @@ class StoreReader:
             yield from self._fitting(batch[len(batch) // 2 :])
 
     def _settled(self, batch: list[Key]) -> StoreAnswer | None:
-        """Ask until all shards have answered; None: it would be too long."""
+        """Ask until all shards have answered; None: the answer would be too long."""
         for _ in range(TRIES):
             told = self._ask(batch)
             if told["servers"] == 0:
@@ -145,7 +145,7 @@ class StoreReader:
         return told
 
     def _check(self, batch: list[Key], answer: StoreAnswer) -> None:
-        """Refuse what is not there, by name."""
+        """Refuse keys and stores that do not exist, by name."""
         if self._store not in answer.stores:
             raise self._no_store(answer.stores)
         for key in batch:
@@ -171,7 +171,7 @@ class StoreReader:
 
 
 def over(record: JobRecord) -> errors.NoSuchJob:
-    """Return the error of a job whose store is gone with it."""
+    """Return the error of a job that has ended, and its store with it."""
     return errors.NoSuchJob(
         f"{record.job} runs no more, and its store ended with it",
         hint=f"psctl checkpoint export {record.job}@latest OUT, if it wrote checkpoints",
@@ -180,7 +180,7 @@ def over(record: JobRecord) -> errors.NoSuchJob:
 
 
 def batches(keys: Sequence[Key]) -> Iterator[list[Key]]:
-    """Yield the keys in parts that a request can hold; one empty part of none."""
+    """Yield the keys in parts that fit into a request; one empty part when there are no keys."""
     part: list[Key] = []
     length = 0
     for key in keys:
@@ -194,7 +194,7 @@ def batches(keys: Sequence[Key]) -> Iterator[list[Key]]:
 
 
 def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> StoreAnswer:
-    """Return several servers' answers as one; a shard that two claim is that of the newer assignment."""
+    """Return several servers' answers as one; where two answer for a shard, the newer assignment counts."""
     stores: set[str] = set()
     tables: dict[str, ReadTable] = {}
     rows: dict[tuple[str, int], list[Any]] = {}
@@ -215,7 +215,7 @@ def merged(answers: Sequence[ReadRows], payloads: Sequence[bytes]) -> StoreAnswe
 
 
 def entry_of(key: Key, answer: StoreAnswer) -> StoreEntry:
-    """Return a key's value: a row, or the blocks of a named key's tensor in their order."""
+    """Return a key's value: a row, or the blocks of a named key's tensor in order."""
     table = answer.tables[key if isinstance(key, str) else ""]
     elements = 1
     for side in table.shape:

@@ -1,8 +1,8 @@
-"""From a job file to running agents: the authority is made, certificates issued, orders sent, agents started.
+"""Submits a job: makes its authority, issues certificates, sends orders, starts agents.
 
-The head comes first, for its agent starts the coordinator, which binds a port and says which; all other hosts follow at
-once. Orders travel over standard input and wait there in memory (pending_orders.py); the authority's key goes to the
-head's alone. Whatever fails on the way, what was started is ended and what was written is taken away again.
+The head is first, because its agent starts the coordinator, which binds a port and reports it; all other hosts follow
+in parallel. Orders are sent over standard input and wait in the host's memory (pending_orders.py); the authority's key
+is sent to the head only. When a step fails, started processes are ended and written files are removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, HostName, Member
 
 MOST_JOBS = 100_000_000
-"""A number of a job that is beyond this was made up."""
+"""A job's number above this is not one that psctl gave."""
 
 HELLO = 30.0
 """Seconds until the head's agent must name the coordinator's address."""
 
 
 SLOWEST = 10.0
-"""Seconds that the start of an agent may take at least, whatever `timeouts.start` says, before its host gives it up."""
+"""Seconds that the start of an agent may take, even with a smaller `timeouts.start`, before its host gives it up."""
 
 
 class JobRequest(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class ReachedCluster(msgspec.Struct):
-    """A cluster that was reached and looked at: what a submission needs."""
+    """A cluster whose hosts were connected and inspected."""
 
     home: Home
     chosen: ChosenCluster
@@ -67,7 +67,7 @@ class ReachedCluster(msgspec.Struct):
     connect: Connect
 
     def host(self, job: str, name: str) -> HostRecord:
-        """Return where a job's things are on a host."""
+        """Return a job's folders on a host."""
         workdir = self.state.sites[name].workdir
         return HostRecord(name, workdir, f"{workdir}/jobs/{job}/{name}", self.state.python(name), self.state.code(name))
 
@@ -133,7 +133,7 @@ def submit(
 
 
 class _Launch:
-    """One attempt under one name."""
+    """One attempt to start a job, under one name."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Launch:
     def claim_head(self) -> bool:
         """Write the head's orders, and with them take the job's name there; False when it is taken.
 
-        The record comes before: whatever happens to psctl from now on, `status` tells of the job.
+        The record is written first: if psctl is killed from now on, `status` still lists the job.
         """
         self.stage.home.save(self._record("placing"))
         return self._begin(self.stage.fleet.shells[HostName(self.head)], 0, None)
@@ -194,7 +194,7 @@ class _Launch:
         return record
 
     def undo(self) -> None:
-        """End what was started and remove what was written; a host that cannot be reached any more is left alone."""
+        """End started processes and remove written files, on the hosts that can still be reached."""
 
         def clean(name: HostName, shell: Shell) -> None:
             host = self.hosts[name]
@@ -281,7 +281,7 @@ class _Launch:
 
 
 def _send_code(stage: ReachedCluster, request: JobRequest, seats: JobHosts, progress: Progress) -> None:
-    """Put the job's folder on every host that lacks it, in parallel."""
+    """Send the job's folder to every host that lacks it, in parallel."""
     lacking = [HostName(name) for name in seats.names if not stage.state.sites[name].codes.get(request.code)]
     archive = request.archive
     if not lacking:
@@ -303,7 +303,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _highest(stage: ReachedCluster, name: str) -> int:
-    """Return the highest number that a job of this name has on any host, whoever submitted it."""
+    """Return the highest number that a job of this name has on any host, from any machine."""
     splits = [split_job(found) for site in stage.state.sites.values() for found in site.names]
     numbers = [split[1] for split in splits if split and split[0] == name]
     return max((number for number in numbers if number < MOST_JOBS), default=0)

@@ -1,4 +1,4 @@
-"""What `bench` found that messages cost on a cluster: kept with it, and used by every plan while the machines stay."""
+"""Costs of messages on a cluster as `bench` measured them: saved, and used by every plan on the same machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keep(
     engines: Mapping[str, FittedCosts],
     paces: Mapping[str, StrategyPace],
 ) -> Calibration:
-    """Keep what was found of these engines and strategies beside what is known of others on the same machines."""
+    """Save the results of these engines and strategies, next to those of others on the same machines."""
     machines = machines_of(chosen, state)
     before = _kept(home, chosen)
     known = before if before is not None and before.machines == machines else Calibration(0.0, machines, {})
@@ -74,7 +74,7 @@ def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, str]:
     """Return by what hosts are known again: a change of these makes old costs worthless."""
     try:
         at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
-    except errors.PsctlError:  # a host has no address that others could use: whoever needs one says so
+    except errors.PsctlError:  # a host has no address that others could use: callers that need one raise
         at = {}
     return {
         name: f"{at.get(name, '')} {site.facts.cores or site.cores} cores {len(site.facts.gpus)} gpus {site.identity}"

@@ -1,4 +1,4 @@
-"""What moves between hosts, measured: every pair in rounds, what the rates mean, and what is kept with the cluster.
+"""Measures the links between hosts: each pair in rounds, the network that the rates show, and what is saved of it.
 
 Pairs of one round run at once and share no host, so n hosts take about n rounds. Each pair is measured from its first
 host: latency, then bytes/s out, then in. What the rates call for beyond that (`fabric.more`) follows in rounds of its
@@ -62,7 +62,7 @@ COPIES = 120.0
 
 
 class MeasurementEffort(msgspec.Struct, frozen=True):
-    """How long a pair is measured: `repeats` times `seconds`, behind `burn` that do not count; each way."""
+    """How long a pair is measured: `repeats` times `seconds`, after `burn` that do not count, in each direction."""
 
     seconds: float
     burn: float
@@ -151,7 +151,7 @@ def _machines(state: ClusterState, names: Iterable[str]) -> dict[str, str]:
 
 
 class _Work:
-    """One measurement under way."""
+    """One measurement in progress."""
 
     def __init__(
         self, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, at: Mapping[str, str], effort: MeasurementEffort
@@ -194,7 +194,7 @@ class _Work:
         self.series += [ConcurrentSamples(tuple(samples)) for samples in (out, back) if samples]
 
     def _meeting(self, servers: RunningServers, pairs: Sequence[Pair]) -> dict[str, Any] | None:
-        """Where those who dial wait for each other, so that all of a round run at the same time."""
+        """Return where the hosts of a round wait for each other, so that all pairs are measured at the same time."""
         self._rounds += 1
         host = pairs[0][1]
         port = servers.ports.get(host, {}).get(self.at[host])
@@ -308,7 +308,7 @@ def plan(home: Home, chosen: ChosenCluster, state: ClusterState) -> None:
 def carry_out(
     home: Home, chosen: ChosenCluster, fleet: Fleet, state: ClusterState, progress: Progress
 ) -> tuple[str, ...]:
-    """Do what `plan` added, and keep it; return warnings. That it fails is one of them: hosts are ready without it."""
+    """Carry out the actions that `plan` added and save the results; return warnings, a failure among them."""
     ours = (FindNetwork, MeasureLinks)
     if not any(isinstance(action, MeasureLinks) for actions in state.plans.values() for action in actions):
         return ()
@@ -340,7 +340,7 @@ def _inside_before(home: Home, chosen: ChosenCluster, measured: Measurements) ->
 
 
 def between(chosen: ChosenCluster, state: ClusterState, measured: Measurements | None) -> tuple[Between, ...]:
-    """Return what lies between the hosts: what `links:` says, else what was measured, else nominal rates.
+    """Return the links between the hosts: those of `links:`, else measured ones, else nominal rates.
 
     Raises:
         InvalidFile, HostUnreachable: a host has no address that others could use.

@@ -1,4 +1,4 @@
-"""Servers of there_link on many hosts while something is measured: started, asked for their ports, stopped again."""
+"""Servers of the link probe on many hosts during a measurement: starts them, reads their ports, stops them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psctl.spec.cluster import ClusterSpec
 from psctl.types import HostName
 
 READY = 5.0
-"""Seconds until a server must say where it listens."""
+"""Seconds in which a server must report its ports."""
 
 
 class RunningServers(msgspec.Struct):
@@ -30,7 +30,7 @@ class RunningServers(msgspec.Struct):
 
 
 class ProbeSettings(msgspec.Struct, frozen=True):
-    """How hosts are asked: their interpreters, and what the cluster file says of the network."""
+    """How the link probe runs: the hosts' interpreters, and the network settings of the cluster file."""
 
     pythons: Mapping[str, str]
     span: tuple[int, int] | None
@@ -52,7 +52,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 def serving(
     fleet: Fleet, way: ProbeSettings, listen: Mapping[str, Sequence[str]], seconds: float
 ) -> Iterator[RunningServers]:
-    """Have hosts listen on addresses of theirs while the block runs.
+    """Run a server on each host, on addresses of that host, while the block runs.
 
     Args:
         fleet: connections to the hosts.

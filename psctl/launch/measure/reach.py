@@ -1,7 +1,7 @@
-"""By which address hosts really reach each other: every host listens on all of its own, every other host dials them.
+"""Finds the addresses by which hosts reach each other: each listens on all of its own, every other connects to them.
 
-It costs two seconds where an address is dead, so it is done only where a host has a choice, and what came of it is kept
-with the cluster, under a fingerprint of the machines and addresses that it was asked of.
+It takes two seconds where an address does not answer, so it is done only where a host has several, and the result is
+saved with the cluster, under a fingerprint of the machines and addresses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEAD = 2.0
 """Seconds after which an address that does not answer is dead."""
 
 BURST = {"seconds": 0.15, "burn": 0.1, "repeats": 1, "pings": 5, "streams": 1}
-"""A rate in a moment: enough to tell a management port from the real one."""
+"""A short measurement: enough to distinguish a management port from a data port."""
 
 Candidates = Mapping[HostName, tuple[AddressCandidate, ...]]
 
@@ -50,7 +50,7 @@ class KeptAddresses(msgspec.Struct, frozen=True):
 
 
 def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
-    """Set the addresses of all hosts, from the cluster file and from what is kept; say whether no probe is needed."""
+    """Set the addresses of all hosts, from the cluster file and from saved ones; return whether no probe is needed."""
     hosts = reaches(chosen.spec, state)
     asked = candidates(hosts, chosen.spec.network.interface)
     if not asked:
@@ -64,7 +64,7 @@ def settled(home: Home, chosen: Cluster, state: ClusterState) -> bool:
 def find(
     home: Home, chosen: Cluster, fleet: Fleet, state: ClusterState, progress: Progress, *, keep: bool = True
 ) -> None:
-    """Set the addresses by which hosts reach each other, `state.addresses`; probe them where nothing else tells.
+    """Set the addresses by which hosts reach each other, `state.addresses`; probe them where they are not known.
 
     Args:
         home: where the answer is kept.
@@ -97,7 +97,7 @@ def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, HostRea
 
 
 def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, ChosenAddress]:
-    """Return each host's address: what was found or kept, else what its facts and the cluster file say.
+    """Return each host's address: the one found or saved, else the one of its facts and the cluster file.
 
     Raises:
         InvalidFile, HostUnreachable: no address is fit; the cluster file's fault.
@@ -110,7 +110,7 @@ def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, ChosenAddr
 
 
 def probe(fleet: Fleet, way: ProbeSettings, asked: Candidates) -> dict[HostName, ChosenAddress]:
-    """Have every host listen on all its candidates and every other dial them; return what that tells."""
+    """Make every host listen on all its candidates and every other connect to them; return the addresses that work."""
     everyone = Fleet(fleet.shells, fleet.failed, len(asked))
     listen = {str(name): [each.address for each in own] for name, own in asked.items()}
     with serving(fleet, way, listen, 60.0) as servers:
@@ -163,7 +163,7 @@ def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: C
 
 
 def fingerprint(asked: Candidates, state: ClusterState) -> str:
-    """Return what tells these machines and addresses from others."""
+    """Return a fingerprint of these machines and addresses."""
     rows = sorted(
         (name, state.sites[name].identity, sorted((each.interface, each.address) for each in own))
         for name, own in asked.items()

@@ -1,8 +1,8 @@
-"""Machines from saved output: a file, a folder with one file a command, or a folder of such folders, one a host.
+"""Reads machines from saved output: a file, a folder with one file a command, or a folder of such folders, one a host.
 
-What a file holds is found out from its content alone: names of files are for people, in findings and errors. Nothing
-here touches a network. What cannot be understood is refused when it stands alone, and named in a finding when other
-files of the host were understood.
+A file's kind follows from its content alone: names of files appear only in findings and errors. No network is used. A
+file that is not understood is refused when it is the only one, and named in a finding when other files of the host were
+understood.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST = 4096
 """Entries of one folder."""
 
 NAME = "saved"
-"""The host of a file that tells no name."""
+"""The name of a host whose file contains no name."""
 
 ACCEPTED = (
     "accepted are nvidia-smi topo -m, topo -p2p r, nvlink -s and --query-gpu=... --format=csv, lspci -vv, "
@@ -55,7 +55,7 @@ class UnreadableOutput(Exception):
 
 
 class SavedMachines(msgspec.Struct, frozen=True):
-    """Saved machines: the graph, and what a document tells beside it.
+    """Saved machines: the graph, and further values of a document.
 
     `about` holds cores and memory by host, `failed` the rows of hosts that had not answered.
     """
@@ -224,7 +224,7 @@ def _host(name: str, outputs: HostOutputs, shown: str) -> SavedMachines:
 
 
 def _joined(parts: Sequence[SavedMachines], shown: str) -> SavedMachines:
-    """Join what files tell into one; InvalidFile when two hosts have one name."""
+    """Join the machines of several files; InvalidFile when two hosts have one name."""
     hosts = [host for part in parts for host in part.cluster.hosts]
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)

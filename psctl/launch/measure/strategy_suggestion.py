@@ -1,4 +1,4 @@
-"""What `topo` says of the strategy: the plan's own choice on that graph, with the groups of devices that it makes."""
+"""The strategy that `topo` suggests: the plan's choice on that graph, with the groups of devices that it forms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def suggest(
 
 
 def _unlinked(host: HostNode) -> bool:
-    """Tell whether a host has several GPUs and nothing says how any of them is connected."""
+    """Return whether a host has several GPUs and no link between any of them is known."""
     return "worker" in host.roles and len(host.graph.of_kind("gpu")) > 1 and not host.graph.links
 
 
@@ -94,7 +94,7 @@ def _parts(weights: Iterable[int]) -> tuple[float, ...]:
 
 
 def _unknown(inputs: PlanInput) -> str:
-    """Return a warning where the ranks' ways lead over links whose rate nothing tells."""
+    """Return a warning where the ranks' routes contain links of unknown rate."""
     network = inputs.network
     first = inputs.ranks[0]
     crossed = {link for place in inputs.ranks[1:] for link in network.route(first, place).links}

@@ -1,7 +1,7 @@
-"""What `topo` shows: the machines of a cluster, their devices, what joins them, and which strategy suits them.
+"""`psctl topo`: the machines of a cluster, their devices and links, and the strategy that suits them.
 
-Live hosts and saved output take the same way from the raw bytes on: text is recognised by its content, readings become
-one graph a host, graphs become one document.
+Live hosts and saved output are handled alike: text is recognised by its content, readings become one graph a host,
+graphs become one document.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of the machines of a job, as its plan wants it: the document of `topo -o json`."""
+"""The machines of a cluster as placement and plan need them: `Machine` records, and the document of `topo -o json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `plan` prints: every strategy's predicted time on a cluster, before any run."""
+"""`psctl plan`: every strategy's predicted time on a cluster, before any run."""
 
 from __future__ import annotations
 

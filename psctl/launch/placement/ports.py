@@ -1,4 +1,4 @@
-"""`network.ports`: how many ports of the range a job's listeners need on each host, and who holds them there."""
+"""`network.ports`: the number of ports that a job's listeners need on each host, and the processes that hold others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs where: hosts, their workers and ranks, the head, and the orders that follow from it. Pure.
+"""Assigns workers to hosts, chooses the head, and makes the orders that follow from it. Pure.
 
 Slots are what workers take: GPUs, else one a host, unless the cluster file says otherwise. A host with GPUs on which
 another job runs counts as full, for nothing tells which of its GPUs that job uses.
@@ -23,7 +23,7 @@ GRACE = 10.0
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the roster needs to know of a host that was looked at. `busy` maps running jobs to their workers there."""
+    """A host as the roster needs it. `busy` maps running jobs to their workers there."""
 
     name: str
     address: str  # numeric
@@ -107,7 +107,7 @@ def assign_workers(cluster: ClusterSpec, machines: Mapping[str, Machine], job: J
 
 
 def servers_of(job: JobSpec, serving: int) -> int | None:
-    """Return the number of servers that the job asks for where so many hosts may serve; None when the plan says."""
+    """Return the number of servers that the job asks for, of the hosts that may serve; None when the plan decides."""
     if isinstance(job.servers, PerHost):
         return job.servers.per_host * serving
     return job.servers if isinstance(job.servers, int) else None
@@ -172,7 +172,7 @@ def _host_order(host: HostSpec, machine: Machine, workers: int) -> HostOrder:
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The checkpoint that a job goes on from: its folder on the head, and how users name it."""
+    """The checkpoint that a job resumes from: its folder on the head, and its id."""
 
     folder: str
     id: str
@@ -191,7 +191,7 @@ def job_order(
     topology: dict[str, Any] | None = None,
     costs: Mapping[str, dict[str, float]] | None = None,
 ) -> JobOrder:
-    """Return the job as its coordinator, its agents and the plan are told of it.
+    """Return the job's order for its coordinator, its agents and the plan.
 
     Args:
         name: "digits-3".
@@ -260,7 +260,7 @@ def _checkpoints(job: JobSpec) -> CheckpointOrder:
 
 
 class AgentKeys(msgspec.Struct, frozen=True):
-    """What proves who an agent is; `authority_key` is the head's alone."""
+    """The keys and certificates of an agent; only the head has `authority_key`."""
 
     authority: str
     certificate: str

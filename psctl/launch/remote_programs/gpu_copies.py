@@ -1,8 +1,7 @@
-"""What GPUs of a host copy to each other and to its memory, measured with torch; a program sent along like
-host_state.py.
+"""A program that measures copies between the GPUs of a host and its memory, with torch; it is sent like host_state.py.
 
-A pair is measured alone: some large copies behind each other for bytes/s, the median of several repeats and the slower
-direction; copies of a few bytes, one at a time, for seconds. The host's memory is pinned, on the node of the GPU.
+A pair is measured alone: consecutive large copies for bytes/s, the median of several repeats in the slower direction;
+copies of a few bytes, one at a time, for the latency. The host's memory is pinned, on the node of the GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What psctl puts on a host and takes away again; a program sent along like host_state.py."""
+"""A program that writes and removes psctl's files on a host; it is sent like host_state.py."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def begin_part(target: str) -> tuple[str, int]:
             if os.path.isdir(part):
                 return part, lock
             os.close(lock)
-        except FileNotFoundError:  # somebody has swept it before it was locked
+        except FileNotFoundError:  # another process removed it before it was locked
             continue
 
 
@@ -216,7 +216,7 @@ def expire(folder: str, orders: str, seconds: float) -> None:
 
 
 def is_starting(folder: str) -> bool:
-    """Tell whether a process was started with this job's orders."""
+    """Return whether a process was started with this job's orders."""
     mark = f"PSCTL_ORDERS={folder.rstrip('/')}/".encode()
     for path in glob.glob("/proc/[0-9]*/environ"):
         try:

@@ -1,7 +1,7 @@
-"""What psctl asks of a host about itself and its jobs, as one program of Python's own library.
+"""A program that reports the state of a host and of its jobs; standard library only.
 
-Its source is sent along (over standard input, or as the argument of `python -c`), so that a bare host can be asked too.
-The first argument is a verb, the second its question as JSON; the answer is one JSON document on standard output.
+Its source is sent as the argument of `python -c`, so that it runs on a host without psctl. The first argument is a
+verb, the second its question as JSON; the answer is one JSON document on standard output.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def free_inodes(path: str) -> int | None:
 
 
 def writable(path: str) -> bool:
-    """Tell whether `path` can be written or made."""
+    """Return whether `path` can be written or made."""
     return os.access(existing(path), os.W_OK | os.X_OK)
 
 
@@ -139,11 +139,11 @@ def torch_cuda() -> str | None:
 
 
 def open_to_others(path: str, parts: Iterable[str] = ()) -> dict[str, str] | None:
-    """Return why another user can change what lies below `path`, and the cure; None when nobody else can.
+    """Return why another user can change files below `path`, and the cure; None when no other user can.
 
     The folder itself, and its `parts`, must be ours and writable by us alone. Above it a folder that others may write
-    is safe only when it is sticky (/tmp), for else they can put another in its place. What is not there yet is judged
-    by what is above it.
+    is safe only when it is sticky (/tmp), because otherwise they can replace it. A missing folder is judged by those
+    above it.
     """
     whole, real = os.path.abspath(path), os.path.realpath(path)
     ours = [whole, real, *(os.path.join(real, part) for part in parts)]
@@ -238,7 +238,7 @@ def agent_of(folder: str) -> tuple[int, str] | None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Tell whether a process holds the lock of a file; True too on a disk that has no locks."""
+    """Return whether a process holds the lock of a file; True too on a disk that has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

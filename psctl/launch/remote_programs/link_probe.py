@@ -1,14 +1,14 @@
-"""What measures the way between two hosts: a server and those who dial it; a program sent along like host_state.py.
+"""A program that measures the link between two hosts, as server or client; it is sent like host_state.py.
 
-`serve` listens on addresses of its own host and lives until it is told to stop or its time is over; `ports` asks it,
-on its host, where it listens, and `stop` ends it, both by a Unix socket whose abstract name follows from the token.
-`dial` measures one way there and back; `reach` tries many addresses at once. Whoever connects proves that it knows the
-token (standard input carries it) by a keyed hash over what the server just made up; nobody else gets a byte.
+`serve` listens on addresses of its own host until it is stopped or its time is over; `ports` returns its ports, on the
+same host, and `stop` ends it, both over a Unix socket whose abstract name follows from the token. `dial` measures one
+link in both directions; `reach` tries many addresses at once. A client proves that it knows the token (which it reads
+from standard input) by a keyed hash over the server's random challenge; otherwise the server sends it no byte.
 
-Pairs that are to run at once meet at one of the servers first: it lets all go when the last has come.
+Pairs that are measured at the same time meet at one of the servers first: it releases all when the last has connected.
 
-A rate is counted where bytes arrive: what lies in the sender's buffers has not travelled. Slow start and the burst of a
-token bucket come first and are left out.
+Bytes are counted where they arrive: those in the sender's buffers have not been transferred. Slow start and the burst
+of a token bucket are at the beginning and are left out.
 """
 
 # long: it travels as one text
@@ -43,7 +43,7 @@ BURST = 1.05  # a window this much faster than later ones came out of a bucket
 UNPROVEN = 256
 """Connections at once that have not shown the token yet."""
 PATIENCE = 5.0
-"""Seconds that a side waits for the other's next word."""
+"""Seconds that a side waits for the other's next message."""
 
 
 def prepared(host: str, congestion: str) -> socket.socket:
@@ -59,7 +59,7 @@ def prepared(host: str, congestion: str) -> socket.socket:
 
 
 class JsonLines:
-    """A connection that speaks in lines of JSON between the bytes that are measured."""
+    """A connection with lines of JSON between the bytes that are measured."""
 
     def __init__(self, connected: socket.socket, patience: float = PATIENCE) -> None:
         self.socket, self.patience = connected, patience
@@ -93,7 +93,7 @@ class JsonLines:
         return seconds
 
     def count(self, seconds: float) -> Counted:
-        """Take bytes in for so long; return how many had come when."""
+        """Receive bytes for `seconds`; return how many had arrived at which time."""
         buffer, total = bytearray(CHUNK), 0
         counted: Counted = []
         begin, every = 0.0, seconds / (8 * WINDOWS)
@@ -110,7 +110,7 @@ class JsonLines:
                 return counted
 
     def flood(self, limit: float) -> bool:
-        """Send until the other side says something or hangs up; False when neither came within `limit` seconds."""
+        """Send until the other side sends or closes; False when it did neither within `limit` seconds."""
         data, end = memoryview(bytes(CHUNK)), time.monotonic() + limit
         self.socket.setblocking(False)
         try:
@@ -130,7 +130,7 @@ class JsonLines:
 
 
 def proof(token: str, nonce: str) -> str:
-    """Return what shows that one knows the token."""
+    """Return the proof that its sender knows the token."""
     return hmac.new(token.encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 
@@ -161,7 +161,7 @@ def at(counted: Counted, moment: float) -> float:
 
 
 def serve(question: Question, token: str) -> Question:
-    """Listen until told to stop, `seconds` at most; answer who knows the token."""
+    """Listen until stopped, `seconds` at most; serve clients that know the token."""
     stopped, meetings = threading.Event(), Meetings()
     listening, failed = {}, {}
     for host in question["listen"]:
@@ -185,7 +185,7 @@ def serve(question: Question, token: str) -> Question:
 
 @contextlib.contextmanager
 def ended(listener: socket.socket) -> Iterator[socket.socket]:
-    """Close a listener in the end, which wakes who waits in its accept()."""
+    """Close a listener at the end, which ends a thread that waits in its accept()."""
     with listener:
         yield listener
         with contextlib.suppress(OSError):
@@ -210,12 +210,12 @@ def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket
 
 
 def doorway(question: Question, token: str) -> str:
-    """Return the abstract name of the door of a host's server; hosts may share a network."""
+    """Return the abstract name of the control socket of a host's server; hosts may share a network namespace."""
     return "\0psctl-link-" + proof(token, question["name"])[:32]
 
 
 def answer(door: socket.socket, word: Question, stopped: threading.Event) -> None:
-    """Tell those on this host who know the door where the server listens, and stop it when they say so."""
+    """Answer requests on the control socket of this host: report the server's ports, and stop it."""
     while not stopped.is_set():
         try:
             asking = JsonLines(door.accept()[0])
@@ -241,7 +241,7 @@ def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
     while True:
         try:
             connected = listener.accept()[0]
-        except OSError:  # it was closed: the server is over
+        except OSError:  # it was closed: the server has ended
             return
         if unproven.acquire(blocking=False):
             threading.Thread(target=attend, args=(connected, token, meetings, unproven), daemon=True).start()
@@ -250,29 +250,29 @@ def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
 
 
 class Meetings:
-    """Where those who dial wait for each other."""
+    """Barriers at which the clients of a round wait for each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, threading.Barrier] = {}
 
     def wait(self, key: str, count: int) -> None:
-        """Return when `count` have come under a key, or PATIENCE is over."""
+        """Return when `count` clients wait under a key, or after PATIENCE seconds."""
         with self._lock:
             barrier = self._open.setdefault(key, threading.Barrier(count))
-        with contextlib.suppress(threading.BrokenBarrierError):  # somebody did not come: the others go on
+        with contextlib.suppress(threading.BrokenBarrierError):  # a client did not arrive: the others continue
             barrier.wait(PATIENCE)
 
 
 def has_proved(line: JsonLines, token: str) -> bool:
-    """Tell whether the other end answers what was just made up as only the token's holder can."""
+    """Return whether the other end answers a random challenge with the token's proof."""
     nonce = os.urandom(16).hex()
     line.say(nonce)
     return hmac.compare_digest(str(line.hear()), proof(token, nonce))
 
 
 def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
-    """Do for one connection what it asks, once it has shown that it knows the token."""
+    """Serve the requests of one connection, once it has proved that it knows the token."""
     with contextlib.suppress(OSError, ValueError), connected:
         line = JsonLines(connected)
         try:
@@ -299,7 +299,7 @@ def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: t
 
 
 def drain(line: JsonLines) -> None:
-    """Take in what was still under way, so that the count reaches the sender before any reset does."""
+    """Read the remaining bytes, so that the count reaches the sender before a reset does."""
     while line.socket.recv(CHUNK):
         continue
 
@@ -369,7 +369,7 @@ def rate(way: Way, question: Question, token: str) -> float:
 
 
 def dial(question: Question, token: str) -> Question:
-    """Measure the way to one server: latency, then bytes/s out and in, each as often as asked."""
+    """Measure the link to one server: latency, then bytes/s out and in, `repeats` times each."""
     with dialled(question, token) as line:
         late = latency(line, question["pings"])
     repeats = range(question["repeats"])
@@ -382,7 +382,7 @@ def dial(question: Question, token: str) -> Question:
 
 
 def meet(question: Question, token: str, phase: str) -> None:
-    """Wait for all others who dial in this round, where there are any; who cannot get there goes on alone."""
+    """Wait for all other clients of this round; a client that cannot connect there continues alone."""
     meeting = question.get("meet")
     if meeting is None:
         return
@@ -414,7 +414,7 @@ def reach(question: Question, token: str) -> Question:
 
 
 def ports(question: Question, token: str) -> Question:
-    """Return where the server of this host listens, as soon as it does."""
+    """Return the ports of this host's server, as soon as it listens."""
     return at_door("ports", question, token)
 
 
@@ -424,7 +424,7 @@ def stop(question: Question, token: str) -> Question:
 
 
 def at_door(word: str, question: Question, token: str) -> Question:
-    """Say a word at the door of this host's server, once it has one; `seconds` at most."""
+    """Send a command to the control socket of this host's server, once it exists; `seconds` at most."""
     end = time.monotonic() + question["seconds"]
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What doctor tries on a host's network; a program sent along like host_state.py."""
+"""A program that tests ports and connections for `doctor` and `network.ports`; it is sent like host_state.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LISTENING = "0A"
 
 
 def ports(question: Question) -> Question:
-    """Return how many ports of a range can be bound on an address, and who holds the others."""
+    """Return how many ports of a range can be bound on an address, and which processes hold the others."""
     host, taken = question["host"], []
     for port in range(question["first"], question["last"] + 1):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe_socket:
@@ -36,7 +36,7 @@ def ports(question: Question) -> Question:
 
 
 def holders(wanted: list[int]) -> dict[int, tuple[int, str]]:
-    """Return process id and program of who holds these ports, as far as this user may look; who listens comes first."""
+    """Return process id and program of the holders of these ports that this user may see; listeners are preferred."""
     inodes: dict[str, tuple[int, bool]] = {}  # socket -> its port, whether it listens
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:

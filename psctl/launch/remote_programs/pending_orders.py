@@ -1,10 +1,8 @@
-"""Where a job's orders, with its keys and secrets, wait on a host until its agent reads them; sent along like
-host_state.py.
+"""Stores a job's orders, with its keys and secrets, on a host until its agent reads them; sent like host_state.py.
 
-They wait in memory: as a new 0600 file in $XDG_RUNTIME_DIR or /dev/shm. Only where neither is a file system in memory
-do they wait in the job's folder. The agent removes the file as soon as it has read it. One that no agent came for is
-removed by the next psctl that looks at the host; its name tells whose it is and since when it waits, by a clock that
-nobody sets.
+They are kept in memory: as a new 0600 file in $XDG_RUNTIME_DIR or /dev/shm; only where neither is a file system in
+memory, in the job's folder. The agent removes the file as soon as it has read it. A file that no agent read is removed
+by the next psctl that inspects the host; its name contains the job's hash and the time, by a clock that is never set.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import time
 ORDERS = "psctl-orders-"
 
 UNREAD = 600
-"""Seconds after which no agent will come for its orders any more."""
+"""Seconds after which no agent will read its orders any more."""
 
 IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -94,7 +92,7 @@ def waiting_orders(workdir: str) -> list[str]:
     places = [*memories(), *glob.glob(os.path.join(glob.escape(workdir), "jobs", "*", "*"))]
     found = []
     for path in (path for place in places for path in glob.glob(os.path.join(glob.escape(place), ORDERS + "*"))):
-        with contextlib.suppress(FileNotFoundError):  # its agent has just come
+        with contextlib.suppress(FileNotFoundError):  # its agent has just read it
             if os.lstat(path).st_uid == os.geteuid():
                 found.append(path)
     return found
@@ -121,7 +119,7 @@ def sweep_unread(workdir: str) -> None:
 
 
 def is_unread(path: str) -> bool:
-    """Tell whether orders wait for nobody any more."""
+    """Return whether no agent will read these orders."""
     of_host, of_boot, since = os.path.basename(path).removeprefix(ORDERS).split("-")[1:4]
     if of_boot == boot_word():
         return time.clock_gettime(time.CLOCK_BOOTTIME) - float(since) > UNREAD
@@ -129,6 +127,6 @@ def is_unread(path: str) -> bool:
 
 
 def drop_orders(path: str) -> None:
-    """Remove orders; they may be gone, for their agent has just come, or another psctl sweeps too."""
+    """Remove orders; their agent or another psctl may have removed them already."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""Make the hosts of a cluster ready: the one path that `up`, `train` and `bench` share."""
+"""Makes the hosts of a cluster ready: the code that `up`, `train` and `bench` share."""
 
 from __future__ import annotations
 

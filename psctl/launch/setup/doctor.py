@@ -1,7 +1,7 @@
-"""Every host in parallel, every check with a cure; nothing is changed anywhere.
+"""`psctl doctor`: checks every host in parallel, each check with a cure; it changes nothing.
 
-The checks go from the outside in: the name resolves, sshd's port answers, its key is known, the login works, then what
-the host is like, then whether hosts reach each other where they will have to. A host that fails early has fewer rows.
+The order is from the network to the host: the name resolves, sshd's port answers, its key is known, the login works,
+then Python, GPUs, disk and clock, then whether hosts reach each other. A host that fails early has fewer rows.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _reach(
     low, high = span or (20000, 60000)
     at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
     names = [HostName(name) for name in machines]
-    everyone = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all knock
+    everyone = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all connect
 
     def listen(name: HostName, shell: Shell) -> None:
         host, port = at[name]

@@ -1,4 +1,4 @@
-"""`down`: what `up` put on hosts is taken away again; running jobs stand in the way unless they may be stopped."""
+"""`psctl down`: removes from hosts what `up` put there; refuses while jobs run, unless they may be killed."""
 
 from __future__ import annotations
 
