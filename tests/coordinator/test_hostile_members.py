@@ -14,6 +14,7 @@ from psctl.permits import why_refused
 from psctl.types import Member, Role
 from tests.coordinator.play import A0, A1, W0, W1, Play
 from tests.coordinator.test_surviving import S, training
+from tests.examples import examples
 
 MEMBERS = [A0, A1, W0, W1, *S]
 STATES = {"agent": JOINED, "server": JOINED, "worker": PREPARED}
@@ -74,14 +75,14 @@ SPEECH = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=list(HealthCheck))
 @given(speech=SPEECH, seconds=st.sampled_from([0.0, 0.2, 40.0]))
 def test_a_job_that_trains_survives_anything_that_may_be_said(speech: list[tuple[Member, Any]], seconds: float) -> None:
     play = training()
     listen(play, speech, seconds)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(speech=SPEECH, seconds=st.sampled_from([0.0, 0.2, 40.0]))
 def test_a_job_that_starts_survives_anything_that_may_be_said(speech: list[tuple[Member, Any]], seconds: float) -> None:
     listen(Play().running(), speech, seconds)

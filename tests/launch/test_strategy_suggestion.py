@@ -38,6 +38,10 @@ def sound(cluster: ClusterGraph) -> Suggestion:
     return found
 
 
+LARGE = ("dgx-1v", "dgx-a100")
+"""Presets whose plans take seconds: `make soak`."""
+
+
 def kept(graph: HostGraph, ids: tuple[int, ...]) -> HostGraph:
     """The host with some of its GPUs."""
     gone = {gpu.id for gpu in graph.of_kind("gpu")} - {f"GPU{at}" for at in ids}
@@ -45,7 +49,13 @@ def kept(graph: HostGraph, ids: tuple[int, ...]) -> HostGraph:
     return HostGraph(devices, tuple(link for link in graph.links if not link.ends & gone))
 
 
-@pytest.mark.parametrize("preset", [path for path in PRESETS if "sixteen" not in path.stem], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.soak if path.stem in LARGE else ())
+        for path in PRESETS if "sixteen" not in path.stem
+    ],
+)  # fmt: skip
 def test_topo_and_plan_say_the_same_of_every_preset(preset: Path) -> None:
     found = sound(read_saved(str(preset)).cluster)
     plan, _ = job_planning.on_paper(str(preset), None, UNKNOWN, None)

@@ -47,6 +47,7 @@ def test_allreduce_is_measured_checked_and_predicted(tmp_path: Path) -> None:
     assert kept["engines"]["psctl"]["after"] <= kept["engines"]["psctl"]["before"]
 
 
+@pytest.mark.soak
 def test_pushpull_goes_through_servers_and_people_get_a_table(tmp_path: Path) -> None:
     psctl = Psctl(tmp_path)
     run = psctl.run("bench", "pushpull", "--workers", "2", "--servers", "1", "--sizes", "4KB")

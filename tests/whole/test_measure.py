@@ -147,6 +147,7 @@ def test_two_racks_and_the_trunk_that_they_share(lab: Any) -> None:
     )
 
 
+@pytest.mark.soak  # tests/launch/test_link_measurement.py: what is kept, and when it is dropped
 def test_what_up_measured_is_kept_for_plans_until_down(lab: Any) -> None:
     lab = lab(3, rate="100mbit")
     kept = lab.home.path / ".psctl/measured/links/lab.json"

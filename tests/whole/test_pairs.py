@@ -68,6 +68,7 @@ def pairs(make_hosts: Callable[..., Any], tmp_path: Path) -> Callable[[str], Liv
     return make
 
 
+@pytest.mark.soak  # test_restore_numbers.py kills a server, tests/sync/test_replacement.py workers at every point
 def test_workers_and_servers_that_are_killed_cost_no_example_and_no_bit(pairs: Callable[..., Lived]) -> None:
     undisturbed = pairs("undisturbed", 0.0)
     undisturbed.until(lambda: len(undisturbed.values()) >= 30, "thirty epochs")

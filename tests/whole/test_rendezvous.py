@@ -73,6 +73,7 @@ def test_the_network_reaches_doors_alone_and_starts_no_store(lab: Any, tmp_path:
     assert_clean(hosts)
 
 
+@pytest.mark.soak  # the encrypted job below plays a schedule too
 def test_a_schedule_on_cpus_needs_neither_the_engine_nor_its_store(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RING)
     (tmp_path / "job.yaml").write_text("version: 1\nname: ring\nscript: train.py\nsync: {strategy: ring}\n")

@@ -14,7 +14,7 @@ STALL = "timeouts.stall=4s"
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ps", "native", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ring", "one-shot"))]
+    "strategy", ["ps", *(pytest.param(name, marks=pytest.mark.soak) for name in ("native", "ring", "one-shot"))]
 )
 def test_the_rank_that_sleeps_is_the_headline_with_its_own_stack(tmp_path: Path, strategy: str) -> None:
     psctl = Psctl(tmp_path)

@@ -34,7 +34,7 @@ def train(exact: Exact, folder: Path, strategy: str, workers: int) -> Ended:
 @pytest.mark.parametrize(
     ("strategy", "workers"),
     [
-        ("ring", 3),
+        pytest.param("ring", 3, marks=pytest.mark.soak),  # tests/collectives/test_strategies_gloo.py plays all of them
         pytest.param("cpu", 2, marks=pytest.mark.soak),
         pytest.param("double-tree", 4, marks=pytest.mark.soak),
     ],
