@@ -10,9 +10,14 @@ mean over several leaves. Pure computation: the same on every machine.
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
-from psctl.coordinator.state.hashing import Ring, assign_hashed
 from psctl.job.assignment import Chains, assign, missing_copies
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+
+from tests.reference.consistent_hashing import Ring, assign_hashed  # noqa: E402
 
 SERVERS = (2, 3, 5, 10, 20, 50, 100)
 SHARDS_A_SERVER = 16

@@ -1,0 +1,8 @@
+"""The coordinator's process: it runs the job's state machine and carries out its instructions.
+
+main: takes inputs from one queue, passes them to the state machine and carries out the instructions
+connections: the connections of all members; bulk data passes through them without the state machine
+event_log: the job's event log on the head's disk, also when that is full
+checkpoint_saver: writes, verifies, prunes, uploads and copies checkpoints
+state: the state machine, without sockets, files or threads
+"""

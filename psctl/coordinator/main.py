@@ -84,10 +84,12 @@ class CoordinatorProcess:
         self._saver = CheckpointSaver(root, order, self._queue.put, functools.partial(sign, self._authority))
         resume = Path(order.resume) if order.resume else None
         now = time.monotonic()
-        self._mind = JobStateMachine(
+        self._state_machine = JobStateMachine(
             order, orders.grace, resumed(order.resume_id, resume), now, time.time() - now, os.getpid()
         )
-        self._desk = CoordinatorConnections(self._queue.put, self._saver, resume, self._mind.refuses)
+        self._connections = CoordinatorConnections(
+            self._queue.put, self._saver, resume, self._state_machine.why_refused
+        )
         pair = self._issue(ME)
         self._credentials = Credentials(
             order.name, ME, orders.authority, pair.certificate_pem, pair.key_pem, orders.preauth_secret
@@ -95,8 +97,8 @@ class CoordinatorProcess:
         self._renewals = Renewals(time.time())
         head = order.hosts[0]
         self._acceptor = Acceptor(
-            head.address, order.ports, self._credentials, COORDINATION, self._desk, self._allow, order.congestion,
-            refused=RejectionLog("the coordinator"),
+            head.address, order.ports, self._credentials, COORDINATION, self._connections, self._allow,
+            order.congestion, refused=RejectionLog("the coordinator"),
         )  # fmt: skip
         self._open = True
 
@@ -105,7 +107,7 @@ class CoordinatorProcess:
         signal.signal(
             signal.SIGTERM, lambda *_: self._queue.put(MessageReceived(ME, StopWanted(False, False, "SIGTERM")))
         )
-        self._carry_out(self._mind.start(time.monotonic()))
+        self._carry_out(self._state_machine.start(time.monotonic()))
         with os.fdopen(self._orders.report, "wb") as report:
             report.write(msgspec.json.encode(self._acceptor.address) + b"\n")
         tick_at = time.monotonic() + TICK
@@ -113,31 +115,31 @@ class CoordinatorProcess:
             happening: Input = Tick()
             with contextlib.suppress(queue.Empty):
                 happening = self._queue.get(timeout=max(0.0, tick_at - time.monotonic()))
-            self._carry_out(self._mind.handle(happening, time.monotonic()))
+            self._carry_out(self._state_machine.handle(happening, time.monotonic()))
             if self._open and time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + TICK
-                self._carry_out(self._mind.handle(Tick(), time.monotonic()))
+                self._carry_out(self._state_machine.handle(Tick(), time.monotonic()))
                 self._log.flush()
                 self._renew(time.time())
         self._acceptor.close()
         self._log.close()
-        self._desk.close(2.0)
+        self._connections.close(2.0)
 
     def _allow(self, member: Member) -> str | None:
-        return self._mind.expects(member) or None
+        return self._state_machine.why_not_expected(member) or None
 
     def _issue(self, member: Member) -> Pair:
         return issue(self._authority, self._orders.order.name, member, time.time())
 
     def _renew(self, now: float) -> None:
         """Issue new certificates where less than half of the life of one is left."""
-        for member in self._renewals.due((ME, *self._desk.connected()), now):
+        for member in self._renewals.due((ME, *self._connections.connected()), now):
             pair = self._issue(member)
             self._renewals.issued(member, now)
             if member == ME:
                 self._credentials.renew(pair.certificate_pem, pair.key_pem)
             else:
-                self._desk.tell(member, NewCertificate(pair.certificate_pem, pair.key_pem))
+                self._connections.tell(member, NewCertificate(pair.certificate_pem, pair.key_pem))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -148,9 +150,9 @@ class CoordinatorProcess:
             case AppendEvent(event=event):
                 self._log.append(event)
             case SendMessage(member=member, message=message):
-                self._desk.tell(member, message)
+                self._connections.tell(member, message)
             case CloseConnection(member=member, reason=reason):
-                self._desk.dismiss(member, reason)
+                self._connections.dismiss(member, reason)
             case StartMember():
                 self._start(instruction)
             case MakePlan():  # seconds for many ranks: heartbeats go on beside it
@@ -163,12 +165,12 @@ class CoordinatorProcess:
             case DiscardCheckpoint(step=step):
                 self._saver.discard(step)
             case FindRestorable():
-                self._saver.find_restorable(self._desk.go_on_from)
+                self._saver.find_restorable(self._connections.go_on_from)
             case SendCheckpointCopy(step=step, agent=agent):
-                self._saver.copy(step, self._desk.peer(agent))
+                self._saver.copy(step, self._connections.peer(agent))
             case CloseCoordinator(status=status):
                 for host in range(len(self._orders.order.hosts)):
-                    self._desk.tell(Member("agent", host), JobFinished(status))
+                    self._connections.tell(Member("agent", host), JobFinished(status))
                 self._open = False
 
     def _start(self, start: StartMember) -> None:
@@ -184,7 +186,7 @@ class CoordinatorProcess:
             pair.key_pem,
             self._orders.store,
         )
-        self._desk.tell(Member("agent", start.host), order)
+        self._connections.tell(Member("agent", start.host), order)
 
     def _think(self, wanted: MakePlan) -> None:
         try:

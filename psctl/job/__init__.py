@@ -1,0 +1,20 @@
+"""Messages, events and pure decisions that several processes of a job share.
+
+message: the base of the messages to and from the coordinator
+process_messages: between the coordinator and agents: processes, output, stops, scaling, certificates
+training_messages: between the coordinator and workers or servers: start, reports, end
+checkpoint_messages: parts, reads and copies of checkpoints, and the step at which one is made
+membership_messages: changes of workers, servers and the servers of each shard
+table_server_messages: the servers that hold tables, and reads from outside the job
+job_permits: which member may send which message to the coordinator, and receive which from it
+events: the job's event log
+lifecycle: the states of a job, of a rank, of a job's end and of a restart, as tables
+failures: which of several failures was the first, and what people are told about it
+activity: what a heartbeat says that a worker does
+environment: the environment variables of workers and servers
+examples: the examples of each clock, and each rank's share
+assignment: an assignment of shards to servers with equal loads and few moves
+shard_placement: the servers of each shard while a job trains
+layout_comparison: the first difference between the models of two ranks
+bench_messages: what `psctl bench` asks of workers, and their answers
+"""

@@ -7,86 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from psctl.job.checkpoint_messages import (
-    CheckpointCopyBegin,
-    CheckpointCopyDone,
-    CheckpointCopyEnd,
-    CheckpointCopyPart,
-    CheckpointSaved,
-    CutAt,
-    CutPosition,
-    LoadEnd,
-    LoadPart,
-    LoadWanted,
-    ProposeCut,
-    SaveBegin,
-    SaveEnd,
-    SavePart,
-)
-from psctl.job.membership_messages import (
-    CountUntil,
-    ExamplesShared,
-    LostWorkerClocks,
-    Members,
-    NextClock,
-    NextClockWanted,
-    ProtocolViolation,
-    Reassign,
-    ServerUnreachable,
-    ShardCaughtUp,
-    ShardHandedOver,
-    StepUnfit,
-    WorkerGone,
-)
-from psctl.job.process_messages import (
-    EndProcesses,
-    HoldSlots,
-    HostSample,
-    JobFinished,
-    NewCertificate,
-    OutputLines,
-    ProcessExited,
-    ProcessStarted,
-    Register,
-    RenewStore,
-    ScaleAnswer,
-    ScaleWanted,
-    Stacks,
-    StacksWanted,
-    StartProcess,
-    StopProcesses,
-    StopWanted,
-)
-from psctl.job.table_server_messages import (
-    ReadBy,
-    ReadRows,
-    ReadWanted,
-    ServeTables,
-    TablesAssigned,
-    TablesAt,
-    TablesCaughtUp,
-    TablesHandedOver,
-    TablesReady,
-    TablesSave,
-    TablesWanted,
-)
-from psctl.job.training_messages import (
-    Decision,
-    Go,
-    Heartbeat,
-    Join,
-    Leave,
-    MemberReady,
-    Prepare,
-    ScriptFinished,
-    StartBegin,
-    StartEnd,
-    StartPart,
-    Welcome,
-    WorkerListens,
-    WorkerReport,
-    WorkersAt,
-)
+from psctl.job import checkpoint_messages as checkpoint
+from psctl.job import membership_messages as membership
+from psctl.job import process_messages as process
+from psctl.job import table_server_messages as tables
+from psctl.job import training_messages as training
 from psctl.permits import LAYOUTS, LISTS, NEW, Direction, Permit, Permits
 from psctl.types import Member, Role
 
@@ -121,110 +46,110 @@ def _of_save(sender: Member, message: Any) -> str:
     return "" if message.step >= 0 else f"step {message.step}"
 
 
-def _save_begin(sender: Member, message: SaveBegin) -> str:
+def _save_begin(sender: Member, message: checkpoint.SaveBegin) -> str:
     if message.state is not None and sender != Member("worker", 0, sender.incarnation):
         return "only worker/0 sends the state of a checkpoint"
     return _of_save(sender, message)
 
 
-def _ready(sender: Member, message: MemberReady) -> str:
+def _ready(sender: Member, message: training.MemberReady) -> str:
     listens = message.address is not None
     return "" if listens == (sender.role == "server") else "a server says where it listens, and a worker does not"
 
 
-def _report(sender: Member, message: WorkerReport) -> str:
+def _report(sender: Member, message: training.WorkerReport) -> str:
     most = max((len(each.metrics) for each in message.steps), default=0)
     return "" if most <= METRICS else f"{most} numbers of one step, more than {METRICS}"
 
 
-def _exited(sender: Member, message: ProcessExited) -> str:
+def _exited(sender: Member, message: process.ProcessExited) -> str:
     return "" if (message.failure is None) == (message.status == 0) else "a failure is told of a status other than 0"
 
 
-def _lines(sender: Member, message: OutputLines) -> str:
+def _lines(sender: Member, message: process.OutputLines) -> str:
     return "" if message.stream in ("stdout", "stderr") else f"stream {message.stream[:80]!r}"
 
 
-def _listens(sender: Member, message: WorkerListens) -> str:
+def _listens(sender: Member, message: training.WorkerListens) -> str:
     return "" if len(message.secret) <= SECRET else f"a secret of {len(message.secret)} bytes"
 
 
 COORDINATION = Permits(
     [
         # ---- an agent
-        Permit(Register, (AGENT,), FIRST, JOINED),
-        Permit(ProcessStarted, (AGENT,), INSIDE),
-        Permit(ProcessExited, (AGENT,), INSIDE, size=LAYOUTS, check=_exited),
-        Permit(OutputLines, (AGENT,), INSIDE, size=LAYOUTS, check=_lines),
-        Permit(HostSample, (AGENT,), INSIDE, size=LISTS),
-        Permit(Stacks, (AGENT,), INSIDE, size=LISTS),
-        Permit(StopWanted, (AGENT,), INSIDE),
-        Permit(ScaleWanted, (AGENT,), INSIDE),
-        Permit(CheckpointCopyDone, (AGENT,)),
-        Permit(ReadWanted, (AGENT, TO_SERVER), INSIDE, size=LISTS),
+        Permit(process.Register, (AGENT,), FIRST, JOINED),
+        Permit(process.ProcessStarted, (AGENT,), INSIDE),
+        Permit(process.ProcessExited, (AGENT,), INSIDE, size=LAYOUTS, check=_exited),
+        Permit(process.OutputLines, (AGENT,), INSIDE, size=LAYOUTS, check=_lines),
+        Permit(process.HostSample, (AGENT,), INSIDE, size=LISTS),
+        Permit(process.Stacks, (AGENT,), INSIDE, size=LISTS),
+        Permit(process.StopWanted, (AGENT,), INSIDE),
+        Permit(process.ScaleWanted, (AGENT,), INSIDE),
+        Permit(checkpoint.CheckpointCopyDone, (AGENT,)),
+        Permit(tables.ReadWanted, (AGENT, TO_SERVER), INSIDE, size=LISTS),
         # ---- to an agent
-        Permit(ScaleAnswer, (TO_AGENT,)),
-        Permit(StartProcess, (TO_AGENT,), size=LISTS),
-        Permit(StopProcesses, (TO_AGENT,)),
-        Permit(EndProcesses, (TO_AGENT,), size=LISTS),
-        Permit(StacksWanted, (TO_AGENT,), size=LISTS),
-        Permit(RenewStore, (TO_AGENT,)),
-        Permit(CheckpointCopyBegin, (TO_AGENT,), size=LISTS),
-        Permit(CheckpointCopyPart, (TO_AGENT,), payload=PART),
-        Permit(CheckpointCopyEnd, (TO_AGENT,)),
-        Permit(JobFinished, (TO_AGENT,)),
-        Permit(HoldSlots, (TO_AGENT,)),
-        Permit(ReadBy, (TO_AGENT,)),
+        Permit(process.ScaleAnswer, (TO_AGENT,)),
+        Permit(process.StartProcess, (TO_AGENT,), size=LISTS),
+        Permit(process.StopProcesses, (TO_AGENT,)),
+        Permit(process.EndProcesses, (TO_AGENT,), size=LISTS),
+        Permit(process.StacksWanted, (TO_AGENT,), size=LISTS),
+        Permit(process.RenewStore, (TO_AGENT,)),
+        Permit(checkpoint.CheckpointCopyBegin, (TO_AGENT,), size=LISTS),
+        Permit(checkpoint.CheckpointCopyPart, (TO_AGENT,), payload=PART),
+        Permit(checkpoint.CheckpointCopyEnd, (TO_AGENT,)),
+        Permit(process.JobFinished, (TO_AGENT,)),
+        Permit(process.HoldSlots, (TO_AGENT,)),
+        Permit(tables.ReadBy, (TO_AGENT,)),
         # ---- a worker or server
-        Permit(Join, (WORKER, SERVER), FIRST, JOINED),
-        Permit(Prepare, (WORKER,), {"worker": (JOINED,)}, PREPARED, size=LAYOUTS),
-        Permit(MemberReady, (WORKER, SERVER), WITH_MODEL, check=_ready),
-        Permit(WorkerReport, (WORKER,), INSIDE, size=LAYOUTS, check=_report),
-        Permit(Heartbeat, (WORKER, SERVER), INSIDE, size=LISTS),
-        Permit(CutPosition, (WORKER,), INSIDE),
-        Permit(SaveBegin, (WORKER, SERVER), WITH_MODEL, size=LAYOUTS, check=_save_begin),
-        Permit(SavePart, (WORKER, SERVER), WITH_MODEL, payload=PART, check=_of_save),
-        Permit(SaveEnd, (WORKER, SERVER), WITH_MODEL, check=_of_save),
-        Permit(LoadWanted, (WORKER, SERVER), INSIDE, size=LAYOUTS),
-        Permit(ScriptFinished, (WORKER,), INSIDE),
-        Permit(StartBegin, (WORKER, TO_WORKER), WITH_MODEL, rank=0, size=LAYOUTS),
-        Permit(StartPart, (WORKER, TO_WORKER), WITH_MODEL, rank=0, payload=PART),
-        Permit(StartEnd, (WORKER, TO_WORKER), WITH_MODEL, rank=0),
-        Permit(LostWorkerClocks, (SERVER,), INSIDE, size=LAYOUTS),
-        Permit(NextClock, (WORKER,), INSIDE),
-        Permit(ShardCaughtUp, (SERVER,), INSIDE),
-        Permit(ShardHandedOver, (SERVER,), INSIDE),
-        Permit(StepUnfit, (WORKER,), WITH_MODEL),
-        Permit(ServerUnreachable, (WORKER, SERVER), INSIDE),
-        Permit(ProtocolViolation, (SERVER,), INSIDE),
-        Permit(WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` meets without a model
-        Permit(TablesWanted, (WORKER,), INSIDE),
-        Permit(TablesReady, (SERVER,), INSIDE),
-        Permit(TablesCaughtUp, (SERVER,), INSIDE),
-        Permit(TablesHandedOver, (SERVER,), INSIDE),
-        Permit(ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
+        Permit(training.Join, (WORKER, SERVER), FIRST, JOINED),
+        Permit(training.Prepare, (WORKER,), {"worker": (JOINED,)}, PREPARED, size=LAYOUTS),
+        Permit(training.MemberReady, (WORKER, SERVER), WITH_MODEL, check=_ready),
+        Permit(training.WorkerReport, (WORKER,), INSIDE, size=LAYOUTS, check=_report),
+        Permit(training.Heartbeat, (WORKER, SERVER), INSIDE, size=LISTS),
+        Permit(checkpoint.CutPosition, (WORKER,), INSIDE),
+        Permit(checkpoint.SaveBegin, (WORKER, SERVER), WITH_MODEL, size=LAYOUTS, check=_save_begin),
+        Permit(checkpoint.SavePart, (WORKER, SERVER), WITH_MODEL, payload=PART, check=_of_save),
+        Permit(checkpoint.SaveEnd, (WORKER, SERVER), WITH_MODEL, check=_of_save),
+        Permit(checkpoint.LoadWanted, (WORKER, SERVER), INSIDE, size=LAYOUTS),
+        Permit(training.ScriptFinished, (WORKER,), INSIDE),
+        Permit(training.StartBegin, (WORKER, TO_WORKER), WITH_MODEL, rank=0, size=LAYOUTS),
+        Permit(training.StartPart, (WORKER, TO_WORKER), WITH_MODEL, rank=0, payload=PART),
+        Permit(training.StartEnd, (WORKER, TO_WORKER), WITH_MODEL, rank=0),
+        Permit(membership.LostWorkerClocks, (SERVER,), INSIDE, size=LAYOUTS),
+        Permit(membership.NextClock, (WORKER,), INSIDE),
+        Permit(membership.ShardCaughtUp, (SERVER,), INSIDE),
+        Permit(membership.ShardHandedOver, (SERVER,), INSIDE),
+        Permit(membership.StepUnfit, (WORKER,), WITH_MODEL),
+        Permit(membership.ServerUnreachable, (WORKER, SERVER), INSIDE),
+        Permit(membership.ProtocolViolation, (SERVER,), INSIDE),
+        Permit(training.WorkerListens, (WORKER,), INSIDE, check=_listens),  # `psctl bench` meets without a model
+        Permit(tables.TablesWanted, (WORKER,), INSIDE),
+        Permit(tables.TablesReady, (SERVER,), INSIDE),
+        Permit(tables.TablesCaughtUp, (SERVER,), INSIDE),
+        Permit(tables.TablesHandedOver, (SERVER,), INSIDE),
+        Permit(tables.ReadRows, (SERVER, TO_AGENT), INSIDE, size=LAYOUTS, payload=PART),
         # ---- to a worker or server
-        Permit(Welcome, (TO_WORKER, TO_SERVER), size=LAYOUTS),
-        Permit(Decision, (TO_WORKER, TO_SERVER), size=LAYOUTS),
-        Permit(Go, (TO_WORKER, TO_SERVER)),
-        Permit(ProposeCut, (TO_WORKER,)),
-        Permit(CutAt, (TO_WORKER,)),
-        Permit(CheckpointSaved, (TO_WORKER,)),
-        Permit(LoadPart, (TO_WORKER, TO_SERVER), payload=PART),
-        Permit(LoadEnd, (TO_WORKER, TO_SERVER)),
-        Permit(Leave, (TO_WORKER, TO_SERVER)),
-        Permit(NewCertificate, (TO_AGENT, TO_WORKER, TO_SERVER), size=LISTS),
-        Permit(Reassign, (TO_WORKER, TO_SERVER), size=LAYOUTS),
-        Permit(Members, (TO_SERVER,), size=LISTS),
-        Permit(NextClockWanted, (TO_WORKER,)),
-        Permit(ExamplesShared, (TO_WORKER,), size=LISTS),
-        Permit(WorkerGone, (TO_SERVER,)),
-        Permit(CountUntil, (TO_SERVER,)),
-        Permit(WorkersAt, (TO_WORKER,), size=LISTS),
-        Permit(ServeTables, (TO_SERVER,)),
-        Permit(TablesAssigned, (TO_SERVER,), size=LAYOUTS),
-        Permit(TablesAt, (TO_WORKER,), size=LISTS),
-        Permit(TablesSave, (TO_SERVER,)),
+        Permit(training.Welcome, (TO_WORKER, TO_SERVER), size=LAYOUTS),
+        Permit(training.Decision, (TO_WORKER, TO_SERVER), size=LAYOUTS),
+        Permit(training.Go, (TO_WORKER, TO_SERVER)),
+        Permit(checkpoint.ProposeCut, (TO_WORKER,)),
+        Permit(checkpoint.CutAt, (TO_WORKER,)),
+        Permit(checkpoint.CheckpointSaved, (TO_WORKER,)),
+        Permit(checkpoint.LoadPart, (TO_WORKER, TO_SERVER), payload=PART),
+        Permit(checkpoint.LoadEnd, (TO_WORKER, TO_SERVER)),
+        Permit(training.Leave, (TO_WORKER, TO_SERVER)),
+        Permit(process.NewCertificate, (TO_AGENT, TO_WORKER, TO_SERVER), size=LISTS),
+        Permit(membership.Reassign, (TO_WORKER, TO_SERVER), size=LAYOUTS),
+        Permit(membership.Members, (TO_SERVER,), size=LISTS),
+        Permit(membership.NextClockWanted, (TO_WORKER,)),
+        Permit(membership.ExamplesShared, (TO_WORKER,), size=LISTS),
+        Permit(membership.WorkerGone, (TO_SERVER,)),
+        Permit(membership.CountUntil, (TO_SERVER,)),
+        Permit(training.WorkersAt, (TO_WORKER,), size=LISTS),
+        Permit(tables.ServeTables, (TO_SERVER,)),
+        Permit(tables.TablesAssigned, (TO_SERVER,), size=LAYOUTS),
+        Permit(tables.TablesAt, (TO_WORKER,), size=LISTS),
+        Permit(tables.TablesSave, (TO_SERVER,)),
     ]
 )
 """Every message of a connection to or from the coordinator, once."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from psctl.job.message import JobMessage
-from psctl.job.shard_placement import ShardPlacement
-from psctl.types import Address, Assignment, Member, ServerAt, TensorSlice
+from psctl.types import Address, Assignment, ServerAt, TensorSlice
 
 
 class TablesWanted(JobMessage, frozen=True):
@@ -127,22 +126,3 @@ class ReadRows(JobMessage, frozen=True):
     tables: list[ReadTable]
     rows: list[ReadRow]
     problem: str = ""
-
-
-class TableServers(msgspec.Struct):
-    """What the coordinator knows of them."""
-
-    since: float = 0.0
-    """When the first worker wanted one."""
-    asked: set[Member] = msgspec.field(default_factory=set)
-    """Workers without an answer."""
-    answered: set[Member] = msgspec.field(default_factory=set)
-    """Workers that are told of changes."""
-    first: list[Member] = msgspec.field(default_factory=list)
-    """The servers that begin."""
-    told: set[Member] = msgspec.field(default_factory=set)
-    """Servers that were told to hold tables."""
-    addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
-    holdings: ShardPlacement | None = None
-    """Which server has which shard, once all of the first listen."""
-    handing_since: float = 0.0

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from psctl import errors
-from psctl.coordinator.state.stacks import OTHER_THREAD
+from psctl.coordinator.state.stalls import OTHER_THREAD
 from psctl.job.events import CheckpointWritten, Finished, Log
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, say

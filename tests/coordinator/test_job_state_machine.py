@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from psctl.coordinator.state import training
+from psctl.coordinator.state import checkpoints
 from psctl.coordinator.state.instructions import (
     AppendEvent,
     CheckpointCommitted,
@@ -488,11 +488,11 @@ def test_an_agent_speaks_for_its_own_host_only() -> None:
 
 def test_strangers_and_other_incarnations_are_not_expected() -> None:
     mind = Play().mind
-    assert mind.expects(W0) == ""
-    assert mind.expects(Member("worker", 2)) == "worker/2 is not of this job"
-    assert mind.expects(Member("agent", 2)) == "agent/2 is not of this job"
-    assert mind.expects(Member("server", 0)) == "server/0 is not of this job"
-    assert "incarnation 1" in mind.expects(Member("worker", 0, 1))
+    assert mind.why_not_expected(W0) == ""
+    assert mind.why_not_expected(Member("worker", 2)) == "worker/2 is not of this job"
+    assert mind.why_not_expected(Member("agent", 2)) == "agent/2 is not of this job"
+    assert mind.why_not_expected(Member("server", 0)) == "server/0 is not of this job"
+    assert "incarnation 1" in mind.why_not_expected(Member("worker", 0, 1))
 
 
 # ---- any order of anything -----------------------------------------------------------------------------------------
@@ -641,7 +641,9 @@ def test_a_checkpoint_does_not_wait_for_reports_of_ranks_that_are_gone_or_far_be
     play = Play().training()
     play.report(W0, 7, loss=1.0, rested=7)
     assert play.saves(7) == []
-    assert [each.metrics for each in commits(play.wait(training.REPORTS_WAIT + 0.1))] == [{}], "one rank's are not all"
+    assert [each.metrics for each in commits(play.wait(checkpoints.REPORTS_WAIT + 0.1))] == [{}], (
+        "one rank's are not all"
+    )
     play.report(W0, 9, loss=2.0, rested=9)
     assert play.saves(9) == []
     assert [each.metrics for each in commits(play.exits(W1))] == [{"loss": 2.0}]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.coordinator.state.rank_reports import RankReports
+from psctl.coordinator.state.progress import RankReports
 from psctl.job.training_messages import StepReport, WorkerReport
 
 
@@ -37,7 +37,7 @@ def test_a_step_is_complete_when_every_live_rank_has_passed_it() -> None:
     reports.add(1, report(2, StepReport(1, 0, 1.0, {"loss": 1.0})))
     assert reports.complete({0, 1}) == 1
     assert reports.complete({0}) == 3
-    reports.finished(1, 3)
+    reports.finish(1, 3)
     assert reports.complete({0, 1}) == 3
 
 

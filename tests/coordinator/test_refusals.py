@@ -42,11 +42,11 @@ def test_a_worker_that_broke_the_protocol_is_ended_and_replaced_like_one_that_di
     assert texts(new) == [f"worker/1 on h1 is refused: {reason}"]
     assert play(ProtocolBroken(W1, reason)) == []
     assert play.hear(W1, ScriptFinished(9)) == []  # it was on its way
-    assert "broke the protocol" in play.mind.expects(W1)
+    assert "broke the protocol" in play.mind.why_not_expected(W1)
     new = dies(play, W1)
     assert [event.rank for event in appended(new, events.WorkerLost)] == [1]
     assert play.mind.state == "running"
-    assert play.mind.expects(again(W1)) == ""
+    assert play.mind.why_not_expected(again(W1)) == ""
 
 
 def test_a_server_that_broke_the_protocol_is_ended_and_the_others_go_on() -> None:
@@ -62,8 +62,8 @@ def test_an_agent_that_broke_the_protocol_is_a_lost_host() -> None:
     play = training()
     new = play(ProtocolBroken(A1, "it broke the protocol: Join is no message that an agent may send here"))
     assert texts(new)[0].startswith("agent/1 is refused: it broke the protocol: Join")
-    assert "broke the protocol" in play.mind.expects(A1)
-    assert 1 in play.mind._job.lost_hosts
+    assert "broke the protocol" in play.mind.why_not_expected(A1)
+    assert 1 in play.mind.job.lost_hosts
 
 
 def test_what_a_server_says_of_a_worker_is_one_event_and_the_workers_end() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import Connected, PlanMade, ShardsMade
-from psctl.coordinator.state.sum_order import here
+from psctl.coordinator.state.sum_order import groups_by_host
 from psctl.job.training_messages import Decision, Join, MemberReady, Prepare, WorkerAt, WorkerListens, WorkersAt
 from psctl.orders import JobOrder
 from psctl.types import Address, Compression, Member
@@ -16,7 +16,7 @@ from tests.coordinator.play import LAYOUT, ORDER, PLAN, S0, W0, W1, Play, told
 
 def test_all_are_told_when_the_last_listens_and_of_secrets_only_their_own_hosts() -> None:
     play = Play().running()
-    hosts = {rank.member: rank.host for rank in play.mind._job.of("worker")}
+    hosts = {rank.member: rank.host for rank in play.mind.job.ranks_of("worker")}
     there = {
         W0: WorkerListens(Address("10.0.0.1", 4000), b"a" * 16),
         W1: WorkerListens(Address("10.0.0.2", 4000), b"b" * 16),
@@ -73,9 +73,9 @@ def test_the_decision_says_who_shares_a_host(order: JobOrder, hosts: tuple[tuple
 
 
 def test_on_one_host_alone_nobody_pushes_together() -> None:
-    job = Play(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).mind._job
+    job = Play(replace(TWO_HOSTS, hosts=[replace(ORDER.hosts[0], workers=3)])).mind.job
     job.plan = PlanMade("ps", "server", [0], PLAN)
-    assert here(job) == ()
+    assert groups_by_host(job) == ()
 
 
 def test_under_ps_those_of_a_host_are_told_of_each_other_one_by_one_and_nobody_else_is() -> None:
@@ -91,9 +91,9 @@ def test_who_takes_a_place_is_told_of_the_others_and_they_of_it() -> None:
     play, _ = decided(TWO_HOSTS)
     for worker in (W0, W1):
         play.hear(worker, WorkerListens(None, HERE[worker]))
-    job = play.mind._job
-    job.forget("worker", 1)
-    job.add("worker", 1, 0, 1)
+    job = play.mind.job
+    job.remove_rank("worker", 1)
+    job.add_rank("worker", 1, 0, 1)
     anew = Member("worker", 1, 1)
     play(Connected(anew))
     both = WorkersAt([WorkerAt(0, 0, None, HERE[W0]), WorkerAt(1, 1, None, b"d" * 16)])

@@ -107,8 +107,8 @@ def test_a_dead_incarnation_is_let_in_nowhere() -> None:
     play = lose_worker_1()
     ended(play, W0, S0)
     play(RestorableFound(AT_500))
-    assert play.mind.expects(W1) == "worker/1 is of incarnation 0, 1 was started"
-    assert play.mind.expects(again(W1)) == ""
+    assert play.mind.why_not_expected(W1) == "worker/1 is of incarnation 0, 1 was started"
+    assert play.mind.why_not_expected(again(W1)) == ""
     assert play.hear(W1, WorkerReport(900, 0, [], 1.0, 0.1, 0.1, 1)) == []
     assert play(Connected(W1)) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.coordinator.state.clock_pace import ClockPace
+from psctl.coordinator.state.stalls import ClockPace
 from psctl.job import events
 from psctl.job.training_messages import Heartbeat
 from tests.coordinator.play import W0, W1, Play, appended
@@ -64,18 +64,18 @@ def test_clocks_that_always_take_long_are_not_late() -> None:
 def test_a_clock_is_late_after_two_seconds_and_a_report(seconds: float, late: bool) -> None:
     pace = ClockPace(0.0, 0)
     for step in range(1, 6):
-        assert pace.reached(0.1 * step, step)
+        assert pace.reach(0.1 * step, step)
     assert pace.is_late(0.5 + seconds, 1.0) == late
 
 
 def test_nothing_is_late_before_it_is_known_what_is_usual() -> None:
     pace = ClockPace(0.0, 0)
-    pace.reached(0.1, 1)
+    pace.reach(0.1, 1)
     assert not pace.is_late(100.0, 1.0)
 
 
 def test_a_step_back_at_a_restart_begins_anew() -> None:
     pace = ClockPace(0.0, 0)
-    pace.reached(1.0, 5)
-    assert pace.reached(2.0, 3)
+    pace.reach(1.0, 5)
+    assert pace.reach(2.0, 3)
     assert (pace.step, pace.since) == (3, 2.0)

@@ -19,7 +19,7 @@ def trained(order: Any, sums: dict[str, Any] | None = None, world: int = 2, stra
     """A job that trains; from a checkpoint that holds this order of sums."""
     play = Play(order)
     if sums is not None:
-        play.mind._job.resume = Resume("digits-2@8", 8, {"sums": sums, "world": world, "strategy": strategy}, [])
+        play.mind.job.resume = Resume("digits-2@8", 8, {"sums": sums, "world": world, "strategy": strategy}, [])
     return play.training()
 
 

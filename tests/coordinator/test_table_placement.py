@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from psctl.coordinator.state.instructions import Connected, MakeShards, PlanMade, ShardsMade, StartMember
-from psctl.coordinator.state.table_placement import places
+from psctl.coordinator.state.table_placement import hosts_for_tables
 from psctl.job.process_messages import ProcessStarted
 from psctl.job.table_server_messages import (
     ServeTables,
@@ -122,20 +122,20 @@ def test_a_server_with_replicas_is_lost_without_going_back_and_replaced() -> Non
     newest = told(play.said, TablesAssigned)[-1][1].assignment
     assert all(sorted(chain) == [0, 1] for chain in newest.chains)
     assert {chain[0] for chain in newest.chains} == {0, 1}
-    assert play.mind._job.tables.holdings.handing
+    assert play.mind.job.tables.placement.transfers
     for shard, chain in enumerate(newest.chains):
         if chain[0] == 0:
             play.hear(S1, TablesHandedOver(newest.epoch, shard))
     assert told(play.said, TablesAt)[-1][1].epoch == newest.epoch
-    assert play.mind._job.recovery is None
-    assert play.mind._job.losses == 1
+    assert play.mind.job.restart is None
+    assert play.mind.job.losses.survived == 1
 
 
 def test_without_replicas_the_loss_of_a_server_restarts_all() -> None:
     play = two(0)
     play.exits(S0, status=-9, exception="killed by signal 9")
     play.wait(1)
-    assert play.mind._job.recovery is not None
+    assert play.mind.job.restart is not None
 
 
 def test_tables_that_are_asked_for_while_training_get_a_server_of_their_own() -> None:
@@ -173,8 +173,8 @@ def test_where_there_can_be_no_server_the_worker_is_told_why(hosts) -> None:
 
 def test_servers_for_tables_sit_on_hosts_without_workers_first() -> None:
     idle = replace(ORDER.hosts[0], name="h2", workers=0)
-    assert places(replace(ORDER, hosts=[*ORDER.hosts, idle], servers=None)) == [2]
-    assert places(replace(ORDER, hosts=[*ORDER.hosts, idle], servers=4)) == [2, 0, 1, 2]
+    assert hosts_for_tables(replace(ORDER, hosts=[*ORDER.hosts, idle], servers=None)) == [2]
+    assert hosts_for_tables(replace(ORDER, hosts=[*ORDER.hosts, idle], servers=4)) == [2, 0, 1, 2]
 
 
 def test_a_server_whose_tables_do_not_come_is_named() -> None:
@@ -182,6 +182,6 @@ def test_a_server_whose_tables_do_not_come_is_named() -> None:
     play.hear(W0, TablesWanted())
     serves(play)
     play.wait(121)
-    failures = [failure for failure in play.mind._job.ending.failures if "hold tables" in failure.exception]
+    failures = [failure for failure in play.mind.job.ending.failures if "hold tables" in failure.exception]
     assert failures
     assert "server/0" in failures[0].exception

@@ -20,138 +20,138 @@ def four(replicas: int = 1) -> ShardPlacement:
     return ShardPlacement(SIZES, replicas, [place(rank) for rank in range(4)])
 
 
-def fill(holdings: ShardPlacement) -> None:
-    for shard, found in enumerate(holdings.copies):
+def fill(placement: ShardPlacement) -> None:
+    for shard, found in enumerate(placement.copies):
         for server in found:
-            holdings.caught_up(holdings.epoch, shard, server)
+            placement.on_caught_up(placement.epoch, shard, server)
 
 
-def settle(holdings: ShardPlacement) -> None:
+def settle(placement: ShardPlacement) -> None:
     for _ in range(6):
-        fill(holdings)
-        holdings.advance(patient=False)
-        for shard, before in list(holdings.handing.items()):
-            holdings.handed_over(shard, before)
-        holdings.news_for_servers(), holdings.news_for_workers()
+        fill(placement)
+        placement.advance(patient=False)
+        for shard, before in list(placement.transfers.items()):
+            placement.on_transferred(shard, before)
+        placement.news_for_servers(), placement.news_for_workers()
 
 
 def test_at_a_death_the_next_of_a_chain_is_its_head_at_once() -> None:
-    holdings = four()
-    dead = holdings.chains[0][0]
-    heir = holdings.chains[0][1]
-    assert holdings.lost([dead])
-    assert holdings.chains[0] == [heir]
-    told = holdings.news_for_workers()
+    placement = four()
+    dead = placement.chains[0][0]
+    heir = placement.chains[0][1]
+    assert placement.remove_lost([dead])
+    assert placement.chains[0] == [heir]
+    told = placement.news_for_workers()
     assert told is not None
     assert (told.epoch, told.owners[0]) == (1, heir)
     assert dead not in [at.rank for at in told.servers]
-    assert holdings.news_for_workers() is None
+    assert placement.news_for_workers() is None
 
 
 def test_a_new_replica_stands_when_it_has_caught_up() -> None:
-    holdings = four()
-    holdings.lost([holdings.chains[0][0]])
-    new = holdings.copies[0]
+    placement = four()
+    placement.remove_lost([placement.chains[0][0]])
+    new = placement.copies[0]
     assert len(new) == 1
-    settle(holdings)
-    assert new[0] in holdings.chains[0]
-    assert all(len(chain) == 2 for chain in holdings.chains)
-    assert holdings.settled
+    settle(placement)
+    assert new[0] in placement.chains[0]
+    assert all(len(chain) == 2 for chain in placement.chains)
+    assert placement.settled
 
 
 def test_without_replicas_a_death_loses_shards_and_changes_nothing() -> None:
-    holdings = four(replicas=0)
-    before = holdings.assignment
-    assert not holdings.lost([0])
-    assert holdings.assignment == before
+    placement = four(replicas=0)
+    before = placement.assignment
+    assert not placement.remove_lost([0])
+    assert placement.assignment == before
 
 
 def test_a_word_of_an_earlier_filling_does_not_count() -> None:
-    holdings = four()
-    holdings.lost([holdings.chains[0][0]])
-    server = holdings.copies[0][0]
-    holdings.caught_up(0, 0, server)
-    holdings.advance(patient=False)
-    assert len(holdings.chains[0]) == 1
+    placement = four()
+    placement.remove_lost([placement.chains[0][0]])
+    server = placement.copies[0][0]
+    placement.on_caught_up(0, 0, server)
+    placement.advance(patient=False)
+    assert len(placement.chains[0]) == 1
 
 
 def test_what_was_filled_by_a_head_that_died_is_filled_anew_by_the_next() -> None:
-    holdings = ShardPlacement([1], 2, [place(rank) for rank in range(3)])
-    second, third = holdings.chains[0][1:]
-    holdings.lost([second])
-    holdings.joined(place(3))
-    assert holdings.copies[0] == [3]
-    holdings.caught_up(holdings.epoch, 0, 3)
-    early = holdings.epoch
-    holdings.lost([holdings.chains[0][0]])
-    assert (holdings.chains[0], holdings.copies[0]) == ([third], [3])
-    holdings.caught_up(early, 0, 3)  # the dead one's word
-    holdings.advance(patient=False)
-    assert holdings.chains[0] == [third]
-    holdings.caught_up(holdings.epoch, 0, 3)
-    holdings.advance(patient=False)
-    assert len(holdings.chains[0]) == 2
+    placement = ShardPlacement([1], 2, [place(rank) for rank in range(3)])
+    second, third = placement.chains[0][1:]
+    placement.remove_lost([second])
+    placement.add_server(place(3))
+    assert placement.copies[0] == [3]
+    placement.on_caught_up(placement.epoch, 0, 3)
+    early = placement.epoch
+    placement.remove_lost([placement.chains[0][0]])
+    assert (placement.chains[0], placement.copies[0]) == ([third], [3])
+    placement.on_caught_up(early, 0, 3)  # the dead one's word
+    placement.advance(patient=False)
+    assert placement.chains[0] == [third]
+    placement.on_caught_up(placement.epoch, 0, 3)
+    placement.advance(patient=False)
+    assert len(placement.chains[0]) == 2
 
 
 def test_workers_hear_of_a_hand_over_when_the_head_before_is_silent() -> None:
-    holdings = four(replicas=0)
-    holdings.joined(place(4))
-    assert holdings.news_for_workers() is not None  # that there is another server
-    fill(holdings)
-    holdings.advance(patient=True)
-    assert holdings.handing
-    assert holdings.news_for_servers() is not None
-    assert holdings.news_for_workers() is None
-    for shard, before in list(holdings.handing.items()):
-        holdings.handed_over(shard, (before + 1) % 4)  # not its word
-        assert shard in holdings.handing
-        holdings.handed_over(shard, before)
-    told = holdings.news_for_workers()
+    placement = four(replicas=0)
+    placement.add_server(place(4))
+    assert placement.news_for_workers() is not None  # that there is another server
+    fill(placement)
+    placement.advance(patient=True)
+    assert placement.transfers
+    assert placement.news_for_servers() is not None
+    assert placement.news_for_workers() is None
+    for shard, before in list(placement.transfers.items()):
+        placement.on_transferred(shard, (before + 1) % 4)  # not its word
+        assert shard in placement.transfers
+        placement.on_transferred(shard, before)
+    told = placement.news_for_workers()
     assert told is not None
     assert 4 in told.owners
 
 
 def test_a_server_that_leaves_goes_when_workers_know_that_it_holds_nothing() -> None:
-    holdings = four()
-    holdings.leave([3])
-    assert holdings.may_go() == []
-    fill(holdings)
-    holdings.advance(patient=True)
-    for shard, before in list(holdings.handing.items()):
-        holdings.handed_over(shard, before)
-    assert holdings.may_go() == []  # workers still push there
-    holdings.news_for_workers()
-    assert holdings.may_go() == [3]
-    assert 3 not in [at.rank for at in holdings.assignment.servers]
+    placement = four()
+    placement.release([3])
+    assert placement.forget_released() == []
+    fill(placement)
+    placement.advance(patient=True)
+    for shard, before in list(placement.transfers.items()):
+        placement.on_transferred(shard, before)
+    assert placement.forget_released() == []  # workers still push there
+    placement.news_for_workers()
+    assert placement.forget_released() == [3]
+    assert 3 not in [at.rank for at in placement.assignment.servers]
 
 
 class Oracle:
     """What must be true of all that is told."""
 
-    def __init__(self, holdings: ShardPlacement) -> None:
-        self.holdings, self.servers, self.workers = holdings, holdings.assignment, holdings.assignment
+    def __init__(self, placement: ShardPlacement) -> None:
+        self.placement, self.servers, self.workers = placement, placement.assignment, placement.assignment
 
     def look(self) -> None:
-        holdings = self.holdings
-        alive = holdings.places.keys()
-        for chain, filled in zip(holdings.chains, holdings.copies, strict=True):
+        placement = self.placement
+        alive = placement.places.keys()
+        for chain, filled in zip(placement.chains, placement.copies, strict=True):
             assert chain
             assert len({*chain, *filled}) == len(chain) + len(filled)
             assert {*chain, *filled} <= alive
-        for shard, before in holdings.handing.items():
+        for shard, before in placement.transfers.items():
             assert before in alive
-            assert holdings.chains[shard][0] != before
-        servers = holdings.news_for_servers()
+            assert placement.chains[shard][0] != before
+        servers = placement.news_for_servers()
         if servers is not None:
             self._rises(self.servers, servers)
             self.servers = servers
-        workers = holdings.news_for_workers()
+        workers = placement.news_for_workers()
         if workers is not None:
             self._rises(self.workers, workers)
-            assert not holdings.handing
+            assert not placement.transfers
             assert workers == self.servers, "servers hear of everything before workers do"
             self.workers = workers
-        holdings.may_go()
+        placement.forget_released()
 
     @staticmethod
     def _rises(before: Assignment, after: Assignment) -> None:
@@ -173,28 +173,28 @@ HAPPENS = st.one_of(
 def test_whatever_happens_every_shard_has_a_living_head_and_workers_hear_last(
     replicas: int, happenings: list[tuple[str, int]]
 ) -> None:
-    holdings, oracle, starts = four(replicas), None, dict.fromkeys(range(7), 0)
-    oracle = Oracle(holdings)
+    placement, oracle, starts = four(replicas), None, dict.fromkeys(range(7), 0)
+    oracle = Oracle(placement)
     for what, number in happenings:
         match what:
             case "dies":
-                holdings.lost([number])
-            case "joins" if number not in holdings.places:
+                placement.remove_lost([number])
+            case "joins" if number not in placement.places:
                 starts[number] += 1
-                holdings.joined(place(number, starts[number]))
-            case "leaves" if holdings.places.keys() - holdings.leaving - {number}:
-                holdings.leave([number])
+                placement.add_server(place(number, starts[number]))
+            case "leaves" if placement.places.keys() - placement.leaving - {number}:
+                placement.release([number])
             case "caught up":
-                copying = [(shard, each) for shard, found in enumerate(holdings.copies) for each in found]
+                copying = [(shard, each) for shard, found in enumerate(placement.copies) for each in found]
                 if copying:
-                    holdings.caught_up(holdings.epoch, *copying[number % len(copying)])
-            case "handed over" if number in holdings.handing:
-                holdings.handed_over(number, holdings.handing[number])
+                    placement.on_caught_up(placement.epoch, *copying[number % len(copying)])
+            case "handed over" if number in placement.transfers:
+                placement.on_transferred(number, placement.transfers[number])
             case "goes on":
-                holdings.advance(patient=bool(number))
+                placement.advance(patient=bool(number))
         oracle.look()
     for _ in range(8):
-        settle(holdings)
+        settle(placement)
         oracle.look()
-    assert holdings.settled
-    assert not holdings.leaving & {server for chain in holdings.chains for server in chain}
+    assert placement.settled
+    assert not placement.leaving & {server for chain in placement.chains for server in chain}

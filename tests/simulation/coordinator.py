@@ -61,7 +61,7 @@ class Coordinator:
         self.mind = JobStateMachine(order(scenario), GRACE, resume, 0.0, 1000.0)
 
         def allow(member: Member) -> str | None:
-            return self.mind.expects(member) or None
+            return self.mind.why_not_expected(member) or None
 
         self.address = network.listen(process, self, COORDINATION.union, allow)
         self._carry_out(self.mind.start(0.0))

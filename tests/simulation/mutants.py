@@ -245,7 +245,7 @@ def _waits_on(method: Any) -> Any:
 MUTANTS = (
     Mutant("no dedupe", ((ShardMind, "place", _as_next), (ShardMind, "pushed", _as_next)), 16),
     Mutant("acknowledge before the replica", ((Downstream, "settled", _at_once),), 91),
-    Mutant("stale promotion", ((ShardPlacement, "lost", _anyone_promoted),), 19),
+    Mutant("stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 19),
     Mutant("lost hand-over delta", ((Joint, "staged", _nothing_staged),), 32),
     Mutant("a death cut at different clocks on two shards", ((ServerMind, "count_until", _each_its_own),), 83),
     Mutant("gradient overwritten before its acknowledgement", ((ClientMind, "__init__", _one_buffer),), 9),
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant("tables: a group taken in whole", ((Part, "only", _never_a_part),), 23, what="tables"),
     Mutant("tables: kept where it was lent", ((Opened, "lasting", _as_lent),), 0, what="tables"),
     Mutant("tables: acknowledge before the replica", ((TableMind, "_acknowledged", _what_leads),), 9, what="tables"),
-    Mutant("tables: stale promotion", ((ShardPlacement, "lost", _anyone_promoted),), 0, what="tables"),
+    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _anyone_promoted),), 0, what="tables"),
     Mutant("tables: lost hand-over delta", ((TablesMachine, "snapshot", _as_first_copied),), 0, what="tables"),
     Mutant("tables: term ignored", ((TableMind, "_is_led", _any_term),), 107, what="tables"),
     Mutant("tables: session ignored", ((TableMind, "received", _any_session),), 2, what="tables"),

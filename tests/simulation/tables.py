@@ -69,7 +69,7 @@ class Chaos(World):
         self.incarnations = dict.fromkeys(range(6), 0)
         workers, servers = numbers.randint(1, 3), numbers.randint(2, 4)
         replicas = numbers.randint(1, servers - 1)
-        self.holdings = ShardPlacement([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
+        self.placement = ShardPlacement([1] * SHARDS, replicas, [self.place(rank) for rank in range(servers)])
         super().__init__(
             workers, servers, numbers.choice([None, 0, 1]), numbers.random() < 0.5, SHARDS, random=numbers,
             replicas=replicas, lends=numbers.random() < 0.5,
@@ -89,7 +89,7 @@ class Chaos(World):
     # ---- the coordinator ----
 
     def assign(self, chains, copies=None) -> None:
-        found = self.holdings.assignment
+        found = self.placement.assignment
         for rank in self.servers:
             self.orders[rank].append(found)
 
@@ -108,19 +108,19 @@ class Chaos(World):
         """Tell the coordinator what servers reported; send what follows from it."""
         for rank, output in self.told:
             if isinstance(output, CaughtUp):
-                self.holdings.caught_up(output.epoch, output.shard, output.server)
+                self.placement.on_caught_up(output.epoch, output.shard, output.server)
             elif isinstance(output, HandedOver):
-                self.holdings.handed_over(output.shard, rank)
+                self.placement.on_transferred(output.shard, rank)
         self.told.clear()
-        self.holdings.advance(patient=self.numbers.random() < 0.5)
+        self.placement.advance(patient=self.numbers.random() < 0.5)
         self.tell()
-        for rank in self.holdings.may_go():
+        for rank in self.placement.forget_released():
             self.gone(rank)
 
     def tell(self) -> None:
-        if self.holdings.news_for_servers() is not None:
+        if self.placement.news_for_servers() is not None:
             self.assign(None)
-        self.holdings.news_for_workers()
+        self.placement.news_for_workers()
 
     def gone(self, rank: int) -> None:
         del self.orders[rank], self.known[rank]
@@ -131,7 +131,7 @@ class Chaos(World):
 
     def die(self) -> None:
         rank = self.numbers.choice(list(self.servers))
-        if self.holdings.survives([rank]) and self.holdings.lost([rank]):
+        if self.placement.survives([rank]) and self.placement.remove_lost([rank]):
             self.gone(rank)
             self.tell()  # at once, before shards move for another reason
 
@@ -139,12 +139,12 @@ class Chaos(World):
         free = [rank for rank in range(5) if rank not in self.servers]
         if free:
             self.start(free[0])
-            self.holdings.joined(self.place(free[0]))
+            self.placement.add_server(self.place(free[0]))
 
     def go(self) -> None:
-        staying = [rank for rank in self.holdings.places if rank not in self.holdings.leaving]
-        if len(staying) > 2 and self.holdings.settled:
-            self.holdings.leave([self.numbers.choice(staying)])
+        staying = [rank for rank in self.placement.places if rank not in self.placement.leaving]
+        if len(staying) > 2 and self.placement.settled:
+            self.placement.release([self.numbers.choice(staying)])
 
     def break_one(self) -> None:
         """A connection breaks, of a worker or between servers."""
@@ -259,7 +259,7 @@ def run(world: Chaos) -> None:
     for rank in range(len(world.clients)):  # nobody waits for anybody any more
         world.put(rank, world.clients[rank].leave(world.turns[rank], world.ticket()))
     rest(world)
-    hold(world.holdings.settled, "shards come to rest")
+    hold(world.placement.settled, "shards come to rest")
     world.look()
     hold(not world.alone, "no ticket left", f"reads of one row: {world.alone}")
     left = [(client.outstanding.kept, list(client._reads), client.opened) for client in world.clients]
@@ -274,7 +274,7 @@ def run(world: Chaos) -> None:
         "nothing twice" if found.sum() > world.right.sum() else "nothing lost",
         text,
     )
-    for shard, chain in enumerate(world.holdings.chains):
+    for shard, chain in enumerate(world.placement.chains):
         hold(len({encoded(world, rank, shard) for rank in chain}) == 1, "replicas are equal", f"shard {shard}: {chain}")
 
 

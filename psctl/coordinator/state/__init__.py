@@ -1,0 +1,20 @@
+"""The state machine of a job: inputs in, instructions out; no socket, file, clock or thread.
+
+job_state_machine: passes each input to its topic, and refuses messages that cannot be true
+instructions: the inputs and the instructions
+job_state: the ranks and hosts of a job, and the state of each topic
+startup: from the first agent to the first step
+progress: steps, heartbeats, printed lines and reported numbers
+checkpoints: common steps, parts of checkpoints, commits and copies
+losses: which failures the job survives, and how
+restart: the restart of all processes from a checkpoint
+lost_workers: the last clock of a lost worker that counts, and its replacement, under ps
+example_division: the division of examples after a worker is lost and not replaced
+server_changes: losses, replacements, joins and releases of servers; shards of parameters
+table_placement: the servers that hold tables, and their shards
+sum_order: the order in which gradients are summed
+scaling: `psctl scale`
+stalls: slow and stalled workers, the ranks they wait for, and stacks
+deadlines: the waits that have become too long
+ending: the phases of a job's end, and the failure that caused it
+"""

@@ -1,17 +1,20 @@
-"""Deadlines: what must have happened by now, and who is named when it has not.
+"""Deadlines: the waits of a job that have become too long, and the ranks to name for them.
 
-Every wait of the job has its owner here: agents that register, processes that start, ranks that join and prepare,
-servers that listen, start values that arrive, steps that move.
+Every wait of the job ends here: agents that register, processes that start, ranks that join and prepare, servers that
+listen, start values that arrive, steps that are made.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
-from psctl.coordinator.state import culprits, departures, ending, losses, stacks, table_placement, training
-from psctl.coordinator.state import stragglers as late
-from psctl.coordinator.state.job_state import JobState, Rank
+from psctl.coordinator.state import checkpoints, ending, losses, progress, stalls, table_placement
 from psctl.job.process_messages import ProcessFailure
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
 
 STALL_NOTICE = 30.0
 """Seconds without a new step after which a rank is named: longer than an interpreter lock is ever held (20 s)."""
@@ -23,34 +26,33 @@ LOST_SLACK = 10.0
 """Seconds between the end of a process's connection and the report of its exit by its agent; both take a second."""
 
 
-def tick(job: JobState) -> None:
-    """Look at the time."""
+def on_tick(job: JobState) -> None:
+    """Check all deadlines and do what is due."""
     if job.ending is None:
-        _total(job)
-    if job.stop_wanted is not None and not (job.replacing and job.recovery is None):
-        ending.stop(job, job.stop_wanted)
-    if job.ending is None and job.recovery is None:
-        _start(job)
-        _idle(job)
-        _tables(job)
-        _connections(job)
-        if job.training:
-            _vain(job)
-            late.look(job)
-            _stalls(job)
-            if job.saves.due(job.now) and not job.replacing:
-                training.propose(job, save=True, stop=False)
-    if job.now - job.progress_at >= job.order.report_seconds and job.training:
-        job.progress_at = job.now
-        training.progress(job)
-    training.states(job)
+        _check_total(job)
+    if job.pending_stop is not None and not (job.workers_being_replaced and job.restart is None):
+        ending.stop(job, job.pending_stop)
+    for check in (_check_start, _check_idle, _check_tables, _check_connections):
+        if job.ending is None and job.restart is None:
+            check(job)
+    if job.training:
+        for check in (_check_early_leave, stalls.name_late, _check_stalls):
+            if job.ending is None and job.restart is None:
+                check(job)
+        goes_on = job.ending is None and job.restart is None and not job.workers_being_replaced
+        if goes_on and job.checkpoints.is_due(job.now):
+            checkpoints.propose_step(job, save=True, stop=False)
+        if job.now - job.progress.appended_at >= job.order.report_seconds:
+            job.progress.appended_at = job.now
+            job.progress.append(job)
+    progress.append_states(job)
 
 
 def _timed_out(job: JobState, rank: Rank | None, text: str) -> None:
     hint = "timeouts: in the job file says how long to wait"
     if rank is not None:
-        failure = job.failure(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
-        failure = replace(failure, frames=stacks.frames(job, rank.member))
+        failure = job.failure_of(rank, f"TimedOut: {text}", code="timed-out", exit=5, hint=hint)
+        failure = replace(failure, frames=job.stalls.frames(rank.member))
     else:
         host = next((index for index in range(len(job.order.hosts)) if index not in job.registered), 0)
         failure = ProcessFailure(
@@ -60,15 +62,15 @@ def _timed_out(job: JobState, rank: Rank | None, text: str) -> None:
     losses.fail(job, failure)
 
 
-def _total(job: JobState) -> None:
+def _check_total(job: JobState) -> None:
     limit = job.order.total_timeout
     if limit is not None and job.now - job.began >= limit:
-        _timed_out(job, job.of("worker")[0], f"the job has run for {limit:.0f} s, all that timeouts.total allows")
+        _timed_out(job, job.ranks_of("worker")[0], f"the job has run for {limit:.0f} s, all that timeouts.total allows")
 
 
-def _start(job: JobState) -> None:
+def _check_start(job: JobState) -> None:
     """Name the first rank that keeps the job from starting."""
-    if job.ending is not None or job.training:
+    if job.training:
         return
     limit = job.order.start_timeout
     if job.state == "placing" and job.now - job.began >= limit:
@@ -78,32 +80,32 @@ def _start(job: JobState) -> None:
     for stage, missing, text in _stages(job):
         gone = [rank for rank in missing if rank.ended]
         if stage == "prepared" and gone:
-            losses.fail(job, job.failure(gone[0], "ended before it called prepare, which other workers have done"))
+            losses.fail(job, job.failure_of(gone[0], "ended before it called prepare, which other workers have done"))
             return
-        if stage in job.first and missing and job.now - job.first[stage] >= limit:
-            who = ", ".join(job.where(rank) for rank in missing)
+        if stage in job.startup.reached and missing and job.now - job.startup.reached[stage] >= limit:
+            who = ", ".join(job.describe(rank) for rank in missing)
             _timed_out(job, missing[0], f"{who} {text} within {limit:.0f} s")
             return
 
 
-def _idle(job: JobState) -> None:
+def _check_idle(job: JobState) -> None:
     """End a job whose script does not tell its steps when no worker prints or uses the processor any more."""
     workers = job.live("worker")
-    if job.ending is not None or job.training or "prepared" in job.first or not workers:
+    if job.training or "prepared" in job.startup.reached or not workers:
         return
     limit = job.order.stall_timeout
-    if not all(rank.pid and job.now - rank.active >= limit for rank in workers):
-        job.stacks_asked = None
-    elif stacks.gathered(job, workers):
-        names = ", ".join(job.where(rank) for rank in workers[:NAMED])
+    if not all(rank.pid and job.now - rank.active_at >= limit for rank in workers):
+        job.stalls.cancel_gathering()
+    elif job.stalls.gather_stacks(job, workers):
+        names = ", ".join(job.describe(rank) for rank in workers[:NAMED])
         more = f" and {len(workers) - NAMED} more" if len(workers) > NAMED else ""
         text = f"{names}{more} printed nothing and used no processor for {limit:.0f} s, which timeouts.stall allows"
         _timed_out(job, workers[0], text)
 
 
 def _stages(job: JobState) -> list[tuple[str, list[Rank], str]]:
-    workers, servers = job.of("worker"), job.of("server")
-    decided, prepared = "decided" in job.first, "planning" in job.first
+    workers, servers = job.ranks_of("worker"), job.ranks_of("server")
+    decided, prepared = "decided" in job.startup.reached, "planning" in job.startup.reached
     return [
         ("starting", [rank for rank in workers if not rank.pid and not rank.ended], "did not start"),
         (
@@ -113,7 +115,9 @@ def _stages(job: JobState) -> list[tuple[str, list[Rank], str]]:
         ),
         (
             "prepared",
-            [rank for rank in workers if rank.prepared is None] if "prepared" in job.first and not prepared else [],
+            [rank for rank in workers if rank.prepared is None]
+            if "prepared" in job.startup.reached and not prepared
+            else [],
             "did not call prepare as others did",
         ),
         ("planning", [rank for rank in servers if rank.address is None], "did not begin to listen"),
@@ -121,59 +125,64 @@ def _stages(job: JobState) -> list[tuple[str, list[Rank], str]]:
     ]
 
 
-def _tables(job: JobState) -> None:
+def _check_tables(job: JobState) -> None:
     """Name the first server that keeps a worker from opening a store."""
-    late = table_placement.missing(job)
-    if job.ending is None and late and job.now - job.tables.since >= job.order.start_timeout:
-        text = f"{job.where(late[0])} did not begin to hold tables within {job.order.start_timeout:.0f} s"
+    late = table_placement.awaited_servers(job)
+    if late and job.now - job.tables.since >= job.order.start_timeout:
+        text = f"{job.describe(late[0])} did not begin to hold tables within {job.order.start_timeout:.0f} s"
         _timed_out(job, late[0], text)
 
 
-def _connections(job: JobState) -> None:
+def _check_connections(job: JobState) -> None:
     for rank in job.ranks.values():
         if rank.ended or rank.connected or rank.lost_at is None or rank.finished:
             continue
         if job.now - rank.lost_at >= LOST_SLACK:
-            text = f"ConnectionLost: {job.where(rank)} runs, but its connection to the coordinator is lost"
-            losses.fail(job, job.failure(rank, text, code="connection-failed"))
+            text = f"ConnectionLost: {job.describe(rank)} runs, but its connection to the coordinator is lost"
+            losses.fail(job, job.failure_of(rank, text, code="connection-failed"))
             return
 
 
-def _vain(job: JobState) -> None:
-    failure = departures.waited_for_in_vain(job) if job.ending is None else None
+def _check_early_leave(job: JobState) -> None:
+    failure = ending.waited_for_in_vain(job)
     if failure is not None:
         losses.fail(job, failure)
 
 
-def _stalls(job: JobState) -> None:
-    """Name those that ranks whose step stands still wait for, and end the job when it stands still too long."""
+def _check_stalls(job: JobState) -> None:
+    """Name the ranks that stalled workers wait for, and end the job when it makes no step for too long."""
     still = [
         rank
         for rank in job.live("worker")
-        if rank.connected and not rank.finished and job.now - rank.moved >= min(STALL_NOTICE, job.order.stall_timeout)
+        if rank.connected
+        and not rank.finished
+        and job.now - rank.moved_at >= min(STALL_NOTICE, job.order.stall_timeout)
     ]
-    if job.ending is not None:
-        return
     if not still:
-        job.stacks_asked = None
+        job.stalls.cancel_gathering()
         return
-    named = culprits.culprits(job, still)
-    since = min(rank.moved for rank in still)
-    new = [rank for rank in named if ("stall", (rank.member, rank.step)) not in job.noticed]
+    named = stalls.culprits(job, still)
+    since = min(rank.moved_at for rank in still)
+    new = [rank for rank in named if not job.has_noticed(("stall", (rank.member, rank.step)))]
     for rank in new:
-        job.say_once(("stall", (rank.member, rank.step)), _standstill(job, rank, since))
+        job.notice_once(("stall", (rank.member, rank.step)), _describe_stall(job, rank, since))
     if job.now - since < job.order.stall_timeout:
-        job.stacks_asked = None
-        stacks.ask(job, new)
-    elif stacks.gathered(job, [*job.live("worker"), *(each for each in named if each.member.role == "server")]):
-        gone = [f"{each.member} ended at step {each.step}" for each in job.of("worker") if each.ended or each.finished]
-        unknown = [f"{each.member}: no stack, {why}" for each in named if (why := stacks.problem(job, each.member))]
-        text = "; ".join([*(_standstill(job, rank, since) for rank in named), *gone, *unknown])
+        job.stalls.cancel_gathering()
+        job.stalls.ask_stacks(job, new)
+    elif job.stalls.gather_stacks(
+        job, [*job.live("worker"), *(each for each in named if each.member.role == "server")]
+    ):
+        gone = [
+            f"{each.member} ended at step {each.step}" for each in job.ranks_of("worker") if each.ended or each.finished
+        ]
+        unknown = [f"{each.member}: no stack, {why}" for each in named if (why := job.stalls.problem(each.member))]
+        text = "; ".join([*(_describe_stall(job, rank, since) for rank in named), *gone, *unknown])
         _timed_out(job, named[0], f"{text}; timeouts.stall is {job.order.stall_timeout:.0f} s")
 
 
-def _standstill(job: JobState, rank: Rank, since: float) -> str:
-    """Say since when a rank has kept others: a worker does so by its step, a server since a worker first waited."""
+def _describe_stall(job: JobState, rank: Rank, since: float) -> str:
+    """Return since when a rank keeps others waiting: a worker since its last step, a server since a worker waits."""
+    last = stalls.last_activity(job, rank)
     if rank.member.role == "server":
-        return f"{job.where(rank)} keeps workers waiting since {job.now - since:.0f} s: {late.last(job, rank)}"
-    return f"{job.where(rank)} is at step {rank.step} since {job.now - rank.moved:.0f} s: {late.last(job, rank)}"
+        return f"{job.describe(rank)} keeps workers waiting since {job.now - since:.0f} s: {last}"
+    return f"{job.describe(rank)} is at step {rank.step} since {job.now - rank.moved_at:.0f} s: {last}"

@@ -1,68 +1,102 @@
-"""How a job ends; the phases are the table ENDING in lifecycle.py.
+"""The end of a job; the phases are the table ENDING in lifecycle.py.
 
-Whatever happens, in whatever order: nothing is started once the job ends, every phase has a deadline, and the log gets
-exactly one `finished`, as its last event.
+Whatever happens, in whatever order: no process is started once the job ends, every phase has a deadline, and the log
+gets exactly one `finished`, as its last event.
+
+A worker that leaves early, while others still train, is a cause of failures too: under bsp every clock needs every
+worker, so one that alone breaks out of its loop, or calls sys.exit(0) or os._exit(0), leaves the rest waiting. The
+workers that wait, or that lose their connection to it, are not to blame.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from psctl.coordinator.state import departures, stacks, training
+import msgspec
+
+from psctl.coordinator.state import checkpoints
 from psctl.coordinator.state.instructions import CloseCoordinator, DiscardCheckpoint
-from psctl.coordinator.state.job_state import Ending, JobState
 from psctl.job import events, failures, lifecycle
 from psctl.job.process_messages import ProcessFailure, StopProcesses, StopWanted
 from psctl.job.training_messages import Leave
 
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
 DRAIN = 60.0
-"""Seconds for servers to send what workers asked them to save, and for disks to take it."""
+"""Seconds for servers to send the parts of the last checkpoint, and for disks to take them."""
 
 SLACK = 5.0
-"""Seconds beyond the grace in which agents must have told that their processes are gone."""
+"""Seconds beyond the grace in which agents must report that their processes have ended."""
+
+VAIN_WAIT = 10.0
+"""Seconds that all others wait in vain until a worker that left is named: no last step on servers takes so long."""
 
 STOP_EXITS = {"Ctrl-C": 130, "SIGTERM": 143}
-"""Exit codes of those who follow a job that they stopped themselves; for all others it is 1."""
+"""Exit codes of the psctl that stopped the job itself; for all others it is 1."""
+
+HINT = "let every rank make as many steps as the others: look for a break, sys.exit or os._exit that only one reaches"
+
+
+class Ending(msgspec.Struct):
+    """How the job is ending."""
+
+    outcome: str  # done | failed | stopped
+    phase: str
+    since: float
+    deadline: float
+    by: str = ""  # the person or signal that stopped it
+    failures: list[ProcessFailure] = msgspec.field(default_factory=list)
+    first: ProcessFailure | None = None
+    stopped: list[str] = msgspec.field(default_factory=list)
+    saving: bool = False  # a checkpoint was asked for at the stop
+    common_step: int | None = None  # after which all workers were told to leave
 
 
 def fail(job: JobState, *found: ProcessFailure, since: float | None = None) -> None:
-    """The job ends of these failures, after a moment to hear who failed first. Only losses.py calls this: it asks first
-    whether the job may survive.
+    """End the job of these failures, after a moment in which an earlier one may be reported.
+
+    Only losses.py calls this: it decides first whether the job survives.
 
     Args:
-        since: when the first of them was heard of; None: now.
+        job: the job.
+        found: the failures.
+        since: when the first of them was reported; None: now.
     """
-    if job.ending is None:
-        begin(job, "failed", "settling", failures.SETTLE_LOSS).since = job.now if since is None else since
     end = job.ending
-    assert end is not None
+    if end is None:
+        end = begin(job, "failed", "settling", failures.SETTLE_LOSS)
+        end.since = job.now if since is None else since
     if end.phase == "settling":
         end.failures += found
 
 
 def stop(job: JobState, wanted: StopWanted) -> None:
-    """Someone wants the job to end."""
-    if job.ending is not None and (job.ending.phase in ("closing", "closed") or not wanted.force):
+    """Stop the job, as a person or a signal wants."""
+    end = job.ending
+    if end is not None and (end.phase in ("closing", "closed") or not wanted.force):
         return
-    if job.stop_wanted is None or wanted.force:
-        job.say(f"stop wanted by {wanted.by}" + (", at once" if wanted.force else ""))
-    if job.ending is not None:
-        if job.ending.phase == "settling":
-            _verdict(job, job.ending)
+    if job.pending_stop is None or wanted.force:
+        job.notice(f"stop wanted by {wanted.by}" + (", at once" if wanted.force else ""))
+    if end is not None:
+        if end.phase == "settling":
+            _decide(job, end)
         kill(job, 0.0, f"stopped by {wanted.by}")
         return
     saving = wanted.save or job.order.checkpoint.on_stop
-    if saving and not wanted.force and job.recovery is None and job.replacing:
-        if job.stop_wanted is None:  # without it the others do not come to a common step
-            job.say(f"the stop waits until {', '.join(map(job.where, job.replacing))} trains again")
-        job.stop_wanted = wanted
+    can_save = saving and not wanted.force and job.restart is None
+    if can_save and job.workers_being_replaced:
+        if job.pending_stop is None:  # without them the others do not come to a common step
+            names = ", ".join(map(job.describe, job.workers_being_replaced))
+            job.notice(f"the stop waits until {names} trains again")
+        job.pending_stop = wanted
         return
-    job.stop_wanted = None
-    if not wanted.force and saving and job.recovery is None and training.propose(job, save=True, stop=True):
+    job.pending_stop = None
+    if can_save and checkpoints.propose_step(job, save=True, stop=True):
         end = begin(job, "stopped", "cutting", job.order.stall_timeout)
     else:
         if wanted.save:
-            job.say("nothing is saved: training has not begun" if not wanted.force else "nothing is saved")
+            job.notice("nothing is saved: training has not begun" if not wanted.force else "nothing is saved")
         end = begin(job, "stopped", "killing", 0.0)
         kill(job, 0.0 if wanted.force else job.grace, f"stopped by {wanted.by}")
     end.by, end.saving = wanted.by, saving
@@ -72,125 +106,121 @@ def stop(job: JobState, wanted: StopWanted) -> None:
 
 
 def begin(job: JobState, outcome: str, phase: str, seconds: float) -> Ending:
-    """Begin to end: the phases that follow are the table's."""
-    job.recovery = None
+    """Begin to end in a phase of the table; further phases follow from there."""
+    job.restart = None
     job.ending = Ending(outcome, phase, job.now, job.now + seconds)
     job.move("ending")
     return job.ending
 
 
-def _to(job: JobState, trigger: str, seconds: float) -> None:
+def _move(job: JobState, trigger: str, seconds: float) -> None:
     assert job.ending is not None
     job.ending.phase = lifecycle.move(lifecycle.ENDING, job.ending.phase, trigger)
     job.ending.deadline = job.now + seconds
 
 
 def kill(job: JobState, grace: float, reason: str) -> None:
-    """Have the agents end everything."""
-    _to(job, "kill", grace + SLACK)
+    """Have the agents end all processes."""
+    _move(job, "kill", grace + SLACK)
     for agent in job.agents:
-        job.tell(agent, StopProcesses(grace, reason))
+        job.send(agent, StopProcesses(grace, reason))
 
 
 def advance(job: JobState) -> None:
-    """Go on ending as far as possible now; called after everything that happens."""
+    """Go on ending as far as possible now; called after every input."""
     while job.ending is not None and _advance_once(job, job.ending):
         pass
 
 
 def _advance_once(job: JobState, end: Ending) -> bool:
-    """Take one phase's step if its time has come; return whether it did."""
+    """Go to the next phase if its time has come; return whether it has."""
     late = job.now >= end.deadline
-    alive = job.alive()
+    running = job.running()
     if end.phase == "settling":
-        if not (failures.settled(end.failures, end.since, job.now) or late or not alive):
+        if not (failures.settled(end.failures, end.since, job.now) or late or not running):
             return False
-        _verdict(job, end)
+        _decide(job, end)
         kill(job, job.grace, f"{end.failures[0].member} failed")
     elif end.phase == "cutting" and (late or not job.live("worker")):
         if late:
-            job.say(f"the workers did not reach a common step within {job.order.stall_timeout:.0f} s")
+            job.notice(f"the workers did not reach a common step within {job.order.stall_timeout:.0f} s")
             kill(job, job.grace, "the stop took too long")
         else:
-            _to(job, "workers gone", DRAIN)
-    elif end.phase == "draining" and (late or not _sending(job)):
-        _to(job, "saved", job.grace + SLACK)
+            _move(job, "workers gone", DRAIN)
+    elif end.phase == "draining" and (late or not _is_sending(job)):
+        _move(job, "saved", job.grace + SLACK)
         for rank in job.live("server"):
-            job.tell(rank.member, Leave("the job is over"))
-    elif end.phase == "leaving" and alive and late:
+            job.send(rank.member, Leave("the job is over"))
+    elif end.phase == "leaving" and running and late:
         kill(job, job.grace, "the job is over")
-    elif end.phase in ("leaving", "killing") and (not alive or (late and end.phase == "killing")):
-        for rank in alive:
+    elif end.phase in ("leaving", "killing") and (not running or (late and end.phase == "killing")):
+        for rank in running:
             job.move_rank(rank, "lost", "its agent did not tell that it ended")
-        _give_up_saves(job)
-        _to(job, "gone", DRAIN)
-    elif end.phase == "closing" and (late or not job.saves.pending()):
+        _drop_uncommitted(job)
+        _move(job, "gone", DRAIN)
+    elif end.phase == "closing" and (late or not job.checkpoints.is_pending()):
         _finish(job, end)
     else:
         return False
     return True
 
 
-def _sending(job: JobState) -> bool:
-    """Is a part of a checkpoint, or a last report, still on its way?"""
-    return any(rank.connected for rank in job.of("worker")) or any(
-        not save.committing for save in job.saves.open.values()
+def _is_sending(job: JobState) -> bool:
+    """Whether a part of a checkpoint, or a last report, may still arrive."""
+    return any(rank.connected for rank in job.ranks_of("worker")) or any(
+        not save.committing for save in job.checkpoints.open.values()
     )
 
 
-def _give_up_saves(job: JobState) -> None:
-    for step, save in list(job.saves.open.items()):
+def _drop_uncommitted(job: JobState) -> None:
+    for step, save in list(job.checkpoints.open.items()):
         if not save.committing:
-            del job.saves.open[step]
-            job.out.append(DiscardCheckpoint(step))
-            job.saves.problem = f"the checkpoint of step {step} was not finished"
+            del job.checkpoints.open[step]
+            job.instructions.append(DiscardCheckpoint(step))
+            job.checkpoints.problem = f"the checkpoint of step {step} was not finished"
 
 
-def _verdict(job: JobState, end: Ending) -> None:
+def _decide(job: JobState, end: Ending) -> None:
+    """Decide which failure was the first."""
     end.first = cause(job, end.failures)
+    append_losses(job, end.first)
+    names = [str(rank.member) for rank in job.ranks.values() if not rank.ended]
+    end.stopped += [name for name in names if name != end.first.member]
+
+
+def append_losses(job: JobState, first: ProcessFailure) -> None:
+    """Append an event for the rank that failed first and for each rank that was lost with its host."""
     for rank in job.ranks.values():
-        name = str(rank.member)
-        if name == end.first.member or rank.state == "lost":
+        if str(rank.member) == first.member or rank.state == "lost":
             kind = events.WorkerLost if rank.member.role == "worker" else events.ServerLost
-            reason = end.first.exception
-            job.append(kind(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
-        if name != end.first.member and not rank.ended:
-            end.stopped.append(name)
-
-
-def cause(job: JobState, found: list[ProcessFailure]) -> ProcessFailure:
-    """Return what failures come from: one that only lost somebody may have lost a worker that left early."""
-    first = failures.first(found)
-    gone = departures.early(job, first.step + 1) if failures.is_loss(first) else None
-    return departures.blamed(job, gone, f"{first.member}: {first.exception}") if gone is not None else first
+            job.append_event(
+                kind(time=job.time, rank=rank.member.rank, host=job.host_name(rank), reason=first.exception)
+            )
 
 
 def _finish(job: JobState, end: Ending) -> None:
-    training.progress(job)
+    job.progress.append(job)
     for rank in job.ranks.values():
         if not rank.ended:  # it was never started
             job.move_rank(rank, "stopped")
-    last = job.reached
-    if end.outcome == "stopped" and _all_finished(job) and (end.cut is None or last < end.cut):
+    last = job.furthest_step
+    all_done = all(rank.finished and rank.state == "done" for rank in job.ranks_of("worker"))
+    if end.outcome == "stopped" and all_done and (end.common_step is None or last < end.common_step):
         end.outcome = "done"  # the script reached its end before the stop reached it
-    job.tell_coordinator("done")
+    job.append_coordinator_state("done")
     job.move(end.outcome)
-    job.append(
+    job.append_event(
         events.Finished(
-            time=job.time, status=end.outcome, exit=_exit(end), steps=max(0, last - job.base),
+            time=job.time, status=end.outcome, exit=_exit_code(end), steps=max(0, last - job.progress.base_step),
             seconds=job.now - job.began,
-            metrics=training.final_metrics(job), failure=_failure(job, end),
+            metrics=job.progress.final_metrics(), failure=_failure(job, end),
         )
     )  # fmt: skip
     end.phase = lifecycle.move(lifecycle.ENDING, end.phase, "finished")
-    job.out.append(CloseCoordinator(end.outcome))
+    job.instructions.append(CloseCoordinator(end.outcome))
 
 
-def _all_finished(job: JobState) -> bool:
-    return all(rank.finished and rank.state == "done" for rank in job.of("worker"))
-
-
-def _exit(end: Ending) -> int:
+def _exit_code(end: Ending) -> int:
     if end.outcome == "done":
         return 0
     if end.outcome == "stopped":
@@ -200,10 +230,48 @@ def _exit(end: Ending) -> int:
 
 
 def _failure(job: JobState, end: Ending) -> dict[str, Any] | None:
+    newest = job.checkpoints.newest_name()
     if end.first is not None and end.outcome == "failed":
         others = {each.member: each for each in end.failures if each.member != end.first.member}
-        told = failures.document(end.first, job.order.name, end.stopped, job.saves.checkpoint(), others.values())
-        return {**told, "stacks": stacks.document(job)} if job.stacks_asked is not None else told
-    if end.outcome == "stopped" and end.saving and job.saves.problem:
-        return {"exception": job.saves.problem, "checkpoint": job.saves.checkpoint()}
+        document = failures.document(end.first, job.order.name, end.stopped, newest, others.values())
+        found = job.stalls.document()
+        return document if found is None else {**document, "stacks": found}
+    if end.outcome == "stopped" and end.saving and job.checkpoints.problem:
+        return {"exception": job.checkpoints.problem, "checkpoint": newest}
     return None
+
+
+# ---- workers that leave early --------------------------------------------------------------------------------------
+
+
+def cause(job: JobState, found: list[ProcessFailure]) -> ProcessFailure:
+    """Return the first cause of failures: a loss of a peer may come of a worker that left early."""
+    first = failures.first(found)
+    gone = _left_early(job, first.step + 1) if failures.is_loss(first) else None
+    return _blame(job, gone, f"{first.member}: {first.exception}") if gone is not None else first
+
+
+def waited_for_in_vain(job: JobState) -> ProcessFailure | None:
+    """Return a failure when all remaining workers have long waited because one left early."""
+    remaining = [rank for rank in job.live("worker") if not rank.finished]
+    stuck = all(rank.doing.startswith("sync") and job.now - rank.moved_at >= VAIN_WAIT for rank in remaining)
+    gone = _left_early(job, max((rank.step for rank in job.ranks_of("worker")), default=0))
+    if not remaining or not stuck or gone is None:
+        return None
+    first = remaining[0]
+    return _blame(job, gone, f"{job.describe(first)} is at step {first.step}, {first.doing}")
+
+
+def _left_early(job: JobState, steps: int) -> Rank | None:
+    """Return the first worker that left before it made so many steps, None when none did."""
+    gone = [
+        rank
+        for rank in job.ranks_of("worker")
+        if job.training and (rank.step < steps if rank.finished else rank.state == "done")
+    ]
+    return min(gone, key=lambda rank: rank.step, default=None)
+
+
+def _blame(job: JobState, rank: Rank, others: str) -> ProcessFailure:
+    how = f"left after step {rank.step}" if rank.finished else "ended with status 0 in the middle of training"
+    return job.failure_of(rank, f"{job.describe(rank)} {how}, while others go on: {others}", hint=HINT)

@@ -1,4 +1,7 @@
-"""What the coordinator knows of its job: one table of ranks and hosts, and the instructions that are going out."""
+"""The state of one job: its ranks and hosts, the state of each topic, and the instructions that wait to be carried out.
+
+Each topic owns its part, a class in the topic's module; other topics read it as an attribute of `JobState`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,26 @@ from typing import Any
 
 import msgspec
 
-from psctl.coordinator.state.checkpoint_progress import JobCheckpoints
-from psctl.coordinator.state.clock_pace import ClockPace
+from psctl.coordinator.state.checkpoints import JobCheckpoints
+from psctl.coordinator.state.ending import Ending
+from psctl.coordinator.state.example_division import ExampleDivision
 from psctl.coordinator.state.instructions import AppendEvent, Instruction, PlanMade, SendMessage
-from psctl.coordinator.state.rank_reports import RankReports
+from psctl.coordinator.state.losses import Losses, Restart
+from psctl.coordinator.state.lost_workers import LostWorkers
+from psctl.coordinator.state.progress import Progress
+from psctl.coordinator.state.scaling import Scaling
+from psctl.coordinator.state.server_changes import Shards
+from psctl.coordinator.state.stalls import Stalls
+from psctl.coordinator.state.startup import Startup
+from psctl.coordinator.state.sum_order import Groups
+from psctl.coordinator.state.table_placement import TableServers
 from psctl.job import events, lifecycle
 from psctl.job.environment import WorkerSeats, worker_places
-from psctl.job.membership_messages import ExamplesShared
 from psctl.job.message import JobMessage
-from psctl.job.process_messages import ProcessFailure, Register, Stacks, StopWanted
-from psctl.job.shard_placement import ShardPlacement
-from psctl.job.table_server_messages import TableServers
+from psctl.job.process_messages import ProcessFailure, StopWanted
 from psctl.job.training_messages import Prepare, Resume, WorkerListens
 from psctl.orders import JobOrder
-from psctl.types import Address, Layout, Member, Role, Shard
+from psctl.types import Address, Member, Role
 
 
 class Rank(msgspec.Struct):
@@ -31,293 +40,227 @@ class Rank(msgspec.Struct):
     state: str = "starting"
     pid: int = 0
     step: int = 0
-    told_step: int = 0  # in the last state event
+    appended_step: int = 0  # in the last state event
     doing: str = ""
     staleness: int = 0  # of the values that its last step was computed from, in clocks
-    moved: float = 0.0  # when the step last moved
-    heard: float = 0.0  # when it last sent anything
-    active: float = 0.0  # when it last printed a line or used the processor
+    moved_at: float = 0.0  # when its step last changed
+    last_message_at: float = 0.0
+    active_at: float = 0.0  # when it last printed a line or used the processor
     connected: bool = False
     lost_at: float | None = None  # when its connection ended
     joined: bool = False
     prepared: Prepare | None = None
     address: Address | None = None
-    listens: WorkerListens | None = None  # a worker, for others of its schedule
+    listens: WorkerListens | None = None  # a worker, for other workers
     ready: bool = False
     finished: bool = False
-    decided: bool = False  # it was told how gradients are synchronised
-    leaving: bool = False  # it was told to leave, while the job goes on
+    decided: bool = False  # the Decision was sent to it
+    leaving: bool = False  # Leave was sent to it, while the job goes on
 
     @property
     def ended(self) -> bool:
-        """Has its process ended, as far as can be known?"""
+        """Whether its process has ended, as far as is known."""
         return self.state in lifecycle.ENDED
 
 
-class Ending(msgspec.Struct):
-    """How the job is ending."""
-
-    outcome: str  # done | failed | stopped
-    phase: str
-    since: float
-    deadline: float
-    by: str = ""  # who stopped it
-    failures: list[ProcessFailure] = msgspec.field(default_factory=list)
-    first: ProcessFailure | None = None
-    stopped: list[str] = msgspec.field(default_factory=list)
-    saving: bool = False  # a checkpoint was asked for at the stop
-    cut: int | None = None  # the step at which all workers were told to leave
-
-
-class Recovery(msgspec.Struct):
-    """A restart of all processes that is under way."""
-
-    phase: str
-    since: float
-    deadline: float
-    failures: list[ProcessFailure]
-    counted: bool = False  # the first of them was known and counted when it came to this
-
-
-class WorkerDeath(msgspec.Struct):
-    """A worker's death, until it is known which clock of it is the last that counts."""
-
-    worker: Rank
-    since: float
-    asked: int | None = None  # the epoch in which servers were asked
-    clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
-    versions: dict[int, int] = {}
-    apart: dict[int, int] = {}  # the same as clocks without what is in a sum of its host's workers, where that is less
-    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp anyone's
-
-
-class DivisionChange(msgspec.Struct):
-    """A change of who shares the examples, until it is known from which clock on."""
-
-    since: float
-    waiting: set[Member] = msgspec.field(default_factory=set)  # workers that have not answered
-    clock: int = 0  # the first that none of the others has begun
-    lost: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
-
-
-class ExampleDivision(msgspec.Struct):
-    """Who shares the examples of each clock; example_division.py."""
-
-    ticket: int = 0
-    change: DivisionChange | None = None
-    shared: list[ExamplesShared] = msgspec.field(default_factory=list)  # all that workers were told
-    gone: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> its first clock that does not count
-
-
 class JobState:
-    """The table. Rooms of the mind read and change it; `out` collects what they ask for.
+    """The state of one job.
 
     Args:
         order: the job.
         grace: seconds between TERM and KILL.
         resume: where the job goes on, None when it starts anew.
-        now: seconds that only go forward; wall: what to add to get seconds since the epoch.
+        now: seconds that only go forward.
+        wall: added to `now` gives seconds since the epoch.
     """
 
     def __init__(self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float) -> None:
-        self.order, self.grace, self.resume = order, grace, resume
-        self.now, self.began, self._wall = now, now, wall
+        self.order = order
+        self.grace = grace
+        self.resume = resume
+        self.now = now
+        self.began = now
+        self._wall = wall
         self.state = "submitted"
-        self.first_step = self.base = resume.step if resume else 0  # of this start of all, and of the first
-        self.out: list[Instruction] = []
-        self.ranks: dict[Member, Rank] = {}
-        self._incarnations: dict[tuple[Role, int], int] = {}
-        self._roles: dict[str, list[Rank]] = {}  # as `of` returns them, until they change
-        self.missing: dict[str, int] = {}  # how many workers have not reached a stage of the start
-        self.seat_workers()
-        self.registered: dict[int, Register] = {}
-        self.lost_hosts: set[int] = set()
-        self.first: dict[str, float] = {}  # when a stage of the start was first reached
-        self.plan: PlanMade | None = None
-        self.tables = TableServers()
         self.training = False
-        self.pace: ClockPace | None = None  # of the clocks, while training
-        self.ending: Ending | None = None
-        self.stop_wanted: StopWanted | None = None  # a stop that waits until those that are replaced train
-        self.recovery: Recovery | None = None
-        self.losses = 0  # that the job has survived
-        self.scalings = 0  # starts of all with another number of workers, or with `update: worker`
-        self.rescaled: JobOrder | None = None  # the order after the restart that is under way
-        self.last_loss: ProcessFailure | None = None
-        self.lost_steps = 0  # by the last restart
-        self.holdings: ShardPlacement | None = None  # under ps, from the decision on
-        self.spare = 0  # how many servers may die at once, as people were told
-        self.going: set[int] = set()  # servers that are to leave
-        self.shards: list[Shard] = []
-        self.layout: Layout | None = None
-        self.handing_since = now
-        self.buffers: tuple[str, ...] = ()
-        self.together: tuple[tuple[int, ...], ...] | None = None  # workers that share a host and push together
-        self.cuts: dict[int, int] = {}  # rank -> the last clock that counts of its start before
-        self.deaths: dict[Member, WorkerDeath] = {}  # of workers, whose last clock that counts is being found
-        self.division = ExampleDivision()
-        self.reports = RankReports(now, self.first_step)
-        self.saves = JobCheckpoints(
+        self.plan: PlanMade | None = None
+        self.host_groups: Groups | None = None  # workers that share a host and push together
+        self.instructions: list[Instruction] = []
+        self._noticed: set[tuple[str, object]] = set()
+
+        self.registered: set[int] = set()  # hosts
+        self.lost_hosts: set[int] = set()
+        self.refused: set[Member] = set()  # they broke the protocol; this incarnation may not connect again
+        self.ranks: dict[Member, Rank] = {}
+        self._by_role: dict[str, list[Rank]] = {}  # as `ranks_of` returns them, until they change
+        self._incarnations: dict[tuple[Role, int], int] = {}
+
+        step = resume.step if resume else 0
+        self.startup = Startup()
+        self.progress = Progress(now, step)
+        self.checkpoints = JobCheckpoints(
             order.name, order.checkpoint.every_seconds, resume.checkpoint if resume else None, now
         )
-        self.refused: set[Member] = set()  # who sent what it may not send; such a start of it is not let in again
-        self.noticed: set[tuple[str, object]] = set()
-        self.stacks: dict[Member, Stacks] = {}  # of ranks that stood still, as last told
-        self.stacks_asked: float | None = None  # when they were asked for because the job is to end
-        self.progress_at = now
-        self.progress_told: tuple[int, dict[str, float]] = (self.first_step, {})
-        self.states_at = now
+        self.shards = Shards()
+        self.tables = TableServers()
+        self.division = ExampleDivision()
+        self.lost_workers = LostWorkers()
+        self.losses = Losses()
+        self.restart: Restart | None = None
+        self.scaling = Scaling()
+        self.stalls = Stalls()
+        self.ending: Ending | None = None
+        self.pending_stop: StopWanted | None = None  # it waits until replaced workers train
+        self.seat_workers()
 
     # ---- ranks and hosts ---------------------------------------------------------------------------------------
 
     @property
-    def leaving(self) -> bool:
-        """Do all processes end, for good or to start again? A restart that still settles is not sure to come."""
-        return self.ending is not None or (self.recovery is not None and self.recovery.phase != "settling")
+    def all_processes_end(self) -> bool:
+        """Whether all processes end, for good or to start again. A restart that still settles may not come."""
+        return self.ending is not None or (self.restart is not None and self.restart.phase != "settling")
 
     @property
-    def coming_to_rest(self) -> bool:
-        """Do workers still go on to a common step before all processes end? Who waits for a shard must hear of it."""
-        leaving = self.recovery is not None and self.recovery.phase == "leaving"
-        return leaving or (self.ending is not None and self.ending.phase == "cutting")
+    def moves_to_common_step(self) -> bool:
+        """Whether workers still go on to a common step before all processes end; they may need news of shards."""
+        restarts = self.restart is not None and self.restart.phase == "leaving"
+        return restarts or (self.ending is not None and self.ending.phase == "cutting")
 
     @property
-    def replacing(self) -> list[Rank]:
+    def workers_being_replaced(self) -> list[Rank]:
         """Workers that were started in mid-run and do not train yet."""
         return [rank for rank in self.live("worker") if not rank.ready] if self.training else []
 
     @property
-    def reached(self) -> int:
-        """The furthest step that anybody has told of."""
-        return max([self.reports.step, *(rank.step for rank in self.of("worker"))])
+    def furthest_step(self) -> int:
+        """The largest step that any worker has reported."""
+        return max([self.progress.reports.step, *(rank.step for rank in self.ranks_of("worker"))])
 
     def seat_workers(self) -> None:
-        """Enter all workers, where the order has them, and nobody else."""
-        self.ranks, self._roles = {}, {}
+        """Replace all ranks by the workers of the order, each as its next incarnation."""
+        self.ranks, self._by_role = {}, {}
         for rank, (host, local) in enumerate(worker_places(self.order)):
-            self.add("worker", rank, host, local)
-        self.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
+            self.add_rank("worker", rank, host, local)
+        self.startup.missing = dict.fromkeys(("started", "prepared", "ready"), len(self.ranks))
 
     def seats(self) -> WorkerSeats:
-        """Return where all workers sit now."""
-        return WorkerSeats([(rank.host, rank.local_rank) for rank in self.of("worker")])
+        """Return the places of all workers."""
+        return WorkerSeats([(rank.host, rank.local_rank) for rank in self.ranks_of("worker")])
 
-    def reaches(self, stage: str) -> bool:
-        """One more worker has reached a stage of the start; return whether it was the last."""
-        self.missing[stage] -= 1
-        return self.missing[stage] == 0
-
-    def add(self, role: Role, number: int, host: int, local_rank: int) -> Rank:
-        """Enter a rank that is about to be ordered, as its next incarnation."""
+    def add_rank(self, role: Role, number: int, host: int, local_rank: int) -> Rank:
+        """Add a rank that is about to be started, as its next incarnation."""
         incarnation = self._incarnations.get((role, number), -1) + 1
         self._incarnations[role, number] = incarnation
         member = Member(role, number, incarnation)
-        self._roles.pop(role, None)
-        self.ranks[member] = Rank(member, host, local_rank, step=self.first_step, moved=self.now)
+        self._by_role.pop(role, None)
+        self.ranks[member] = Rank(member, host, local_rank, step=self.progress.first_step, moved_at=self.now)
         return self.ranks[member]
 
-    def forget(self, role: Role, number: int) -> None:
-        """Drop the newest start of a rank, which has ended, before it is started anew."""
+    def remove_rank(self, role: Role, number: int) -> None:
+        """Remove the newest incarnation of a rank, which has ended, before the next one is started."""
         incarnation = self._incarnations.get((role, number))
         if incarnation is not None:
             self.ranks.pop(Member(role, number, incarnation), None)
-            self._roles.pop(role, None)
+            self._by_role.pop(role, None)
 
-    def newest(self, role: Role, number: int) -> int | None:
+    def newest_incarnation(self, role: Role, number: int) -> int | None:
         """Return the newest incarnation of a worker or server; None when there was none."""
         return self._incarnations.get((role, number))
 
-    def of(self, role: str) -> list[Rank]:
-        """Return the ranks of one role, in rank order. The list is the table's own; it is asked for at every event."""
-        if role not in self._roles:
-            self._roles[role] = [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
-        return self._roles[role]
+    def ranks_of(self, role: str) -> list[Rank]:
+        """Return the ranks of one role, in rank order. Callers must not change the list: it is kept between events."""
+        if role not in self._by_role:
+            self._by_role[role] = [rank for _, rank in sorted(self.ranks.items()) if rank.member.role == role]
+        return self._by_role[role]
 
     def live(self, role: str) -> list[Rank]:
-        """Return those whose process has not ended."""
-        return [rank for rank in self.of(role) if not rank.ended]
+        """Return the ranks of one role whose process has not ended."""
+        return [rank for rank in self.ranks_of(role) if not rank.ended]
 
-    def alive(self) -> list[Rank]:
+    def running(self) -> list[Rank]:
         """Return the ranks whose process was ordered and may still run."""
-        return [
-            rank
-            for rank in self.ranks.values()
-            if not rank.ended
-            and rank.host in self.registered
-            and rank.host not in self.lost_hosts
-            and "starting" in self.first
-        ]
+        if "starting" not in self.startup.reached:
+            return []
+        hosts = self.registered - self.lost_hosts
+        return [rank for rank in self.ranks.values() if not rank.ended and rank.host in hosts]
 
-    def host(self, rank: Rank) -> str:
+    def host_name(self, rank: Rank) -> str:
         """Return the name of a rank's host."""
         return self.order.hosts[rank.host].name
 
-    def where(self, rank: Rank) -> str:
-        """Return a rank and its host in words."""
-        return f"{rank.member} on {self.host(rank)}"
+    def describe(self, rank: Rank) -> str:
+        """Return a rank and its host as text: "worker/1 on node-b"."""
+        return f"{rank.member} on {self.host_name(rank)}"
 
     @property
     def agents(self) -> list[Member]:
-        """The agents that are there."""
-        return [Member("agent", host) for host in sorted(self.registered.keys() - self.lost_hosts)]
+        """The agents that have registered and are not lost."""
+        return [Member("agent", host) for host in sorted(self.registered - self.lost_hosts)]
 
-    # ---- what goes out -----------------------------------------------------------------------------------------
+    # ---- instructions ------------------------------------------------------------------------------------------
 
     @property
     def time(self) -> float:
         """Seconds since the epoch; never goes back within a job."""
         return self._wall + self.now
 
-    def tell(self, member: Member, message: JobMessage) -> None:
+    def send(self, member: Member, message: JobMessage) -> None:
         """Send a message to one member."""
-        self.out.append(SendMessage(member, message))
+        self.instructions.append(SendMessage(member, message))
 
-    def append(self, event: events.AnyEvent) -> None:
+    def append_event(self, event: events.AnyEvent) -> None:
         """Append an event to the log."""
-        self.out.append(AppendEvent(event))
+        self.instructions.append(AppendEvent(event))
 
-    def say(self, text: str) -> None:
-        """Append a plain sentence for people."""
-        self.append(events.Notice(time=self.time, text=text))
+    def notice(self, text: str) -> None:
+        """Append a sentence for people to the log."""
+        self.append_event(events.Notice(time=self.time, text=text))
 
-    def say_once(self, key: tuple[str, object], text: str) -> None:
-        """Say a sentence unless one with the same key was said before."""
-        if key not in self.noticed:
-            self.noticed.add(key)
-            self.say(text)
+    def notice_once(self, key: tuple[str, object], text: str) -> None:
+        """Append a sentence for people unless one with the same key was appended before."""
+        if not self.has_noticed(key):
+            self._noticed.add(key)
+            self.notice(text)
 
-    def failure(self, rank: Rank, exception: str, **more: Any) -> ProcessFailure:
-        """Describe a failure of a rank that its own agent cannot describe."""
+    def has_noticed(self, key: tuple[str, object]) -> bool:
+        """Whether `notice_once` was called with this key."""
+        return key in self._noticed
+
+    def failure_of(self, rank: Rank, exception: str, **more: Any) -> ProcessFailure:
+        """Return a failure of a rank that its own agent cannot describe."""
         return ProcessFailure(
-            member=str(rank.member), host=self.host(rank), status=more.pop("status", 0), time=self.time,
+            member=str(rank.member), host=self.host_name(rank), status=more.pop("status", 0), time=self.time,
             step=rank.step, exception=exception, frames=[], tail=[], **more,
         )  # fmt: skip
 
     # ---- states ------------------------------------------------------------------------------------------------
 
     def move(self, trigger: str) -> None:
-        """Move the job's state and tell everyone."""
+        """Change the job's state by a trigger of `lifecycle.JOB` and append the new state to the log."""
         self.state = lifecycle.move(lifecycle.JOB, self.state, trigger)
-        head = self.order.hosts[0].name
-        step = self.reports.step
-        self.append(events.StateChanged(time=self.time, role="job", rank=0, host=head, state=self.state, step=step))
+        self._append_head_state("job", self.state, step=self.progress.reports.step)
 
-    def tell_coordinator(self, state: str, pid: int = 0) -> None:
+    def append_coordinator_state(self, state: str, pid: int = 0) -> None:
         """Append the coordinator's own state to the log."""
+        self._append_head_state("coordinator", state, pid=pid)
+
+    def _append_head_state(self, role: str, state: str, *, pid: int = 0, step: int = 0) -> None:
         head = self.order.hosts[0].name
-        self.append(events.StateChanged(time=self.time, role="coordinator", rank=0, host=head, state=state, pid=pid))
+        self.append_event(
+            events.StateChanged(time=self.time, role=role, rank=0, host=head, state=state, pid=pid, step=step)
+        )
 
     def move_rank(self, rank: Rank, trigger: str, error: str = "") -> None:
-        """Move a rank's state and tell everyone."""
+        """Change a rank's state by a trigger of `lifecycle.RANK` and append the new state to the log."""
         rank.state = lifecycle.move(lifecycle.RANK, rank.state, trigger)
-        self.tell_state(rank, error)
+        self.append_state(rank, error)
 
-    def tell_state(self, rank: Rank, error: str = "") -> None:
+    def append_state(self, rank: Rank, error: str = "") -> None:
         """Append a rank's state, with its step, to the log."""
-        rank.told_step = rank.step
-        self.append(
+        rank.appended_step = rank.step
+        self.append_event(
             events.StateChanged(
-                time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host(rank), state=rank.state,
-                pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
+                time=self.time, role=rank.member.role, rank=rank.member.rank, host=self.host_name(rank),
+                state=rank.state, pid=rank.pid, step=rank.step, last_error=error, staleness=rank.staleness,
             )
         )  # fmt: skip

@@ -1,36 +1,26 @@
-"""The coordinator's mind: happenings in, instructions out. No socket, file, clock or thread.
+"""The state machine of a job: it takes inputs and returns instructions. No socket, file, clock or thread.
 
-    starting    from the first agent to the first step            table     what is known, what goes out
-    training    steps, numbers, checkpoints, cuts                 lifecycle the states, as tables
-    losses      who is gone: survived, or the job's end           watch     deadlines
-    restarting  all start again from the last checkpoint          leaving   workers that go while others still train
-    surviving   losses that nothing is lost by                    cutting   a worker's death under ps
-    sharding    servers that die, come and go                     holding   which server has which shard
-    scaling     psctl scale: more or fewer of them                tables    which servers hold tables
-    dividing    who shares the examples when there is one less    pace      how long clocks take
-    late        whom a clock waits for
-    ending      who failed first, stops, phases of the end
-
-It decides; the shell (coordinator/main.py) acts: it sends, writes and keeps time. The same happenings at the same
-times give the same instructions.
+It decides; the coordinator's process (coordinator/main.py) sends, writes and keeps time. The same inputs at the same
+times give the same instructions. This module passes each input to its topic, a module of this package, and refuses
+messages that cannot be true of the job as it is: the table in job_permits.py knows roles and states of connections
+only.
 """
 
 from __future__ import annotations
 
 from psctl.coordinator.state import (
-    claim_checks,
+    checkpoints,
     deadlines,
-    death_cut,
     ending,
     example_division,
     losses,
-    restarting,
+    lost_workers,
+    progress,
+    restart,
     scaling,
     server_changes,
-    stacks,
     startup,
     table_placement,
-    training,
 )
 from psctl.coordinator.state.instructions import (
     CheckpointCommitted,
@@ -70,6 +60,7 @@ from psctl.job.process_messages import (
     Stacks,
     StopWanted,
 )
+from psctl.job.shard_placement import ShardPlacement
 from psctl.job.table_server_messages import TablesCaughtUp, TablesHandedOver, TablesReady, TablesWanted
 from psctl.job.training_messages import (
     Heartbeat,
@@ -82,206 +73,290 @@ from psctl.job.training_messages import (
     WorkerReport,
 )
 from psctl.orders import JobOrder
-from psctl.types import Member
+from psctl.types import Layout, Member
+
+MOST_BYTES = 1 << 42
+"""Bytes of parameters, at four bytes an element: 10^12 elements. More would be millions of shards."""
+
+AHEAD = 1 << 20
+"""Steps by which a checkpoint may be ahead of the last report: workers report a few times a second."""
+
+MOST_WAITING = 1 << 17
+"""Steps whose numbers may wait for ranks that have not reached them."""
 
 
 class JobStateMachine:
-    """One job's mind.
+    """The state machine of one job.
 
     Args:
         order: the job.
         grace: seconds between TERM and KILL.
         resume: where the job goes on; None when it starts anew.
         now: seconds that only go forward; every later time is from the same clock.
-        wall: what to add to them to get seconds since the epoch.
+        wall: added to them gives seconds since the epoch.
         pid: of the coordinator's process, for people.
     """
 
     def __init__(
         self, order: JobOrder, grace: float, resume: Resume | None, now: float, wall: float, pid: int = 0
     ) -> None:
-        self._job = JobState(order, grace, resume, now, wall)
+        self.job = JobState(order, grace, resume, now, wall)
         self._pid = pid
 
     @property
     def state(self) -> str:
         """The job's state."""
-        return self._job.state
+        return self.job.state
 
     @property
     def over(self) -> bool:
-        """Is the last event out?"""
-        return self._job.state in lifecycle.OVER
+        """Whether the last event is in the log."""
+        return self.job.state in lifecycle.OVER
 
-    def expects(self, member: Member) -> str:
+    def why_not_expected(self, member: Member) -> str:
         """Return why this member may not connect, or "" when it may."""
+        job = self.job
         if member.role == "agent":
-            known = member.rank < len(self._job.order.hosts)
+            known = member.rank < len(job.order.hosts)
         else:
-            newest = self._job.newest(member.role, member.rank)
+            newest = job.newest_incarnation(member.role, member.rank)
             if newest is not None and newest != member.incarnation:
                 return f"{member} is of incarnation {member.incarnation}, {newest} was started"
-            known = member in self._job.ranks
-        if member in self._job.refused:
+            known = member in job.ranks
+        if member in job.refused:
             return f"{member} broke the protocol before"
         return "" if known else f"{member} is not of this job"
 
-    def refuses(self, member: Member, message: JobMessage) -> str:
-        """Return why a member may not say this now, or ""; may be called on any thread."""
-        return claim_checks.refused(self._job, member, message)
+    def why_refused(self, member: Member, message: JobMessage) -> str:
+        """Return why a message cannot be true of the job as it is, or ""; may be called on any thread."""
+        return _why_refused(self.job, member, message)
 
     def start(self, now: float) -> list[Instruction]:
         """Begin; return the first instructions."""
-        self._job.now = now
-        startup.begin(self._job, self._pid)
-        return self._taken()
+        self.job.now = now
+        startup.start_job(self.job, self._pid)
+        return self._take_instructions()
 
-    def handle(self, happening: Input, now: float) -> list[Instruction]:
-        """Take in what happened; return what is to be done, in order."""
-        job = self._job
+    def handle(self, given: Input, now: float) -> list[Instruction]:
+        """Take an input; return what is to be done, in order."""
+        job = self.job
         job.now = max(job.now, now)
         if self.over:
             return []
-        match happening:
+        match given:
             case Tick():
-                deadlines.tick(job)
+                deadlines.on_tick(job)
             case MessageReceived(member=member, message=message):
-                self._heard(member, message)
-            case Connected(member=member) if member in job.ranks:
-                job.ranks[member].connected, job.ranks[member].heard = True, now
+                self._on_message(member, message)
+            case Connected(member=member):
+                if member in job.ranks:  # an agent counts when it registers
+                    job.ranks[member].connected, job.ranks[member].last_message_at = True, now
             case ConnectionLost(member=member, reason=reason):
-                losses.disconnected(job, member, reason)
+                losses.on_connection_lost(job, member, reason)
             case ProtocolBroken(member=member, reason=reason):
-                losses.broke(job, member, reason)
+                losses.on_protocol_broken(job, member, reason)
             case PlanMade():
-                startup.plan_made(job, happening)
+                startup.on_plan_made(job, given)
             case ShardsMade():
-                startup.shards_made(job, happening)
+                startup.on_shards_made(job, given)
             case CheckpointCommitted():
-                training.written(job, happening)
+                checkpoints.on_committed(job, given)
             case CheckpointCopySent():
-                training.copied(job, happening)
+                checkpoints.on_copied(job, given)
             case RestorableFound():
-                restarting.restorable(job, happening)
-            case Connected():
-                pass  # an agent; it counts when it registers
-        self._move(isinstance(happening, Tick))
-        training.commit_sent(job)
-        restarting.advance(job)
-        ending.advance(job)
-        return self._taken()
+                restart.on_restorable(job, given)
+        self._advance(patient=not isinstance(given, Tick))
+        return self._take_instructions()
 
-    def _move(self, late: bool) -> None:
-        """Go on with cuts and with shards that move; `late`: with what has come up to now."""
-        job = self._job
-        failure = death_cut.advance(job)
+    def _advance(self, patient: bool) -> None:
+        """Go on with everything in progress.
+
+        Args:
+            patient: more messages may arrive at once; wait for them before shards move.
+        """
+        job = self.job
+        failure = lost_workers.advance(job)
         if failure is not None:
             losses.fail(job, failure, counted=True)
-        slow = server_changes.advance(job, patient=not late) or table_placement.move(job, patient=not late)
-        if slow:
-            text = f"{slow} did not hand its shards over within {server_changes.HAND_OVER:.0f} s"
-            losses.fail(job, job.failure(job.of("server")[0], text, code="peer-lost"))
+        late = server_changes.advance(job, patient) or table_placement.advance(job, patient)
+        if late:
+            text = f"{late} did not hand its shards over within {server_changes.TRANSFER:.0f} s"
+            losses.fail(job, job.failure_of(job.ranks_of("server")[0], text, code="peer-lost"))
+        checkpoints.commit_complete(job)
+        restart.advance(job)
+        ending.advance(job)
 
-    def _taken(self) -> list[Instruction]:
-        out, self._job.out = self._job.out, []
-        return out
+    def _take_instructions(self) -> list[Instruction]:
+        instructions, self.job.instructions = self.job.instructions, []
+        return instructions
 
-    def _heard(self, member: Member, message: JobMessage) -> None:
-        job = self._job
+    def _on_message(self, member: Member, message: JobMessage) -> None:
+        job = self.job
         if member in job.refused:
-            return  # it was on its way when the connection was closed
-        why = self.refuses(member, message)
+            return  # it was sent before the connection was closed
+        why = self.why_refused(member, message)
         if why:
             why = f"{type(message).__name__}: {why}"
-            job.out.append(CloseConnection(member, why))
-            losses.broke(job, member, why)
-            return
-        match message:
-            case StopWanted() if member.role in ("agent", "coordinator"):
-                ending.stop(job, message)
-            case _ if member.role == "agent":
-                self._from_agent(member, message)
-            case _ if member in job.ranks:
-                self._from_rank(job.ranks[member], message)
+            job.instructions.append(CloseConnection(member, why))
+            losses.on_protocol_broken(job, member, why)
+        elif isinstance(message, StopWanted) and member.role in ("agent", "coordinator"):
+            ending.stop(job, message)
+        elif member.role == "agent":
+            self._on_agent_message(member, message)
+        elif member in job.ranks:
+            self._on_rank_message(job.ranks[member], message)
 
-    def _from_agent(self, agent: Member, message: JobMessage) -> None:
-        job = self._job
+    def _on_agent_message(self, agent: Member, message: JobMessage) -> None:
+        job = self.job
         match message:
             case Register():
-                startup.register(job, agent, message)
-            case ProcessStarted(member=member, pid=pid) if self._on(agent, member):
-                startup.started(job, job.ranks[member], pid)
-            case ProcessExited(member=member) if self._on(agent, member):
-                losses.exited(job, job.ranks[member], message)
-            case OutputLines(member=member) if self._was_on(agent, member):
-                training.lines(job, job.order.hosts[agent.rank].name, message)
-            case Stacks(member=member) if self._on(agent, member):
-                stacks.heard(job, job.ranks[member], message)
+                startup.on_register(job, agent)
+            case ProcessStarted(member=member, pid=pid) if self._is_on_host(agent, member):
+                startup.on_started(job, job.ranks[member], pid)
+            case ProcessExited(member=member) if self._is_on_host(agent, member):
+                losses.on_exited(job, job.ranks[member], message)
+            case OutputLines(member=member) if self._was_on_host(agent, member):
+                progress.on_output(job, job.order.hosts[agent.rank].name, message)
+            case Stacks(member=member) if self._is_on_host(agent, member):
+                job.stalls.on_stacks(job, job.ranks[member], message)
             case HostSample():
-                training.sample(job, agent, message)
+                progress.on_host_sample(job, agent, message)
             case ScaleWanted():
-                scaling.wanted(job, agent, message)
+                scaling.on_scale_wanted(job, agent, message)
             case CheckpointCopyDone():
-                training.copied(job, message)
+                checkpoints.on_copied(job, message)
             case _:
-                job.say_once(("unasked", str(agent)), f"{agent} sent a {type(message).__name__}, which is not its part")
+                self._notice_unexpected(agent, message)
 
-    def _on(self, agent: Member, member: Member) -> bool:
-        """Does this rank sit on that agent's host? An agent speaks for its own host only."""
-        return member in self._job.ranks and self._job.ranks[member].host == agent.rank
+    def _is_on_host(self, agent: Member, member: Member) -> bool:
+        """Whether this rank is on that agent's host; an agent reports its own host only."""
+        return member in self.job.ranks and self.job.ranks[member].host == agent.rank
 
-    def _was_on(self, agent: Member, member: Member) -> bool:
-        """The same of an earlier start of a rank, whose last lines may come late."""
-        newest = self._job.newest(member.role, member.rank)
-        return newest is not None and self._on(agent, Member(member.role, member.rank, newest))
+    def _was_on_host(self, agent: Member, member: Member) -> bool:
+        """The same, also for an earlier incarnation, whose last lines may arrive late."""
+        newest = self.job.newest_incarnation(member.role, member.rank)
+        return newest is not None and self._is_on_host(agent, Member(member.role, member.rank, newest))
 
-    def _from_rank(self, rank: Rank, message: JobMessage) -> None:
-        job = self._job
+    def _on_rank_message(self, rank: Rank, message: JobMessage) -> None:
+        job = self.job
         match message:
             case Join(pid=pid):
-                startup.joined(job, rank, pid)
-            case Prepare() if rank.member.role == "worker":
-                startup.prepared(job, rank, message)
+                startup.on_joined(job, rank, pid)
             case MemberReady():
-                startup.ready(job, rank, message)
-            case WorkerReport() if rank.member.role == "worker":
-                training.report(job, rank, message)
+                startup.on_ready(job, rank, message)
             case Heartbeat():
-                training.beat(job, rank, message)
+                progress.on_heartbeat(job, rank, message)
             case CutPosition():
-                training.position(job, rank, message)
-            case SaveBegin(step=step) if not message.tables:  # those were asked for
-                training.save_begun(job, rank, step)
-                if (rank.member.role, rank.member.rank) == ("worker", 0):
-                    table_placement.save(job, step)
+                checkpoints.on_position(job, rank, message)
+            case SaveBegin(step=step):
+                if not message.tables:  # these were asked for
+                    checkpoints.on_part_begun(job, rank, step)
+                    if (rank.member.role, rank.member.rank) == ("worker", 0):
+                        table_placement.ask_parts(job, step)
             case SaveEnd(step=step):
-                training.save_ended(job, rank, step, of_tables=message.tables)
-            case LostWorkerClocks() if rank.member.role == "server":
-                death_cut.held(job, message)
-            case NextClock() if rank.member.role == "worker":
-                example_division.drawn(job, rank, message)
-            case ShardCaughtUp() if rank.member.role == "server":
-                server_changes.caught_up(job, message)
-            case ShardHandedOver() if rank.member.role == "server":
-                server_changes.handed_over(job, rank, message)
+                checkpoints.on_part_ended(job, rank, step, of_tables=message.tables)
             case ServerUnreachable():
-                server_changes.unreachable(job, rank, message)
-            case ProtocolViolation(member=other, reason=reason) if other in job.ranks:
-                losses.broke(job, other, f"{reason} (to {rank.member})")
-            case ProtocolViolation():
-                pass  # an earlier start of that rank, which is over
-            case WorkerListens() if rank.member.role == "worker":
-                startup.listens(job, rank, message)
-            case TablesWanted() if rank.member.role == "worker":
-                table_placement.wanted(job, rank, lambda hosts: startup.enlist(job, hosts))
-            case TablesReady() | TablesCaughtUp() | TablesHandedOver() if rank.member.role == "server":
-                table_placement.heard(job, rank, message)
-            case SaveBegin():
-                pass
-            case StepUnfit() if rank.member.role == "worker":
-                restarting.unfit(job, rank, message)
-            case ScriptFinished(step=step) if rank.member.role == "worker":
-                training.finished(job, rank, step)
+                server_changes.on_unreachable(job, rank, message)
+            case ProtocolViolation(member=other, reason=reason):
+                if other in job.ranks:  # else it is an earlier incarnation, which is over
+                    losses.on_protocol_broken(job, other, f"{reason} (to {rank.member})")
+            case _ if rank.member.role == "worker":
+                self._on_worker_message(rank, message)
             case _:
-                name = type(message).__name__
-                job.say_once(("unasked", str(rank.member)), f"{rank.member} sent a {name}, which is not its part")
+                self._on_server_message(rank, message)
+
+    def _on_worker_message(self, worker: Rank, message: JobMessage) -> None:
+        job = self.job
+        match message:
+            case Prepare():
+                startup.on_prepared(job, worker, message)
+            case WorkerReport():
+                progress.on_report(job, worker, message)
+            case NextClock():
+                example_division.on_next_clock(job, worker, message)
+            case WorkerListens():
+                startup.on_listens(job, worker, message)
+            case TablesWanted():
+                table_placement.on_tables_wanted(job, worker, lambda hosts: startup.add_servers(job, hosts))
+            case StepUnfit():
+                restart.on_step_unfit(job, worker, message)
+            case ScriptFinished(step=step):
+                progress.on_script_finished(job, worker, step)
+            case _:
+                self._notice_unexpected(worker.member, message)
+
+    def _on_server_message(self, server: Rank, message: JobMessage) -> None:
+        job = self.job
+        match message:
+            case LostWorkerClocks():
+                lost_workers.on_clocks(job, message)
+            case ShardCaughtUp():
+                server_changes.on_caught_up(job, message)
+            case ShardHandedOver():
+                server_changes.on_handed_over(job, server, message)
+            case TablesReady() | TablesCaughtUp() | TablesHandedOver():
+                table_placement.on_table_server(job, server, message)
+            case _:
+                self._notice_unexpected(server.member, message)
+
+    def _notice_unexpected(self, member: Member, message: JobMessage) -> None:
+        text = f"{member} sent a {type(message).__name__}, which is not its part"
+        self.job.notice_once(("unasked", str(member)), text)
+
+
+def _why_refused(job: JobState, member: Member, message: JobMessage) -> str:
+    shards = len(job.shards.ranges)
+    match message:
+        case SaveBegin(step=step):
+            return _save(job, member, step)
+        case Prepare():
+            return _layout(message.layout)
+        case WorkerReport():
+            waiting = job.progress.reports.kept + len(message.steps)
+            return "" if waiting <= MOST_WAITING else f"numbers of {waiting} steps, more than {MOST_WAITING}"
+        case LostWorkerClocks():
+            named = {*message.clocks, *message.versions, *message.apart}
+            return _shard(max(named, default=0), shards) or _shard(min(named, default=0), shards)
+        case ShardCaughtUp(shard=shard, server=server):
+            return _shard(shard, shards) or _server(job, server)
+        case ShardHandedOver(shard=shard):
+            return _shard(shard, shards)
+        case TablesCaughtUp(shard=shard, server=server):
+            return _shard(shard, _shard_count(job.tables.placement)) or _server(job, server)
+        case TablesHandedOver(shard=shard):
+            return _shard(shard, _shard_count(job.tables.placement))
+        case ProtocolViolation():
+            return "" if message.member.role == "worker" else f"a complaint about {message.member}"
+    return ""
+
+
+def _save(job: JobState, member: Member, step: int) -> str:
+    """Called on the threads of connections too: it reads one attribute, and copies the set in one operation."""
+    told = job.progress.reports.step
+    if step > told + AHEAD:
+        return f"step {step}, where the furthest step told of is {told}"
+    sources = {source.rank for source in list(job.checkpoints.senders) if source.role == "worker"}
+    return "" if member.role == "server" or member.rank in sources else "it has no part in checkpoints"
+
+
+def _layout(layout: Layout) -> str:
+    total = 0
+    for each in layout.parameters:
+        total += 4 * each.size
+        if total > MOST_BYTES:
+            return f"parameters of more than {MOST_BYTES} bytes"
+    return ""
+
+
+def _shard_count(placement: ShardPlacement | None) -> int:
+    return len(placement.chains) if placement is not None else 0
+
+
+def _shard(index: int, shards: int) -> str:
+    if not shards:
+        return ""  # no shards are placed yet, or all processes start again
+    return "" if 0 <= index < shards else f"shard {index} of {shards}"
+
+
+def _server(job: JobState, rank: int) -> str:
+    return "" if job.newest_incarnation("server", rank) is not None else f"server/{rank}, which the job never had"

@@ -1,147 +1,245 @@
-"""Who is gone, and what becomes of the job: it survives a loss, or it ends of a failure.
+"""Failures and losses: which of them the job survives on the spot, by a restart, or not at all.
 
-A *loss* is the death of a process or of its host from outside: killed, crashed, vanished, out of reach. What a user's
-code did itself (an exception, an exit status) it would do again, so the job ends of it at once. Which of the two it was
-is known only after a moment (failures.py), since deaths cause each other; until then the restart is *settling*, and a
+A *loss* is the death of a process or of its host from outside: killed, crashed, vanished, out of reach. A failure of
+the user's code (an exception, an exit status) would come again, so the job ends of it at once. Deaths cause each
+other, so the first report is not always the cause (failures.py): until it is known the restart is *settling*, and a
 failure that is no loss, and follows from none, turns it into the job's end. A job survives `restart.max` losses.
+
+Under ps some losses lose nothing, and the job goes on from them without a restart. A server's death is survived when
+each of its shards has another member; a worker's when the optimizer steps on servers, so that its replacement finds
+all that it needs in the store, and (`wait`) a slot is free for it. A server's death restarts the job while a replaced
+worker still waits for its start values: the last clock of its predecessor that counts may be whole on that server and
+applied nowhere, and no worker would push it again. With the start values every shard, and every replica of it, has
+applied that clock.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import ending, example_division, surviving, training
-from psctl.coordinator.state.job_state import JobState, Rank, Recovery
+from psctl.coordinator.state import (
+    checkpoints,
+    ending,
+    example_division,
+    lost_workers,
+    progress,
+    server_changes,
+    table_placement,
+)
 from psctl.job import failures, lifecycle
 from psctl.job.process_messages import EndProcesses, ProcessExited, ProcessFailure
 from psctl.types import Member
 
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
 USED_UP = "restart.max in the job file says how many losses a job survives"
 
 
+class Losses(msgspec.Struct):
+    """The losses that the job has survived."""
+
+    survived: int = 0
+    last: ProcessFailure | None = None  # after which the job started again
+
+
+class Restart(msgspec.Struct):
+    """A restart of all processes; the phases are `lifecycle.RECOVERY`."""
+
+    phase: str
+    since: float
+    deadline: float
+    failures: list[ProcessFailure]
+    counted: bool = False  # the first failure was counted as a loss before
+
+    def move(self, trigger: str, deadline: float) -> None:
+        """Go to the next phase."""
+        self.phase = lifecycle.move(lifecycle.RECOVERY, self.phase, trigger)
+        self.deadline = deadline
+
+
 def fail(job: JobState, failure: ProcessFailure, *, counted: bool = False) -> None:
-    """Something failed: the job starts again, or ends.
+    """Restart or end the job after a failure.
 
     Args:
         job: the job.
-        failure: what.
-        counted: it is a loss that the job had gone on from (surviving.py), so it is known and counted already.
+        failure: what failed.
+        counted: it is a loss that the job had survived on the spot, so it is counted already.
     """
-    if job.recovery is not None and job.recovery.phase == "leaving":
-        job.recovery = None  # it starts again all the same, from the checkpoint before
-    recovery = job.recovery
+    if job.restart is not None and job.restart.phase == "leaving":
+        job.restart = None  # it restarts all the same, from the checkpoint before
+    restart = job.restart
     if job.ending is not None:
         ending.fail(job, failure)
-    elif recovery is not None and (failures.is_death(failure) or failures.may_follow(failure, recovery.failures)):
-        recovery.failures.append(failure)
+    elif restart is not None and (failures.is_death(failure) or failures.may_follow(failure, restart.failures)):
+        restart.failures.append(failure)
     elif not failures.is_death(failure):
-        give_up(job, [*(recovery.failures if recovery is not None else []), failure])
+        end_with(job, [*(restart.failures if restart is not None else []), failure])
     elif counted:
-        job.recovery = Recovery("settling", job.now, job.now, [failure], counted=True)
-    elif job.losses >= job.order.restarts:
+        job.restart = Restart("settling", job.now, job.now, [failure], counted=True)
+    elif job.losses.survived >= job.order.restarts:
         ending.fail(job, replace(failure, hint=failure.hint or _used_up(job)))
     else:
-        job.recovery = Recovery("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
+        job.restart = Restart("settling", job.now, job.now + failures.SETTLE_LOSS, [failure])
 
 
-def give_up(job: JobState, found: list[ProcessFailure]) -> None:
-    """The job does not start again: it ends of these failures."""
-    if job.recovery is not None:
-        job.recovery.phase = lifecycle.move(lifecycle.RECOVERY, job.recovery.phase, "give up")
-    ending.fail(job, *found, since=job.recovery.since if job.recovery is not None else job.now)
+def end_with(job: JobState, found: list[ProcessFailure]) -> None:
+    """End the job of these failures instead of a restart."""
+    since = job.now
+    if job.restart is not None:
+        job.restart.move("give up", job.now)
+        since = job.restart.since
+    ending.fail(job, *found, since=since)
 
 
 def _used_up(job: JobState) -> str:
     if job.order.restarts == 0:
         return ""
-    return f"the job has survived {job.losses} losses, and no more: {USED_UP}"
+    return f"the job has survived {job.losses.survived} losses, and no more: {USED_UP}"
 
 
-def exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
-    """A process ended."""
+# ---- what happens --------------------------------------------------------------------------------------------------
+
+
+def on_exited(job: JobState, rank: Rank, message: ProcessExited) -> None:
+    """A process has ended."""
     if rank.ended:
         return
     if message.failure is not None and rank.joined:
-        training.moved(job, rank, message.failure.step)
-    failure = message.failure or job.failure(rank, f"ended with status {message.status}", status=message.status)
-    failure = replace(failure, member=str(rank.member), host=job.host(rank))  # an agent speaks for its own host
+        progress.record_step(job, rank, message.failure.step)
+    failure = message.failure or job.failure_of(rank, f"ended with status {message.status}", status=message.status)
+    failure = replace(failure, member=str(rank.member), host=job.host_name(rank))  # an agent reports its own host only
     early = rank.member.role == "server" and job.ending is None and not rank.leaving
     trouble = early or (message.status != 0 and not rank.leaving)
     error = failure.exception if trouble else ""
-    if job.recovery is not None and job.recovery.phase not in ("settling", "leaving"):
+    if job.restart is not None and job.restart.phase not in ("settling", "leaving"):
         job.move_rank(rank, "stopped")  # as it was told to
     elif job.ending is None or job.ending.phase == "settling":
         job.move_rank(rank, "failed" if trouble else "ended", error)
-        if trouble and _goes_on(job, rank, failure):
-            pass
-        elif trouble:
-            fail(job, _with_step(job, failure, rank))
-        elif job.ending is None and job.recovery is None and not job.live("worker"):
+        if trouble:
+            _on_failed(job, rank, failure)
+        elif job.ending is None and job.restart is None and not job.live("worker"):
             ending.begin(job, "done", "draining", ending.DRAIN)
     elif message.status == 0:
         job.move_rank(rank, "ended")
     else:
         job.move_rank(rank, "stopped" if job.ending.phase == "killing" else "failed", error)
         if job.ending.phase == "cutting":
-            job.say(f"{job.where(rank)} failed while the job was stopped: {error}")
+            job.notice(f"{job.describe(rank)} failed while the job was stopped: {error}")
             ending.kill(job, job.grace, "a worker failed at the stop")
-    training.agreed(job, job.saves.without(rank.member))
-    example_division.without(job, rank.member)
+    checkpoints.remove_worker(job, rank.member)
+    example_division.remove_worker(job, rank.member)
     if not rank.connected:
-        training.give_up(job, {rank.member})
+        checkpoints.drop_waiting_for(job, rank.member)
 
 
-def _goes_on(job: JobState, rank: Rank, failure: ProcessFailure) -> bool:
-    """A signal is nobody's consequence: what can be survived on the spot need not settle."""
+def _on_failed(job: JobState, rank: Rank, failure: ProcessFailure) -> None:
+    """Survive on the spot or fail. A kill by signal is no consequence of another failure, so it need not settle."""
+    if not failure.step:  # the process could not report it: under bsp no rank is more than one step from another
+        known = max(rank.step, job.progress.reports.step) if rank.joined else 0
+        failure = replace(failure, step=known)
     killed = failure.status < 0 or rank.member.role == "server"
-    return killed and failures.is_death(failure) and surviving.goes_on(job, [rank], _with_step(job, failure, rank))
+    if not (killed and failures.is_death(failure) and survive(job, [rank], failure)):
+        fail(job, failure)
 
 
-def disconnected(job: JobState, member: Member, reason: str) -> None:
-    """A connection ended: of an agent, with it its host; of another, its agent will tell more."""
+def on_connection_lost(job: JobState, member: Member, reason: str) -> None:
+    """A connection ended. An agent's host is lost with it; the end of another process will be reported by its agent."""
     if member.role == "agent":
-        _host_lost(job, member.rank, reason)
+        _on_host_lost(job, member.rank, reason)
     elif member in job.ranks:
         rank = job.ranks[member]
         rank.connected, rank.lost_at = False, job.now
-        training.agreed(job, job.saves.without(member))
-        training.give_up(job, {member})
+        checkpoints.remove_worker(job, member)
+        checkpoints.drop_waiting_for(job, member)
 
 
-def broke(job: JobState, member: Member, reason: str) -> None:
-    """A member sent what it may not send: it is treated as lost, and its process is ended."""
+def on_protocol_broken(job: JobState, member: Member, reason: str) -> None:
+    """A member sent a message that it may not send: treat it as lost and end its process."""
     if member in job.refused:
         return
     job.refused.add(member)
     rank = job.ranks.get(member)
-    who = job.where(rank) if rank is not None else str(member)
-    job.say(f"{who} is refused: {reason}")
+    job.notice(f"{job.describe(rank) if rank is not None else member} is refused: {reason}")
     if rank is not None and not rank.ended:
-        job.tell(Member("agent", rank.host), EndProcesses([member], 0.0, reason))
-    disconnected(job, member, reason)
+        job.send(Member("agent", rank.host), EndProcesses([member], 0.0, reason))
+    on_connection_lost(job, member, reason)
 
 
-def _host_lost(job: JobState, host: int, reason: str) -> None:
+def _on_host_lost(job: JobState, host: int, reason: str) -> None:
     if host not in job.registered or host in job.lost_hosts:
         return
     job.lost_hosts.add(host)
-    job.saves.copying.clear()  # the copy was on its way to one of them, or will be told by CopySent
+    job.checkpoints.copying.clear()  # the copy was being sent to this host, or CopySent will report a problem
     name = job.order.hosts[host].name
-    there = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
-    for rank in there:
+    ranks = [rank for rank in job.ranks.values() if rank.host == host and not rank.ended]
+    for rank in ranks:
         job.move_rank(rank, "lost", f"{name} is lost")
-        training.agreed(job, job.saves.without(rank.member))
-        training.give_up(job, {rank.member})
-    if there:
+        checkpoints.remove_worker(job, rank.member)
+        checkpoints.drop_waiting_for(job, rank.member)
+    if ranks:
         text = f"{failures.HOST_LOST}: {name} is lost, or psctl's agent there died: {reason}"
-        failure = job.failure(there[0], text)
-        if not surviving.goes_on(job, there, failure):
+        failure = job.failure_of(ranks[0], text)
+        if not survive(job, ranks, failure):
             fail(job, failure)
     elif job.ending is None:
-        job.say(f"{name} is lost ({reason}); nothing of the job was there")
+        job.notice(f"{name} is lost ({reason}); nothing of the job was there")
 
 
-def _with_step(job: JobState, failure: ProcessFailure, rank: Rank) -> ProcessFailure:
-    """Add the step where the process could not tell it: under bsp no rank is more than one from another."""
-    known = max(rank.step, job.reports.step) if rank.joined else 0
-    return failure if failure.step else replace(failure, step=known)
+# ---- losses that are survived on the spot --------------------------------------------------------------------------
+
+
+def survive(job: JobState, lost: list[Rank], failure: ProcessFailure) -> bool:
+    """Go on without these ranks if that loses nothing; return False, with nothing changed, when it would."""
+    if job.ending is not None or job.restart is not None or job.losses.survived >= job.order.restarts:
+        return False
+    servers = [rank for rank in lost if rank.member.role == "server"]
+    workers = [rank for rank in lost if rank.member.role == "worker"]
+    if not all(_may_lose_worker(job, rank) for rank in workers):
+        return False
+    if servers and not all(_is_applied(job, rank) for rank in job.lost_workers.cuts):
+        return False
+    if servers and not _remove_servers(job, [rank.member.rank for rank in servers]):
+        return False
+    job.losses.survived += 1
+    if servers:
+        server_changes.on_lost(job, servers, failure.exception)
+        table_placement.announce(job)
+    for rank in workers:
+        lost_workers.on_lost(job, rank, failure.exception)
+    return True
+
+
+def _is_applied(job: JobState, rank: int) -> bool:
+    """Whether the last clock that counts of a lost worker is applied everywhere; else a server may have its only
+    copy."""
+    replacements = [each for each in job.live("worker") if each.member.rank == rank]
+    if replacements:  # a ready one has pulled the version after that clock
+        return all(each.ready for each in replacements)
+    behind = 2 + (job.order.staleness or 0)  # a worker at step k has read all clocks before k - 1 - s
+    return any(each.step >= job.lost_workers.cuts[rank] + behind for each in job.live("worker"))
+
+
+def _remove_servers(job: JobState, ranks: list[int]) -> bool:
+    """Remove servers from all chains, of parameters and of tables, if that loses nothing."""
+    parameters, tables = job.shards.placement, job.tables.placement
+    starting = not job.training and ("prepared" in job.startup.reached or tables is None)
+    if starting or not table_placement.may_lose(job, ranks) or (parameters is None and tables is None):
+        return False
+    if parameters is not None and not parameters.remove_lost(ranks):
+        return False
+    return tables is None or tables.remove_lost(ranks)
+
+
+def _may_lose_worker(job: JobState, rank: Rank) -> bool:
+    if not job.training or job.shards.placement is None:
+        return False
+    on_servers = job.plan is not None and job.plan.update == "server" and job.shards.ranges
+    if job.order.on_worker_loss == "restart" or not on_servers or not rank.decided:
+        return False
+    if lost_workers.is_replaced(job, rank):
+        return lost_workers.host_for_replacement(job, rank) is not None
+    return len(job.live("worker")) > 0

@@ -1,68 +1,81 @@
-"""psctl scale: more or fewer servers and workers while the job trains, or why not.
+"""psctl scale: another number of servers or workers while the job trains, or the reason why not.
 
-A server that comes is started like a replacement, and gets its share when it listens; one that goes hands its shards
-over first, and is told to leave when workers know that it holds nothing (server_changes.py). The servers stay 0, 1,
-...: the last ones go.
+An added server is started like a replacement, and gets its share when it listens; a removed one transfers its shards
+first, and is told to leave when workers know that it holds nothing (server_changes.py). The servers stay 0, 1, ...: the
+last ones leave.
 
-Another number of workers is another share of each clock's examples for everyone: all workers go to a common step, save
-and leave, and the new number starts from that checkpoint (restarting.py). No step is lost or done twice.
+Another number of workers changes every worker's share of each clock's examples: all workers go to a common step, save
+and leave, and the new number starts from that checkpoint (restart.py). No step is lost or done twice.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import msgspec
 from msgspec.structs import replace
 
-from psctl.coordinator.state import server_changes, table_placement, training
-from psctl.coordinator.state.job_state import JobState, Recovery
+from psctl.coordinator.state import checkpoints, losses, server_changes, table_placement
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted
-from psctl.orders import HostOrder
+from psctl.orders import HostOrder, JobOrder
 from psctl.types import Member
 
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState
+
 SERVERS_A_HOST = 64
-"""Servers for which a host may be asked: each is a process with the engine loaded."""
+"""Servers for which a host may be asked: each is a process that loads torch."""
 
 INSTEAD = "psctl stop {job} --save, then psctl checkpoint restore {job}@latest --workers N --servers M"
 
 
-def wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
-    """Do what is asked, or answer why not."""
+class Scaling(msgspec.Struct):
+    """Changes of the number of workers and servers."""
+
+    restarts: int = 0  # with another number of workers, or with `update: worker`
+    new_order: JobOrder | None = None  # after the restart in progress
+    leaving_servers: set[int] = msgspec.field(default_factory=set)
+
+
+def on_scale_wanted(job: JobState, agent: Member, message: ScaleWanted) -> None:
+    """Change the numbers as a person wants, or answer why not."""
     workers, servers = len(job.live("worker")), _servers(job)
     problem, hint = _refused(job, message)
     answer = ScaleAnswer(message.ticket, workers, servers, problem, hint.format(job=job.order.name))
-    job.tell(agent, answer)
+    job.send(agent, answer)
     if problem:
         return
     if message.workers is not None and message.workers != workers:
         _scale_workers(job, message.workers, servers if message.servers is None else message.servers)
     elif message.servers is not None and message.servers != servers:
-        job.say(f"psctl scale: from {servers} to {message.servers} servers")
+        job.notice(f"psctl scale: from {servers} to {message.servers} servers")
         _scale_servers(job, servers, message.servers)
 
 
 def _servers(job: JobState) -> int:
-    return len([rank for rank in job.live("server") if not rank.leaving and rank.member.rank not in _going(job)])
-
-
-def _going(job: JobState) -> set[int]:
-    return job.going
+    leaving = job.scaling.leaving_servers
+    return len([rank for rank in job.live("server") if not rank.leaving and rank.member.rank not in leaving])
 
 
 def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     """Return why it cannot be done, and what to do instead; two empty texts when it can."""
     if job.ending is not None:
         return "the job is ending", "psctl status {job}"
-    if job.recovery is not None or not job.training or job.plan is None:
+    if job.restart is not None or not job.training or job.plan is None:
         return "the job does not train yet", "try again when it makes steps: psctl attach {job}"
     if all(rank.finished for rank in job.live("worker")):
         return "its workers have come to their end", "psctl status {job}"
     if job.plan.chosen != "ps":
         text = f"strategy {job.plan.chosen} sums over a fixed number of workers and has no servers"
         return text, f"set strategy: ps, or {INSTEAD}"
-    if message.workers is not None and seats(job, message.workers) is None:
+    if message.workers is not None and hosts_for_workers(job, message.workers) is None:
         slots = sum(max(host.slots, host.workers) for host in _living(job).values())
         return f"{message.workers} workers do not fit: the job's hosts have {slots} slots", INSTEAD
-    if message.workers is not None and job.replacing:
-        return f"{job.where(job.replacing[0])} is being started again", "try again when it trains: psctl attach {job}"
+    if message.workers is not None and job.workers_being_replaced:
+        return (
+            f"{job.describe(job.workers_being_replaced[0])} is being started again",
+            "try again when it trains: psctl attach {job}",
+        )
     if message.servers is None:
         return "", ""
     if message.servers < 1:
@@ -76,8 +89,8 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
     most = SERVERS_A_HOST * len(hosts)
     if message.servers > max(most, _servers(job)):
         return f"{message.servers} servers do not fit: {SERVERS_A_HOST} a host are {most}", "ask for fewer servers"
-    held = job.tables.holdings
-    moving = job.holdings is None or not job.holdings.settled or (held is not None and not held.settled)
+    held = job.tables.placement
+    moving = job.shards.placement is None or not job.shards.placement.settled or (held is not None and not held.settled)
     if moving or job.tables.asked or any(not rank.ready for rank in job.live("server")):
         return "servers are coming or going already", "try again when they have: psctl attach {job}"
     return "", ""
@@ -87,7 +100,7 @@ def _living(job: JobState) -> dict[int, HostOrder]:
     return {agent.rank: job.order.hosts[agent.rank] for agent in job.agents}
 
 
-def seats(job: JobState, workers: int) -> list[HostOrder] | None:
+def hosts_for_workers(job: JobState, workers: int) -> list[HostOrder] | None:
     """Return the hosts with so many workers: more go to free slots in the roster's order, fewer leave from its end;
     None when there are too few slots."""
     hosts = list(job.order.hosts)
@@ -104,34 +117,34 @@ def seats(job: JobState, workers: int) -> list[HostOrder] | None:
 
 
 def _scale_workers(job: JobState, workers: int, servers: int) -> None:
-    """All go to a common step, save and leave; restarting.py starts the new number from there."""
-    hosts = seats(job, workers)
+    """All go to a common step, save and leave; restart.py starts the new number from there."""
+    hosts = hosts_for_workers(job, workers)
     assert hosts is not None, "they fit: it was looked at"
     assert job.plan is not None
     before = len(job.live("worker"))
-    job.say(f"psctl scale: from {before} to {workers} workers, which start again from a common step")
-    job.rescaled = replace(job.order, hosts=hosts, servers=servers, strategy=job.plan.chosen)
-    reason = job.failure(job.of("worker")[0], f"the job could not be started again with {workers} workers")
-    job.recovery = Recovery("leaving", job.now, job.now + job.order.stall_timeout, [reason])
-    training.propose(job, save=True, stop=True)
+    job.notice(f"psctl scale: from {before} to {workers} workers, which start again from a common step")
+    job.scaling.new_order = replace(job.order, hosts=hosts, servers=servers, strategy=job.plan.chosen)
+    reason = job.failure_of(job.ranks_of("worker")[0], f"the job could not be started again with {workers} workers")
+    job.restart = losses.Restart("leaving", job.now, job.now + job.order.stall_timeout, [reason])
+    checkpoints.propose_step(job, save=True, stop=True)
 
 
 def _scale_servers(job: JobState, now: int, then: int) -> None:
-    assert job.holdings is not None
+    assert job.shards.placement is not None
     assert job.plan is not None
     job.order = replace(job.order, servers=then)
     if then < now:
         ranks = sorted(rank.member.rank for rank in job.live("server"))
-        job.going = set(ranks[then:])
-        job.holdings.leave(ranks[then:])
-        if job.tables.holdings is not None:
-            job.tables.holdings.leave(ranks[then:])
-        server_changes.tell(job)
-        table_placement.tell(job)
+        job.scaling.leaving_servers = set(ranks[then:])
+        job.shards.placement.release(ranks[then:])
+        if job.tables.placement is not None:
+            job.tables.placement.release(ranks[then:])
+        server_changes.announce(job)
+        table_placement.announce(job)
         job.plan = replace(job.plan, servers=job.plan.servers[:then])
         return
     for number in range(now, then):
-        host = server_changes.emptiest(job)
+        host = server_changes.emptiest_host(job)
         assert host is not None, "there is a host for servers: it was looked at"
-        server_changes.order(job, number, host)
+        server_changes.start_server(job, number, host)
         job.plan = replace(job.plan, servers=[*job.plan.servers[:number], host])

@@ -1,107 +1,89 @@
-"""Servers of a running job: deaths with replicas, replacements, joins, leaves. What shards do then is
-shard_placement.py's."""
+"""Servers of a running job: losses, replacements, joins, releases, and the shards of parameters that they hold."""
 
 from __future__ import annotations
 
-from psctl.coordinator.state import example_division, sum_order, training
-from psctl.coordinator.state.instructions import DiscardCheckpoint, ShardsMade, StartMember
-from psctl.coordinator.state.job_state import JobState, Rank
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psctl.coordinator.state import checkpoints, example_division, sum_order
+from psctl.coordinator.state.instructions import ShardsMade, StartMember
 from psctl.job import events
 from psctl.job.environment import server_environment
 from psctl.job.membership_messages import Reassign, ServerUnreachable, ShardCaughtUp, ShardHandedOver
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.training_messages import Decision, Leave, Resume
-from psctl.types import Assignment, Member, ServerAt
+from psctl.types import Address, Assignment, Member, ServerAt, Shard
 
-HAND_OVER = 30.0
-"""Seconds in which a server must have handed its shards over: it has at most one clock to finish."""
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
+TRANSFER = 30.0
+"""Seconds in which a server must have transferred its shards: it has at most one clock to finish."""
 
 
-def replicas(job: JobState, servers: int) -> int:
+class Shards(msgspec.Struct):
+    """The shards of parameters and their servers, under ps from the decision on."""
+
+    ranges: list[Shard] = msgspec.field(default_factory=list)
+    placement: ShardPlacement | None = None
+    spare: int = 0  # how many servers may be lost at once, as people were told
+
+
+def replica_count(job: JobState, servers: int) -> int:
     """Return how many copies beyond the first each shard has."""
     wanted = job.order.replicas
     return min(1, servers - 1) if wanted is None else wanted
 
 
-def begin(job: JobState, made: ShardsMade) -> Assignment:
+def server_place(rank: Rank, address: Address | None) -> ServerPlace:
+    """Return the place of a server whose shards, of parameters or of tables, are reached at this address."""
+    assert address is not None, "a server that holds shards has sent its address"
+    return ServerPlace(ServerAt(rank.member.rank, rank.member.incarnation, address), rank.host)
+
+
+def place_shards(job: JobState, made: ShardsMade) -> Assignment:
     """Give all shards to the servers, which listen; return the first assignment."""
-    servers = job.of("server")
-    before = -1 if job.holdings is None else job.holdings.epoch
-    job.shards = made.shards
-    job.holdings = ShardPlacement(made.sizes, replicas(job, len(servers)), map(place_of, servers), before + 1)
-    job.spare = job.holdings.spare
-    _note_senders(job, job.holdings)
-    return job.holdings.assignment
-
-
-def leaves_out(job: JobState) -> bool:
-    """Whether workers keep what their pushes leave out, which belongs into checkpoints."""
-    return job.plan is not None and job.plan.chosen == "ps" and job.order.compression.feedback
-
-
-def place_of(rank: Rank) -> ServerPlace:
-    """Return where a server that listens is."""
-    assert rank.address is not None, "it has said where it listens"
-    return ServerPlace(ServerAt(rank.member.rank, rank.member.incarnation, rank.address), rank.host)
+    servers = job.ranks_of("server")
+    before = job.shards.placement
+    places = [server_place(rank, rank.address) for rank in servers]
+    epoch = 0 if before is None else before.epoch + 1
+    placement = ShardPlacement(made.sizes, replica_count(job, len(servers)), places, epoch)
+    job.shards = Shards(made.shards, placement, placement.spare)
+    _record_senders(job, placement)
+    return placement.assignment
 
 
 def decision(job: JobState, resume: Resume | None, assignment: Assignment) -> Decision:
-    """Return how gradients are synchronised, as a rank is told."""
+    """Return the message that tells a rank how gradients are synchronized."""
     assert job.plan is not None
-    assert job.layout is not None
+    assert job.startup.layout is not None
+    order, plan = job.order, job.plan
     return Decision(
-        strategy=job.plan.chosen, update=job.plan.update, layout=job.layout, shards=job.shards, assignment=assignment,
-        resume=resume, options=job.plan.options, staleness=job.order.staleness, period=job.order.period,
-        elastic=job.order.on_worker_loss == "continue" and job.plan.update == "server",
-        compression=job.order.compression, hosts=job.together or (), auto=job.order.update == "auto",
-        sums=sum_order.recorded(job),
+        strategy=plan.chosen, update=plan.update, layout=job.startup.layout, shards=job.shards.ranges,
+        assignment=assignment, resume=resume, options=plan.options, staleness=order.staleness, period=order.period,
+        elastic=order.on_worker_loss == "continue" and plan.update == "server",
+        compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
+        sums=sum_order.record(job),
     )  # fmt: skip
 
 
-def order(job: JobState, number: int, host: int) -> Rank:
-    """Have a server started in mid-run: a new one, or the next incarnation of one that died."""
-    job.forget("server", number)
-    there = [rank for rank in job.live("server") if rank.host == host]
-    rank = job.add("server", number, host, len(there))
-    job.tell_state(rank)
-    environment = server_environment(job.order, job.order.hosts[host], len(there) + 1)
-    job.out.append(StartMember(rank.member, len(job.of("worker")), host, rank.local_rank, environment))
-    return rank
+def start_server(job: JobState, number: int, host: int) -> None:
+    """Start a server in mid-run: a new one, or the next incarnation of a lost one."""
+    job.remove_rank("server", number)
+    local_rank = sum(rank.host == host for rank in job.live("server"))
+    rank = job.add_rank("server", number, host, local_rank)
+    start_rank(job, rank, server_environment(job.order, job.order.hosts[host], local_rank + 1))
 
 
-def ready(job: JobState, rank: Rank) -> None:
-    """A server that was started in mid-run listens: it is told what is so, and gets its share."""
-    assert job.holdings is not None
-    rank.decided = True
-    job.tell(rank.member, decision(job, job.resume, job.holdings.assignment))
-    example_division.newcomer(job, rank)
-    job.holdings.joined(place_of(rank))
-    abandon(job, f"{rank.member} joins")
-    job.say(f"{job.where(rank)} takes part")
-    tell(job)
+def start_rank(job: JobState, rank: Rank, environment: dict[str, str]) -> None:
+    """Have a rank's process started."""
+    job.append_state(rank)
+    world = len(job.ranks_of("worker"))
+    job.instructions.append(StartMember(rank.member, world, rank.host, rank.local_rank, environment))
 
 
-def lost(job: JobState, ranks: list[Rank], reason: str) -> None:
-    """Servers died, and each of their shards has another member (`ShardPlacement.lost`): go on, replace them."""
-    for rank in ranks:
-        job.append(events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host(rank), reason=reason))
-        job.going.discard(rank.member.rank)
-    abandon(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
-    if job.holdings is not None:
-        tell(job)  # before anything else: training waits for this
-    for rank in ranks:
-        host = _host_for(job, rank)
-        if host is None:
-            job.say(f"no host is left for another {rank.member}; its shards lie on the others")
-        else:
-            order(job, rank.member.rank, host)
-
-
-def _host_for(job: JobState, rank: Rank) -> int | None:
-    return rank.host if rank.host not in job.lost_hosts else emptiest(job)
-
-
-def emptiest(job: JobState) -> int | None:
+def emptiest_host(job: JobState) -> int | None:
     """Return the host with the fewest servers of those that may hold one; None when none may."""
     load = {agent.rank: 0 for agent in job.agents if job.order.hosts[agent.rank].may_serve}
     for each in job.live("server"):
@@ -110,102 +92,130 @@ def emptiest(job: JobState) -> int | None:
     return min(load, key=lambda host: (load[host], host), default=None)
 
 
-def caught_up(job: JobState, message: ShardCaughtUp) -> None:
-    """A server has all of a shard that it is to hold."""
-    if job.holdings is not None:
-        job.holdings.caught_up(message.epoch, message.shard, message.server)
+# ---- what happens --------------------------------------------------------------------------------------------------
 
 
-def handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
-    """A server answers nothing any more for a shard that moved."""
-    if job.holdings is not None:
-        job.holdings.handed_over(message.shard, rank.member.rank)
+def on_ready(job: JobState, rank: Rank) -> None:
+    """A server that was started in mid-run listens: send it the decision and give it its share."""
+    placement = job.shards.placement
+    assert placement is not None
+    rank.decided = True
+    job.send(rank.member, decision(job, job.resume, placement.assignment))
+    example_division.send_past_changes(job, rank)
+    placement.add_server(server_place(rank, rank.address))
+    checkpoints.drop_incomplete(job, f"{rank.member} joins")
+    job.notice(f"{job.describe(rank)} takes part")
+    announce(job)
 
 
-def unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:
-    """A rank lost a server. If that is dead, its agent tells; else the two try again and people are told."""
+def on_lost(job: JobState, ranks: list[Rank], reason: str) -> None:
+    """Go on without lost servers, which are removed from all chains already, and start their replacements."""
+    for rank in ranks:
+        job.append_event(
+            events.ServerLost(time=job.time, rank=rank.member.rank, host=job.host_name(rank), reason=reason)
+        )
+        job.scaling.leaving_servers.discard(rank.member.rank)
+    checkpoints.drop_incomplete(job, f"{', '.join(str(rank.member) for rank in ranks)} died")
+    if job.shards.placement is not None:
+        announce(job)  # before anything else: training waits for this
+    for rank in ranks:
+        host = rank.host if rank.host not in job.lost_hosts else emptiest_host(job)
+        if host is None:
+            job.notice(f"no host is left for another {rank.member}; its shards lie on the others")
+        else:
+            start_server(job, rank.member.rank, host)
+
+
+def on_caught_up(job: JobState, message: ShardCaughtUp) -> None:
+    """A server that is being filled with a shard has the newest clock."""
+    if job.shards.placement is not None:
+        job.shards.placement.on_caught_up(message.epoch, message.shard, message.server)
+
+
+def on_handed_over(job: JobState, rank: Rank, message: ShardHandedOver) -> None:
+    """A server has stopped to answer for a shard that moved."""
+    if job.shards.placement is not None:
+        job.shards.placement.on_transferred(message.shard, rank.member.rank)
+
+
+def on_unreachable(job: JobState, rank: Rank, message: ServerUnreachable) -> None:
+    """A rank cannot reach a server. If that is lost, its agent reports it; else people are told, and the two retry."""
     server = Member("server", message.server, message.incarnation)
     if server in job.ranks and not job.ranks[server].ended:
-        text = f"{job.where(rank)} does not reach {server}, which runs: {message.reason}"
-        job.say_once(("unreachable", (rank.member, server)), text)
+        text = f"{job.describe(rank)} does not reach {server}, which runs: {message.reason}"
+        job.notice_once(("unreachable", (rank.member, server)), text)
 
 
 def advance(job: JobState, patient: bool) -> str:
-    """Go on with what moves; return which server keeps a hand-over from its end, or "".
+    """Go on with shards that move; return the server whose transfer is late, or "".
 
     Args:
-        patient: more may be heard at once; wait for it before a new assignment is made.
+        job: the job.
+        patient: more messages may arrive at once; wait for them before a new assignment is made.
     """
-    holdings = job.holdings
-    if holdings is None or not job.training or (job.leaving and not job.coming_to_rest):
+    placement = job.shards.placement
+    if placement is None or not job.training or (job.all_processes_end and not job.moves_to_common_step):
         return ""
-    if not job.leaving and not job.deaths and not holdings.settled:  # a cut needs its shards to stay where they are
-        epoch = holdings.epoch
-        holdings.advance(patient)
-        if holdings.epoch != epoch:
-            abandon(job, "shards move")
-            job.handing_since = job.now
-    tell(job)
-    if holdings.handing and job.now - job.handing_since >= HAND_OVER:
-        return f"server/{next(iter(holdings.handing.values()))}"
-    return ""
+    # Servers can be asked for the clocks of a lost worker only while shards stay where they are.
+    may_move = not job.all_processes_end and not job.lost_workers.deaths
+    if may_move and placement.advance(patient, job.now):
+        checkpoints.drop_incomplete(job, "shards move")
+    announce(job)
+    return placement.late_transfer(job.now, TRANSFER)
 
 
-def tell(job: JobState) -> None:
-    """Tell servers and workers what changed: servers first."""
-    assert job.holdings is not None
-    if job.holdings.servers_told != job.holdings.epoch:
-        _note_senders(job, job.holdings)
-        _tell_spare(job, job.holdings.spare)
-    for role, news in (("server", job.holdings.news_for_servers), ("worker", job.holdings.news_for_workers)):
+def announce(job: JobState) -> None:
+    """Send a changed assignment to servers, and then to workers."""
+    placement = job.shards.placement
+    assert placement is not None
+    if placement.announced != placement.epoch:
+        _record_senders(job, placement)
+        _notice_spare(job, placement.spare)
+    for role, news in (("server", placement.news_for_servers), ("worker", placement.news_for_workers)):
         assignment = news()
         if assignment is not None:
             for rank in job.live(role):
                 if rank.decided:
-                    job.tell(rank.member, Reassign(assignment))
-    job.holdings.may_go()
-    dismiss(job)
+                    job.send(rank.member, Reassign(assignment))
+    placement.forget_released()
+    dismiss_released(job)
 
 
-def dismiss(job: JobState) -> None:
-    """Let servers go that were to leave, and hold neither parameters nor tables any more."""
-    if not job.going:
-        return  # asked at every event
-    holding = [each.places for each in (job.holdings, job.tables.holdings) if each is not None]
+def dismiss_released(job: JobState) -> None:
+    """Tell released servers to leave when they hold neither parameters nor tables."""
+    leaving = job.scaling.leaving_servers
+    if not leaving:
+        return  # called at every input
+    placements = [each for each in (job.shards.placement, job.tables.placement) if each is not None]
     for rank in job.live("server"):
         number = rank.member.rank
-        if number in job.going and not rank.leaving and not any(number in places for places in holding):
+        if number in leaving and not rank.leaving and not any(number in each.places for each in placements):
             rank.leaving = True
-            job.going.discard(number)
-            job.tell(rank.member, Leave("the job goes on with fewer servers"))
+            leaving.discard(number)
+            job.send(rank.member, Leave("the job goes on with fewer servers"))
 
 
-def _note_senders(job: JobState, holdings: ShardPlacement) -> None:
-    """Enter who must send a part of each checkpoint: where servers step, those that lead a shard."""
-    if job.plan is None or job.plan.update != "server" or not holdings.chains:
+def _record_senders(job: JobState, placement: ShardPlacement) -> None:
+    """Make the primaries send parts of checkpoints, where the optimizer steps on servers."""
+    if job.plan is None or job.plan.update != "server" or not placement.chains:
         return
-    leading = {chain[0] for chain in holdings.chains}
-    servers = {rank.member for rank in job.live("server") if rank.member.rank in leading}
-    job.saves.sources = {each for each in job.saves.sources if each.role == "worker"} | servers
+    primaries = {chain[0] for chain in placement.chains}
+    servers = {rank.member for rank in job.live("server") if rank.member.rank in primaries}
+    workers = {each for each in job.checkpoints.senders if each.role == "worker"}
+    job.checkpoints.senders = workers | servers
 
 
-def _tell_spare(job: JobState, spare: int) -> None:
-    """Say how many copies shards have, when that changes: it is what the next death costs."""
-    if spare == job.spare:
+def _notice_spare(job: JobState, spare: int) -> None:
+    """Tell people how many copies shards have, when that changes: the cost of the next loss depends on it."""
+    if spare == job.shards.spare:
         return
-    if spare > job.spare:
-        job.say(f"every shard is on {spare + 1} servers again")
+    if spare > job.shards.spare:
+        job.notice(f"every shard is on {spare + 1} servers again")
     elif spare > 0:
-        job.say(f"some shards are on {spare + 1} servers only, until others are filled")
+        job.notice(f"some shards are on {spare + 1} servers only, until others are filled")
     else:
-        back = job.saves.checkpoint() or "the start"
-        job.say(f"some shards are on one server only: were it to die before another is filled, all go back to {back}")
-    job.spare = spare
-
-
-def abandon(job: JobState, why: str) -> None:
-    """Checkpoints whose parts are on their way would mix what was before and after a move: give them up."""
-    for step in job.saves.abandon():
-        job.out.append(DiscardCheckpoint(step))
-        job.say(f"the checkpoint of step {step} is given up: {why}")
-        training.saved(job, step, why)
+        back = job.checkpoints.newest_name() or "the start"
+        job.notice(
+            f"some shards are on one server only: were it to die before another is filled, all go back to {back}"
+        )
+    job.shards.spare = spare

@@ -1,68 +1,70 @@
-"""In which order gradients are summed: it depends on which ranks share a host, so it is recorded, shown and kept.
+"""The order in which gradients are summed: it depends on which ranks share a host, so it is recorded, shown and kept.
 
-Floating-point sums depend on their grouping. Under ps in step the ranks of a host are summed first
-(ps/dense/host_sums.py): the groups are settled once a job, are in every checkpoint, and a job that goes on from one
-with
+Floating-point sums depend on their grouping. Under ps with `bsp` the ranks of a host are summed first
+(ps/dense/host_sums.py). The groups are chosen once a job and are in every checkpoint; a job that goes on from one with
 as many workers takes its groups, wherever its ranks are now. A collective sums as its schedule says, which is made for
-the hosts; where a job goes on with another schedule it says so.
+the hosts; a job that goes on with another schedule appends a notice.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from psctl.coordinator.state.job_state import JobState
 from psctl.types import PLAIN
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-def settle(job: JobState) -> None:
-    """Settle the groups, once a job, when the strategy is chosen; say so where they are not the checkpoint's."""
-    if job.together is None:
+def choose_groups(job: JobState) -> None:
+    """Choose the groups, once a job, when the strategy is known; append a notice if they differ from the
+    checkpoint's."""
+    if job.host_groups is None:
         saved = _saved(job)
-        job.together = here(job) if saved is None else saved
+        job.host_groups = groups_by_host(job) if saved is None else saved
         if saved is None and _differs(job):
-            job.say(
+            job.notice(
                 "gradients are summed in another order than before the checkpoint, for its strategy or its ranks' "
                 "places were others: bits may differ"
             )
 
 
-def here(job: JobState) -> Groups:
+def groups_by_host(job: JobState) -> Groups:
     """Return the workers that share a host, where a host's gradients are summed before they leave it (one push a host):
     in step, as they are, and where there is another host for them to go to."""
     if not _grouped(job) or len(job.order.hosts) == 1:
         return ()
     found: dict[int, list[int]] = {}
-    for rank in job.of("worker"):
+    for rank in job.ranks_of("worker"):
         found.setdefault(rank.host, []).append(rank.member.rank)
     return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
 
 
-def recorded(job: JobState) -> dict[str, Any]:
+def record(job: JobState) -> dict[str, Any]:
     """Return what checkpoints hold of the order."""
-    assert job.plan is not None, "it is settled with the plan"
-    return {"groups": [list(group) for group in job.together or ()], "schedule": _plain(job.plan.options)}
+    assert job.plan is not None, "it is known with the plan"
+    return {"groups": [list(group) for group in job.host_groups or ()], "schedule": _plain(job.plan.options)}
 
 
-def in_words(job: JobState) -> str:
+def describe(job: JobState) -> str:
     """Return the order for people."""
-    assert job.plan is not None, "it is settled with the plan"
-    if len(job.of("worker")) == 1:
+    assert job.plan is not None, "it is known with the plan"
+    if len(job.ranks_of("worker")) == 1:
         return "of one worker"
     if job.plan.chosen != "ps":
         return f"as {job.plan.chosen} joins them"
     if job.order.staleness is None:
         return "each push by itself"
-    groups = [_group(job, group) for group in job.together or ()]
+    groups = [_group(job, group) for group in job.host_groups or ()]
     return f"by host, {' + '.join(groups)}, then the others in rank order" if groups else "in rank order"
 
 
 def _group(job: JobState, group: tuple[int, ...]) -> str:
-    hosts = {job.host(rank) for rank in job.of("worker") if rank.member.rank in group}
+    hosts = {job.host_name(rank) for rank in job.ranks_of("worker") if rank.member.rank in group}
     ranks = f"({', '.join(map(str, group))})"
     return f"{hosts.pop()} {ranks}" if len(hosts) == 1 else ranks
 
@@ -77,7 +79,7 @@ def _before(job: JobState) -> dict[str, Any] | None:
     """Return what the checkpoint that the job goes on from holds of the order, if as many workers go on."""
     state = job.resume.state if job.resume is not None else {}
     found = state.get("sums")
-    return found if isinstance(found, dict) and state.get("world") == len(job.of("worker")) else None
+    return found if isinstance(found, dict) and state.get("world") == len(job.ranks_of("worker")) else None
 
 
 def _saved(job: JobState) -> Groups | None:
@@ -87,7 +89,7 @@ def _saved(job: JobState) -> Groups | None:
         return None
     groups = tuple(tuple(group) for group in before.get("groups") or ())
     ranks = [rank for group in groups for rank in group]
-    fit = len(set(ranks)) == len(ranks) and set(ranks) <= {rank.member.rank for rank in job.of("worker")}
+    fit = len(set(ranks)) == len(ranks) and set(ranks) <= {rank.member.rank for rank in job.ranks_of("worker")}
     return groups if fit else None
 
 
@@ -98,7 +100,7 @@ def _plain(options: dict[str, Any]) -> Any:
 
 def _differs(job: JobState) -> bool:
     before = _before(job)
-    if before is None or job.plan is None or job.resume is None or len(job.of("worker")) == 1:
+    if before is None or job.plan is None or job.resume is None or len(job.ranks_of("worker")) == 1:
         return False
     same = job.resume.state.get("strategy") == job.plan.chosen and before.get("schedule") == _plain(job.plan.options)
-    return not same or [list(group) for group in job.together or ()] != list(before.get("groups") or ())
+    return not same or [list(group) for group in job.host_groups or ()] != list(before.get("groups") or ())

@@ -1,19 +1,20 @@
-"""Which servers hold additive tables, and which shard of them which server has: deaths, joins and leaves included.
+"""The servers that hold additive tables (`run.store()`), and the servers of each of their shards.
 
 A store may be opened before `prepare`, when there is no plan yet. Then as many servers as `servers:` says, else one,
-are started, on hosts without workers first; a plan that wants servers later begins with these and adds what it lacks.
-All servers of a job hold tables from then on, those that come later too.
+are started, on hosts without workers first; a plan that wants servers later begins with these and adds the missing
+ones. All servers of a job hold tables from then on, also those that are started later.
 
-All stores are cut into the same shards, and the shards' chains are kept as those of parameters are
-(shard_placement.py): one Holdings for all stores, with epochs of its own.
+All stores are cut into the same shards. One placement serves all stores, with epochs of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from psctl.coordinator.state import server_changes
-from psctl.coordinator.state.job_state import JobState, Rank
+import msgspec
+
+from psctl.coordinator.state import checkpoints, server_changes
 from psctl.job.shard_placement import ServerPlace, ShardPlacement
 from psctl.job.table_server_messages import (
     ServeTables,
@@ -23,21 +24,63 @@ from psctl.job.table_server_messages import (
     TablesHandedOver,
     TablesReady,
     TablesSave,
-    TablesWanted,
 )
 from psctl.orders import JobOrder
-from psctl.types import Member, ServerAt, TensorSlice
+from psctl.types import Address, Member, TensorSlice
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
 
 SHARDS_A_SERVER = 4
 """So that a store's shards can be spread evenly over another number of servers."""
 
 FEWEST = 8
-"""Shards of a store at least, so that servers which come later have something to take."""
-
-Message = TablesWanted | TablesReady | TablesCaughtUp | TablesHandedOver
+"""Shards of a store at least, so that servers that are added later can hold some."""
 
 
-def places(order: JobOrder) -> list[int]:
+class TableServers(msgspec.Struct):
+    """The servers that hold tables."""
+
+    since: float = 0.0
+    """When the first worker wanted to open a store."""
+    asked: set[Member] = msgspec.field(default_factory=set)
+    """Workers without an answer."""
+    answered: set[Member] = msgspec.field(default_factory=set)
+    """Workers that receive changes."""
+    first: list[Member] = msgspec.field(default_factory=list)
+    """The servers that begin."""
+    ordered: set[Member] = msgspec.field(default_factory=set)
+    """Servers that were told to hold tables."""
+    addresses: dict[Member, Address] = msgspec.field(default_factory=dict)
+    placement: ShardPlacement | None = None
+    """The servers of each shard, once all of the first listen."""
+
+
+def on_tables_wanted(job: JobState, rank: Rank, start: Callable[[list[int]], None]) -> None:
+    """A worker wants to open a store.
+
+    Args:
+        job: the job.
+        rank: the worker.
+        start: starts servers on these hosts.
+    """
+    if job.all_processes_end:
+        return
+    tables = job.tables
+    tables.since = tables.since or job.now
+    tables.asked.add(rank.member)
+    if not tables.first:
+        if not job.ranks_of("server"):
+            start(hosts_for_tables(job.order))
+        tables.first = [server.member for server in job.live("server")]
+    if not tables.first:
+        problem, hint = _no_server(job.order)
+        job.send(rank.member, TablesAt([], problem=problem, hint=hint))
+        tables.asked.clear()
+    advance_start(job)
+
+
+def hosts_for_tables(order: JobOrder) -> list[int]:
     """Return the host of each server that is started for tables: in turn, hosts with the fewest workers first."""
     hosts = sorted(
         (index for index, host in enumerate(order.hosts) if host.may_serve), key=lambda at: order.hosts[at].workers
@@ -46,170 +89,135 @@ def places(order: JobOrder) -> list[int]:
     return [hosts[at % len(hosts)] for at in range(count)] if hosts else []
 
 
-def wanted(job: JobState, rank: Rank, start: Callable[[list[int]], None]) -> None:
-    """A worker wants to open a store.
-
-    Args:
-        start: starts servers on these hosts.
-    """
-    if job.leaving:
-        return
-    tables = job.tables
-    tables.since = tables.since or job.now
-    tables.asked.add(rank.member)
-    if not tables.first:
-        if not job.of("server"):
-            start(places(job.order))
-        tables.first = [server.member for server in job.live("server")]
-    if not tables.first:
-        problem, hint = _none(job.order)
-        job.tell(rank.member, TablesAt([], problem=problem, hint=hint))
-        tables.asked.clear()
-    advance(job)
-
-
-def _none(order: JobOrder) -> tuple[str, str]:
+def _no_server(order: JobOrder) -> tuple[str, str]:
     if order.servers == 0:
         return "run.store() needs a server, and the job file says servers: 0", "servers: auto, or 1 and more"
     return "run.store() needs a server, and no host may hold one", "let a host have roles: [server] in the cluster file"
 
 
-def heard(job: JobState, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHandedOver) -> None:
-    """A server says something of its tables."""
-    holdings = job.tables.holdings
+def on_table_server(job: JobState, rank: Rank, message: TablesReady | TablesCaughtUp | TablesHandedOver) -> None:
+    """A server reports a change of its tables."""
+    placement = job.tables.placement
     match message:
         case TablesReady():
             job.tables.addresses[rank.member] = message.address
-            if holdings is not None:
-                holdings.joined(_place(job, rank))
-                server_changes.abandon(job, f"{rank.member} is to hold tables")
-        case TablesCaughtUp() if holdings is not None:
-            holdings.caught_up(message.epoch, message.shard, message.server)
-        case TablesHandedOver() if holdings is not None:
-            holdings.handed_over(message.shard, rank.member.rank)
-    advance(job)
+            if placement is not None:
+                placement.add_server(server_changes.server_place(rank, message.address))
+                checkpoints.drop_incomplete(job, f"{rank.member} is to hold tables")
+        case TablesCaughtUp() if placement is not None:
+            placement.on_caught_up(message.epoch, message.shard, message.server)
+        case TablesHandedOver() if placement is not None:
+            placement.on_transferred(message.shard, rank.member.rank)
+    advance_start(job)
 
 
-def _place(job: JobState, rank: Rank) -> ServerPlace:
-    member = rank.member
-    return ServerPlace(ServerAt(member.rank, member.incarnation, job.tables.addresses[member]), rank.host)
-
-
-def advance(job: JobState) -> None:
-    """Have servers that have joined hold tables; begin when the first ones do; answer workers."""
+def advance_start(job: JobState) -> None:
+    """Have servers that have joined hold tables; place shards when the first ones do; answer workers."""
     tables = job.tables
-    if not tables.first or job.leaving:
+    if not tables.first or job.all_processes_end:
         return
     for rank in job.live("server"):
-        if rank.joined and rank.member not in tables.told and not rank.leaving:
-            tables.told.add(rank.member)
-            job.tell(rank.member, ServeTables())
-    if tables.holdings is None and not missing(job):
-        _begin(job)
-    tell(job)
-    _answer(job)
+        if rank.joined and rank.member not in tables.ordered and not rank.leaving:
+            tables.ordered.add(rank.member)
+            job.send(rank.member, ServeTables())
+    if tables.placement is None and not awaited_servers(job):
+        _place_shards(job)
+    announce(job)
+    if tables.placement is not None and not tables.placement.transfers:
+        for member in sorted(tables.asked):
+            job.send(member, _tables_at(tables.placement))
+        tables.answered |= tables.asked
+        tables.asked.clear()
 
 
-def _begin(job: JobState) -> None:
+def _place_shards(job: JobState) -> None:
     tables = job.tables
+
+    def place(rank: Rank) -> ServerPlace:
+        return server_changes.server_place(rank, tables.addresses[rank.member])
+
     servers = [job.ranks[member] for member in tables.first]
     shards = max(FEWEST, SHARDS_A_SERVER * len(servers))
-    replicas = min(server_changes.replicas(job, len(servers)), len(servers) - 1)
-    tables.holdings = ShardPlacement([1] * shards, replicas, [_place(job, rank) for rank in servers])
-    told = TablesAssigned(tables.holdings.assignment, True, saved(job))
+    replicas = min(server_changes.replica_count(job, len(servers)), len(servers) - 1)
+    tables.placement = ShardPlacement([1] * shards, replicas, map(place, servers))
+    begin = TablesAssigned(tables.placement.assignment, True, saved_tensors(job))
     for rank in servers:
-        job.tell(rank.member, told)
+        job.send(rank.member, begin)
     for rank in job.live("server"):
         if rank.member in tables.addresses and rank not in servers:
-            tables.holdings.joined(_place(job, rank))
+            tables.placement.add_server(place(rank))
 
 
-def saved(job: JobState) -> list[TensorSlice]:
-    """Return what the checkpoint that the job goes on from has of tables."""
+def saved_tensors(job: JobState) -> list[TensorSlice]:
+    """Return the tensors of tables in the checkpoint that the job goes on from."""
     return [each for each in job.resume.tensors if each.name.startswith("store/")] if job.resume is not None else []
 
 
-def _answer(job: JobState) -> None:
-    holdings = job.tables.holdings
-    if holdings is not None and not holdings.handing:
-        for member in sorted(job.tables.asked):
-            job.tell(member, _at(holdings))
-        job.tables.answered |= job.tables.asked
-        job.tables.asked.clear()
-
-
-def _at(holdings: ShardPlacement) -> TablesAt:
-    found = holdings.assignment
+def _tables_at(placement: ShardPlacement) -> TablesAt:
+    found = placement.assignment
     return TablesAt(found.servers, len(found.chains), found.epoch)
 
 
-def missing(job: JobState) -> list[Rank]:
+def awaited_servers(job: JobState) -> list[Rank]:
     """Return the servers that a worker waits for and whose tables do not listen yet."""
-    if not job.tables.asked or job.tables.holdings is not None:
+    tables = job.tables
+    if not tables.asked or tables.placement is not None:
         return []
-    return [rank for rank in job.of("server") if rank.member in _expected(job)]
+    expected = set(tables.first) - tables.addresses.keys()
+    return [rank for rank in job.ranks_of("server") if rank.member in expected]
 
 
-def _expected(job: JobState) -> set[Member]:
-    return {member for member in job.tables.first if member not in job.tables.addresses}
-
-
-# ---- deaths, moves -------------------------------------------------------------------------------------------------
+# ---- losses, moves, checkpoints ------------------------------------------------------------------------------------
 
 
 def may_lose(job: JobState, servers: list[int]) -> bool:
-    """Whether tables lose nothing when these servers die."""
+    """Whether tables lose nothing with these servers."""
     tables = job.tables
-    if tables.holdings is None:
-        return not tables.first  # those that begin have nothing yet that another could go on with
-    return tables.holdings.survives(servers)
+    if tables.placement is None:
+        return not tables.first  # the first servers hold nothing yet that another could go on with
+    return tables.placement.survives(servers)
 
 
-def move(job: JobState, patient: bool) -> str:
-    """Go on with what moves; return which server keeps a hand-over from its end, or "".
+def advance(job: JobState, patient: bool) -> str:
+    """Go on with shards that move; return the server whose transfer is late, or "".
 
     Args:
-        patient: more may be heard at once; wait for it before a new assignment is made.
+        job: the job.
+        patient: more messages may arrive at once; wait for them before a new assignment is made.
     """
-    holdings = job.tables.holdings
-    if holdings is None or job.leaving:
+    placement = job.tables.placement
+    if placement is None or job.all_processes_end:
         return ""
-    if not holdings.settled:
-        epoch = holdings.epoch
-        holdings.advance(patient)
-        if holdings.epoch != epoch:
-            server_changes.abandon(job, "shards of tables move")
-            job.tables.handing_since = job.now
-    tell(job)
-    if holdings.handing and job.now - job.tables.handing_since >= server_changes.HAND_OVER:
-        return f"server/{next(iter(holdings.handing.values()))}"
-    return ""
+    if placement.advance(patient, job.now):
+        checkpoints.drop_incomplete(job, "shards of tables move")
+    announce(job)
+    return placement.late_transfer(job.now, server_changes.TRANSFER)
 
 
-def tell(job: JobState) -> None:
-    """Tell servers and workers what changed: servers first."""
-    holdings = job.tables.holdings
-    if holdings is None:
+def announce(job: JobState) -> None:
+    """Send a changed assignment to servers, and then to workers."""
+    placement = job.tables.placement
+    if placement is None:
         return
-    news = holdings.news_for_servers()
+    news = placement.news_for_servers()
     if news is not None:
         for rank in job.live("server"):
-            if rank.member.rank in holdings.places and rank.member in job.tables.addresses:
-                job.tell(rank.member, TablesAssigned(news))
-    if holdings.news_for_workers() is not None:
+            if rank.member.rank in placement.places and rank.member in job.tables.addresses:
+                job.send(rank.member, TablesAssigned(news))
+    if placement.news_for_workers() is not None:
         for rank in job.live("worker"):
             if rank.member in job.tables.answered:
-                job.tell(rank.member, _at(holdings))
-    holdings.may_go()
-    server_changes.dismiss(job)
+                job.send(rank.member, _tables_at(placement))
+    placement.forget_released()
+    server_changes.dismiss_released(job)
 
 
-def save(job: JobState, step: int) -> None:
-    """Have servers send what they hold of tables at this step."""
-    holdings = job.tables.holdings
-    if holdings is None:
+def ask_parts(job: JobState, step: int) -> None:
+    """Ask the servers for their tables at this step, for its checkpoint."""
+    placement = job.tables.placement
+    if placement is None:
         return
-    members = {rank.member for rank in job.live("server") if rank.member.rank in holdings.places}
-    if job.saves.want_tables(step, members):
+    members = {rank.member for rank in job.live("server") if rank.member.rank in placement.places}
+    if job.checkpoints.add_tables(step, members):
         for member in sorted(members):
-            job.tell(member, TablesSave(step))
+            job.send(member, TablesSave(step))

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psctl.coordinator.state.hashing import SPACE, Ring, assign_hashed, point
+from tests.reference.consistent_hashing import SPACE, Ring, assign_hashed, point
 
 _servers = st.dictionaries(st.integers(0, 30), st.integers(0, 4), min_size=1, max_size=8)
 _names = st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=50)

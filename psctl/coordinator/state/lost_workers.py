@@ -1,0 +1,273 @@
+"""Lost workers under ps: the last clock of a lost worker that counts, the same on every shard, and its replacement.
+
+The problem. A worker pushes its gradient of clock c to every shard; when it is lost, some have it and some have not.
+Were each shard to apply what it has, the parameters of one clock would hold the lost worker's examples in part, and no
+worker could do the rest again without doing something twice.
+
+The cut. Servers receive `WorkerGone`: from then on they refuse that incarnation, so what a server holds of it is
+final, and it answers with that (`LostWorkerClocks`: shard -> last whole clock). The least of all answers, c*, is the
+last clock that every shard has whole: it counts everywhere (`CountUntil`), and what a shard has beyond it is dropped
+everywhere. So each clock of the lost worker is applied on all shards or on none.
+
+Why dropping is possible: no shard has applied a clock beyond c*. A rank sends its `Step` of clock c to a server only
+when every push of that clock to other servers is there, and a shard applies clock c only with every rank's Step of it;
+so if any shard applied c, all shards have the lost worker's push of c, and c <= c*. A version beyond c*+1 would
+contradict this; it can come only of a server and a worker lost at once, and then the whole job goes back to its last
+checkpoint.
+
+While servers are asked the shards must stay where they are: a cut begins when no transfer is awaited, none begins
+before it ends, and a server's loss in between asks anew in the assignment without it.
+
+A host sum (one push for several workers of a host) that holds the lost worker's push can't be taken apart: where it is
+cut the whole sum is dropped, and the others push theirs again, so it counts for no lost worker: of a second lost one,
+whose cut was made before, the push would be lost. But where some shard has all ranks' Steps of the clock, or has
+applied it, every push of it is everywhere, no worker will be cut before it, and the host sums count.
+
+Of two workers that are lost at once the earlier cut is valid for both: dropping the push of one drops what a shard has
+summed of that clock, and a lost worker can't push it again. Cuts are made when the servers have answered for all.
+
+A clock is applied with one worker's numbers (learning rates ...). Where no other worker is alive that sent them for
+all that counts and is not applied, or will (all were lost at about the same time), the last clock that counts is the
+last that was applied.
+
+After the cut:
+    wait        the next incarnation is started at once, and welcomed when c* is known: it pulls version c*+1 and does
+                its next clocks again, with the same examples and random numbers: the result is equal to the bit
+    continue    from clock c*+1 on only the others are members (`Members`); its examples are divided among them
+                (example_division.py)
+    asp         nothing is cut: applied is applied. What is applied nowhere is dropped, and the next incarnation adopts
+                the first task (worker, clock) that some shard lacks; shards that have it drop it as a repetition
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psctl.coordinator.state import checkpoints, example_division, server_changes
+from psctl.job import events
+from psctl.job.environment import worker_environment
+from psctl.job.layout_comparison import difference
+from psctl.job.membership_messages import CountUntil, LostWorkerClocks, WorkerGone
+from psctl.job.process_messages import HoldSlots, ProcessFailure
+from psctl.job.training_messages import Go, Prepare, Resume, Welcome
+from psctl.types import Member
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
+RESIDUAL = "what its compressed pushes had left out until now"
+"""The error-feedback residual: only its worker has it, between two checkpoints."""
+
+PATIENCE = 10.0
+"""Seconds in which servers must answer what they hold of a lost worker."""
+
+
+class WorkerDeath(msgspec.Struct):
+    """A lost worker, until the last clock of it that counts is known."""
+
+    worker: Rank
+    since: float
+    asked: int | None = None  # the epoch in which servers were asked
+    clocks: dict[int, int] = {}  # shard -> the last clock that it has whole
+    versions: dict[int, int] = {}
+    apart: dict[int, int] = {}  # the same as clocks without host sums, where that is less
+    aside: int = -1  # the newest clock at whose start its own state is with the servers; worker/0's, under asp any's
+
+
+class LostWorkers(msgspec.Struct):
+    """The workers that were lost since all processes were started."""
+
+    deaths: dict[Member, WorkerDeath] = msgspec.field(default_factory=dict)  # whose cut is not made yet
+    cuts: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> the last clock that counts
+
+
+def host_for_replacement(job: JobState, rank: Rank) -> int | None:
+    """Return the host of a lost worker's replacement: its own, else the first with a free slot."""
+    if rank.host not in job.lost_hosts:
+        return rank.host
+    for agent in job.agents:
+        workers = sum(each.host == agent.rank for each in job.live("worker"))
+        if workers < job.order.hosts[agent.rank].slots:
+            return agent.rank
+    return None
+
+
+def is_replaced(job: JobState, rank: Rank) -> bool:
+    """Whether a lost worker is started anew. Rank 0 always is: buffers and optimizer numbers are its own."""
+    return job.order.on_worker_loss == "wait" or rank.member.rank == 0 or _is_asp(job)
+
+
+def _is_asp(job: JobState) -> bool:
+    return job.order.staleness is None
+
+
+def on_lost(job: JobState, rank: Rank, reason: str) -> None:
+    """A worker is lost and the job goes on: find the cut, and start its replacement where there is to be one."""
+    residual = RESIDUAL if job.order.compression.feedback else ""
+    where = job.host_name(rank)
+    job.append_event(events.WorkerLost(time=job.time, rank=rank.member.rank, host=where, reason=reason, lost=residual))
+    job.checkpoints.senders.discard(rank.member)
+    checkpoints.drop_incomplete(job, f"{rank.member} died")
+    job.lost_workers.deaths[rank.member] = WorkerDeath(rank, job.now)
+    example_division.remove_worker(job, rank.member)
+    if is_replaced(job, rank):
+        host = host_for_replacement(job, rank)
+        assert host is not None, "the job survives only when there is one"
+        _start_replacement(job, rank, host)
+    else:
+        example_division.begin_change(job)
+
+
+def _start_replacement(job: JobState, lost: Rank, host: int) -> None:
+    number = lost.member.rank
+    job.remove_rank("worker", number)
+    local = sum(each.host == host for each in job.live("worker"))
+    rank = job.add_rank("worker", number, host, lost.local_rank if host == lost.host else local)
+    if host != lost.host:
+        job.send(Member("agent", host), HoldSlots(local + 1))
+    rank.step = lost.step
+    job.checkpoints.senders.add(rank.member)
+    restarts = job.losses.survived + job.scaling.restarts
+    server_changes.start_rank(job, rank, worker_environment(job.order, job.seats(), number, restarts))
+
+
+def on_clocks(job: JobState, message: LostWorkerClocks) -> None:
+    """A server reports which clocks of a lost worker it has whole."""
+    death = job.lost_workers.deaths.get(Member("worker", message.rank, message.incarnation))
+    if death is not None and death.asked is not None:
+        death.clocks.update(message.clocks)
+        death.versions.update(message.versions)
+        death.apart.update(message.apart)
+        death.aside = max(death.aside, message.aside)
+
+
+def advance(job: JobState) -> ProcessFailure | None:
+    """Go on with cuts; return the failure when one cannot be made."""
+    placement = job.shards.placement
+    if placement is None or not job.training or job.all_processes_end:
+        return None
+    shards, deaths = len(job.shards.ranges), job.lost_workers.deaths
+    for member, death in list(deaths.items()):
+        if death.asked != placement.epoch:
+            if not placement.transfers:
+                deaths[member] = WorkerDeath(death.worker, job.now, asked=placement.epoch)
+                _send_servers(job, WorkerGone(member.rank, member.incarnation))
+        elif len(death.clocks) < shards and job.now - death.since >= PATIENCE:
+            text = f"the servers did not tell within {PATIENCE:.0f} s what they hold of {member}"
+            return job.failure_of(death.worker, text, code="peer-lost")
+    known = list(deaths.values())
+    if all(death.asked == placement.epoch and len(death.clocks) == shards for death in known):
+        cuts = []
+        for death, last in zip(known, _last_clocks(job, known), strict=True):
+            if last is None:  # looked at for all before any is cut
+                text = f"{death.worker.member} was lost together with others: no clock of it is the last on all shards"
+                return job.failure_of(death.worker, text, code="peer-lost")
+            cuts.append((death.worker, last))
+        for worker, last in cuts:
+            del deaths[worker.member]
+            _cut(job, worker, last)
+    return example_division.advance(job)
+
+
+def _last_clocks(job: JobState, deaths: list[WorkerDeath]) -> list[int | None]:
+    """Return for each of these workers, which are lost at once, its last clock that counts.
+
+    Where a shard drops the push of one it drops its whole sum of that clock, and the others push again; lost workers
+    can't. So the same clock is the last of all, and their replacements do the next ones again. A worker whose cut was
+    made before goes on after it already: if that clock had to be dropped, all go back to the last checkpoint.
+    """
+    lasts = [_last_clock(job, death) for death in deaths]
+    known = [last for last in lasts if last is not None]
+    if _is_asp(job) or len(known) < len(lasts) or not deaths:
+        return lasts
+    last = min(known)
+    versions = {version for death in deaths for version in death.versions.values()}
+    dropped = any(clock > last for death in deaths for clock in death.clocks.values())
+    dying = {dead.rank for dead in job.lost_workers.deaths}
+    before = any(clock > last for rank, clock in job.lost_workers.cuts.items() if rank not in dying)
+    if max(versions, default=0) > last + 1 or (dropped and before):
+        return [None for _ in deaths]
+    return [last for _ in deaths]
+
+
+def _last_clock(job: JobState, death: WorkerDeath) -> int | None:
+    """Return the last clock of a lost worker that counts; None when there is no such clock on all shards."""
+    last = min(death.clocks.values())
+    if _is_asp(job):  # the replacement repeats from the clock of its saved state, and shards drop what they have
+        return min(last, death.aside - 1) if death.aside >= job.progress.first_step else None
+    versions = set(death.versions.values())
+    apart = min((death.clocks | death.apart).values())
+    if max(versions, default=0) <= apart + 1:
+        last = apart
+    if death.worker.member.rank == 0:  # its replacement needs its state of the clock after the cut
+        last = min(last, death.aside - 1)
+    if max(versions, default=0) > last + 1:
+        return None
+    dying = {dead.rank for dead in job.lost_workers.deaths}
+    alive = [rank.member.rank for rank in job.live("worker") if rank.member.rank not in dying]
+    first = min(versions, default=0)  # clock that some shard has not applied
+    if last < first or any(job.lost_workers.cuts.get(rank, first - 1) < first for rank in alive):
+        return last
+    return first - 1 if len(versions) == 1 else None  # no worker is left to send the numbers of what was not applied
+
+
+def _cut(job: JobState, lost: Rank, last: int) -> None:
+    member, replaced = lost.member, is_replaced(job, lost)
+    _send_servers(job, CountUntil(member.rank, member.incarnation, last))
+    job.lost_workers.cuts[member.rank] = last
+    example_division.on_cut(job, lost, last + 1, replaced=replaced)
+    if replaced:
+        job.notice(f"{member} is started again and goes on after step {last + 1}")
+        rank = job.ranks[Member("worker", member.rank, job.newest_incarnation("worker", member.rank) or 0)]
+        rank.step = last + 1
+        if rank.joined:
+            welcome_replacement(job, rank)
+
+
+def _send_servers(job: JobState, message: WorkerGone | CountUntil) -> None:
+    for rank in job.live("server"):
+        if rank.decided:
+            job.send(rank.member, message)
+
+
+# ---- a replacement, while others train -----------------------------------------------------------------------------
+
+
+def _resume_of(job: JobState, rank: Rank) -> Resume:
+    """Return where a replacement goes on: after the cut, with the values of the store."""
+    return Resume("", job.lost_workers.cuts[rank.member.rank] + 1, {}, [])
+
+
+def welcome_replacement(job: JobState, rank: Rank) -> None:
+    """Welcome a replacement that has joined, once its cut is known."""
+    number, lost = rank.member.rank, job.lost_workers
+    if number not in lost.cuts or any(dead.rank == number for dead in lost.deaths):
+        return
+    world, order = len(job.ranks_of("worker")), job.order
+    every = order.checkpoint.every_steps
+    job.send(rank.member, Welcome(world, order.seed, every, order.report_seconds, _resume_of(job, rank)))
+    job.append_event(events.WorkerJoined(time=job.time, rank=number, host=job.host_name(rank)))
+
+
+def on_prepared(job: JobState, rank: Rank, message: Prepare) -> ProcessFailure | None:
+    """A replacement has reached `prepare`: send it the decision; return a failure if its model differs."""
+    assert job.startup.layout is not None
+    assert job.shards.placement is not None
+    text = difference(Prepare(job.startup.layout, job.startup.buffers), message)
+    if text:
+        return job.failure_of(rank, f"the model on {rank.member} differs from that of its start before: {text}")
+    rank.decided = True
+    job.send(rank.member, server_changes.decision(job, _resume_of(job, rank), job.shards.placement.assignment))
+    example_division.send_past_changes(job, rank)
+    return None
+
+
+def on_ready(job: JobState, rank: Rank) -> None:
+    """A replacement has its start values: it trains."""
+    job.send(rank.member, Go())
+    job.notice(f"{job.describe(rank)} trains again")
+    rank.moved_at = job.now
+    if rank.state == "waiting":
+        job.move_rank(rank, "go")

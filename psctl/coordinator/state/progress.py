@@ -1,0 +1,297 @@
+"""Progress of training: steps, heartbeats, printed lines, and the numbers that ranks report."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from psctl.coordinator.state import checkpoints
+from psctl.job import events
+from psctl.job.process_messages import HostSample, OutputLines
+from psctl.job.training_messages import Heartbeat, WorkerReport
+from psctl.types import Member
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
+STATES_EVERY = 5.0
+"""Seconds between two state events of a rank that differ in its step only."""
+
+MEMORY_FULL = 0.95
+"""Share of a host's memory above which people are warned: the kernel ends processes soon after."""
+
+KEEP = 64
+"""Complete steps whose numbers are kept for late reports."""
+
+
+class IntervalRates(msgspec.Struct, frozen=True):
+    """Rates of an interval over all ranks. Seconds are per step, means over the ranks."""
+
+    examples_per_second: float
+    bytes_per_second: float
+    sync_seconds: float
+    compute_seconds: float
+    hidden_seconds: float  # of compute_seconds: synchronization that no rank waited for
+
+
+class _Tally(msgspec.Struct):
+    """One rank's sums since the last interval's end."""
+
+    examples: float = 0.0
+    compute: float = 0.0
+    sync: float = 0.0
+    hidden: float = 0.0
+    bytes: float = 0.0
+    from_step: int | None = None
+    to_step: int = 0
+
+
+class RankReports:
+    """All reports of a job's workers.
+
+    For each step and name the value is the mean over the ranks that reported it, weighted by their examples and added
+    in rank order, so that it does not depend on the order of arrival. A step is *complete* when every live rank has
+    reported it or is beyond it. A value that arrives later for a complete step (an accuracy after the last epoch) is
+    added to it.
+    """
+
+    def __init__(self, start: float, first_step: int = 0) -> None:
+        self._values: dict[int, dict[str, dict[int, tuple[float, float]]]] = {}  # step, name, rank: (weight, value)
+        self._epochs: dict[int, int] = {}
+        self._reached: dict[int, float] = {}
+        self._rested: dict[int, int] = {}  # by rank: the last step of which it can report no more
+        self._last: dict[str, tuple[int, float]] = {}
+        self._tallies: dict[int, _Tally] = {}
+        self._since = start
+        self._first = first_step
+        self.step = first_step
+        self.epoch = 0
+
+    def add(self, rank: int, report: WorkerReport) -> None:
+        """Add one rank's report."""
+        before = self._reached.get(rank, float(self._first))
+        self._reached[rank] = max(before, float(report.step))
+        self._rested[rank] = max(self._rested.get(rank, self._first), report.rested)
+        self.step = max(self.step, report.step)
+        self.epoch = max(self.epoch, report.epoch)
+        for each in report.steps:
+            self._epochs[each.step] = each.epoch
+            for name, value in each.metrics.items():
+                self._values.setdefault(each.step, {}).setdefault(name, {})[rank] = (each.weight, value)
+        tally = self._tallies.setdefault(rank, _Tally())
+        tally.from_step = int(before) if tally.from_step is None and before < float("inf") else tally.from_step
+        tally.to_step = report.step
+        tally.examples += report.examples
+        tally.compute += report.compute_seconds
+        tally.sync += report.sync_seconds
+        tally.hidden += report.hidden_seconds
+        tally.bytes += report.bytes_moved
+
+    def rewind(self, step: int, now: float) -> None:
+        """Forget the reports of later steps: all ranks begin again after `step`."""
+        self._values = {each: found for each, found in self._values.items() if each <= step}
+        self._epochs = {each: found for each, found in self._epochs.items() if each <= step}
+        self._last = {name: found for name, found in self._last.items() if found[0] <= step}
+        self._reached, self._rested, self._tallies = {}, {}, {}
+        self._first = self.step = step
+        self._since = now
+        self.epoch = max(self._epochs.values(), default=0)
+
+    def finish(self, rank: int, step: int) -> None:
+        """Record that a rank will report no further step."""
+        self._reached[rank] = float("inf")
+        self.step = max(self.step, step)
+
+    def complete(self, live: set[int]) -> int | None:
+        """Return the last step with numbers that all live ranks have passed; None when there is none.
+
+        Its numbers, and those of the steps before it, become `last_values`.
+        """
+        found = None
+        for step in sorted(self._values):
+            if all(self._passed(rank, step) for rank in live):
+                found = step
+                for name, value in self.at(step).items():
+                    if step >= self._last.get(name, (0, 0.0))[0]:
+                        self._last[name] = (step, value)
+        for step in sorted(self._values)[:-KEEP]:
+            if found is not None and step < found:
+                del self._values[step]
+                self._epochs.pop(step, None)
+        return found
+
+    def settled(self, step: int, live: set[int]) -> bool:
+        """Whether no live rank can report more of a step."""
+        return all(self._rested.get(rank, self._first) >= step for rank in live)
+
+    def at(self, step: int) -> dict[str, float]:
+        """Return the numbers of one step, from the ranks that have reported it."""
+        return {name: _mean(by_rank) for name, by_rank in sorted(self._values.get(step, {}).items())}
+
+    @property
+    def kept(self) -> int:
+        """Number of steps whose numbers are kept."""
+        return len(self._values)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch of a step that was reported, else the newest epoch."""
+        return self._epochs.get(step, self.epoch)
+
+    def last_values(self) -> dict[str, float]:
+        """Return each name's last complete value."""
+        return {name: value for name, (_, value) in sorted(self._last.items())}
+
+    def rates(self, now: float) -> IntervalRates:
+        """Return the rates since the last call, and begin a new interval."""
+        seconds = max(now - self._since, 1e-9)
+        tallies = [each for each in self._tallies.values() if each.from_step is not None]
+        steps = max(1, sum(max(0, each.to_step - (each.from_step or 0)) for each in tallies))
+        found = IntervalRates(
+            examples_per_second=sum(each.examples for each in tallies) / seconds,
+            bytes_per_second=sum(each.bytes for each in tallies) / seconds,
+            sync_seconds=sum(each.sync for each in tallies) / steps,
+            compute_seconds=sum(each.compute for each in tallies) / steps,
+            hidden_seconds=sum(each.hidden for each in tallies) / steps,
+        )
+        self._since, self._tallies = now, {}
+        return found
+
+    def _passed(self, rank: int, step: int) -> bool:
+        reached = self._reached.get(rank, float(self._first))
+        return reached > step or any(rank in by_rank for by_rank in self._values[step].values())
+
+
+def _mean(by_rank: dict[int, tuple[float, float]]) -> float:
+    weights = sum(by_rank[rank][0] for rank in sorted(by_rank))
+    if weights == 0:  # no examples counted (the script has its own loader): ranks count equally
+        return sum(by_rank[rank][1] for rank in sorted(by_rank)) / len(by_rank)
+    return sum(by_rank[rank][0] * by_rank[rank][1] for rank in sorted(by_rank)) / weights
+
+
+class Progress:
+    """How far the job is, and what the log has of it.
+
+    Args:
+        now: seconds.
+        first_step: step after which the job goes on.
+    """
+
+    def __init__(self, now: float, first_step: int) -> None:
+        self.base_step = first_step  # of the job's first start
+        self.first_step = first_step  # of the current start of all processes
+        self.lost_steps = 0  # by the last restart
+        self.reports = RankReports(now, first_step)
+        self.appended_at = now
+        self.states_at = now
+        self._appended: tuple[int, dict[str, float]] = (first_step, {})
+
+    def rewind(self, job: JobState, step: int) -> None:
+        """Go back to a step, from which all processes start again."""
+        self.lost_steps = max(0, max([self.reports.step, *(rank.step for rank in job.ranks.values())]) - step)
+        self.first_step = step
+        self.reports.rewind(step, job.now)
+        self._appended = (step, {})
+
+    def reporting_ranks(self, job: JobState) -> set[int]:
+        """Return the ranks of the workers that may report further steps."""
+        return {rank.member.rank for rank in job.live("worker") if rank.joined and not rank.finished}
+
+    def append(self, job: JobState) -> None:
+        """Append a progress event to the log if there is anything new."""
+        step = self.reports.complete(self.reporting_ranks(job))
+        every = self.reports.at(step) if step is not None else {}
+        metrics = _finite(every)
+        for name in every.keys() - metrics.keys():
+            job.notice_once(("not finite", name), f"{name} is {every[name]} at step {step}")
+        new = (step if step is not None else self.reports.step, metrics)
+        if new == self._appended:
+            return
+        self._appended = new
+        rates = self.reports.rates(job.now)
+        job.append_event(
+            events.Progress(
+                time=job.time, step=new[0], epoch=self.reports.epoch_of(new[0]), metrics=metrics,
+                examples_per_second=rates.examples_per_second, bytes_per_second=rates.bytes_per_second,
+                sync_seconds=rates.sync_seconds, compute_seconds=rates.compute_seconds,
+                staleness=max((each.staleness for each in job.live("worker")), default=0),
+                hidden_seconds=rates.hidden_seconds,
+            )
+        )  # fmt: skip
+
+    def final_metrics(self) -> dict[str, float]:
+        """Return each name's last complete value, finite ones only."""
+        self.reports.complete(set())
+        return _finite(self.reports.last_values())
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def append_states(job: JobState) -> None:
+    """Append the states of ranks whose step has changed, every few seconds."""
+    if job.now - job.progress.states_at < STATES_EVERY:
+        return
+    job.progress.states_at = job.now
+    for rank in job.ranks.values():
+        if rank.step != rank.appended_step and not rank.ended:
+            job.append_state(rank)
+
+
+def record_step(job: JobState, rank: Rank, step: int) -> None:
+    """Record the step of a rank that has sent a message."""
+    rank.last_message_at = job.now
+    if step > rank.step:
+        rank.step, rank.moved_at = step, job.now
+
+
+def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
+    """Take a worker's numbers."""
+    record_step(job, rank, message.step)
+    rank.staleness = message.staleness
+    job.progress.reports.add(rank.member.rank, message)
+
+
+def on_heartbeat(job: JobState, rank: Rank, message: Heartbeat) -> None:
+    """Take a process's step and activity."""
+    record_step(job, rank, message.step)
+    rank.doing = message.doing
+
+
+def on_script_finished(job: JobState, rank: Rank, step: int) -> None:
+    """A worker's script has reached its end."""
+    record_step(job, rank, step)
+    rank.finished = True
+    job.progress.reports.finish(rank.member.rank, step)
+    checkpoints.remove_worker(job, rank.member)
+
+
+def on_output(job: JobState, host: str, message: OutputLines) -> None:
+    """Append the lines that a process printed to the log."""
+    name = str(message.member)
+    if message.member in job.ranks:
+        job.ranks[message.member].active_at = job.now
+    lines = message.lines
+    if message.dropped:
+        lines = [*lines, f"... {message.dropped} lines left out here; see `psctl logs {job.order.name}`"]
+    for text in lines:
+        job.append_event(events.Log(time=job.time, rank=name, stream=message.stream, text=text))
+    if message.unwritten:
+        job.notice_once(
+            ("logs", host),
+            f"the disk of {host} is full: what {name} and others print there is not kept until there is room; training "
+            "goes on. Free space there, or lower `logs: {max}` in the job file",
+        )
+
+
+def on_host_sample(job: JobState, agent: Member, message: HostSample) -> None:
+    """Take the load of an agent's host and which of its processes used the processor."""
+    for member in message.busy:
+        rank = job.ranks.get(member)
+        if rank is not None and rank.host == agent.rank:
+            rank.active_at = job.now
+    if message.memory >= MEMORY_FULL:
+        name = job.order.hosts[agent.rank].name
+        job.notice_once(("memory", name), f"{name}: {message.memory:.0%} of the memory is used")

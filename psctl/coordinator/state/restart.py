@@ -1,0 +1,202 @@
+"""Restart of all processes after a loss: the only way of collectives, and the last one under ps.
+
+All workers and servers are ended; then new incarnations of all are started, with an empty store behind MASTER_PORT and
+TORCHELASTIC_RESTART_COUNT one higher. They go on from the newest checkpoint whose every byte is verified, or from the
+start values where there is none. The phases are the table RECOVERY in lifecycle.py.
+
+Why this is right after any loss:
+- *No old process reaches a new one.* New incarnations are started only when every old process has ended (its agent
+  reports it) or its host is lost; a process on a lost host may live on, but is of an older incarnation, which is
+  refused. Incomplete checkpoints are given up before the newest one is chosen, so the choice does not change.
+- *The steps after the checkpoint are done again, not twice:* parameters, optimizer, data position and random state are
+  all of one step, and reports of later steps are forgotten. The `restored` event has the number of lost steps.
+- *It ends.* Every phase has a deadline; every restart uses up one of `restart.max`; a failure that comes again at the
+  same step, and was no signal from outside, ends the job at once: another restart would not help.
+
+`psctl scale --workers` restarts from a checkpoint that is made for it at a common step, so that no step is lost. A job
+under ps with `update: auto` on servers restarts when its script changes gradients in its first step (`on_step_unfit`).
+
+Workers of a lost host move to free slots of the job's other hosts; hosts keep their order, so ranks are numbered anew
+in that order and the plan is made again. Without enough slots the job ends of the loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from psctl.coordinator.state import checkpoints, ending, losses, startup, table_placement
+from psctl.coordinator.state.example_division import ExampleDivision
+from psctl.coordinator.state.instructions import DiscardCheckpoint, FindRestorable, RestorableFound
+from psctl.coordinator.state.losses import Restart
+from psctl.coordinator.state.lost_workers import LostWorkers
+from psctl.coordinator.state.table_placement import TableServers
+from psctl.job import failures
+from psctl.job.membership_messages import StepUnfit
+from psctl.job.process_messages import EndProcesses, HoldSlots, RenewStore
+from psctl.job.training_messages import Resume
+from psctl.orders import HostOrder
+from psctl.types import Member
+
+if TYPE_CHECKING:
+    from psctl.coordinator.state.job_state import JobState, Rank
+
+ON_SERVERS = "clip with run.clip_grad_norm(...) and accumulate under `with run.accumulate():`"
+
+
+def advance(job: JobState) -> None:
+    """Go on with a restart as far as possible now; called after every input."""
+    while job.restart is not None and _advance_once(job, job.restart):
+        pass
+
+
+def _advance_once(job: JobState, restart: Restart) -> bool:
+    late = job.now >= restart.deadline
+    if restart.phase == "settling":
+        if not (failures.settled(restart.failures, restart.since, job.now) or late or not job.running()):
+            return False
+        _decide(job, restart)
+    elif restart.phase == "leaving":
+        if (job.live("worker") or job.checkpoints.open) and not late:
+            return False
+        if late:
+            job.notice("the workers did not come to a common step in time: all go back to the last checkpoint")
+        _end_processes(job, restart)
+    elif restart.phase == "ending":
+        running = job.running()
+        if not late and (running or any(rank.connected for rank in job.ranks.values())):
+            return False
+        if running:
+            names = ", ".join(job.describe(rank) for rank in running)
+            _give_up(job, restart, f"{names} did not end when it was told to")
+            return False
+        restart.move("gone", job.now + ending.DRAIN)
+        job.instructions.append(FindRestorable())
+    elif restart.phase == "choosing" and late:
+        _give_up(job, restart, "its checkpoints could not be read in time")
+        return False
+    else:
+        return False
+    return True
+
+
+def _give_up(job: JobState, restart: Restart, why: str) -> None:
+    losses.end_with(job, [replace(restart.failures[0], hint=why)])
+
+
+def _decide(job: JobState, restart: Restart) -> None:
+    """End all processes that are left if all failures are losses, unless a restart would not help."""
+    first = restart.failures[0] if restart.counted else ending.cause(job, restart.failures)
+    if not failures.is_death(first):
+        losses.end_with(job, [first, *restart.failures])
+        return
+    if failures.same(job.losses.last, first):
+        text = "the same came again at the same step after a restart, so another one would not help"
+        losses.end_with(job, [replace(first, hint=first.hint or text)])
+        return
+    job.losses.last = first
+    restart.failures = [first]
+    if not restart.counted:
+        job.losses.survived += 1
+        ending.append_losses(job, first)
+    count = f"restart {job.losses.survived} of {job.order.restarts}"
+    job.notice(f"{first.member} was lost at step {first.step}: all processes start again ({count})")
+    _end_processes(job, restart)
+
+
+def _end_processes(job: JobState, restart: Restart) -> None:
+    checkpoints.commit_complete(job, at_once=True)
+    for step in job.checkpoints.restart(job.now):
+        job.instructions.append(DiscardCheckpoint(step))
+    restart.move("end", job.now + job.grace + ending.SLACK)
+    running = job.running()
+    for agent in job.agents:
+        members = [rank.member for rank in running if rank.host == agent.rank]
+        if members:
+            job.send(agent, EndProcesses(members, job.grace, "the job starts again"))
+
+
+def on_step_unfit(job: JobState, rank: Rank, message: StepUnfit) -> None:
+    """Servers cannot apply a worker's first step: start again with the optimizer on workers.
+
+    A step is applied when every rank's push is there, so none was. It is no loss, and does not count as one.
+    """
+    if job.restart is not None or job.ending is not None:
+        return
+    hint = f"{ON_SERVERS}, or set `update: worker` under sync: in the job file"
+    first = job.failure_of(rank, message.reason, hint=hint)
+    plan, auto = job.plan, job.order.update == "auto" and job.order.staleness == 0
+    at_start = job.training and message.step == job.progress.first_step
+    if plan is None or plan.update != "server" or not auto or not at_start:
+        losses.end_with(job, [first])
+        return
+    job.notice(
+        f"{message.reason}. No step was applied yet, so all start again with `update: worker`, where .grad holds the "
+        f"mean of all ranks after backward; to keep the optimizer on servers, {ON_SERVERS}"
+    )
+    job.scaling.new_order = replace(job.order, update="worker", strategy=plan.chosen)
+    job.restart = Restart("leaving", job.now, job.now, [first])
+    _end_processes(job, job.restart)
+
+
+def on_restorable(job: JobState, found: RestorableFound) -> None:
+    """The checkpoint to go on from is known: start all processes."""
+    restart = job.restart
+    if restart is None or restart.phase != "choosing":
+        return
+    for text in found.skipped:
+        job.notice(text)
+    scaling = job.scaling
+    if scaling.new_order is not None:
+        job.order, scaling.new_order = scaling.new_order, None
+        job.plan = None
+        scaling.restarts += 1
+    hosts = _hosts_without_lost(job)
+    if found.problem:
+        _give_up(job, restart, f"it cannot be started again: {found.problem}")
+    elif hosts is None:
+        _give_up(job, restart, "the hosts that are left have no slots for its workers")
+    else:
+        restart.move("ordered", job.now)
+        job.restart = None
+        _start_again(job, found.resume, hosts)
+
+
+def _hosts_without_lost(job: JobState) -> list[HostOrder] | None:
+    """Return the hosts with the workers of lost ones spread over free slots of the others; None if too few."""
+    homeless = sum(job.order.hosts[index].workers for index in job.lost_hosts)
+    hosts = []
+    for index, host in enumerate(job.order.hosts):
+        if index in job.lost_hosts:
+            hosts.append(replace(host, workers=0, may_serve=False))
+            continue
+        more = min(homeless, max(0, host.slots - host.workers))
+        hosts.append(replace(host, workers=host.workers + more))
+        homeless -= more
+    return None if homeless else hosts
+
+
+def _start_again(job: JobState, resume: Resume | None, hosts: list[HostOrder]) -> None:
+    job.progress.rewind(job, resume.step if resume else 0)
+    moved = hosts != job.order.hosts
+    job.order = replace(job.order, hosts=hosts)
+    job.resume = resume
+    job.training = False
+    job.startup.reached = {"starting": job.now}
+    job.lost_workers = LostWorkers()
+    job.division = ExampleDivision()
+    if job.tables.first and not table_placement.saved_tensors(job):
+        job.notice("what stores held (run.store()) is lost: there is no checkpoint of it")
+    job.tables = TableServers()
+    job.scaling.leaving_servers.clear()
+    job.move("again")
+    job.send(Member("agent", 0), RenewStore())
+    job.seat_workers()
+    for agent in job.agents:
+        job.send(agent, HoldSlots(hosts[agent.rank].workers))
+    startup.order_workers(job)
+    if moved:
+        job.plan = None
+    elif job.plan is not None:
+        startup.order_servers(job, job.plan)
