@@ -1,33 +1,31 @@
-"""A worker's end of the parameter server: push, pull and wait over one connection to each server.
+"""A worker's client of the parameter server for dense parameters: push, pull and wait.
 
 Clocks count from 0; version v of the values holds the clocks 0 .. v-1. One step of a job at clock c is
 
     gradients = client.sending(c)              # flat, by dtype ("float32"); fill it while backward runs
     client.push(c, shard, present, weight)     # each shard when its gradients are ready
-    client.norms(c)                            # only to clip: squares of the joint gradient's norms
+    client.norms(c)                            # only to clip: squares of the averaged gradient's norms
     client.step(c, groups, scale, save)        # where servers step; save: the result is checkpoint c+1
-    client.pull(c + 1)                         # what clock c+1 reads: values that hold clock c; or before its pushes
+    client.pull(c + 1)                         # ask for the values of clock c+1, which hold clock c; also before pushes
     client.wait(c + 1, shards)                 # before the first read; then `landing` has them
 
 Under staleness s clock c reads values that hold all clocks up to c-s-1 at least: `wait` blocks only when those in
-`landing` are older, so the fastest worker is never more than s clocks ahead of the slowest; `exact` asks for no less
-than all clocks up to c-1. The first clock is `resume.step`, else 0; `start` brings its values. Under `update: worker`,
-`start` brings rank 0's start values in the same way, and wait(c + 1) the joint mean gradient of clock c.
+`landing` are older, so the fastest worker is never more than s clocks ahead of the slowest; `exact` asks for all clocks
+up to c-1. The first clock is `resume.step`, else 0; `start` fetches its values. Under `update: worker`, `start` fetches
+rank 0's start values, and wait(c + 1) the averaged gradient of clock c.
 
-`landing` changes only inside `start` and `wait`, for the shards that are waited for: values that arrive earlier lie in
-a back buffer, and the wait copies them; values that arrive during the wait land in place. Values that were never waited
-for are copied by the next `pull` (ps/dense/client/dense_client_state.py). Who wants them elsewhere has them
-delivered: one copy less.
+`landing` changes only inside `start` and `wait`, for the shards that are waited for: values that arrive earlier are
+kept in a back buffer, which the wait copies; values that arrive during the wait are received in place. Values that were
+never waited for are copied by the next `pull` (ps/dense/client/dense_client_state.py). `deliver` replaces the copy.
 
-Servers come and go: `told` hands in a new assignment, and connections follow it (server_links.py). A connection that
-breaks is
-made again; what was not acknowledged is said again to whoever leads the shard then. Nobody above notices but by time.
+Connections follow the assignment (server_connections.py). When one breaks it is made again, and pushes that are not
+acknowledged are sent again to the server that leads the shard then; callers notice only a delay.
 
-Threads: one lock around the mind; the connections' reader threads and the user's threads take it briefly and never
-while bytes are copied; what the mind says leaves under it, in order (sending only queues). Waits end when what they
-wait for is there, when the servers refuse to go on (JobFailed), when a server has had no connection for `patience`
-seconds and no other took its place (PeerLost), or when it has not said a word for so long although it was asked
-(TimedOut): a slow worker elsewhere is no reason, for the server answers that it waits for it.
+Threads. One lock guards the state machine; the connections' reader threads and the script's threads hold it briefly and
+never while bytes are copied; messages are queued under it, so they are sent in the order in which they were made. A
+wait ends when its values have arrived, when the servers refuse to go on (JobFailed), when a server has had no
+connection for `patience` seconds and no other took its place (PeerLost), or when it has sent nothing for so long
+although it was asked (TimedOut). A slow worker elsewhere does not end a wait: its server answers that it waits for it.
 """
 
 from __future__ import annotations
@@ -55,24 +53,24 @@ from psctl.ps.dense.client.receive_buffers import Take
 from psctl.ps.messages import FromServer, Message, Push, PushPart, Why
 from psctl.types import Member, Number, ServerAt
 
-LAST = 1.0
-"""Seconds that what was sent has to leave when all ends."""
+FLUSH = 1.0
+"""Seconds to send what is queued when the client closes."""
 
 
 class ParameterClient:
-    """Push, pull, wait; see the module's docstring for the order of calls and who changes what when.
+    """Pushes gradients, and pulls and waits for values; the module describes the order of calls.
 
     Args:
         me: this worker.
         world: number of workers.
-        decision: layout, shards, assignment and whether the job goes on from a checkpoint.
+        decision: layout, shards, assignment, and the checkpoint that the job continues from.
         dial: connects to a server; raises ConnectionFailed.
         clock: the machine's time.
         patience: seconds that a server may be silent although it was asked, or be without a connection.
-        trace: called with (time, "push-bytes-left", shard, clock) when a part of a push has left this process.
+        trace: called with (time, "push-bytes-left", shard, clock) when a part of a push was sent.
         tell: sends a message to the coordinator.
         sharing: memory that servers of this host read, and theirs; None: all bytes are sent.
-        host: the way to others of this host that push together with this worker; None: there are none.
+        host: sums gradients with other workers of this host; None: this worker pushes alone.
     """
 
     def __init__(
@@ -94,10 +92,9 @@ class ParameterClient:
         self._mind = ClientMind(terms, decision.shards, first.owners, me.rank, servers, sharing)
         self._pushes_ask = terms.pushes_ask
         self.landing = self._mind.landing
-        """By dtype ("float32"): values, or under `update: worker` the joint mean gradient."""
-        self.residual = (
-            self._mind.pushes.residual
-        )  # what pushes left out so far, flat by dtype (ps/dense/client/send_buffers.py)
+        """By dtype ("float32"): values, or under `update: worker` the averaged gradient."""
+        self.residual = self._mind.pushes.residual
+        """What compression left out of pushes so far, flat by dtype (ps/dense/client/send_buffers.py)."""
         self._under_way = UnderWay(clock)
         self._newest = self.base - 1, self.base - 1  # clocks of the last push and the last pull
         self._clock, self._trace, self._tell = clock, trace, tell
@@ -108,45 +105,45 @@ class ParameterClient:
         self._waits = ServerWaits(self._lock, self._mind, self._servers, clock, patience)
         self._host = host
         if host is not None:
-            host.begin(self._mind, self._say, tell)
+            host.start(self._mind, self._call, tell)
         self._servers.assign(first.servers)
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
     def start(self, values: Mapping[str, torch.Tensor] | None) -> None:
-        """Bring the first version to `landing`; blocks until it is there.
+        """Fetch the first version into `landing`; blocks until it has arrived.
 
         Args:
             values: rank 0's start values by dtype, flat and on the CPU; None on other ranks, and on rank 0 when the
-                servers have them: loaded from a checkpoint (`update: server` and a resumed job), or trained already.
+                servers have values: loaded from a checkpoint (`update: server` in a resumed job), or trained already.
 
         Raises:
             PsctlError: as `wait`.
         """
         if values is not None:
-            self._say(lambda: self._mind.begin(values))
+            self._call(lambda: self._mind.begin(values))
         self.pull(self.base)
         self.wait(self.base)
 
     def sending(self, clock: int) -> dict[str, torch.Tensor]:
-        """Return the send buffer of `clock`, by dtype; waits until what it held before is acknowledged."""
+        """Return the send buffer of `clock`, by dtype; waits until its former content is acknowledged."""
         before = clock - self._mind.buffers
         with self._lock:
             full = self._mind.unacknowledged(before)
         if full:
-            self._wait(f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
+            self._wait_for(f"a free send buffer for clock {clock}", clock, lambda: self._mind.unacknowledged(before))
         return self._mind.sending(clock)
 
     def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
-        """Push a shard of `sending(clock)`, which must stay untouched until it is given out again.
+        """Push a shard of `sending(clock)`, which must not be changed until `sending` returns it again.
 
         Args:
-            clock: clocks of a shard follow one another without a gap.
-            present: for each piece of the shard, whether this worker has a gradient; the bytes of others do not count.
+            clock: the next of the shard; there are no gaps.
+            present: for each piece of the shard, whether this worker has a gradient; other bytes are ignored.
             weight: examples of this rank times world, divided by the examples of the clock.
         """
-        if self._mind.missing(clock, [shard]):  # a look without the lock can only be late
-            self._wait(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
+        if self._mind.missing(clock, [shard]):  # without the lock the answer can only be outdated
+            self._wait_for(f"shard {shard} of clock {clock}", clock, lambda: self._servers_of(clock, shard))
         self._mind.pushes.encode(clock, shard, present)
         with self._lock:
             self._newest = clock, clock + 1 if self._pushes_ask else self._newest[1]
@@ -156,38 +153,38 @@ class ParameterClient:
     def step(
         self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
     ) -> None:
-        """Order the step of `clock`, after all its pushes; every rank orders the same. Does not block.
+        """Order the optimizer step of `clock`, after all its pushes; every rank orders the same. Does not block.
 
-        Nothing is ordered under `update: worker`: each shard's sum comes back as soon as it is whole.
+        Under `update: worker` there is no order: each shard's sum is sent back as soon as it is complete.
 
         Args:
-            groups: numbers of each optimizer group, as store.fit.numbers returns them.
-            scale: what the joint gradient is multiplied by first; None: nothing.
+            groups: numbers of each optimizer group, as ps.server_optimizers.numbers returns them.
+            scale: factor of the summed gradient, to clip it; None: 1.
             save: the servers stream the result to the coordinator as the checkpoint of step clock+1.
         """
-        self._say(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
+        self._call(lambda: self._mind.step(clock, [dict(group) for group in groups], scale, save))
 
     def save(self, version: int) -> None:
-        """Have the servers save `version`, the newest that was pulled, though its step did not say so; any rank may."""
+        """Have the servers save `version`, the newest that was pulled, without an order in its step; any rank may."""
         if self._mind.terms.update == "server":
-            self._say(lambda: self._mind.save(version))
+            self._call(lambda: self._mind.save(version))
 
     def norms(self, clock: int) -> dict[int, float]:
-        """Return the square of the joint mean gradient's 2-norm by parameter index; blocks until all have pushed.
+        """Return the square of the averaged gradient's 2-norm by parameter index; blocks until all have pushed.
 
-        Every rank gets the same numbers to the bit. Parameters that nobody had a gradient for are left out.
+        Every rank gets the same numbers to the bit. Parameters without a gradient on any rank are left out.
         """
-        self._say(lambda: self._mind.ask_norms(clock))
-        self._wait(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
+        self._call(lambda: self._mind.ask_norms(clock))
+        self._wait_for(f"norms of clock {clock}", clock + 1, lambda: self._mind.without_norms(clock))
         with self._lock:
             found = self._mind.norms(clock)
         assert found is not None, "the wait was for them"
         return found
 
     def pull(self, clock: int) -> None:
-        """Ask for the values that clock `clock` reads; does not block. Once a clock, in order.
+        """Ask for the values that clock `clock` reads; does not block. Call it once a clock, in order.
 
-        Shards whose values have landed and were never waited for come to `landing` now.
+        Values that have arrived and were never waited for are copied to `landing` now.
         """
         with self._lock:
             self._send(self._mind.pull(clock))
@@ -198,16 +195,16 @@ class ParameterClient:
 
         Args:
             clock: the newest that was pulled.
-            exact: no older ones will do, whatever the staleness: all clocks before `clock` are in them.
+            exact: wait for values with all clocks before `clock`, whatever the staleness.
 
         Raises:
-            PeerLost: a server is lost and nobody took its place; names it and its address.
+            PeerLost: a server is lost and no other took its place; names it and its address.
             TimedOut: a server is silent; names it and its address.
-            JobFailed: the servers refuse to go on; the message says why and whose fault it is.
+            JobFailed: the servers refuse to go on; the message has the reason.
         """
         wanted = list(range(len(self._mind.shards))) if shards is None else list(shards)
         if exact:
-            self._say(lambda: self._mind.pull(clock, exact=True))
+            self._call(lambda: self._mind.pull(clock, exact=True))
         with self._lock:
             missing = Missing(self._mind, clock, wanted, exact=exact)
             late = missing.left
@@ -216,42 +213,42 @@ class ParameterClient:
             if landed := missing.landed():
                 self._mind.show(landed)
             while missing.left:
-                self._wait(f"values of clock {clock}", clock, missing.servers)
+                self._wait_for(f"values of clock {clock}", clock, missing.servers)
                 self._mind.show(missing.landed())
         finally:
             with self._lock:
                 self._mind.opened(late, False)
 
     def deliver(self, take: Take) -> None:
-        """From now on `wait` and `pull` call this in the place of copying values to `landing`; after `start`."""
+        """Have `wait` and `pull` call `take` instead of copying values to `landing`; called after `start`."""
         self._mind.deliver(take)
 
     def presence(self, clock: int) -> list[bool]:
-        """Return for each trainable parameter whether any worker had a gradient at `clock`, after wait(clock + 1)."""
+        """Return for each trainable parameter whether any worker had a gradient at `clock`; after wait(clock + 1)."""
         with self._lock:
             return self._mind.presence(clock)
 
     def held(self, shards: Sequence[int]) -> int:
-        """Return the clock before which everyone's clocks are in `landing`, for all of these shards."""
+        """Return the clock before which all workers' clocks are in `landing`, for all of these shards."""
         return self._mind.clocks(shards)
 
-    # ---- what a worker that joins in mid-run needs ---------------------------------------------------------------
+    # ---- the state of a worker that joins during the run -----------------------------------------------------------
 
     def put_aside(self, clock: int, data: bytes) -> None:
-        """Leave rank 0's own state at the start of `clock` with the servers, for a worker that joins there."""
-        self._say(lambda: self._mind.aside(clock, memoryview(data)))
+        """Keep this rank's state at the start of `clock` on the servers, for a worker that joins there."""
+        self._call(lambda: self._mind.aside(clock, memoryview(data)))
 
     def aside(self, clock: int) -> bytes:
-        """Return what rank 0 left at the start of `clock`; blocks until it is there."""
-        self._say(lambda: self._mind.ask_aside(clock))
+        """Return the state that is kept for the start of `clock`; blocks until it has arrived."""
+        self._call(lambda: self._mind.ask_aside(clock))
         missing = lambda: set() if self._mind.aside_of(clock) is not None else {self._mind.owners[0]}  # noqa: E731
-        self._wait(f"the state at clock {clock}", clock, missing)
+        self._wait_for(f"the state at clock {clock}", clock, missing)
         with self._lock:
             found = self._mind.aside_of(clock)
         assert found is not None, "the wait was for it"
         return bytes(found)
 
-    # ---- about itself ------------------------------------------------------------------------------------------
+    # ---- statistics -------------------------------------------------------------------------------------------
 
     @property
     def seconds_waiting(self) -> float:
@@ -260,7 +257,7 @@ class ParameterClient:
 
     @property
     def seconds_under_way(self) -> float:
-        """Seconds from a clock's first push until the values pulled after it had come."""
+        """Seconds from each clock's first push until the values that were pulled after it had arrived."""
         return self._under_way.seconds
 
     @property
@@ -270,34 +267,34 @@ class ParameterClient:
 
     @property
     def doing(self) -> str:
-        """What the client is at, for heartbeats: "compute", or whom it waits for."""
+        """The activity, for heartbeats: "compute", or the servers and workers that it waits for."""
         with self._lock:
             what, servers = self._waits.at
             return f"sync: waiting for {what} from {self._waits.describe(servers)}" if servers else "compute"
 
     def settle(self) -> None:
-        """Block until every clock that was ordered is with all servers and acknowledged: only then may a worker leave.
+        """Block until every clock is ordered at all servers and acknowledged: only then may a worker leave.
 
-        An order leaves when other servers have said that they have this worker's pushes, and until a push is
-        acknowledged nobody else could push it again.
+        An order is sent when the servers have received this worker's pushes; a push that is not acknowledged could be
+        sent again by this worker only.
 
         Raises:
             PsctlError: as `wait`.
         """
-        self._wait("the last clock", self._newest[0] + 1, self._mind.unsettled)
+        self._wait_for("the last clock", self._newest[0] + 1, self._mind.unsettled)
 
     def close(self, reason: str = "") -> None:
-        """End all connections; what was sent has left first."""
+        """End all connections, after what is queued was sent."""
         if self._host is not None:
             self._host.close()
-        self._servers.close(reason, LAST)
+        self._servers.close(reason, FLUSH)
 
-    # ---- the coordinator's word: its connection's reader thread --------------------------------------------------
+    # ---- the coordinator: its connection's reader thread ---------------------------------------------------------
 
     def told(self, message: Reassign | ExamplesShared | WorkersAt) -> None:
-        """Take in who of this host listens, or a new assignment; an older one than the newest says nothing."""
+        """Adopt the listening workers of this host, or a new assignment; an older assignment changes nothing."""
         if isinstance(message, WorkersAt) and self._host is not None:
-            self._host.told(message)
+            self._host.on_workers(message)
         if not isinstance(message, Reassign):
             return
         new = message.assignment
@@ -315,7 +312,7 @@ class ParameterClient:
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 
-    def _wait(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
+    def _wait_for(self, what: str, clock: int, missing: Callable[[], set[int]]) -> None:
         """Block until `missing`, called under the lock, returns no server any more; `clock` is the one waited for."""
         with self._lock:
             self._waits.until(what, missing, lambda server: self._servers.send(server, Why(clock), urgent=True))
@@ -325,17 +322,17 @@ class ParameterClient:
 
     # ---- the connections ---------------------------------------------------------------------------------------
 
-    def _say(self, what: Callable[[], Sequence[Say]]) -> None:
+    def _call(self, make: Callable[[], Sequence[Say]]) -> None:
         with self._lock:
-            self._send(what())
+            self._send(make())
 
-    def _send(self, said: Sequence[Say]) -> None:
-        """Queue what the mind said; under the lock, so that it leaves in the order in which it was said."""
-        for one in said:
+    def _send(self, instructions: Sequence[Say]) -> None:
+        """Queue messages, under the lock, so that they are sent in the order in which they were made."""
+        for one in instructions:
             if isinstance(one, Out):
                 self._servers.send(one.server, one.message, one.payload)
             elif self._host is not None:
-                self._host.do(one)
+                self._host.follow(one)
 
     def on_connected(self, peer: Any) -> None:
         if self._trace is not None:

@@ -1,8 +1,8 @@
-"""One push a host: this worker's lines to the others of its host, and the thread that sums what they hand in.
+"""Sums the gradients of a host's workers, so that one of them pushes for all.
 
-What goes together is decided by the mind (ps/dense/client/host_collection.py). The sum is made on a thread of its
-own, under no lock,
-out of the memory of those who handed in: it may take its time while backward runs and others' bytes leave.
+The state machine decides which gradients go together (ps/dense/client/host_collection.py). A thread of its own makes
+the sum, under no lock, out of the memory of the workers that handed in: it runs beside backward and the sending of
+other bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from psctl.ps.dense.host_sums import host_sum
 from psctl.ps.messages import Beside, HandIn
 from psctl.types import Member
 
-GOODBYE = 5.0
-"""Seconds that the end waits for a sum that is being made."""
+LAST_SUM = 5.0
+"""Seconds that `close` waits for a sum that is being made."""
 
 
 class HostAggregation:
-    """One worker's end; `do` and `told` may be called by any thread.
+    """One worker's part of the sums of its host. `follow` and `on_workers` may be called by any thread.
 
     Args:
         me: this worker.
-        folder: that this user alone can enter, the same for all processes of this host.
+        folder: the directory of this host's sockets, which only this user can enter.
         sharing: memory of this process and of the host's others.
     """
 
@@ -41,62 +41,62 @@ class HostAggregation:
         self._me, self._folder, self._sharing = me, folder, sharing
         self._gathers: queue.SimpleQueue[Gather | None] = queue.SimpleQueue()
 
-    def begin(
+    def start(
         self,
         mind: ClientMind,
-        say: Callable[[Callable[[], Sequence[Say]]], None],
+        call: Callable[[Callable[[], Sequence[Say]]], None],
         tell: Callable[[Any], object],
     ) -> None:
-        """Listen for the others, and tell the coordinator so.
+        """Listen for the other workers, and report that to the coordinator.
 
         Args:
-            mind: told of what they say.
-            say: takes the lock of the mind, and does what a call of it returns.
+            mind: the state machine that messages of other workers go to.
+            call: calls a function under the lock of the state machine, and follows what it returns.
             tell: sends a message to the coordinator.
         """
-        self._mind, self._say = mind, say
+        self._mind, self._call = mind, call
         self._thread = threading.Thread(target=self._sum, name="psctl host sums", daemon=True)
         self._thread.start()
-        self._lines = HostConnections(self._me, self._folder, self)
-        tell(WorkerListens(None, self._lines.secret))
+        self._connections = HostConnections(self._me, self._folder, self)
+        tell(WorkerListens(None, self._connections.secret))
 
-    def told(self, message: WorkersAt) -> None:
-        """Take in who of this host listens."""
-        self._lines.told([each for each in message.workers if each.rank != self._me.rank])
+    def on_workers(self, message: WorkersAt) -> None:
+        """Connect to the listening workers of this host."""
+        self._connections.connect([each for each in message.workers if each.rank != self._me.rank])
 
-    def do(self, what: Tell | Gather) -> None:
-        """Do what the mind said; never waits."""
-        if isinstance(what, Tell):
-            self._lines.send(what.rank, what.message)
+    def follow(self, instruction: Tell | Gather) -> None:
+        """Do what the state machine returned; never waits."""
+        if isinstance(instruction, Tell):
+            self._connections.send(instruction.rank, instruction.message)
         else:
-            self._gathers.put(what)
+            self._gathers.put(instruction)
 
     def close(self) -> None:
-        """End lines and sums."""
-        self._lines.close()
+        """End connections and sums."""
+        self._connections.close()
         self._gathers.put(None)
-        self._thread.join(GOODBYE)
+        self._thread.join(LAST_SUM)
 
     def _sum(self) -> None:
         held = self._mind.held
         while (gather := self._gathers.get()) is not None:
             present = host_sum(gather.into, held[gather.shard], gather.parts)
-            self._say(lambda gather=gather, present=present: self._mind.summed(gather, present))  # type: ignore[misc]
+            self._call(lambda gather=gather, present=present: self._mind.summed(gather, present))  # type: ignore[misc]
 
-    # ---- the lines: their reading thread ---------------------------------------------------------------------------
+    # ---- the connections: their reading thread ---------------------------------------------------------------------
 
-    def up(self, member: Member) -> None:
-        self._say(lambda: self._mind.line_up(member.rank))
+    def on_connected(self, member: Member) -> None:
+        self._call(lambda: self._mind.line_up(member.rank))
 
-    def received(self, member: Member, message: Beside) -> None:
+    def on_message(self, member: Member, message: Beside) -> None:
         data = None
         if isinstance(message, HandIn):
             try:
                 data = self._sharing.read(member, message.at)
             except ProtocolError:
-                data = None  # it goes alone
-        self._say(lambda: self._mind.beside(member.rank, message, data))
+                data = None  # that worker pushes alone
+        self._call(lambda: self._mind.beside(member.rank, message, data))
 
-    def down(self, member: Member) -> None:
-        self._say(lambda: self._mind.line_down(member.rank))
+    def on_connection_lost(self, member: Member) -> None:
+        self._call(lambda: self._mind.line_down(member.rank))
         self._sharing.forget(member)

@@ -1,10 +1,9 @@
-"""Lines between the workers of one host that push together: they come up in their own time, and again after a death.
+"""Connections between the workers of one host whose gradients are summed there; made again after a worker is replaced.
 
-Each listens in the folder that this user alone can enter, and tells the coordinator the secret that others show there
-(job/training_messages.py). On the coordinator's word of who else of the host does, the one with the higher rank
-dials. Nobody
-waits for a line: what needs one that is not up goes without. One thread accepts, one reads all lines; dialling has a
-thread of its own until it is done.
+Each worker listens on a socket in a directory that only this user can enter, and reports to the coordinator the secret
+that other workers must present (job/training_messages.py). The coordinator sends each worker the others of its host;
+of two the one with the higher rank dials. No operation waits for a connection: without one the worker pushes alone. One
+thread accepts, one reads all connections; each dial has a thread of its own until it is done.
 """
 
 from __future__ import annotations
@@ -30,72 +29,72 @@ from psctl.transport.unix_channel import BYE, PIECE, UnixChannel
 from psctl.types import Member
 
 PATIENCE = 2.0
-"""Seconds for two ends to show each other their secrets."""
+"""Seconds for two ends to exchange their secrets."""
 
 ATTEMPTS = 100
-"""Times that a worker is dialled: its end may not have heard of us yet."""
+"""Attempts to dial a worker, which may not know this one's secret yet."""
 
 PAUSE = 0.05
-"""Seconds between two of them."""
+"""Seconds between two attempts."""
 
-GOODBYE = 1.0
-"""Seconds that the end waits for the threads."""
+JOIN = 1.0
+"""Seconds that `close` waits for each thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Beside).decode
 
 
 class HostMessages(Protocol):
-    """Whom it is told to, on the reading thread alone."""
+    """Called on the reading thread alone."""
 
-    def up(self, member: Member) -> None: ...
-    def received(self, member: Member, message: Beside) -> None: ...
-    def down(self, member: Member) -> None: ...
+    def on_connected(self, member: Member) -> None: ...
+    def on_message(self, member: Member, message: Beside) -> None: ...
+    def on_connection_lost(self, member: Member) -> None: ...
 
 
 class HostConnections:
-    """One worker's lines. `send` and `told` may be called by any thread.
+    """One worker's connections. `send` and `connect` may be called by any thread.
 
     Args:
         me: this worker.
-        folder: that this user alone can enter, the same for all processes of this host.
-        heard: told of lines and of what comes.
+        folder: the directory of this host's sockets.
+        handler: called for connections and messages.
     """
 
-    def __init__(self, me: Member, folder: Path, heard: HostMessages) -> None:
-        self._me, self._folder, self._heard = me, folder, heard
+    def __init__(self, me: Member, folder: Path, handler: HostMessages) -> None:
+        self._me, self._folder, self._handler = me, folder, handler
         self.secret = secrets.token_bytes(unix_channel.SECRET)
-        """What others of this host must show."""
-        self._door = unix_channel.listen(folder, _name(me.rank, me.incarnation))
+        """The secret that the others must present."""
+        self._listener = unix_channel.listen(folder, _name(me.rank, me.incarnation))
         self._lock = threading.Lock()
         self._known: dict[int, WorkerAt] = {}
-        self._lines: dict[int, tuple[Member, UnixChannel]] = {}
+        self._channels: dict[int, tuple[Member, UnixChannel]] = {}
         self._made: queue.SimpleQueue[tuple[Member, UnixChannel]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._threads: list[threading.Thread] = []
-        self._begin(self._accept)
-        self._begin(self._read)
+        self._start_thread(self._accept)
+        self._start_thread(self._read)
 
-    def _begin(self, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=f"psctl host lines {self._me.rank}", daemon=True)
+    def _start_thread(self, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=f"psctl host connections {self._me.rank}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def told(self, workers: Sequence[WorkerAt]) -> None:
-        """Take in who of this host listens: with each there is to be a line."""
+    def connect(self, workers: Sequence[WorkerAt]) -> None:
+        """Connect to each listening worker of this host."""
         with self._lock:
             new = [each for each in workers if each.secret and each != self._known.get(each.rank)]
             self._known.update({each.rank: each for each in new})
         for each in new:
             if each.rank < self._me.rank:
-                self._begin(lambda each=each: self._dial(each))  # type: ignore[misc]
+                self._start_thread(lambda each=each: self._dial(each))  # type: ignore[misc]
 
     def send(self, rank: int, message: Beside) -> None:
-        """Send a message, in the order of calls; nothing where there is no line."""
+        """Send a message, in the order of calls; dropped where there is no connection."""
         data = memoryview(_encode(message))
         with self._lock:
-            found = self._lines.get(rank)
+            found = self._channels.get(rank)
             if found is None:
                 return
             found[1].send(PIECE, size=len(data), data=data)
@@ -104,21 +103,21 @@ class HostConnections:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """End all lines."""
+        """End all connections."""
         if self._closed.is_set():
             return
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
+            self._listener.shutdown(socket.SHUT_RDWR)
         os.eventfd_write(self._wake, 1)
         for thread in self._threads:
-            thread.join(GOODBYE)
+            thread.join(JOIN)
         while not self._made.empty():
             self._made.get()[1].close()
-        self._door.close()
+        self._listener.close()
         (self._folder / _name(self._me.rank, self._me.incarnation)).unlink(missing_ok=True)
 
-    # ---- meeting -------------------------------------------------------------------------------------------------
+    # ---- connecting ----------------------------------------------------------------------------------------------
 
     def _dial(self, each: WorkerAt) -> None:
         for _ in range(ATTEMPTS):
@@ -136,16 +135,16 @@ class HostConnections:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connected, _ = self._door.accept()
+                connected, _ = self._listener.accept()
             except OSError:  # closed, or descriptors are short for a while
                 self._closed.wait(PAUSE)
                 continue
             with self._lock:
                 known = dict(self._known)
             try:
-                coming = {rank: each.secret for rank, each in known.items() if rank > self._me.rank}
-                rank = unix_channel.answer(connected, self.secret, coming, PATIENCE)
-            except ConnectionFailed:  # a stranger, or one that the coordinator has not told us of yet
+                dialling = {rank: each.secret for rank, each in known.items() if rank > self._me.rank}
+                rank = unix_channel.answer(connected, self.secret, dialling, PATIENCE)
+            except ConnectionFailed:  # no worker of the job, or one that the coordinator has not reported yet
                 connected.close()
                 continue
             self._add(known[rank], connected)
@@ -166,54 +165,54 @@ class HostConnections:
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
                     continue
-                member, line = by_descriptor[descriptor]
-                if not self._serve(member, line, event):
+                member, channel = by_descriptor[descriptor]
+                if not self._serve(member, channel, event):
                     del by_descriptor[descriptor]
                     poll.unregister(descriptor)
-                    self._over(member, line)
+                    self._over(member, channel)
             while not self._made.empty():
-                member, line = self._made.get()
-                former = self._lines.get(member.rank)
+                member, channel = self._made.get()
+                former = self._channels.get(member.rank)
                 if former is not None:
                     del by_descriptor[former[1].fileno()]
                     poll.unregister(former[1].fileno())
                     self._over(*former)
-                by_descriptor[line.fileno()] = member, line
-                poll.register(line.fileno(), select.POLLIN)
+                by_descriptor[channel.fileno()] = member, channel
+                poll.register(channel.fileno(), select.POLLIN)
                 with self._lock:
-                    self._lines[member.rank] = member, line
-                self._heard.up(member)
+                    self._channels[member.rank] = member, channel
+                self._handler.on_connected(member)
             with self._lock:
-                for descriptor, (_, line) in by_descriptor.items():
-                    poll.modify(descriptor, select.POLLIN | (select.POLLOUT if line.waiting else 0))
+                for descriptor, (_, channel) in by_descriptor.items():
+                    poll.modify(descriptor, select.POLLIN | (select.POLLOUT if channel.waiting else 0))
         with self._lock:
-            for _, line in self._lines.values():
-                line.bye("it has finished")
-                line.shutdown()
-                line.close()
-            self._lines.clear()
+            for _, channel in self._channels.values():
+                channel.bye("it has finished")
+                channel.shutdown()
+                channel.close()
+            self._channels.clear()
 
-    def _serve(self, member: Member, line: UnixChannel, event: int) -> bool:
-        """Send what waits and take in what has come; tell whether more may come."""
+    def _serve(self, member: Member, channel: UnixChannel, event: int) -> bool:
+        """Send what is queued and process what has arrived; return False when the connection is over."""
         try:
             with self._lock:
                 if event & select.POLLOUT:
-                    line.flush()
-                records = line.receive() if event & ~select.POLLOUT else []
-                ended = bool(line.ended) or any(record.kind == BYE for record in records)
+                    channel.flush()
+                records = channel.receive() if event & ~select.POLLOUT else []
+                ended = bool(channel.ended) or any(record.kind == BYE for record in records)
             for record in records:
                 if record.kind == PIECE:
-                    self._heard.received(member, _decode(record.data or b""))
+                    self._handler.on_message(member, _decode(record.data or b""))
         except (ProtocolError, msgspec.DecodeError):
-            return False  # it speaks another language: we do without it
+            return False  # it breaks the protocol: its worker pushes alone
         return not ended
 
-    def _over(self, member: Member, line: UnixChannel) -> None:
+    def _over(self, member: Member, channel: UnixChannel) -> None:
         with self._lock:
-            if self._lines.get(member.rank) == (member, line):
-                del self._lines[member.rank]
-            line.close()
-        self._heard.down(member)
+            if self._channels.get(member.rank) == (member, channel):
+                del self._channels[member.rank]
+            channel.close()
+        self._handler.on_connection_lost(member)
 
 
 def _name(rank: int, incarnation: int) -> str:

@@ -1,8 +1,8 @@
-"""Has freed memory kept for what comes next: pages that the kernel takes back cost more to get again than to fill.
+"""Keeps freed memory in the process: to get a page from the kernel again costs more than to fill it.
 
-By default the C library gives blocks of some hundred KB and more back when they are freed, and each page that is
-touched anew is a fault that the kernel answers with zeros: for messages of a few MB that is a third of all the time
-that a store takes. Up to KEPT bytes at the end of each heap stay instead.
+By default the C library returns freed blocks of some hundred KB and more to the kernel, and each page that is touched
+anew is a fault for which the kernel fills it with zeros: for messages of a few MB that is a third of a store's time.
+With these settings up to KEPT bytes at the end of each heap stay in the process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Have freed memory kept from now on; returns False where the C library knows nothing of that."""
+    """Keep freed memory from now on; return False where the C library has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all([mallopt(MMAP_THRESHOLD, LARGEST) == 1, mallopt(TRIM_THRESHOLD, KEPT) == 1])

@@ -1,4 +1,4 @@
-"""What is to be synchronised, read off the user's model and optimizer, with what cannot be named as an error."""
+"""Derives the layout of parameters and optimizer groups from the user's model and optimizer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FLOATS = {"float64", "float32", "bfloat16", "float16"}
 
 
 def terms_of(decision: Decision, world: int) -> Terms:
-    """Return what workers and servers must know of a decision; `world`: workers at the start."""
+    """Return the terms of training that workers and servers share; `world`: number of workers at the start."""
     base = decision.resume.step if decision.resume else 0
     staleness, hosts = decision.staleness, decision.hosts
     return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts)
 
 
 def check_given(model: object, optimizer: object, scheduler: object) -> None:
-    """Raise UsageError when what `prepare` was given is not a model, an optimizer and a scheduler."""
+    """Raise UsageError unless the arguments of `prepare` are a model, an optimizer and a scheduler."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"run.prepare: {type(model).__name__} is no torch.nn.Module", "give the model first")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -47,11 +47,10 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
     """Return the layout of a model and the optimizer that steps it.
 
     Args:
-        apart: each worker steps by itself, so the optimizer is not for servers.
+        apart: each worker steps by itself: the optimizer stays on the workers.
 
     Raises:
-        UsageError: nothing is trainable, or the optimizer holds a parameter that the model does not; the script's
-            fault.
+        UsageError: nothing is trainable, or the optimizer holds a parameter that the model does not.
         NotInThisVersion: a trainable parameter of a type that cannot be summed.
     """
     groups = _groups_by_parameter(model, optimizer)
@@ -98,7 +97,7 @@ def _groups_by_parameter(model: nn.Module, optimizer: torch.optim.Optimizer | No
 
 
 def _plain_groups(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Number], ...]:
-    """The groups of an optimizer that stays on the workers: for show, and to compare the ranks."""
+    """Return the groups of an optimizer that stays on the workers, to show and compare them."""
     return tuple(
         {key: value for key, value in group.items() if _is_plain(key, value)} for group in optimizer.param_groups
     )

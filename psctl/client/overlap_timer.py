@@ -1,4 +1,4 @@
-"""How long something is under way, whether or not anybody waits for it: what is not waited for is hidden."""
+"""Measures how long requests are in flight, whether or not a thread waits for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from psctl.clock import Clock
 
 
 class UnderWay:
-    """Adds up the time from the first beginning to the next end."""
+    """Adds up the times from the first start to the next end."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -14,17 +14,17 @@ class UnderWay:
         self._before = 0.0
 
     def begin(self) -> None:
-        """Something leaves."""
+        """Note that a request is sent."""
         if self._since is None:
             self._since = self._clock.now()
 
     def end(self) -> None:
-        """All that left is answered."""
+        """Note that all requests are answered."""
         if self._since is not None:
             self._before += self._clock.now() - self._since
             self._since = None
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, of what has ended."""
+        """Seconds so far, of the times that have ended."""
         return self._before

@@ -102,9 +102,9 @@ def test_a_line_that_breaks_or_comes_late_costs_bytes_alone(update, tmp_path):
     def trouble(world, clock):
         if clock in (2, 4):
             for rank, other in ((1, 0), (3, 2)):
-                lines = world.clients[rank]._host._lines
+                lines = world.clients[rank]._host._connections
                 if clock == 2:
-                    lines._lines[other][1].shutdown()
+                    lines._channels[other][1].shutdown()
                 else:  # and is made again
                     lines._known.clear()
                     world.meet()

@@ -28,13 +28,13 @@ class Worker:
     def at(self):
         return WorkerAt(self.member.rank, self.member.incarnation, None, self.lines.secret)
 
-    def up(self, member):
+    def on_connected(self, member):
         self.said.put(("up", member))
 
-    def received(self, member, message):
+    def on_message(self, member, message):
         self.said.put((message, member))
 
-    def down(self, member):
+    def on_connection_lost(self, member):
         self.said.put(("down", member))
 
     def next(self):
@@ -57,16 +57,16 @@ def workers(tmp_path):
 
 def meet(*all_of_them):
     for each in all_of_them:
-        each.lines.told([other.at for other in all_of_them if other is not each])
+        each.lines.connect([other.at for other in all_of_them if other is not each])
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_words_arrive_in_order_whoever_is_told_first(workers, first):
     zero, one = workers(0, 1)
     both = [zero, one][:: 1 if first == 0 else -1]
-    both[0].lines.told([both[1].at])
+    both[0].lines.connect([both[1].at])
     time.sleep(0.1)  # it dials, or is dialled, before the other has heard of it
-    both[1].lines.told([both[0].at])
+    both[1].lines.connect([both[0].at])
     assert (zero.next(), one.next()) == (("up", one.member), ("up", zero.member))
     words = [HandIn(shard, 7, 0.5, b"\x01\x00", Place(1, 2, 3)) for shard in range(3000)] + [Alone(3, 8)]
     for word in words:
@@ -111,7 +111,7 @@ def test_a_stranger_gets_no_line_and_keeps_nobody_out(workers, tmp_path):
 
 def test_who_speaks_another_language_is_done_without(workers, tmp_path):
     zero, one = workers(0, 1)
-    zero.lines.told([one.at])
+    zero.lines.connect([one.at])
     odd = unix_channel.meet(tmp_path, "worker-0-0.push", 1, one.lines.secret, zero.lines.secret, 5.0)
     assert zero.next() == ("up", one.member)
     odd.sendall(unix_channel.HEAD.pack(unix_channel.PIECE, 0, 0, 0, 4) + b"what")
