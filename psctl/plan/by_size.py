@@ -1,4 +1,4 @@
-"""Which strategy is chosen for which bytes of gradients: the winner of each decade, and about where it changes."""
+"""The chosen strategy by the bytes of gradients: the winner of each decade, and about where it changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from psctl.plan.choose import Winner
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
-"""Bytes of gradients that are looked at."""
+"""Bytes of gradients for which the winner is computed."""
 
 HALVINGS = 2
-"""How often a decade in which the winner changes is halved."""
+"""How often a decade in which the winner changes is bisected."""
 
 
 class SizeRange(msgspec.Struct, frozen=True):
-    """From about so many bytes on, up to the next span, this strategy is chosen."""
+    """A strategy, and about the bytes from which it is chosen, up to the next range."""
 
     start: int
     chosen: str
@@ -30,10 +30,10 @@ def winners(winner: Callable[[int], Winner], sizes: Sequence[int] = SIZES) -> li
 
 
 def size_ranges(winner: Callable[[int], Winner], known: Sequence[Winner]) -> list[SizeRange]:
-    """Return where the winner changes, smallest sizes first; the first span starts at 0.
+    """Return where the winner changes, smallest sizes first; the first range starts at 0.
 
     Args:
-        winner: says what is chosen for a size.
+        winner: returns the choice for a size.
         known: winners of ascending sizes.
     """
     found: list[SizeRange] = [SizeRange(0, known[0].chosen)]
@@ -53,6 +53,6 @@ def _between(winner: Callable[[int], Winner], low: Winner, high: Winner, more: i
 
 
 def _round(size: int) -> int:
-    """Two digits are what is known."""
+    """Round to two digits, the precision of a prediction."""
     digits = max(0, len(str(size)) - 2)
     return round(size, -digits)

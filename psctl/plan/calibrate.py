@@ -1,10 +1,9 @@
-"""What messages cost on this network and these machines, fitted to what `bench` measured.
+"""Costs of messages on a network and its machines, fitted to the measurements of `bench`.
 
-Predictions follow from `Costs`: alpha a message waits, overhead it keeps a processor, gamma a reduced byte. Along a
-critical path a prediction is linear in each of them, so a fit linearises it where it stands (finite differences),
-solves the least squares with no cost below zero, and goes on from there (Gauss-Newton). Errors are counted relative to
-what was measured, so that 10 % of a millisecond weigh as much as 10 % of a second, and a measurement that lies far off
-counts less the further off it is (Huber 1964).
+Predictions depend on `Costs`: alpha that a message waits, overhead of its processor, gamma of a reduced byte. Along a
+critical path a prediction is linear in each of them, so a fit linearises it at the current costs (finite differences),
+solves the least squares with no cost below zero, and repeats (Gauss-Newton). Errors are relative to the measurement, so
+that 10% of a millisecond weigh as much as 10% of a second, and outliers count less (Huber 1964).
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ NEAR = 0.1
 """Relative error up to which a measurement counts in full."""
 
 PRIOR = 0.01
-"""What doubling a cost weighs against errors of measurements: those of large vectors alone tell nothing of messages,
-and must not make them free."""
+"""Weight of doubling a cost against errors of measurements: large vectors alone determine no cost of messages, and must
+not make them free."""
 
 ROUNDS = 6
 HALVINGS = 4
 
 Predict = Callable[[int, Costs], float]
-"""`predict(i, costs)` returns the seconds that measurement i should have taken."""
+"""`predict(i, costs)` returns the predicted seconds of measurement i."""
 
 _Vector = tuple[float, float, float]
 """Alpha, overhead, gamma."""
@@ -46,15 +45,15 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 def fit(measured: Sequence[float], predict: Predict, start: Costs | None = None) -> Fitted:
-    """Return the costs under which predictions meet measurements best.
+    """Return the costs under which predictions fit measurements best.
 
     Args:
         measured: seconds, more than 0.
-        predict: called with the place of a measurement and costs; about 5 times for each measurement and round.
-        start: where to begin; its `switch` is kept.
+        predict: called with the index of a measurement and costs; about 5 times for each measurement and round.
+        start: the initial costs; their `switch` is kept.
 
     Returns:
-        the costs; where nothing was measured, those it began with.
+        the costs; the initial ones where nothing was measured.
     """
     begin = start or Costs()
     if not measured:
@@ -91,7 +90,7 @@ def _middle(errors: Sequence[float]) -> float:
 
 
 def _loss(errors: Sequence[float]) -> float:
-    """Huber's: squares near zero, straight beyond."""
+    """Return Huber's loss: quadratic near zero, linear beyond."""
     return sum(e * e if abs(e) <= NEAR else NEAR * (2 * abs(e) - NEAR) for e in errors)
 
 
@@ -105,7 +104,7 @@ def _slope(errors: Callable[[_Vector], list[float]], at: _Vector, now: Sequence[
 def _solve(columns: Sequence[Sequence[float]], now: Sequence[float], at: _Vector) -> _Vector:
     """Return the best step of the linearised problem that leaves no cost below zero.
 
-    With three unknowns all ways to hold some of them at zero can be tried.
+    With three unknowns, every subset of them can be tried at zero.
     """
     weights = [1.0 if abs(e) <= NEAR else NEAR / abs(e) for e in now]
     floor = [-value / scale for value, scale in zip(at, SCALES, strict=True)]
@@ -131,7 +130,8 @@ def _dot(columns: Sequence[Sequence[float]], row: int, step: Sequence[float]) ->
 def _normal(
     columns: Sequence[Sequence[float]], free: Sequence[int], weights: Sequence[float], target: Sequence[float]
 ) -> list[float]:
-    """Solve weighted least squares for some columns, by Gauss's elimination; a column that tells nothing stays put."""
+    """Solve weighted least squares for some columns by Gaussian elimination; a column without influence stays at
+    zero."""
     count = len(free)
     rows = [
         [sum(w * a * b for w, a, b in zip(weights, columns[i], columns[j], strict=True)) for j in free]
@@ -139,7 +139,7 @@ def _normal(
         for i in free
     ]
     for index in range(count):
-        rows[index][index] += 1e-9 * (1.0 + rows[index][index])  # alike columns share what they explain
+        rows[index][index] += 1e-9 * (1.0 + rows[index][index])  # similar columns share what they explain
     for pivot in range(count):
         most = max(range(pivot, count), key=lambda row: abs(rows[row][pivot]))
         rows[pivot], rows[most] = rows[most], rows[pivot]
@@ -153,7 +153,7 @@ def _normal(
 def _shorten(
     errors: Callable[[_Vector], list[float]], at: _Vector, step: _Vector, loss: float
 ) -> tuple[_Vector, list[float]] | None:
-    """Return where the step leads, halved until it is better there; None when it never is."""
+    """Return the costs after the step, halved until they fit better; None when they never do."""
     for _ in range(HALVINGS):
         there = _vector(max(0.0, value + move) for value, move in zip(at, step, strict=True))
         found = errors(there)

@@ -1,8 +1,8 @@
-"""The best that each strategy can do on given machines: its options are searched, its schedule is timed.
+"""The best prediction of each strategy on given machines: its options are searched, its schedule is timed.
 
-The search is small. Orders, groups, shares, rings and trees follow from the machines (`arrange`); what is left to try
-is how often a vector is cut, and the closed forms say about where. Up to LARGE ranks every candidate is simulated. With
-more, the closed forms stand for equal cables, and steps are counted one by one on unequal ones (`stepwise`).
+The search is small. Orders, groups, shares, rings and trees follow from the machines (`rank_orders`); what remains is
+how often to cut a vector, and the closed forms give about the number. Up to LARGE ranks every candidate is simulated.
+With more, closed forms are used on equal cables, and stepwise estimates on unequal ones.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ SMALL = 8
 """Ranks up to which several orders and cuts are tried."""
 
 HUGE = 256
-"""Ranks up to which unequal machines are counted step by step; with more, the closed forms stand for them."""
+"""Ranks up to which unequal machines are estimated step by step; with more, by the closed forms."""
 
 PHASES: Mapping[str, tuple[int, ...]] = {
     "sharded": (1, 16), "hierarchical": (1, 16), "ring": (4,), "bidirectional-ring": (4,), "multi-ring": (4,),
 }  # fmt: skip
-"""Pieces that are tried where phases may overlap, beside those of the rough prediction."""
+"""Pieces that are tried where phases may overlap, in addition to those of the rough prediction."""
 
 FINE = 200_000
-"""Bytes of a rank's part of a piece, where levels that run side by side are cut as finely as pays: a rank waits for one
-piece at a time, so the larger pieces are the longer one level holds up the other. Two racks, 100 MB, over the bound:
-16 pieces 1.12, 32 1.09, 64 1.02, 128 1.006; 8 MB: 1.00, 1.00, 1.01, 1.14."""
+"""Bytes of a rank's part of a piece where levels overlap: a rank waits for one piece at a time, so with larger pieces
+one level delays the other longer. Measured for two racks and 100 MB, relative to the bound: 16 pieces 1.12, 32 1.09, 64
+1.02, 128 1.006; 8 MB: 1.00, 1.00, 1.01, 1.14."""
 
 SIMPLER = 1.02
-"""What a later way to arrange ranks must gain over an earlier one: senders that meet at one receiver cost more than
-their bytes, so levels of rings come first."""
+"""Factor by which a later arrangement of ranks must be faster than an earlier one: senders that share one receiver cost
+more than their bytes, so levels of rings are preferred."""
 
 FINER = 1.01
-"""What fewer pieces must gain over more."""
+"""Factor by which fewer pieces must be faster than more."""
 
 OVERLAPPING = frozenset({"sharded", "hierarchical"})
-"""Those whose phases load different links, or one link in both directions."""
+"""Strategies whose phases load different links, or one link in both directions."""
 
 COARSE = 16
 """Chunks of a rough prediction."""
 
 MESSAGES = 10_000
-"""Transfers of one schedule that a search may simulate."""
+"""Most transfers of one schedule that a search simulates."""
 
 BILLION = 1e9
-"""Bytes for which steps are counted, to know them for any size."""
+"""Bytes for which steps are estimated, from which any size follows."""
 
 LEAST = 1024
-"""Bytes of a chunk below which cutting gains nothing."""
+"""Bytes of a chunk below which cutting saves no time."""
 
 MOST = 256
-"""Chunks of a pipeline."""
+"""Most chunks of a pipeline."""
 
 PIPELINES = frozenset({"pipelined-chain", "pipelined-tree", "double-tree", "packed-trees"})
 
@@ -71,7 +71,7 @@ ONLY = ScheduleOptions()
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """A strategy's prediction: what it is told, how long it takes, in how many steps, what a rank sends."""
+    """A strategy's prediction: its options, time, steps, and the bytes that a rank sends."""
 
     strategy: str
     options: ScheduleOptions
@@ -81,16 +81,12 @@ class Predicted(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """The predicted time."""
         return self.timing.seconds
 
 
 class CandidateSearch:
-    """Predictions of played schedules and of the engine's own, on one inputs.
-
-    Args:
-        inputs: machines, ranks, costs.
-    """
+    """Predicts the strategies that are schedules, and the engine's own all-reduce, on given machines."""
 
     def __init__(self, inputs: PlanInput) -> None:
         self._inputs = inputs
@@ -103,10 +99,10 @@ class CandidateSearch:
         self._steps: dict[tuple[str, ScheduleOptions], tuple[float, float]] = {}
 
     def best(self, strategy: str, size: float) -> Predicted:
-        """Return a strategy as it does best: first how ranks are arranged, then how often the vector is cut.
+        """Return a strategy's best prediction: first the arrangement of ranks is chosen, then the number of pieces.
 
         Args:
-            strategy: one that `why_not` has nothing against; `ps` is not one of these.
+            strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
         found = [self.at(strategy, options, size) for options in self._options(strategy, size)]
@@ -127,22 +123,24 @@ class CandidateSearch:
 
     @property
     def prunes(self) -> bool:
-        """Whether there are so many ranks that what can't win is not simulated; of still more nothing is."""
+        """Whether strategies that cannot win are not simulated; beyond LARGE ranks none is."""
         return SMALL < self._inputs.world <= LARGE
 
     def rough(self, strategy: str, size: float) -> Predicted:
-        """Return a prediction of what can't win, counted step by step.
+        """Return a stepwise prediction, for a strategy that cannot win.
 
         Args:
-            strategy: one that `why_not` has nothing against; `ps` is not one of these.
+            strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
         found = [self._counted(strategy, options, size) for options in self._options(strategy, size)]
         return min(found, key=lambda each: each.seconds)
 
     def quick(self, strategy: str, size: float) -> tuple[float, float]:
-        """Return a strategy's seconds, and those of them that its messages wait: of many ranks counted step by step,
-        for one schedule at any size at once. Arguments as of `rough`."""
+        """Return a strategy's seconds, and those of them in which its messages wait.
+
+        With many ranks they are estimated step by step, once for all sizes. Arguments as of `rough`.
+        """
         if self._few or self._by_form:
             best = self.best(strategy, size)
             return best.seconds, best.timing.waiting
@@ -154,7 +152,7 @@ class CandidateSearch:
         return known
 
     def known(self, strategy: str, size: float) -> tuple[float, float] | None:
-        """Return what `quick` would, where its steps were counted before, else None."""
+        """Return the result of `quick` where the steps were estimated before, else None."""
         if self._few or self._by_form:
             return None
         found = [self._steps.get((strategy, options)) for options in self._options(strategy, size)]
@@ -177,10 +175,10 @@ class CandidateSearch:
         return found
 
     def least(self, strategy: str, size: float) -> float:
-        """Return the seconds that a strategy takes at least, in whatever way; 0 where timing it is as cheap to do.
+        """Return a lower bound on a strategy's seconds; 0 where a prediction costs no more than the bound.
 
         Args:
-            strategy: one that `why_not` has nothing against; `ps` is not one of these.
+            strategy: one for which `why_not` returns None; not `ps`.
             size: bytes of the vector.
         """
         if self._by_form:
@@ -195,20 +193,22 @@ class CandidateSearch:
     def _floor(self, strategy: str, options: ScheduleOptions) -> LowerBound:
         schedule = catalog.build("ring" if strategy == "native" else strategy, self._inputs.world, options)
         low = lower_bound(schedule, self._inputs.network, self._places(schedule), self._costs(strategy).alpha)
-        return LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low  # pieces hide each other's waiting
+        return (
+            LowerBound(0.0, low.per_byte) if strategy == "hierarchical" else low
+        )  # pieces overlap each other's waiting
 
     def _costs(self, strategy: str) -> Costs:
         return self._inputs.costs.get(self._inputs.engine if strategy == "native" else "psctl", Costs())
 
     def _places(self, schedule: Schedule) -> tuple[str, ...]:
-        """Return where the nodes of a schedule sit; helpers on the first rank's host."""
+        """Return the place of each node of a schedule; helpers are on the first rank's host."""
         return (*self._inputs.ranks, *(self._inputs.hosts[0] for _ in range(schedule.nodes - self._inputs.world)))
 
     def at(self, strategy: str, options: ScheduleOptions, size: float) -> Predicted:
         """Return a strategy's prediction with given options.
 
         Args:
-            strategy: one that is played, or `native`.
+            strategy: the name of a schedule, or `native`.
             options: what it is told.
             size: bytes of the vector.
         """
@@ -242,19 +242,19 @@ class CandidateSearch:
         return at_pace(timing, self._inputs.pace(strategy))
 
     def why_not(self, strategy: str) -> str | None:
-        """Return why a strategy can't be played here; None when it can."""
+        """Return why a strategy is impossible on these machines; None when it is possible."""
         if strategy == "cpu" and self._inputs.nodes > 1:
-            return "the ranks sit on several hosts, which share no processor"
+            return "the ranks are on several hosts, which share no processor"
         return None
 
-    # -- what is tried
+    # -- options
 
     def _native(self) -> ScheduleOptions:
-        """NCCL runs its ring along the cables, Gloo by the ranks' numbers."""
+        """Return the order of the engine's ring: NCCL's follows the cables, Gloo's the ranks' numbers."""
         return ScheduleOptions(order=self._order) if self._inputs.gpus else ONLY
 
     def _tried(self, strategy: str, size: float) -> Iterable[ScheduleOptions]:
-        """Options that differ in how the ranks are arranged."""
+        """Return options that differ in the arrangement of the ranks."""
         chunks = self._chunks(strategy, size)[-1] if strategy in PIPELINES else ONLY.chunks
         chunks = min(COARSE, chunks) if self._few else chunks
         match strategy:
@@ -279,7 +279,7 @@ class CandidateSearch:
                 return [ONLY]
 
     def _orders(self, strategy: str) -> Sequence[rank_orders.Order]:
-        """Orders worth a try; () is that of the ranks' numbers."""
+        """Return the orders to try; () is that of the ranks' numbers."""
         options_as_data = tuple(range(self._inputs.world))
         found = [() if self._order == options_as_data else self._order]
         if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
@@ -291,11 +291,12 @@ class CandidateSearch:
 
     @property
     def _few_pieces(self) -> int:
-        """How often a rough prediction cuts what has phases; a sharded sum of 32 ranks has 2,000 transfers uncut."""
+        """Pieces of a rough prediction of a strategy with phases; a sharded sum of 32 ranks has 2,000 transfers
+        uncut."""
         return 4 if 8 * self._inputs.world**2 <= MESSAGES else 1
 
     def _cuts(self, rough: Predicted, size: float) -> Sequence[int]:
-        """How often to cut what has phases."""
+        """Return the numbers of pieces to try for a strategy with phases."""
         world, strategy = self._inputs.world, rough.strategy
         if not self._few or strategy not in PHASES:
             return ()
@@ -308,7 +309,7 @@ class CandidateSearch:
         return [cut for cut in wanted if cut <= most or cut == 1]
 
     def _chunks(self, strategy: str, size: float) -> Sequence[int]:
-        """How many chunks to try: what the closed form says of a uniform network, and fewer."""
+        """Return the numbers of chunks to try: the best by the closed form of a uniform network, and fewer."""
         named = "double-tree" if strategy == "packed-trees" else strategy
         rates = uniform_rates(self._inputs, self._port, self._inputs.costs.get("psctl", Costs()))
         best = allreduce_times.FORMS[named](self._inputs.world, size, rates).chunks
@@ -319,7 +320,7 @@ class CandidateSearch:
         return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
 
     def _levels(self) -> Iterable[ScheduleOptions]:
-        """Groups of each kind of closeness, and both kinds as three levels."""
+        """Yield groups by host, by rack and by level of the machines, and three levels of hosts in racks."""
         inputs, pieces = self._inputs, self._few_pieces
         host, rack = rank_orders.by_host(inputs), rank_orders.by_rack(inputs)
         kinds = [groups for groups in (host, rack, *rank_orders.by_level(inputs)) if 1 < len(groups) < inputs.world]
@@ -350,12 +351,12 @@ def _alike(groups: rank_orders.Groups) -> bool:
 
 
 def _unequal(weights: Sequence[int]) -> bool:
-    """Whether weights say more than that all are alike: () says that already."""
+    """Whether weights are empty or differ; equal weights mean the same as ()."""
     return not weights or len(set(weights)) > 1
 
 
 def _even(order: Sequence[int]) -> rank_orders.Groups:
-    """Return an order cut into groups of one size, about as many as there are in one; of a prime number, halves."""
+    """Return an order cut into groups of one size, about as many groups as members; halves for a prime number."""
     world = len(order)
     each = max((part for part in range(1, world) if world % part == 0 and part * part <= world), default=1)
     each = each if each > 1 else (world + 1) // 2
@@ -363,7 +364,7 @@ def _even(order: Sequence[int]) -> rank_orders.Groups:
 
 
 def options_as_data(options: ScheduleOptions) -> dict[str, Any]:
-    """Return what options say beyond the defaults, as plain data; `msgspec.convert` makes them options again."""
+    """Return the options that differ from the defaults, as plain data that `msgspec.convert` reads."""
     usual = msgspec.to_builtins(ONLY)
     found = {key: value for key, value in msgspec.to_builtins(options).items() if value != usual[key]}
     if options.across is not None:

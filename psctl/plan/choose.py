@@ -1,11 +1,11 @@
 """The choice of a strategy, with every candidate and the reason.
 
-Candidates within TIE of the fastest count as equal, for predictions are no better. On GPUs, where NCCL carries played
-schedules too, the engine's own all-reduce is taken of these, then `ps`, then the fastest of the others. On CPUs `ps`
-is, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither encrypted nor authenticated)
-is taken where nothing else comes near it. Where training buckets the gradients, a synchronisation is the sum over its
-buckets, one after another; that it overlaps with backward is left out, for it does so for all.
-"""
+Candidates within TIE of the fastest count as equal, because predictions are no more precise. On GPUs, where NCCL
+carries psctl's schedules too, the engine's own all-reduce is preferred among these, then `ps`, then the fastest of the
+others. On CPUs `ps` is preferred, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither
+encrypted nor authenticated) is chosen only where all others are slower. Where training buckets the gradients, a
+synchronisation is the sum over its buckets, one after another; overlap with backward is ignored, because it is the same
+for all."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
 
 TIE = 1.05
-"""Predictions closer than this are one."""
+"""Predictions that differ by no more than this factor count as equal."""
 
 PREFERRED = {True: ("native", "ps"), False: ("ps",)}
-"""What is taken of predictions that are one, before the fastest: on GPUs, and on CPUs, where `native` is taken last."""
+"""Strategies preferred among equal predictions, before the fastest: on GPUs (True), and on CPUs, where `native` is
+last."""
 
 NEARLY = 1 + 1e-6
-"""What rounding may change."""
+"""Tolerance for rounding."""
 
 UNKNOWN = 100_000_000
-"""Bytes of gradients that a plan is made for when nobody says how many there are."""
+"""Bytes of gradients that a plan assumes when their number is not known."""
 
 ALONE = "one worker has nothing to synchronise"
 
@@ -119,12 +120,12 @@ def choose(
 
 
 def planner_for_job(order: JobOrder) -> Planner:
-    """Return what plans for a job before it runs."""
+    """Return the planner of a job before it runs."""
     return Planner(plan_input_of_job(order), order.hosts, request_of_job(order, None))
 
 
 def planner_for_cluster(inputs: PlanInput, asked: PlanRequest) -> Planner:
-    """Return what plans on machines that a graph alone tells of."""
+    """Return the planner of a cluster that is known only as a graph."""
     hosts = [
         HostOrder(
             name=host.name, address="", interface="", cores=0, gpus=len(host.graph.of_kind("gpu")),
@@ -136,7 +137,7 @@ def planner_for_cluster(inputs: PlanInput, asked: PlanRequest) -> Planner:
 
 
 class Winner(msgspec.Struct, frozen=True):
-    """What is chosen for so many bytes, and its seconds."""
+    """The strategy chosen for a size, and its predicted seconds."""
 
     size: int
     chosen: str
@@ -162,12 +163,12 @@ def _refused(strategy: str, why: str | None) -> UsageError:
 
 
 class Planner:
-    """Plans on one inputs.
+    """Chooses strategies on given machines.
 
     Args:
         inputs: machines, ranks, costs.
         hosts: the roster, to place servers on.
-        asked: what is asked for.
+        asked: the request.
     """
 
     def __init__(self, inputs: PlanInput, hosts: Sequence[HostOrder], asked: PlanRequest) -> None:
@@ -199,10 +200,10 @@ class Planner:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Refuse a strategy that was asked for by name and can't be taken here; none is timed for it.
+        """Refuse a strategy that was asked for by name and is impossible here, without timing any.
 
         Raises:
-            UsageError: it says why.
+            UsageError: the message says why.
         """
         wanted = self._asked.strategy
         why = self._why_not(wanted, self._hosting) if wanted != "auto" else None
@@ -210,8 +211,9 @@ class Planner:
             raise _refused(wanted, why)
 
     def winner(self, size: int) -> Winner:
-        """Return what `plan` chooses for so many bytes. Only what can win is timed; of many ranks it is counted step by
-        step, so that what is alike may come out the other way round.
+        """Return the choice of `plan` for a size, timing only strategies that can win.
+
+        With many ranks times are stepwise estimates, so of nearly equal strategies another one may be chosen.
 
         Raises:
             UsageError: the strategy that was asked for can't do it here.
@@ -259,12 +261,12 @@ class Planner:
 
     @property
     def _codes(self) -> Coding:
-        """What compression is to a collective, on processors that ranks may share."""
+        """The cost of compression under a collective, on cores that ranks may share."""
         one, crowd = coding(self._asked.compression, "worker"), max(1.0, self._inputs.crowd)
         return Coding(one.push, one.pull, one.encode * crowd, one.read * crowd)
 
     def _served(self, size: int) -> _ServerTiming:
-        """Return how `ps` does best; servers hold the values unless it takes longer by more than predictions tell."""
+        """Return the best prediction of `ps`; the optimizer steps on servers unless that is slower by more than TIE."""
         found = []
         for update in self._updates():
             codes = coding(self._asked.compression, update)
@@ -277,8 +279,8 @@ class Planner:
         return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
 
     def _updates(self) -> Sequence[str]:
-        """Return who may step under `ps`: servers, which go on when a worker dies, first. Where all is left to the plan
-        workers may, for then sums come back while others are still pushed."""
+        """Return where the optimizer may step under `ps`: on servers, which continue when a worker is lost, first.
+        Where the choice is free also on workers, because then sums are pulled while others are still pushed."""
         update = self._update()
         free = self._asked.strategy == self._asked.update == "auto" and self._asked.staleness == 0
         return ("server", "worker") if update == "server" and free and not self._asked.serving else (update,)
@@ -305,18 +307,18 @@ class Planner:
             return f"servers: {self._asked.servers} was asked for, and collectives use none"
         if self._inputs.world == 1 and name != "native":
             return ALONE
-        return self._why_open(name) or self._search.why_not(name)
+        return self._why_unencrypted(name) or self._search.why_not(name)
 
-    def _why_open(self, name: str) -> str | None:
-        """Return why a strategy is out where everything between hosts must be encrypted."""
+    def _why_unencrypted(self, name: str) -> str | None:
+        """Return why a strategy is excluded where all traffic between hosts must be encrypted."""
         gpus = self._gpus
         if not (self._asked.encrypted and self._inputs.nodes > 1 and by_engine(name, gpus=gpus)):
             return None
         return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
     def _predicted(self, names: Sequence[str], size: int) -> dict[str, Predicted]:
-        """Return strategies as each does best for the bucket that most bytes travel in; of many ranks those that can't
-        be chosen are counted step by step alone."""
+        """Return the best prediction of each strategy for the largest bucket; with many ranks those that cannot be
+        chosen are only estimated step by step."""
         part, asked = max(self._buckets(size)) * self._asked.halved, self._asked.strategy
         if not self._search.prunes:
             return {name: self._search.best(name, part) for name in names if name != "ps"}
@@ -338,22 +340,26 @@ class Planner:
             return PlanCandidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
             names = [self._hosts[at].name for at in served.servers]
-            params: dict[str, Any] = {"servers": len(names), "hosts": names, "update": served.update} | self._said
+            params: dict[str, Any] = {
+                "servers": len(names),
+                "hosts": names,
+                "update": served.update,
+            } | self._compression_parameter
             where = bottleneck(served.timing)
             return PlanCandidate(name, params, served.seconds, served.steps, served.sent, where, True, None)
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         buckets = {"buckets": len(self._buckets(size))} if self._asked.bucketed else {}
-        params = options_as_data(found.options) | buckets | self._said
+        params = options_as_data(found.options) | buckets | self._compression_parameter
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None)
 
     @property
-    def _said(self) -> dict[str, str]:
-        """What compression adds to a candidate's parameters."""
+    def _compression_parameter(self) -> dict[str, str]:
+        """The parameter of a candidate that names the compression."""
         return {} if self._asked.compression.off else {"compression": str(self._asked.compression)}
 
     def _pick(self, rows: Sequence[PlanCandidate]) -> str:
-        """Return the name that is chosen; `rows` are the fastest first."""
+        """Return the chosen name; `rows` are sorted by time."""
         by_name = {row.strategy: row for row in rows}
         wanted = self._asked.strategy
         if wanted != "auto":
@@ -380,7 +386,7 @@ class Planner:
         return reason(chosen, rows) + carried
 
     def _simplest(self, timed: Sequence[tuple[str, float]]) -> str:
-        """Return what is taken of several: of those within TIE of the fastest the preferred one, else the fastest."""
+        """Return the preferred one of those within TIE of the fastest, else the fastest."""
         least = min(seconds for _, seconds in timed)
         equal = sorted((seconds, place, name) for place, (name, seconds) in enumerate(timed) if seconds <= TIE * least)
         names = [name for _, _, name in equal]

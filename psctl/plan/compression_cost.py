@@ -1,11 +1,11 @@
-"""What compression does to a prediction: the bytes that travel each way, and the processors' time to code them.
+"""The cost of compression in a prediction: bytes sent in each direction, and processor time to encode and decode them.
 
-Gradients are taken for float32. Times are seconds for each byte of gradients before they are coded, measured on one
-core of two: of coding on a worker, and of reading and adding on who sums. Under collectives ranks round once before
-the sum and widen once behind it.
+Gradients are assumed to be float32. Times are seconds for each byte of uncompressed gradients, measured on one core of
+two: encoding on a worker, decoding and adding where the sum is made. Under collectives ranks round once before the sum
+and widen once after it.
 
-How many elements a significance filter lets through depends on the gradients; of normally distributed ones it is
-P(|x| > v), and what waits and adds up is left out.
+The share of elements that a significance filter sends depends on the gradients; for normally distributed ones it is
+P(|x| > v). Elements that are withheld and accumulate are ignored.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from psctl.plan.simulation.schedule_timing import Timing
 from psctl.types import Compression
 
 WIDTHS = {"none": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 1024, "onebit": 1 / 8 + 4 / 1024, "topk": 4.0}
-"""Bytes of a value that leaves."""
+"""Bytes of a value that is sent."""
 
 ENCODING = {"none": 0.0, "bf16": 6e-11, "fp16": 6e-11, "int8": 1.1e-9, "onebit": 0.7e-9, "topk": 1.8e-9}
 """Seconds a byte on a worker."""
 
 READING = {"none": 0.0, "bf16": 1.5e-10, "fp16": 1.5e-10, "int8": 2.8e-10, "onebit": 4.4e-10, "topk": 7e-11}
-"""Seconds a byte where the sum is, of each worker's."""
+"""Seconds for each byte of each worker where the sum is made."""
 
 FILTERING = 3e-9
-"""Seconds a byte on a worker to choose elements by luck or significance."""
+"""Seconds a byte on a worker to choose elements at random or by significance."""
 
 SCATTERING = 1.3e-9
-"""Seconds a byte where the sum is, to add elements that do not lie one behind the other."""
+"""Seconds a byte where the sum is made, to add elements that are not contiguous."""
 
 
 class Coding(msgspec.Struct, frozen=True):
-    """What a compression is to a plan.
+    """The cost of a compression.
 
     `push` and `pull` are parts of the gradients' bytes; `encode` and `read` seconds a byte of the gradients.
     """
@@ -46,12 +46,12 @@ class Coding(msgspec.Struct, frozen=True):
 
     @property
     def both(self) -> float:
-        """The part of a push and a pull together."""
+        """The mean share of a push and a pull."""
         return (self.push + self.pull) / 2
 
 
 def coding(how: Compression, update: str) -> Coding:
-    """Return what a compression does; under `update: worker` sums of halves travel as halves."""
+    """Return the cost of a compression; under `update: worker` sums of halves are sent as halves."""
     if how.off:
         return Coding()
     kind, chooses = how.kind, bool(how.skip or how.significance)
@@ -65,7 +65,7 @@ def coding(how: Compression, update: str) -> Coding:
 
 
 def coded(timing: Timing, seconds: float) -> Timing:
-    """Return a timing with the processors' time for codes, which sums wait for."""
+    """Return a timing with the processor time of encoding and decoding added to that of the sums."""
     if not seconds:
         return timing
     return msgspec.structs.replace(timing, seconds=timing.seconds + seconds, summing=timing.summing + seconds)

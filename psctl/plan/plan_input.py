@@ -17,21 +17,21 @@ from psctl.types import PLAIN, Compression, Layout
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """What is asked of a plan.
+    """What a job file and a model ask of a plan.
 
     Args:
-        strategy: one of the names, or auto.
+        strategy: a name, or auto.
         update: auto, server or worker.
-        servers: how many; None: what the plan says.
+        servers: their number; None: chosen by the plan.
         optimizer: whether the optimizer is fit for servers.
-        bucketed: gradients travel in buckets, as training sends them; else as one vector.
-        serving: servers were asked for by their number, so only what uses them is considered.
+        bucketed: gradients are sent in buckets, as in training; else as one vector.
+        serving: a number of servers was asked for, so only strategies that use servers are considered.
         staleness: clocks that the fastest worker may be ahead; 0: bsp; None: asp.
-        period: steps that workers take alone between two synchronisations.
-        replicas: of each shard; None: one, where there are two servers.
-        compression: how gradients are made smaller.
-        encrypted: nothing may go between hosts unencrypted (network.require_encryption).
-        on_gpus: gradients lie on GPUs; None: they do where the ranks sit on GPUs.
+        period: local steps between two synchronisations.
+        replicas: of each shard; None: one where there are two servers.
+        compression: how gradients are compressed.
+        encrypted: nothing may be sent between hosts unencrypted (network.require_encryption).
+        on_gpus: gradients are on GPUs; None: where the ranks are.
     """
 
     strategy: str = "auto"
@@ -49,12 +49,12 @@ class PlanRequest(msgspec.Struct, frozen=True):
 
     @property
     def halved(self) -> float:
-        """What part of the gradients' bytes collectives carry."""
+        """The share of the gradients' bytes that collectives carry."""
         return 0.5 if self.compression.halves else 1.0
 
 
 def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
-    """Return what a job asks for."""
+    """Return the request of a job."""
     fit = layout is None or bool(layout.optimizer)
     serving = order.strategy == "auto" and bool(order.servers)
     return PlanRequest(
@@ -73,15 +73,15 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
 
 
 class PlanInput:
-    """Hosts, links, and who sits where.
+    """The machines of a plan: hosts, links, the place of each rank, and what messages cost.
 
     Args:
         cluster: the graph.
         ranks: the place of each rank.
         serving: the hosts that may hold servers, in order.
         costs: of each engine's messages.
-        paces: by how much strategies were found to differ from their predictions.
-        crowd: ranks for each processor where they are most.
+        paces: factors by which strategies were measured to differ from their predictions.
+        crowd: ranks per core on the busiest host.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PlanInput:
         """The host of each rank."""
 
     def pace(self, strategy: str) -> StrategyPace:
-        """Return by how much a strategy was found to differ from its prediction."""
+        """Return the factors by which a strategy was measured to differ from its prediction."""
         return self.paces.get(strategy, AS_PREDICTED)
 
     @property
@@ -115,7 +115,7 @@ class PlanInput:
 
     @property
     def gpus(self) -> bool:
-        """Whether the ranks sit on GPUs."""
+        """Whether the ranks are GPUs."""
         return any(place != host for place, host in zip(self.ranks, self.hosts, strict=True))
 
     @property
@@ -130,10 +130,10 @@ class PlanInput:
 
 
 def plan_input_of_job(order: JobOrder) -> PlanInput:
-    """Return what a job stands on: its hosts in roster order, with what is known of the links between and in them.
+    """Return the machines of a job: its hosts in roster order, with the known links between and inside them.
 
     Raises:
-        InvalidFile: the topology in the order is damaged.
+        InvalidFile: the topology in the job's order is damaged.
     """
     names = [host.name for host in order.hosts]
     cluster = read_cluster_document(order.topology) if order.topology is not None else None
@@ -148,31 +148,31 @@ def plan_input_of_job(order: JobOrder) -> PlanInput:
 
 
 def _crowd(hosts: Sequence[HostOrder]) -> float:
-    """Return how many ranks there are for a processor where they are most; hosts of one kernel share theirs."""
+    """Return the ranks per core on the busiest kernel; hosts of one kernel share its cores."""
     ranks: dict[str, int] = {}
     cores: dict[str, int] = {}
     for host in hosts:
-        which = host.kernel or f"{host.name}'s own"
-        ranks[which] = ranks.get(which, 0) + host.workers
-        cores[which] = max(cores.get(which, 1), host.cores)
-    return max((ranks[which] / cores[which] for which in ranks), default=1.0)
+        kernel = host.kernel or f"{host.name}'s own"
+        ranks[kernel] = ranks.get(kernel, 0) + host.workers
+        cores[kernel] = max(cores.get(kernel, 1), host.cores)
+    return max((ranks[kernel] / cores[kernel] for kernel in ranks), default=1.0)
 
 
 def plan_input_of_cluster(
     cluster: ClusterGraph, world: int | None = None, costs: Mapping[str, Costs] = FREE,
     paces: Mapping[str, StrategyPace] | None = None,
 ) -> PlanInput:  # fmt: skip
-    """Return what ranks on a described cluster stand on: its GPUs, or its hosts where there are none.
+    """Return the machines of a described cluster; its GPUs are ranks, or its hosts where there are none.
 
     Args:
-        cluster: the machines; one that may not hold workers holds no ranks.
-        world: the first so many are ranks, the others may serve; None for all.
-        costs: of each engine's messages; what files describe has none but its links' latencies.
-        paces: of strategies, where `bench` ran.
+        cluster: the machines; hosts without the role worker hold no ranks.
+        world: number of ranks, the first places; the others may be servers; None: all places.
+        costs: of each engine's messages; those of a described cluster are in its links' latencies.
+        paces: of strategies, where `bench` measured them.
 
     Raises:
-        UsageError: there are fewer places than `world`, or none; whoever asked.
-        InvalidFile: nothing joins two of the ranks.
+        UsageError: there are fewer places than `world`, or none.
+        InvalidFile: no link joins two of the ranks.
     """
     workers = ClusterGraph(tuple(host for host in cluster.hosts if "worker" in host.roles))
     found = places(workers)
@@ -185,12 +185,12 @@ def plan_input_of_cluster(
         )
     serving = [host.name for host in cluster.hosts if "server" in host.roles]
     inputs = PlanInput(cluster, found[:world], serving, costs, paces)
-    _joined(inputs)
+    _check_joined(inputs)
     return inputs
 
 
 def nominal_cluster(hosts: Sequence[HostOrder]) -> ClusterGraph:
-    """Return hosts on one switch, each with the rate of its port, where nothing more is known."""
+    """Return hosts on one switch, each with the rate of its port: the cluster where no topology is known."""
     return ClusterGraph(
         tuple(HostNode(host.name, HostGraph()) for host in hosts),
         tuple(Between(host.name, NETWORK, host.rate or ASSUMED_RATE) for host in hosts) if len(hosts) > 1 else (),
@@ -198,7 +198,7 @@ def nominal_cluster(hosts: Sequence[HostOrder]) -> ClusterGraph:
 
 
 def _places(host: HostOrder, cluster: ClusterGraph) -> list[str]:
-    """Return where a host's ranks sit: one a GPU, by local rank; on the host itself where there are too few."""
+    """Return the places of a host's ranks: a GPU each, by local rank; the host itself where there are too few GPUs."""
     node = cluster.host(host.name)
     gpus = node.graph.of_kind("gpu") if node is not None and host.gpus else ()
     if not gpus or len(gpus) < host.workers:
@@ -206,13 +206,13 @@ def _places(host: HostOrder, cluster: ClusterGraph) -> list[str]:
     return [f"{host.name}/{gpu.id}" for gpu in gpus[: host.workers]]
 
 
-def _joined(inputs: PlanInput) -> None:
-    """Refuse ranks that nothing joins."""
+def _check_joined(inputs: PlanInput) -> None:
+    """Refuse ranks that no link joins."""
     for place in inputs.ranks[1:]:
         try:
             inputs.network.route(inputs.ranks[0], place)
         except KeyError as error:
             raise InvalidFile(
-                f"the topology joins {inputs.ranks[0]} and {place} by nothing",
+                f"no link of the topology joins {inputs.ranks[0]} and {place}",
                 hint='"between" names the cables between hosts: [{"a": "h0", "b": "network", "bandwidth": 125e6}]',
             ) from error

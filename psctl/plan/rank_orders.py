@@ -1,11 +1,11 @@
-"""How ranks lie on the machines, as schedules want it told: orders, groups, weights, rings, trees.
+"""The arrangement of ranks on the machines, as options of schedules: orders, groups, weights, rings, trees.
 
-A ring should cross each slow cable once each way, so ranks of one host, and hosts of one switch, stand side by side. A
-rank whose port is slow belongs where it carries each byte once: at the end of a chain, at a leaf of a tree, and with a
-small share where ranks add up parts for each other.
+A ring should cross each slow cable once in each direction, so ranks of one host, and hosts of one switch, are adjacent.
+A rank with a slow port is placed where it carries each byte once: at the end of a chain, at a leaf of a tree, and with
+a small share where ranks add parts for each other.
 
-Shares for the latter: rank i adds up the part w_i for all p, so it sends (1 - w_i) of the vector to the other owners
-and its sum to p - 1 ranks, (1 + (p-2) w_i) S in all, and gets as much. With ports B_i all done at T:
+Shares for the latter: rank i adds the part w_i for all p, so it sends (1 - w_i) of the vector to the other owners and
+its sum to p - 1 ranks, (1 + (p-2) w_i) S in all, and receives as much. With ports B_i all done at T:
 w_i = max(0, (T B_i / S - 1) / (p - 2)), with T so that they sum to 1; never sooner than S / B_slowest.
 """
 
@@ -27,10 +27,10 @@ Groups = tuple[tuple[int, ...], ...]
 Order = tuple[int, ...]
 
 SHARES = 64
-"""Weights are whole parts of this, or of four times the ranks: finer ones gain less than a hundredth."""
+"""Weights are whole parts of this, or of four times the ranks; finer ones save less than 1%."""
 
-LOOKED = 64
-"""Ranks up to which every other one is looked at to find out what a rank's port carries; with more, a few of them."""
+PROBED = 64
+"""Ranks up to which the routes to all others determine the rate of a rank's port; with more, routes to a few."""
 
 
 def by_host(inputs: PlanInput) -> Groups:
@@ -39,14 +39,14 @@ def by_host(inputs: PlanInput) -> Groups:
 
 
 def by_rack(inputs: PlanInput) -> Groups:
-    """Return the ranks of each network switch that hosts hang on; a host on none stands alone."""
+    """Return the ranks behind each network switch; a host without one is its own group."""
     switch = _switches(inputs)
     return _grouped([switch[host] for host in inputs.hosts])
 
 
 def by_level(inputs: PlanInput) -> tuple[Groups, ...]:
-    """Return the ranks in groups that are closer to each other than to the rest, for each kind of closeness that the
-    machines have, from inside out: NVLink, PCIe switches, processors, hosts, racks by their label."""
+    """Return the groups of ranks of each level of the machines, from inside to outside: NVLink, PCIe switches,
+    processors, hosts, racks by their label."""
     several = len(inputs.cluster.hosts) > 1
     seated: dict[str, list[int]] = {}
     for rank, place in enumerate(inputs.ranks):
@@ -55,21 +55,22 @@ def by_level(inputs: PlanInput) -> tuple[Groups, ...]:
     for level in hierarchy(inputs.cluster):
         groups = tuple(tuple(rank for name in group for rank in seated.get(name, ())) for group in level.groups)
         kept = tuple(group for group in groups if group)
-        if sum(map(len, kept)) == inputs.world:  # else ranks sit on hosts whose GPUs make the groups
+        if sum(map(len, kept)) == inputs.world:  # else the ranks are hosts, and the groups are of their GPUs
             found.append(kept)
     return tuple(found)
 
 
 def order(inputs: PlanInput) -> Order:
-    """Return all ranks with those of a host side by side, hosts of a switch likewise, GPUs as their cables run."""
+    """Return all ranks with those of a host adjacent, hosts of a switch adjacent, and GPUs in the order of their
+    cables."""
     rack = {rank: at for at, group in enumerate(by_rack(inputs)) for rank in group}
     hosts = sorted(by_host(inputs), key=lambda group: (rack[group[0]], group[0]))
     return tuple(rank for group in hosts for rank in _along(inputs, group))
 
 
 def slow_last(ranks: Sequence[int], port: Sequence[float]) -> Order:
-    """Return the order with the rank of the slowest port at its end and the next slowest at its start, where they are
-    slower than most: the ends of a chain carry each byte once."""
+    """Return the order with the slowest port at its end and the next slowest at its start, where they are slower than
+    most: the ends of a chain carry each byte once."""
     middle = sorted(port)[len(port) // 2]
     slow = sorted((rank for rank in ranks if port[rank] < 0.95 * middle), key=lambda rank: port[rank])[:2]
     rest = [rank for rank in ranks if rank not in slow]
@@ -82,11 +83,11 @@ def fastest_first(port: Sequence[float]) -> Order:
 
 
 def ports(inputs: PlanInput) -> list[float]:
-    """Return the bytes/s of each rank's own way out: its narrowest link towards where it is widest, shared with the
-    other ranks behind the same link."""
+    """Return the bytes/s of each rank's port: the narrowest link of its widest route, shared with the other ranks
+    behind the same link."""
     found: list[tuple[float, int]] = []
     for rank, place in enumerate(inputs.ranks):
-        step = 1 if inputs.world <= LOOKED else (inputs.world - 1) // 4
+        step = 1 if inputs.world <= PROBED else (inputs.world - 1) // 4
         others = [inputs.ranks[(rank + away) % inputs.world] for away in range(1, inputs.world, step)]
         found.append(max((_narrowest(inputs, place, other) for other in others), default=(math.inf, -1)))
     behind = Counter(link for _, link in found)
@@ -94,8 +95,8 @@ def ports(inputs: PlanInput) -> list[float]:
 
 
 def outwards(inputs: PlanInput) -> float:
-    """Return the least bytes/s that a rank has when all ranks send to other hosts at once (to other ranks, where there
-    is one host): what counts for schedules that know no nearness."""
+    """Return the least bytes/s of a rank when all ranks send to other hosts at once (to other ranks on a single host),
+    for schedules that ignore locality."""
     found = []
     for rank, place in enumerate(inputs.ranks):
         away = next(
@@ -107,13 +108,13 @@ def outwards(inputs: PlanInput) -> float:
 
 
 def shares(port: Sequence[float]) -> tuple[int, ...]:
-    """Return the weights of ranks that add up parts for each other, so that all ports are done together.
+    """Return the weights of ranks that add parts for each other, with which all ports finish at the same time.
 
     Args:
         port: bytes/s of each rank, more than 0.
 
     Returns:
-        whole numbers without a common factor; equal ones where no other are better.
+        whole numbers without a common factor; equal ones where no others are better.
     """
     count = len(port)
     if count < 3 or max(port) <= 1.05 * min(port):
@@ -146,8 +147,8 @@ def rings(inputs: PlanInput) -> tuple[WeightedRing, ...]:
 
 
 def trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:
-    """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one round each rank that has a
-    share: what all hang on one switch can do."""
+    """Return the trees that share no cable among the GPUs of one host; elsewhere stars, one around each rank that has a
+    share, as ranks on one switch can use them."""
     graph = inputs.cluster.host(inputs.hosts[0])
     if inputs.nodes == 1 and inputs.gpus and graph is not None:
         ids = [place.rpartition("/")[2] for place in inputs.ranks]
@@ -184,7 +185,7 @@ def _grouped(keys: Iterable[Hashable]) -> Groups:
 
 
 def _switches(inputs: PlanInput) -> dict[str, str]:
-    """Return the switch of each host: the other end of its widest cable, itself where that is a host too."""
+    """Return the switch of each host: the other end of its widest cable, or the host itself where that is a host."""
     hosts = {host.name for host in inputs.cluster.hosts}
     found = {host: (0.0, host) for host in hosts}
     for cable in inputs.cluster.between:
@@ -195,7 +196,7 @@ def _switches(inputs: PlanInput) -> dict[str, str]:
 
 
 def _along(inputs: PlanInput, group: Sequence[int]) -> Sequence[int]:
-    """Return the ranks of one host in the order in which their cables run round."""
+    """Return the ranks of one host in the order of a ring of their cables."""
     graph = inputs.cluster.host(inputs.hosts[group[0]])
     ids = [inputs.ranks[rank].rpartition("/")[2] for rank in group]
     if graph is None or inputs.ranks[group[0]] == inputs.hosts[group[0]] or len(group) < 3:

@@ -1,4 +1,4 @@
-"""Why a strategy was chosen, in a sentence that whoever builds models understands."""
+"""Why a strategy was chosen, in a sentence for users."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from psctl.job.events import PlanCandidate
 from psctl.plan.simulation.schedule_timing import Timing
 from psctl.units import format_seconds
 
-HOW: Mapping[str, str] = {
+DESCRIPTIONS: Mapping[str, str] = {
     "native": "the engine's own ring over all ranks",
-    "ps": "servers that add up and send back",
-    "root": "one rank adds up for all",
-    "cpu": "the host's processor adds up for all",
-    "sharded": "each rank adds up a part for all, as large as its port carries",
-    "one-shot": "each rank sends all it has to all others at once",
+    "ps": "servers add the gradients and send the result back",
+    "root": "one rank adds for all",
+    "cpu": "the host's processor adds for all",
+    "sharded": "each rank adds a part for all, in proportion to its port",
+    "one-shot": "each rank sends its whole vector to all others at once",
     "chain": "from rank to rank and back",
-    "pipelined-chain": "along a chain, piece behind piece",
+    "pipelined-chain": "along a chain, in chunks",
     "ring": "a ring in the order of the cables",
     "bidirectional-ring": "a ring that uses both directions of its cables",
-    "multi-ring": "several rings over cables that they do not share",
+    "multi-ring": "several rings that share no cable",
     "tree": "up a tree and down again",
-    "pipelined-tree": "up a tree and down again, piece behind piece",
+    "pipelined-tree": "up a tree and down again, in chunks",
     "double-tree": "two trees that keep every port busy",
     "packed-trees": "trees that share no cable",
-    "recursive-doubling": "pairs exchange all they have, so few messages wait for each other",
+    "recursive-doubling": "pairs exchange whole sums, so few messages wait for each other",
     "halving-doubling": "pairs exchange halves, quarters and so on, so few messages wait for each other",
-    "hierarchical": "near ranks add up first, so that the slow links carry less",
+    "hierarchical": "ranks of a group add first, so that the slow links carry less",
 }
 
 
 def bottleneck(timing: Timing) -> str:
-    """Return in words what a prediction waits for."""
+    """Return what limits a prediction, as text."""
     if timing.bottleneck == "latency":
         return "messages that wait for each other"
     if timing.bottleneck == "sums":
-        return "adding up"
+        return "additions"
     more = f" and {timing.alike} like it" if timing.alike > 0 else ""
     return f"{timing.bottleneck}{more}" if timing.bottleneck else "nothing"
 
 
 def reason(chosen: str, rows: Sequence[PlanCandidate]) -> str:
-    """Return why `chosen` was taken among the candidates.
+    """Return why `chosen` is the best of the candidates.
 
     Args:
         chosen: the name.
@@ -50,21 +50,21 @@ def reason(chosen: str, rows: Sequence[PlanCandidate]) -> str:
     feasible = sorted((row for row in rows if row.feasible), key=lambda row: row.seconds or 0.0)
     by_name = {row.strategy: row for row in rows}
     own, native = by_name[chosen], by_name["native"]
-    begin = HOW[chosen]
+    begin = DESCRIPTIONS[chosen]
     took = format_seconds(own.seconds or 0.0)
     if len(feasible) == 1:
         out = by_name["native" if chosen == "ps" else "ps"]
-        return f"{begin}; {out.strategy} is out: {out.why_not}"
+        return f"{begin}; {out.strategy} is excluded: {out.why_not}"
     if chosen == "native":
         rival = next(row for row in feasible if row.strategy != "native")
         text = f"{begin} takes {format_seconds(own.seconds or 0.0)}"
         if rival.seconds is not None and own.seconds is not None and rival.seconds < own.seconds:
-            text += f"; nothing else is faster by a twentieth (the best, {rival.strategy}, by less)"
+            text += f"; no other is faster by 5% or more (the best, {rival.strategy}, by less)"
             return text + _no_servers(by_name)
         text += f", the next best, {rival.strategy}, {format_seconds(rival.seconds or 0.0)}"
         return text + _no_servers(by_name)
     if not native.feasible:
-        return f"{begin}: {took}; the engine's own is out: {native.why_not}" + _no_servers(by_name)
+        return f"{begin}: {took}; the engine's own is excluded: {native.why_not}" + _no_servers(by_name)
     if (native.seconds or 0.0) <= (own.seconds or 0.0):
         return (
             f"{begin}: {took}; the engine's own ring takes {format_seconds(native.seconds or 0.0)}, "
@@ -77,22 +77,22 @@ def reason(chosen: str, rows: Sequence[PlanCandidate]) -> str:
 
 
 def by_engine(strategy: str, *, gpus: bool) -> bool:
-    """Whether the engine carries a strategy's bytes; else psctl does, in shared memory and sealed connections."""
+    """Whether the engine carries a strategy's bytes; else psctl does, in shared memory and encrypted connections."""
     return strategy == "native" or (gpus and strategy not in ("ps", "cpu"))
 
 
 def engine(*, gpus: bool) -> str:
-    """Return the engine's name as people know it."""
+    """Return the engine's name for people."""
     return "NCCL" if gpus else "Gloo"
 
 
 def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
-    """Return what carries the bytes of a strategy, as the end of a sentence; "" where GPUs of one host do.
+    """Return what carries the bytes of a strategy, as the end of a sentence; "" between GPUs of one host.
 
     Args:
         chosen: the name.
         hosts: of each rank, and of each server.
-        gpus: gradients lie on GPUs.
+        gpus: gradients are on GPUs.
     """
     if by_engine(chosen, gpus=gpus):
         if gpus and len(set(hosts)) == 1:
@@ -106,4 +106,4 @@ def channel(chosen: str, hosts: Sequence[str], *, gpus: bool) -> str:
 
 def _no_servers(by_name: Mapping[str, PlanCandidate]) -> str:
     ps = by_name["ps"]
-    return "" if ps.feasible else f" (ps is out: {ps.why_not})"
+    return "" if ps.feasible else f" (ps is excluded: {ps.why_not})"
