@@ -118,8 +118,8 @@ def make_current(home: Home, chosen: ChosenCluster) -> None:
     if not chosen.embedded:
         before = home.cluster(name) if name in home.clusters() else None
         if before is None or before.text != chosen.known.text:
-            home.remember(msgspec.structs.replace(chosen.known, state=NEW))
-    home.use(name)
+            home.save_cluster(msgspec.structs.replace(chosen.known, state=NEW))
+    home.set_current(name)
 
 
 def cluster_rows(home: Home) -> list[ClusterRow]:

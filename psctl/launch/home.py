@@ -134,7 +134,7 @@ class Home:
         return cls(root)
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
+    def start_lock(self) -> Iterator[None]:
         """Hold the lock under which a psctl looks for free slots and starts a job on them."""
         make_private(str(self.root))
         with os.fdopen(os.open(self.root / "starting", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
@@ -143,15 +143,15 @@ class Home:
 
     # ---- clusters ------------------------------------------------------------------------------------------------
 
-    def remember(self, cluster: KnownCluster) -> None:
+    def save_cluster(self, cluster: KnownCluster) -> None:
         """Save a cluster, so that its name is known; the current one does not change."""
         write_atomic(self.root / "clusters" / f"{cluster.name}.json", msgspec.json.encode(cluster))
 
-    def use(self, name: str) -> None:
+    def set_current(self, name: str) -> None:
         """Make a known cluster, or "local", the current one."""
         write_atomic(self.root / "current", name.encode() + b"\n")
 
-    def forget(self, name: str) -> None:
+    def remove_cluster(self, name: str) -> None:
         """Remove a cluster, also as the current one."""
         for path in (self.root / "clusters" / f"{name}.json", *(self._measured(what, name) for what in MEASURED)):
             path.unlink(missing_ok=True)
@@ -186,11 +186,11 @@ class Home:
             ) from error
         return msgspec.json.decode(data, type=KnownCluster)
 
-    def keep(self, what: str, name: str, value: msgspec.Struct) -> None:
+    def save_measurement(self, what: str, name: str, value: msgspec.Struct) -> None:
         """Keep what was measured of a cluster; `what` is one of MEASURED."""
         write_atomic(self._measured(what, name), msgspec.json.encode(value))
 
-    def kept(self, what: str, name: str, kind: type[S]) -> S | None:
+    def load_measurement(self, what: str, name: str, kind: type[S]) -> S | None:
         """Return what was measured of a cluster, None when nothing was.
 
         Raises:
@@ -211,7 +211,7 @@ class Home:
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, name: str, above: int = 0) -> str:
+    def reserve_name(self, name: str, above: int = 0) -> str:
         """Reserve the next free job name "NAME-N"; N is above `above` and above every number used here."""
         folder = self.root / "jobs"
         make_private(str(folder))
@@ -226,23 +226,23 @@ class Home:
                 (folder / f"{name}-{number}").chmod(0o700)
                 return f"{name}-{number}"
 
-    def release(self, job: str) -> None:
+    def release_name(self, job: str) -> None:
         """Release a reserved name after a submission that left no files."""
         shutil.rmtree(self.root / "jobs" / job, ignore_errors=True)
 
-    def save(self, record: JobRecord) -> None:
+    def save_record(self, record: JobRecord) -> None:
         """Write a job's record."""
         write_atomic(self.root / "jobs" / record.job / "record.json", msgspec.json.encode(record))
 
-    def update(self, record: JobRecord) -> None:
+    def update_record(self, record: JobRecord) -> None:
         """Write a job's record again; a full disk is no error, because the job's event log has the same content."""
         try:
-            self.save(record)
+            self.save_record(record)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
-    def note_steps(self, job: str, steps: Iterable[int]) -> None:
+    def save_steps(self, job: str, steps: Iterable[int]) -> None:
         """Save the steps of a job's checkpoints, for completion of their names."""
         folder = self.root / "jobs" / job
         if folder.is_dir():
@@ -260,7 +260,7 @@ class Home:
         return sorted(seen, reverse=True)
 
     @contextlib.contextmanager
-    def placing(self, job: str) -> Iterator[None]:
+    def submission_lock(self, job: str) -> Iterator[None]:
         """Hold the lock that shows that this psctl starts a job."""
         path = self.root / "jobs" / job / PLACING
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
@@ -268,7 +268,7 @@ class Home:
             yield
             path.unlink(missing_ok=True)
 
-    def is_placed_now(self, job: str) -> bool:
+    def is_being_submitted(self, job: str) -> bool:
         """Return whether a running psctl is starting this job."""
         try:
             with (self.root / "jobs" / job / PLACING).open() as file:

@@ -146,7 +146,7 @@ def test_checkpoints_are_pruned_only_when_someone_says_yes(tmp_path: Path) -> No
         "digits-3", "digits", 1.0, KnownCluster("local", "", "", 0.0), [host], JOB, "job.yaml", ".", "c0de",
         f"{folder}/checkpoints", state="done", exit=0,
     )  # fmt: skip
-    Home(tmp_path / "state").save(record)
+    Home(tmp_path / "state").save_record(record)
     refused = psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "1", code=2).stderr
     assert "remove 2 of digits-3's checkpoints: digits-3@100, digits-3@200: nobody is there" in refused
     assert "hint: psctl checkpoint prune digits --keep 1 --yes" in refused

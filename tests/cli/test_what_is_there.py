@@ -35,7 +35,7 @@ HERE = KnownCluster("local", "", "", 0.0)
 
 
 def test_prune_says_what_it_removed_and_what_it_kept(tmp_path: Path) -> None:
-    Home(tmp_path / "state").save(job(tmp_path / "w", HERE))
+    Home(tmp_path / "state").save_record(job(tmp_path / "w", HERE))
     for step in (100, 200, 300):
         write(tmp_path / "w" / "checkpoints", step)
     nothing = psctl(tmp_path, "checkpoint", "prune", "digits", "--keep", "3").stdout.splitlines()
@@ -52,7 +52,7 @@ def test_prune_says_what_it_removed_and_what_it_kept(tmp_path: Path) -> None:
 
 
 def test_the_logs_of_a_rank_that_is_not_there_are_refused_with_those_that_are(tmp_path: Path) -> None:
-    Home(tmp_path / "state").save(job(tmp_path / "w", HERE))
+    Home(tmp_path / "state").save_record(job(tmp_path / "w", HERE))
     assert "hello" in psctl(tmp_path, "logs", "digits", "-r", "worker:1").stdout
     for more in ([], ["--since", "1h"]):
         refused = psctl(tmp_path, "logs", "digits", "-r", "worker:1,9", *more, code=2).stderr.splitlines()
@@ -63,7 +63,7 @@ def test_the_logs_of_a_rank_that_is_not_there_are_refused_with_those_that_are(tm
 def test_latest_does_not_take_a_job_of_that_name_on_another_cluster(tmp_path: Path) -> None:
     text = f"name: far\nruntime: {{environment: existing, workdir: {tmp_path / 'far'}}}\nhosts: [{{address: local}}]\n"
     other = KnownCluster("far", str(tmp_path / "far.yaml"), text, 0.0)
-    Home(tmp_path / "state").save(job(tmp_path / "far", other))
+    Home(tmp_path / "state").save_record(job(tmp_path / "far", other))
     write(tmp_path / "far" / "checkpoints", 100)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "job.yaml").write_text(JOB)

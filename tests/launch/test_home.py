@@ -24,23 +24,23 @@ def record(job: str, created: float) -> JobRecord:
 
 def test_twenty_psctl_at_once_get_twenty_names(tmp_path: Path) -> None:
     with ThreadPoolExecutor(20) as pool:
-        names = list(pool.map(lambda _: Home(tmp_path).allocate("digits"), range(20)))
+        names = list(pool.map(lambda _: Home(tmp_path).reserve_name("digits"), range(20)))
     assert sorted(names) == sorted(f"digits-{number}" for number in range(1, 21))
 
 
 def test_a_name_is_above_those_that_hosts_know(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert home.allocate("digits", above=7) == "digits-8"
-    assert home.allocate("digits") == "digits-9"
-    home.release("digits-9")
-    assert home.allocate("digits-a") == "digits-a-1"
-    assert home.allocate("digits") == "digits-9"
+    assert home.reserve_name("digits", above=7) == "digits-8"
+    assert home.reserve_name("digits") == "digits-9"
+    home.release_name("digits-9")
+    assert home.reserve_name("digits-a") == "digits-a-1"
+    assert home.reserve_name("digits") == "digits-9"
 
 
 def test_a_job_is_meant_by_its_number_its_name_or_nothing(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for job, created in (("digits-1", 1.0), ("digits-2", 3.0), ("mlp-1", 2.0)):
-        home.save(record(job, created))
+        home.save_record(record(job, created))
     assert home.job("digits-1").job == "digits-1"
     assert home.job("digits").job == "digits-2"
     assert home.job("mlp").job == "mlp-1"
@@ -58,7 +58,7 @@ def test_without_jobs_the_hint_is_how_to_start_one(tmp_path: Path) -> None:
 
 def test_a_reserved_name_without_a_record_is_no_job(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    home.allocate("digits")
+    home.reserve_name("digits")
     assert home.jobs() == []
 
 
@@ -66,8 +66,8 @@ def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nhosts: [node-a]\n")
-        home.remember(KnownCluster(name, str(tmp_path / f"{name}.yaml"), f"name: {name}\nhosts: [node-a]\n", 0.0))
-    home.use("three")
+        home.save_cluster(KnownCluster(name, str(tmp_path / f"{name}.yaml"), f"name: {name}\nhosts: [node-a]\n", 0.0))
+    home.set_current("three")
     environment = {"PSCTL_CLUSTER": "two"}
     path = str(tmp_path / "one.yaml")
 
@@ -79,7 +79,7 @@ def test_the_cluster_is_asked_for_in_the_promised_order(tmp_path: Path) -> None:
     assert named(None, "./one.yaml", environment) == "one"
     assert named(None, None, environment) == "two"
     assert named(None, None, {}) == "three"
-    home.forget("three")
+    home.remove_cluster("three")
     assert named(None, None, {}) == "local"
 
 
@@ -92,17 +92,20 @@ def test_the_embedded_cluster_keeps_its_things_in_psctls_own_home(tmp_path: Path
 
 def test_what_was_measured_goes_with_the_cluster(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    home.remember(LAB)
-    assert home.kept("links", "lab", KnownCluster) is None
-    home.keep("links", "lab", LAB)
-    assert home.kept("links", "lab", KnownCluster) == LAB
-    assert (home.kept("reach", "lab", KnownCluster), home.clusters()) == (None, ["lab"])
+    home.save_cluster(LAB)
+    assert home.load_measurement("links", "lab", KnownCluster) is None
+    home.save_measurement("links", "lab", LAB)
+    assert home.load_measurement("links", "lab", KnownCluster) == LAB
+    assert (home.load_measurement("reach", "lab", KnownCluster), home.clusters()) == (None, ["lab"])
     (tmp_path / "measured/links/lab.json").write_text("{")
     with pytest.raises(errors.InvalidFile, match=r"lab\.json: what was measured is damaged"):
-        home.kept("links", "lab", KnownCluster)
-    home.keep("reach", "lab", LAB)
-    home.forget("lab")
-    assert (home.kept("links", "lab", KnownCluster), home.kept("reach", "lab", KnownCluster)) == (None, None)
+        home.load_measurement("links", "lab", KnownCluster)
+    home.save_measurement("reach", "lab", LAB)
+    home.remove_cluster("lab")
+    assert (
+        home.load_measurement("links", "lab", KnownCluster),
+        home.load_measurement("reach", "lab", KnownCluster),
+    ) == (None, None)
 
 
 def test_a_name_that_up_has_not_seen_is_no_cluster(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_burst_that_fills_more_than_half_is_not_told_from_the_rate() -> None:
 
 def test_bytes_between_two_counts_lie_on_a_line() -> None:
     counted: link.Counted = [(1.0, 0), (2.0, 100), (4.0, 200)]
-    assert [link.at(counted, moment) for moment in (1.0, 1.5, 3.0, 9.0)] == [0, 50, 150, 200]
+    assert [link.bytes_at(counted, moment) for moment in (1.0, 1.5, 3.0, 9.0)] == [0, 50, 150, 200]
 
 
 def question(**more: Any) -> link.Question:
@@ -174,7 +174,7 @@ def test_a_server_ends_by_itself(token: str) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
 def test_another_user_of_the_host_cannot_stop_the_server_or_hold_it_up() -> None:
     with server("right"):
-        name = link.doorway(question(), "right")
+        name = link.control_name(question(), "right")
         code = (
             "import socket, sys\nmade = socket.socket(socket.AF_UNIX)\n"
             "made.connect('\\0' + sys.argv[1])\nmade.settimeout(10)\n"

@@ -50,10 +50,10 @@ def test_what_is_remembered_here_is_for_its_user_alone(tmp_path: Path, umask: in
     os.mkdir(tmp_path / "above", 0o777)
     os.chmod(tmp_path / "above", 0o755)
     home = Home.of({"PSCTL_HOME": str(tmp_path / "above" / "psctl")})
-    home.allocate("digits")
-    home.remember(KnownCluster("lab", "/lab.yaml", "name: lab", 1.0))
-    home.use("lab")
-    with home.starting():
+    home.reserve_name("digits")
+    home.save_cluster(KnownCluster("lab", "/lab.yaml", "name: lab", 1.0))
+    home.set_current("lab")
+    with home.start_lock():
         pass
     found = modes(tmp_path / "above")
     files = {"psctl/clusters/lab.json", "psctl/current", "psctl/starting"}

@@ -97,8 +97,8 @@ def test_a_job_whose_head_is_not_reached_is_unknown(tmp_path: Path) -> None:
 def test_a_job_whose_psctl_died_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:
     home = Home(tmp_path)
     placing = msgspec.structs.replace(RECORD, state="placing", created=time.time())
-    home.save(placing)
-    with home.placing(RECORD.job):
+    home.save_record(placing)
+    with home.submission_lock(RECORD.job):
         assert settle(home, placing, {"alive": False}).state == "placing", "psctl is at it"
     assert settle(home, placing, {"alive": False, "waiting": True}).state == "placing", "the host waits"
     gone = settle(home, placing, {"alive": False, "waiting": False})

@@ -226,7 +226,7 @@ def test_logs_are_read_and_followed_across_segments(make_hosts: Callable[..., An
 DYING = """import os, signal, sys
 from psctl.launch.jobs import submit
 name, number, after = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "after"
-whole, calls = getattr(submit._Launch, name), []
+whole, calls = getattr(submit._Submission, name), []
 def step(*arguments):
     calls.append(1)
     if len(calls) == number and not after:
@@ -235,7 +235,7 @@ def step(*arguments):
     if len(calls) == number:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
-setattr(submit._Launch, name, step)
+setattr(submit._Submission, name, step)
 sys.argv[1:4] = []
 from psctl.cli.main import main
 sys.exit(main())
@@ -246,10 +246,10 @@ sys.exit(main())
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param(("_begin", 1, "before"), marks=pytest.mark.soak),
-        pytest.param(("_begin", 1, "after"), marks=pytest.mark.soak),
-        pytest.param(("_start", 1, "after"), marks=pytest.mark.soak),
-        ("_begin", 2, "after"),
+        pytest.param(("_write_orders", 1, "before"), marks=pytest.mark.soak),
+        pytest.param(("_write_orders", 1, "after"), marks=pytest.mark.soak),
+        pytest.param(("_start_agent", 1, "after"), marks=pytest.mark.soak),
+        ("_write_orders", 2, "after"),
     ],
 )
 def test_a_psctl_that_is_killed_while_it_starts_a_job_leaves_nothing(

@@ -56,7 +56,7 @@ def list_(
         own.warn(note)
     for record in records:
         if record.job not in listed.missing:
-            own.home.note_steps(record.job, {int(row["step"]) for row in listed.rows if row["job"] == record.job})
+            own.home.save_steps(record.job, {int(row["step"]) for row in listed.rows if row["job"] == record.job})
     if listed.missing and len(listed.missing) == len(records):
         raise next(iter(listed.missing.values()))
     failure = None

@@ -43,9 +43,9 @@ def down(
             own.home, chosen, fleet, sites, failed, purge=purge, force=force, progress=own.progress
         )
     if not failed:
-        own.home.forget(chosen.spec.name)
+        own.home.remove_cluster(chosen.spec.name)
     elif len(failed) < len(rows) and chosen.spec.name in own.home.clusters():
-        own.home.remember(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
+        own.home.save_cluster(msgspec.structs.replace(own.home.cluster(chosen.spec.name), state=PARTIAL))
     own.print_results({"cluster": chosen.spec.name, "hosts": rows}, draw_up, verdict(failed, len(rows), "cleared"))
     own.tell(f"{chosen.spec.name} is down")
     if not purge:

@@ -91,7 +91,7 @@ class BenchCall:
         with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder, contextlib.ExitStack() as stack:
             asked = bench_runs.wanted(Path(folder), self._wish, job)
             request = prepare.request_of(asked, chosen, os.environ, self._detail)
-            with own.home.starting():
+            with own.home.start_lock():
                 stage = stack.enter_context(prepare.reach(own.home, chosen, own.connect, [request.code], self._detail))
                 record = prepare.run(stage, request, None, self._detail, own.warn)
             return BenchFollower(own, record, signals, stage.fleet, self._on_answer).run()

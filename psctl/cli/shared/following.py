@@ -304,7 +304,7 @@ class JobFollower:
             step=job_end.last_step({"ranks": output.ranks}, last.steps),
             ranks=list(output.ranks.values()), size=output.plan.size if output.plan else self.record.size,
         )  # fmt: skip
-        self.context.home.update(settled)
+        self.context.home.update_record(settled)
 
 
 def follow(

@@ -62,7 +62,7 @@ class JobLaunch:
         check_on_interrupt(on_interrupt)
         request = self._request()
         with SignalQueue() as signals, contextlib.ExitStack() as stack:
-            with self.context.home.starting():
+            with self.context.home.start_lock():
                 stage = stack.enter_context(self._reach(request))
                 if located is None:
                     located = self._resume_from(stage, resume)

@@ -72,7 +72,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         digest = agent_calls.digests(fleet.shells[head], [record.head])[record.head.job_dir]
         was = _state(digest, record)
         if not digest.get("alive") and record.state == "placing":
-            if home.is_placed_now(record.job):
+            if home.is_being_submitted(record.job):
                 raise errors.JobRunning(
                     f"{record.job} is being started by another psctl", hint="try again in a moment", where=record.job
                 )
@@ -145,7 +145,7 @@ def settle(home: Home, record: JobRecord, digest: dict[str, object], *, forced: 
         record, state=state, exit=code, step=step, ranks=list(ranks.values()) if isinstance(ranks, dict) else [],
         size=int(plan["size"]) if isinstance(plan, dict) else record.size, reason=reason,
     )  # fmt: skip
-    home.update(settled)
+    home.update_record(settled)
     return settled
 
 
@@ -168,7 +168,7 @@ def last_step(digest: Mapping[str, Any], otherwise: int = 0) -> int:
 def _may_start(home: Home, record: JobRecord, digest: dict[str, object]) -> bool:
     """Return whether the job's first agent may still start: psctl starts it, or the host waits for it (`expire`)."""
     waits = digest.get("waiting") and time.time() - record.created < record.limit + GIVEN_UP
-    return record.state == "placing" and (home.is_placed_now(record.job) or bool(waits))
+    return record.state == "placing" and (home.is_being_submitted(record.job) or bool(waits))
 
 
 def _reason(record: JobRecord, digest: dict[str, object]) -> str:
@@ -193,9 +193,9 @@ def _state(digest: dict[str, object], record: JobRecord) -> str:
 def _ask_and_wait(shell: Shell, record: JobRecord, *, save: bool, by: str) -> dict[str, object]:
     """Ask the head to stop, again while its agent does not listen yet, and wait for its end; return its last digest."""
     deadline = time.monotonic() + PATIENCE
-    heard = False
+    asked = False
     while time.monotonic() < deadline:
-        heard = heard or ask_to_stop(shell, record, save=save, by=by)
+        asked = asked or ask_to_stop(shell, record, save=save, by=by)
         digest = agent_calls.digests(shell, [record.head])[record.head.job_dir]
         if not digest.get("alive"):
             return digest

@@ -116,9 +116,9 @@ def submit(
     _send_code(stage, request, seats, progress)
     above = _highest(stage, request.job.name)
     while True:
-        name = stage.home.allocate(request.job.name, above)
-        launch = _Launch(stage, request, seats, name, resume, progress)
-        with stage.home.placing(name):
+        name = stage.home.reserve_name(request.job.name, above)
+        launch = _Submission(stage, request, seats, name, resume, progress)
+        with stage.home.submission_lock(name):
             try:
                 record = launch.run() if launch.claim_head() else None
             except BaseException:
@@ -126,13 +126,13 @@ def submit(
                 raise
         if record is not None:
             return record
-        stage.home.release(name)
+        stage.home.release_name(name)
         split = split_job(name)
         assert split is not None
         above = split[1]
 
 
-class _Launch:
+class _Submission:
     """One attempt to start a job, under one name."""
 
     def __init__(
@@ -167,30 +167,30 @@ class _Launch:
 
         The record is written first: if psctl is killed from now on, `status` still lists the job.
         """
-        self.stage.home.save(self._record("placing"))
-        return self._begin(self.stage.fleet.shells[HostName(self.head)], 0, None)
+        self.stage.home.save_record(self._record("placing"))
+        return self._write_orders(self.stage.fleet.shells[HostName(self.head)], 0, None)
 
     def run(self) -> JobRecord:
         """Start all agents; the head's orders are there."""
         head = self.stage.fleet.shells[HostName(self.head)]
-        self._start(head)
-        self.stage.home.save(self._record("placing"))
+        self._start_agent(head)
+        self.stage.home.save_record(self._record("placing"))
         others = [HostName(host.name) for host in self.seats.hosts[1:]]
         if others:
             self.progress(self.head, "waiting for the coordinator's address")
-            coordinator = self._coordinator(head)
+            coordinator = self._wait_for_coordinator(head)
             index = {host.name: number for number, host in enumerate(self.seats.hosts)}
 
-            def place(name: HostName, shell: Shell) -> None:
-                self._begin(shell, index[name], coordinator)
-                self._start(shell)
+            def start_on(name: HostName, shell: Shell) -> None:
+                self._write_orders(shell, index[name], coordinator)
+                self._start_agent(shell)
 
             self.progress("", f"starting {_count(len(others), 'more agent')}")
-            for outcome in self.stage.fleet.each(place, names=others).values():
+            for outcome in self.stage.fleet.each(start_on, names=others).values():
                 if outcome.error is not None:
                     raise outcome.error
         record = self._record("submitted")
-        self.stage.home.save(record)
+        self.stage.home.save_record(record)
         return record
 
     def undo(self) -> None:
@@ -210,9 +210,9 @@ class _Launch:
         if failed:  # an interrupt closes the connections that were at work
             with self.stage.connect(self.stage.chosen, failed) as fleet:
                 fleet.each(clean, names=[name for name in failed if name in fleet.shells])
-        self.stage.home.release(self.name)
+        self.stage.home.release_name(self.name)
 
-    def _begin(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
+    def _write_orders(self, shell: Shell, index: int, coordinator: Address | None) -> bool:
         host = self.hosts[shell.name]
         pair = issue(self.authority, self.name, Member("agent", index), self.now)
         authority_key = self.authority.key_pem if index == 0 else ""
@@ -232,7 +232,7 @@ class _Launch:
             )
         return True
 
-    def _start(self, shell: Shell) -> None:
+    def _start_agent(self, shell: Shell) -> None:
         host = self.hosts[shell.name]
         process = shell.start(
             [host.python, "-m", "psctl.agent.main", self.orders[shell.name]],
@@ -247,7 +247,7 @@ class _Launch:
         )
         self.started[shell.name] = process
 
-    def _coordinator(self, shell: Shell) -> Address:
+    def _wait_for_coordinator(self, shell: Shell) -> Address:
         """Return where the coordinator listens, once it does."""
         host = self._with_process(self.hosts[shell.name])
         deadline = time.monotonic() + HELLO

@@ -54,7 +54,7 @@ def keep(
         {**known.paces, **{name: pace.flowing for name, pace in paces.items()}},
         {**known.waits, **{name: pace.waiting for name, pace in paces.items()}},
     )  # fmt: skip
-    home.keep("costs", chosen.spec.name, made)
+    home.save_measurement("costs", chosen.spec.name, made)
     return made
 
 
@@ -84,6 +84,6 @@ def machines_of(chosen: ChosenCluster, state: ClusterState) -> dict[str, str]:
 
 def _kept(home: Home, chosen: ChosenCluster) -> Calibration | None:
     try:
-        return home.kept("costs", chosen.spec.name, Calibration)
+        return home.load_measurement("costs", chosen.spec.name, Calibration)
     except errors.InvalidFile:  # damaged, or of another version: there is nothing to recall
         return None

@@ -131,7 +131,7 @@ def measure(
     count = f"the links between {len(hosts)} hosts: {len(plan)} round{'s' if len(plan) > 1 else ''}"
     progress("", f"measuring {count}, {effort.round + 0.5:.0f} s each")
     listen = {name: [at[name]] for name in hosts}
-    with serving(fleet, work.way, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
+    with serving(fleet, work.settings, listen, 60.0 + 10 * len(hosts) * (effort.round + 5)) as servers:
         for pairs in plan:
             work.run(servers, pairs)
         for _ in range(TURNS):
@@ -158,7 +158,7 @@ class _Work:
     ) -> None:
         self.at, self.effort = at, effort
         self.fleet = Fleet(fleet.shells, fleet.failed, len(at))  # all pairs of a round at once
-        self.way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+        self.settings = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
         self.speeds = {name: _nominal(state, name, address) for name, address in at.items()}
         self.series: list[ConcurrentSamples] = []
         self.missing: list[tuple[str, str, str]] = []
@@ -180,7 +180,7 @@ class _Work:
                 "meet": meeting,
                 **msgspec.to_builtins(self.effort),
             }  # fmt: skip
-            return self.way.ask(shell, "dial", question, servers.token, 60 + 3 * self.effort.round)
+            return self.settings.ask(shell, "dial", question, servers.token, 60 + 3 * self.effort.round)
 
         out, back = [], []
         for name, outcome in self.fleet.each(dial, names=list(partners)).items():
@@ -261,7 +261,7 @@ def _copies(name: str, fleet: Fleet, state: ClusterState) -> bool:
 def keep(home: Home, chosen: ChosenCluster, measured: Measurements) -> None:
     """Keep measurements with the cluster; those of an embedded one are not."""
     if not chosen.embedded:
-        home.keep("links", chosen.spec.name, measured)
+        home.save_measurement("links", chosen.spec.name, measured)
 
 
 def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> Measurements | None:
@@ -271,7 +271,7 @@ def recall(home: Home, chosen: ChosenCluster, state: ClusterState) -> Measuremen
     """
     state.rates = {}
     try:
-        kept = home.kept("links", chosen.spec.name, Measurements)
+        kept = home.load_measurement("links", chosen.spec.name, Measurements)
         at = {name: one.address for name, one in reach.addresses(chosen.spec, state).items()}
     except errors.PsctlError:  # damaged, or no address fits: there is nothing to recall
         return None
@@ -327,7 +327,7 @@ def carry_out(
 def _inside_before(home: Home, chosen: ChosenCluster, measured: Measurements) -> dict[str, tuple[Link, ...]]:
     """The copies that `topo --measure` found: new links between hosts change nothing inside the same machines."""
     try:
-        before = home.kept("links", chosen.spec.name, Measurements)
+        before = home.load_measurement("links", chosen.spec.name, Measurements)
     except errors.InvalidFile:
         return {}
     if before is None:

@@ -50,7 +50,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def serving(
-    fleet: Fleet, way: ProbeSettings, listen: Mapping[str, Sequence[str]], seconds: float
+    fleet: Fleet, settings: ProbeSettings, listen: Mapping[str, Sequence[str]], seconds: float
 ) -> Iterator[RunningServers]:
     """Run a server on each host, on addresses of that host, while the block runs.
 
@@ -63,28 +63,30 @@ def serving(
     token = secrets.token_hex(16)
     names = [HostName(name) for name in listen]
     threads = [
-        threading.Thread(target=_serve, args=(fleet.shells[name], way, listen[name], seconds, token), daemon=True)
+        threading.Thread(target=_serve, args=(fleet.shells[name], settings, listen[name], seconds, token), daemon=True)
         for name in names
     ]  # not by `each`, which has only so many at once: all servers run for the whole time
     for thread in threads:
         thread.start()
     try:
-        yield _ready(fleet, way, names, token)
+        yield _ready(fleet, settings, names, token)
     finally:
-        fleet.each(lambda _, shell: way.ask(shell, "stop", {"seconds": 0.0}, token, READY), names=names)
+        fleet.each(lambda _, shell: settings.ask(shell, "stop", {"seconds": 0.0}, token, READY), names=names)
         for thread in threads:
             thread.join(READY)
 
 
-def _serve(shell: Shell, way: ProbeSettings, addresses: Sequence[str], seconds: float, token: str) -> None:
+def _serve(shell: Shell, settings: ProbeSettings, addresses: Sequence[str], seconds: float, token: str) -> None:
     """Run one server to its end; why one failed shows when its ports are asked for."""
-    question = {"listen": list(addresses), "ports": way.span, "seconds": seconds}
+    question = {"listen": list(addresses), "ports": settings.span, "seconds": seconds}
     with contextlib.suppress(errors.PsctlError):
-        way.ask(shell, "serve", question, token, seconds + READY)
+        settings.ask(shell, "serve", question, token, seconds + READY)
 
 
-def _ready(fleet: Fleet, way: ProbeSettings, names: Sequence[HostName], token: str) -> RunningServers:
-    found = fleet.each(lambda _, shell: way.ask(shell, "ports", {"seconds": READY}, token, READY + 20), names=names)
+def _ready(fleet: Fleet, settings: ProbeSettings, names: Sequence[HostName], token: str) -> RunningServers:
+    found = fleet.each(
+        lambda _, shell: settings.ask(shell, "ports", {"seconds": READY}, token, READY + 20), names=names
+    )
     serving = RunningServers(token, {}, {})
     for name, outcome in found.items():
         if outcome.error is not None:

@@ -79,12 +79,12 @@ def find(
     if any(name not in fleet.shells for name in asked):
         return
     progress("", "finding the network by which the hosts reach each other")
-    way = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
-    found = probe(fleet, way, asked)
+    settings = ProbeSettings.of(chosen.spec, {name: site.executable for name, site in state.sites.items()})
+    found = probe(fleet, settings, asked)
     default = choose_addresses(hosts, chosen.spec.network.interface)
     state.addresses = {str(name): found.get(name, default[name]) for name in hosts}
     if keep and len(found) == len(hosts) and not chosen.embedded:  # a probe that failed is no answer to remember
-        home.keep("reach", chosen.spec.name, KeptAddresses(fingerprint(asked, state), state.addresses))
+        home.save_measurement("reach", chosen.spec.name, KeptAddresses(fingerprint(asked, state), state.addresses))
 
 
 def reaches(cluster: ClusterSpec, state: ClusterState) -> dict[HostName, HostReach]:
@@ -109,19 +109,19 @@ def addresses(cluster: ClusterSpec, state: ClusterState) -> dict[str, ChosenAddr
     return {name: state.addresses[name] for name in state.sites}
 
 
-def probe(fleet: Fleet, way: ProbeSettings, asked: Candidates) -> dict[HostName, ChosenAddress]:
+def probe(fleet: Fleet, settings: ProbeSettings, asked: Candidates) -> dict[HostName, ChosenAddress]:
     """Make every host listen on all its candidates and every other connect to them; return the addresses that work."""
-    everyone = Fleet(fleet.shells, fleet.failed, len(asked))
+    all_hosts = Fleet(fleet.shells, fleet.failed, len(asked))
     listen = {str(name): [each.address for each in own] for name, own in asked.items()}
-    with serving(fleet, way, listen, 60.0) as servers:
-        heard = _dial(everyone, way, asked, servers)
-        found = networks(asked, heard)
-        rates = [_burst(everyone, way, servers, network) for network in contenders(found)]
-    return choose_common_network(asked, heard, found, rates)
+    with serving(fleet, settings, listen, 60.0) as servers:
+        latencies = _dial(all_hosts, settings, asked, servers)
+        found = networks(asked, latencies)
+        rates = [_burst(all_hosts, settings, servers, network) for network in contenders(found)]
+    return choose_common_network(asked, latencies, found, rates)
 
 
 def _dial(
-    fleet: Fleet, way: ProbeSettings, asked: Candidates, servers: RunningServers
+    fleet: Fleet, settings: ProbeSettings, asked: Candidates, servers: RunningServers
 ) -> dict[tuple[HostName, HostName, str], float]:
     def try_all(name: HostName, shell: Shell) -> Any:
         to = {
@@ -130,18 +130,18 @@ def _dial(
             for address, port in ports.items()
             if other != name
         }
-        return way.ask(shell, "reach", {"to": to, "seconds": DEAD, "pings": 5}, servers.token, 30)
+        return settings.ask(shell, "reach", {"to": to, "seconds": DEAD, "pings": 5}, servers.token, 30)
 
-    heard = {}
+    latencies = {}
     for name, outcome in fleet.each(try_all, names=list(asked)).items():
         for key, answer in (outcome.value if outcome.ok else {}).items():
             other, _, address = key.partition(" ")
             if "latency" in answer:
-                heard[name, HostName(other), address] = float(answer["latency"])
-    return heard
+                latencies[name, HostName(other), address] = float(answer["latency"])
+    return latencies
 
 
-def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: CommonNetwork) -> float:
+def _burst(fleet: Fleet, settings: ProbeSettings, servers: RunningServers, network: CommonNetwork) -> float:
     """Bytes/s of a network: the least that any host moved, each with one other; 0 where a burst failed."""
     members = network.members
     pairs: list[Pair] = list(rounds([*members])[0])
@@ -154,7 +154,7 @@ def _burst(fleet: Fleet, way: ProbeSettings, servers: RunningServers, network: C
         def move(name: HostName, shell: Shell, partners: Mapping[HostName, HostName] = partners) -> float:
             to = members[partners[name]].address
             ends = {"to": [to, servers.ports[partners[name]][to]], "from": members[name].address}
-            answer = way.ask(shell, "dial", {**BURST, **ends}, servers.token, 30)
+            answer = settings.ask(shell, "dial", {**BURST, **ends}, servers.token, 30)
             return float(min(answer["out"][0], answer["in"][0]))
 
         for outcome in fleet.each(move, names=list(partners)).values():
@@ -173,7 +173,7 @@ def fingerprint(asked: Candidates, state: ClusterState) -> str:
 
 def _kept(home: Home, chosen: Cluster, wanted: str) -> KeptAddresses | None:
     try:
-        known = home.kept("reach", chosen.spec.name, KeptAddresses)
+        known = home.load_measurement("reach", chosen.spec.name, KeptAddresses)
     except errors.InvalidFile:  # damaged: it is probed anew
         return None
     return known if known is not None and known.fingerprint == wanted else None

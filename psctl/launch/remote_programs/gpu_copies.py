@@ -44,7 +44,7 @@ def measure(question: Question) -> Question:
     copies = []
     for index in range(count):
         node = question["nodes"][index] if index < len(question["nodes"]) else None
-        with beside(node):
+        with on_node(node):
             memory = torch.empty(LARGE, dtype=torch.uint8, pin_memory=True)
             copies.append(pair(torch, f"CPU{node or 0}", memory, f"GPU{index}", data[index]))
     for a in range(count):
@@ -56,14 +56,14 @@ def measure(question: Question) -> Question:
 
 def pair(torch: Any, a: str, one: Any, b: str, other: Any) -> Question:
     """Return the row of a pair: the slower direction's rate, the quicker one's seconds, the wider one's scatter."""
-    ways = [way(torch, one, other), way(torch, other, one)]
-    rate = min(ways, key=lambda each: statistics.median(each[0]))[0]
-    spread = max((max(rates) - min(rates)) / statistics.median(rates) for rates, _ in ways)
-    late = min(seconds for _, seconds in ways)
+    directions = [one_direction(torch, one, other), one_direction(torch, other, one)]
+    rate = min(directions, key=lambda each: statistics.median(each[0]))[0]
+    spread = max((max(rates) - min(rates)) / statistics.median(rates) for rates, _ in directions)
+    late = min(seconds for _, seconds in directions)
     return {"a": a, "b": b, "bandwidth": statistics.median(rate), "latency": late, "spread": spread}
 
 
-def way(torch: Any, source: Any, target: Any) -> tuple[list[float], float]:
+def one_direction(torch: Any, source: Any, target: Any) -> tuple[list[float], float]:
     """Return the rates of the repeats and the seconds of a small copy, one way."""
     devices = [tensor.device for tensor in (source, target) if tensor.is_cuda]
 
@@ -85,7 +85,7 @@ def way(torch: Any, source: Any, target: Any) -> tuple[list[float], float]:
 
 
 @contextlib.contextmanager
-def beside(node: int | None) -> Any:
+def on_node(node: int | None) -> Any:
     """Run on the processors of a NUMA node, so that memory taken there lies there."""
     before = os.sched_getaffinity(0)
     with contextlib.suppress(OSError, ValueError):  # no such node, or not ours to use: memory lies where it may

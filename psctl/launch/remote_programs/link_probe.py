@@ -46,7 +46,7 @@ PATIENCE = 5.0
 """Seconds that a side waits for the other's next message."""
 
 
-def prepared(host: str, congestion: str) -> socket.socket:
+def make_socket(host: str, congestion: str) -> socket.socket:
     """Return a TCP socket for a numeric address, set up as psctl's own data connections are."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE)
@@ -65,10 +65,10 @@ class JsonLines:
         self.socket, self.patience = connected, patience
         connected.settimeout(patience)
 
-    def say(self, word: Any) -> None:
-        self.socket.sendall(json.dumps(word).encode() + b"\n")
+    def send_line(self, message: Any) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def hear(self) -> Any:
+    def receive_line(self) -> Any:
         """Return the next line; it is read byte by byte, for what follows is none of ours."""
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -142,14 +142,14 @@ def steady(counted: Counted, burn: float) -> float:
     """
     begin, end = counted[0][0] + burn, counted[-1][0]
     marks = [begin + (end - begin) * number / WINDOWS for number in range(WINDOWS + 1)]
-    totals = [at(counted, mark) for mark in marks]
+    totals = [bytes_at(counted, mark) for mark in marks]
     rates = [(b - a) * WINDOWS / (end - begin) for a, b in itertools.pairwise(totals)]
     later = statistics.median(rates[WINDOWS // 2 :])
     first = next((number for number in range(WINDOWS // 2) if rates[number] <= BURST * later), WINDOWS // 2)
     return (totals[-1] - totals[first]) / (marks[-1] - marks[first])
 
 
-def at(counted: Counted, moment: float) -> float:
+def bytes_at(counted: Counted, moment: float) -> float:
     """Return the bytes that had arrived by a moment, a straight line between two counts."""
     before = counted[0]
     for after in counted[1:]:
@@ -169,22 +169,22 @@ def serve(question: Question, token: str) -> Question:
             listening[host] = listen(host, question["ports"], question["congestion"])
         except OSError as error:
             failed[host] = error.strerror or str(error)
-    word = {"ports": {host: one.getsockname()[1] for host, one in listening.items()}, "failed": failed}
+    message = {"ports": {host: one.getsockname()[1] for host, one in listening.items()}, "failed": failed}
     with contextlib.ExitStack() as open_:
-        door = open_.enter_context(ended(socket.socket(socket.AF_UNIX)))
+        control = open_.enter_context(closing(socket.socket(socket.AF_UNIX)))
         for one in listening.values():
-            open_.enter_context(ended(one))
+            open_.enter_context(closing(one))
             threading.Thread(target=accept, args=(one, token, meetings), daemon=True).start()
-        door.bind(doorway(question, token))
-        door.listen(8)
-        threading.Thread(target=answer, args=(door, word, stopped), daemon=True).start()
+        control.bind(control_name(question, token))
+        control.listen(8)
+        threading.Thread(target=serve_control, args=(control, message, stopped), daemon=True).start()
         stopped.wait(question["seconds"])
         stopped.set()
     return {}
 
 
 @contextlib.contextmanager
-def ended(listener: socket.socket) -> Iterator[socket.socket]:
+def closing(listener: socket.socket) -> Iterator[socket.socket]:
     """Close a listener at the end, which ends a thread that waits in its accept()."""
     with listener:
         yield listener
@@ -196,7 +196,7 @@ def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket
     """Return a socket that listens on an address: on the first free port of the range, or on any."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
-        made = prepared(host, congestion)
+        made = make_socket(host, congestion)
         try:
             made.bind((host, port))
             made.listen(64)
@@ -209,22 +209,22 @@ def listen(host: str, ports: list[int] | None, congestion: str) -> socket.socket
     raise OSError("no port")
 
 
-def doorway(question: Question, token: str) -> str:
+def control_name(question: Question, token: str) -> str:
     """Return the abstract name of the control socket of a host's server; hosts may share a network namespace."""
     return "\0psctl-link-" + proof(token, question["name"])[:32]
 
 
-def answer(door: socket.socket, word: Question, stopped: threading.Event) -> None:
+def serve_control(control: socket.socket, message: Question, stopped: threading.Event) -> None:
     """Answer requests on the control socket of this host: report the server's ports, and stop it."""
     while not stopped.is_set():
         try:
-            asking = JsonLines(door.accept()[0])
+            asking = JsonLines(control.accept()[0])
             with asking.socket:
                 if user_of(asking.socket) != os.geteuid():
                     continue  # an abstract name is open to every user of the host
-                if asking.hear() == "stop":
+                if asking.receive_line() == "stop":
                     stopped.set()
-                asking.say(word)
+                asking.send_line(message)
         except (OSError, ValueError):
             continue
 
@@ -244,7 +244,7 @@ def accept(listener: socket.socket, token: str, meetings: Meetings) -> None:
         except OSError:  # it was closed: the server has ended
             return
         if unproven.acquire(blocking=False):
-            threading.Thread(target=attend, args=(connected, token, meetings, unproven), daemon=True).start()
+            threading.Thread(target=serve_client, args=(connected, token, meetings, unproven), daemon=True).start()
         else:
             connected.close()
 
@@ -267,11 +267,11 @@ class Meetings:
 def has_proved(line: JsonLines, token: str) -> bool:
     """Return whether the other end answers a random challenge with the token's proof."""
     nonce = os.urandom(16).hex()
-    line.say(nonce)
-    return hmac.compare_digest(str(line.hear()), proof(token, nonce))
+    line.send_line(nonce)
+    return hmac.compare_digest(str(line.receive_line()), proof(token, nonce))
 
 
-def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
+def serve_client(connected: socket.socket, token: str, meetings: Meetings, unproven: threading.Semaphore) -> None:
     """Serve the requests of one connection, once it has proved that it knows the token."""
     with contextlib.suppress(OSError, ValueError), connected:
         line = JsonLines(connected)
@@ -280,17 +280,17 @@ def attend(connected: socket.socket, token: str, meetings: Meetings, unproven: t
         finally:
             unproven.release()
         while proved:
-            asked = line.hear()
-            line.say("yes")
+            asked = line.receive_line()
+            line.send_line("yes")
             if asked["do"] == "meet":
                 meetings.wait(asked["key"], asked["count"])
-                line.say("go")
+                line.send_line("go")
                 return
             if asked["do"] == "echo":
                 line.echo(asked["count"], first=False)
             elif asked["do"] == "take":
                 counted = line.count(asked["seconds"])
-                line.say(counted)
+                line.send_line(counted)
                 drain(line)
                 return
             else:
@@ -305,58 +305,58 @@ def drain(line: JsonLines) -> None:
 
 
 @contextlib.contextmanager
-def dialled(question: Question, token: str) -> Iterator[JsonLines]:
+def connect_line(question: Question, token: str) -> Iterator[JsonLines]:
     """Connect to a server and prove to know the token."""
     host, port = question["to"]
-    with prepared(host, question["congestion"]) as made:
+    with make_socket(host, question["congestion"]) as made:
         patience = question.get("patience", PATIENCE)
         made.settimeout(patience)
         if question.get("from"):
             made.bind((question["from"], 0))
         made.connect((host, port))
         line = JsonLines(made, patience)
-        line.say(proof(token, line.hear()))
+        line.send_line(proof(token, line.receive_line()))
         yield line
 
 
-def ask(line: JsonLines, word: Question) -> None:
-    line.say(word)
-    line.hear()
+def request(line: JsonLines, message: Question) -> None:
+    line.send_line(message)
+    line.receive_line()
 
 
 def latency(line: JsonLines, count: int) -> float:
     """Return the seconds one way: half the median of `count` bytes there and back, the first few left out."""
-    ask(line, {"do": "echo", "count": count + 5})
+    request(line, {"do": "echo", "count": count + 5})
     return statistics.median(line.echo(count + 5, first=True)[5:]) / 2
 
 
 def outward(question: Question, token: str, seconds: float) -> Counted:
     """Send for so long; return what the server counted."""
-    with dialled(question, token) as line:
-        ask(line, {"do": "take", "seconds": seconds})
+    with connect_line(question, token) as line:
+        request(line, {"do": "take", "seconds": seconds})
         line.flood(seconds + PATIENCE)
-        return [(moment, total) for moment, total in line.hear()]
+        return [(moment, total) for moment, total in line.receive_line()]
 
 
 def inward(question: Question, token: str, seconds: float) -> Counted:
     """Have the server send for so long; return what was counted here."""
-    with dialled(question, token) as line:
-        ask(line, {"do": "give", "seconds": seconds})
+    with connect_line(question, token) as line:
+        request(line, {"do": "give", "seconds": seconds})
         return line.count(seconds)
 
 
-Way = Callable[[Question, str, float], Counted]
+Direction = Callable[[Question, str, float], Counted]
 
 
-def rate(way: Way, question: Question, token: str) -> float:
+def rate(direction: Direction, question: Question, token: str) -> float:
     """Return the bytes/s of one repeat: all its streams together, while all of them were steady."""
     streams, seconds, burn = question["streams"], question["burn"] + question["seconds"], question["burn"]
     if streams == 1:
-        return steady(way(question, token, seconds), burn)
+        return steady(direction(question, token, seconds), burn)
     found: list[float] = []
 
     def one() -> None:
-        found.append(steady(way(question, token, seconds), burn))
+        found.append(steady(direction(question, token, seconds), burn))
 
     threads = [threading.Thread(target=one) for _ in range(streams)]
     for thread in threads:
@@ -370,7 +370,7 @@ def rate(way: Way, question: Question, token: str) -> float:
 
 def dial(question: Question, token: str) -> Question:
     """Measure the link to one server: latency, then bytes/s out and in, `repeats` times each."""
-    with dialled(question, token) as line:
+    with connect_line(question, token) as line:
         late = latency(line, question["pings"])
     repeats = range(question["repeats"])
     # slow start lasts some round trips, so a long way takes its time
@@ -386,10 +386,10 @@ def meet(question: Question, token: str, phase: str) -> None:
     meeting = question.get("meet")
     if meeting is None:
         return
-    with contextlib.suppress(OSError, ValueError), dialled({**question, "to": meeting["to"]}, token) as line:
+    with contextlib.suppress(OSError, ValueError), connect_line({**question, "to": meeting["to"]}, token) as line:
         line.socket.settimeout(2 * PATIENCE)
-        ask(line, {"do": "meet", "key": f"{meeting['key']} {phase}", "count": meeting["count"]})
-        line.hear()
+        request(line, {"do": "meet", "key": f"{meeting['key']} {phase}", "count": meeting["count"]})
+        line.receive_line()
 
 
 def reach(question: Question, token: str) -> Question:
@@ -398,7 +398,7 @@ def reach(question: Question, token: str) -> Question:
 
     def one(key: str, to: list[Any]) -> None:
         try:
-            with dialled({**question, "to": to, "patience": question["seconds"]}, token) as line:
+            with connect_line({**question, "to": to, "patience": question["seconds"]}, token) as line:
                 own = line.socket.getsockname()[0]
                 found[key] = {"latency": latency(line, question["pings"]), "own": own}
         except (OSError, ValueError) as error:
@@ -415,24 +415,24 @@ def reach(question: Question, token: str) -> Question:
 
 def ports(question: Question, token: str) -> Question:
     """Return the ports of this host's server, as soon as it listens."""
-    return at_door("ports", question, token)
+    return call_server("ports", question, token)
 
 
 def stop(question: Question, token: str) -> Question:
     """End the server of this host."""
-    return at_door("stop", question, token)
+    return call_server("stop", question, token)
 
 
-def at_door(word: str, question: Question, token: str) -> Question:
+def call_server(message: str, question: Question, token: str) -> Question:
     """Send a command to the control socket of this host's server, once it exists; `seconds` at most."""
     end = time.monotonic() + question["seconds"]
     while True:
         try:
-            with socket.socket(socket.AF_UNIX) as door:
-                door.connect(doorway(question, token))
-                line = JsonLines(door)
-                line.say(word)
-                return dict(line.hear())
+            with socket.socket(socket.AF_UNIX) as control:
+                control.connect(control_name(question, token))
+                line = JsonLines(control)
+                line.send_line(message)
+                return dict(line.receive_line())
         except (FileNotFoundError, ConnectionError):
             if time.monotonic() >= end:
                 raise

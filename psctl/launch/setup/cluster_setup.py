@@ -42,5 +42,5 @@ def carry_out(
     warnings = link_measurement.carry_out(home, chosen, fleet, state, progress)
     if not chosen.embedded and len(state.failed) < len(chosen.spec.hosts):
         known = msgspec.structs.replace(chosen.known, state=PARTIAL if state.failed else READY)
-        home.remember(known)
+        home.save_cluster(known)
     return warnings

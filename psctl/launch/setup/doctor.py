@@ -79,15 +79,15 @@ class HostReport(msgspec.Struct):
 def examine(home: Home, chosen: ChosenCluster, connect: Connect) -> list[HostReport]:
     """Check every host of a cluster and return one report a host, in the file's order; `home` is only read."""
     reports = {host.name: HostReport(host.name) for host in chosen.spec.hosts}
-    _outside(chosen.spec, reports)
+    _check_names_and_ports(chosen.spec, reports)
     with connect(chosen, None) as fleet:
         for host, error in fleet.failed.items():
-            _refused(reports[host], error)
+            _note_refusal(reports[host], error)
         for host in fleet.shells:
-            _let_in(reports[host], chosen.spec.host(host))
+            _note_login(reports[host], chosen.spec.host(host))
         state = look_at_all(chosen, fleet)
         for name, site in state.sites.items():
-            _inside(reports[name], site, state)
+            _check_host(reports[name], site, state)
         for host in fleet.shells:
             if host not in state.sites:
                 reports[host].bad("python", state.failed[host])
@@ -110,14 +110,14 @@ def _sessions(fleet: Fleet, reports: Mapping[str, HostReport]) -> None:
         if outcome.error is not None:
             reports[host].bad("sessions", outcome.error)
         elif outcome.value > 1:
-            few = f"sshd allows few sessions on a connection (MaxSessions): psctl logged in {outcome.value} times"
-            reports[host].good("sessions", f"{few}; a larger value in sshd_config saves time")
+            short = f"sshd allows few sessions on a connection (MaxSessions): psctl logged in {outcome.value} times"
+            reports[host].good("sessions", f"{short}; a larger value in sshd_config saves time")
 
 
-def _outside(cluster: ClusterSpec, reports: Mapping[str, HostReport]) -> None:
+def _check_names_and_ports(cluster: ClusterSpec, reports: Mapping[str, HostReport]) -> None:
     """Name and port of each host's first sshd, in parallel."""
     threads = [
-        threading.Thread(target=_knock, args=(cluster, host, reports[host.name]), daemon=True)
+        threading.Thread(target=_check_first_sshd, args=(cluster, host, reports[host.name]), daemon=True)
         for host in cluster.hosts
         if not host.local
     ]
@@ -127,7 +127,7 @@ def _outside(cluster: ClusterSpec, reports: Mapping[str, HostReport]) -> None:
         thread.join()
 
 
-def _knock(cluster: ClusterSpec, host: HostSpec, report: HostReport) -> None:
+def _check_first_sshd(cluster: ClusterSpec, host: HostSpec, report: HostReport) -> None:
     try:
         target = resolve(
             host.name, host.address, user=host.user or cluster.ssh.user, port=host.port or cluster.ssh.port,
@@ -165,7 +165,7 @@ def _knock(cluster: ClusterSpec, host: HostSpec, report: HostReport) -> None:
         )
 
 
-def _refused(report: HostReport, error: errors.PsctlError) -> None:
+def _note_refusal(report: HostReport, error: errors.PsctlError) -> None:
     """Say at which step the connection was refused."""
     if report.error is not None:
         return
@@ -182,7 +182,7 @@ def _refused(report: HostReport, error: errors.PsctlError) -> None:
         report.bad("ssh", error)
 
 
-def _let_in(report: HostReport, host: HostSpec | None) -> None:
+def _note_login(report: HostReport, host: HostSpec | None) -> None:
     if host is not None and host.local:
         report.good("ssh", "this machine, without SSH")
         return
@@ -190,7 +190,7 @@ def _let_in(report: HostReport, host: HostSpec | None) -> None:
     report.good("auth", "logged in")
 
 
-def _inside(report: HostReport, site: HostSite, state: ClusterState) -> None:
+def _check_host(report: HostReport, site: HostSite, state: ClusterState) -> None:
     report.good("python", f"{site.version} ({site.executable})")
     lacking = missing(site, state.wants)
     if not lacking:
@@ -306,9 +306,9 @@ def _ports(
             reports[name].bad("ports", answer)
             continue
         wanted = sum(needs.get(name, {}).values())
-        few = ports.lacking(span, {name: needs.get(name, {})}, {name: answer}, at, chosen.known.source)
-        if few is not None and not state.sites[name].jobs:
-            reports[name].bad("ports", few)
+        short = ports.lacking(span, {name: needs.get(name, {})}, {name: answer}, at, chosen.known.source)
+        if short is not None and not state.sites[name].jobs:
+            reports[name].bad("ports", short)
         else:
             detail = f"{answer.free} of {total} free in {span[0]}-{span[1]}; a job needs about {wanted} here"
             reports[name].good("ports", detail)
@@ -325,7 +325,7 @@ def _reach(
     low, high = span or (20000, 60000)
     at = {name: (machine.address, random.randint(low, high)) for name, machine in machines.items()}  # noqa: S311
     names = [HostName(name) for name in machines]
-    everyone = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all connect
+    all_hosts = Fleet(fleet.shells, fleet.failed, len(names))  # all listen while all connect
 
     def listen(name: HostName, shell: Shell) -> None:
         host, port = at[name]
@@ -334,14 +334,14 @@ def _reach(
         with contextlib.suppress(errors.CommandFailed):
             run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "listen", question)
 
-    def knock(name: HostName, shell: Shell) -> dict[str, str]:
+    def connect_to_others(name: HostName, shell: Shell) -> dict[str, str]:
         others = {other: at[other] for other in names if other != name}
         question = {"to": others, "seconds": REACH - 2}
         return dict(run_program(shell, state.sites[name].executable, NETWORK_CHECKS, "reach", question))
 
-    listening = threading.Thread(target=lambda: everyone.each(listen, names=names), daemon=True)
+    listening = threading.Thread(target=lambda: all_hosts.each(listen, names=names), daemon=True)
     listening.start()
-    for name, outcome in everyone.each(knock, names=names).items():
+    for name, outcome in all_hosts.each(connect_to_others, names=names).items():
         for row in _reach_rows(name, outcome.value if outcome.ok else {}, outcome.error, at):
             reports[name].checks.append(row)
             if not row.ok:

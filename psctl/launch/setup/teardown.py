@@ -95,7 +95,7 @@ def _settle(home: Home, running: dict[str, list[RunningJob]], failed: dict[str, 
     stopped = {job.job for name, jobs in running.items() if name not in failed for job in jobs}
     for record in home.jobs():
         if record.job in stopped and not record.over:
-            home.save(msgspec.structs.replace(record, state="stopped", exit=1))
+            home.save_record(msgspec.structs.replace(record, state="stopped", exit=1))
 
 
 def _row(name: str, actions: list[str], error: errors.PsctlError | None) -> dict[str, Any]:
