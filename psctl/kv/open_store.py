@@ -1,4 +1,4 @@
-"""`run.store()`: checks what was asked and gives each store of a run once."""
+"""Opens the stores of a run: checks the options of `run.store()` and makes each store once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONSISTENCIES = '"asp", "bsp", or {"ssp": s} with s from 0 on'
 
 
 def staleness_of(consistency: str | Mapping[str, int]) -> int | None:
-    """Return the staleness that a consistency stands for: None for asp, 0 for bsp.
+    """Return the staleness of a consistency: None for asp, 0 for bsp.
 
     Raises:
-        UsageError: it is none; the script's fault.
+        UsageError: the value is no consistency.
     """
     if isinstance(consistency, str) and consistency in ("asp", "bsp"):
         return None if consistency == "asp" else 0
@@ -35,9 +35,9 @@ class Stores:
     """All stores of one run.
 
     Args:
-        rank, world: this worker's place.
+        rank, world: this worker's rank, and the number of workers.
         connect: connects to servers, at the first store; raises PsctlError where there are none.
-        at: where the run is.
+        at: the position of the run in its steps.
         folder: the job's code, from which users' functions are imported; "": the folder of the running script.
     """
 
@@ -54,7 +54,7 @@ class Stores:
         """Return the store of this name.
 
         Raises:
-            UsageError: it makes no sense, or was opened otherwise before; the script's fault.
+            UsageError: an option is invalid, or the store was opened with others before.
         """
         staleness = staleness_of(consistency)
         if reads not in ("lazy", "eager"):
@@ -90,13 +90,13 @@ class Stores:
         return tuple(sorted(set(ranks)))
 
     def mark(self, step: int) -> None:
-        """What was pushed so far belongs into the checkpoint of `step`, what comes now does not."""
+        """Cut all stores for the checkpoint of `step`: earlier pushes belong to it, later ones do not."""
         for _, store in self._open.values():
             store.mark(step)
 
     @property
     def doing(self) -> str:
-        """Whom a store waits for, for people; "" when none does."""
+        """What a store waits for, for people; "" when none waits."""
         return next((what for _, store in self._open.values() if (what := store.doing)), "")
 
     def close(self, *, failed: bool) -> None:

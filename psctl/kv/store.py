@@ -66,43 +66,44 @@ class Store:
     """A (key, value) store shared by all workers; `run.store()` returns it.
 
         store = run.store()
-        ticket = store.push("w", gradient)           # joined to what is there, by sum
+        ticket = store.push("w", gradient)           # reduced with the stored value, by sum
         store.wait(ticket)
         w = store.pull("w")
 
-    **Keys.** A name has a tensor: of any shape; a large one lies in blocks on many servers. Integers (64 bits) have
-    rows, all of one shape: `push(keys, rows)`, `pull(keys)`, with keys a list, a tensor, a range or a single int; only
-    rows that were pushed take memory, an absent one is zero or what it was declared to begin as. `pull(range(...))`
-    gives (keys, rows) of those that are there. Several names at once: `push({"a": x, "b": y})`, `pull(["a", "b"])`.
-    One call is one message to each server that has a part in it; at most 2^26 integer keys, 16 GiB of rows.
+    **Keys.** A name has a tensor of any shape; a large one is stored in blocks on many servers. Integers (64 bits) have
+    rows, all of one shape: `push(keys, rows)`, `pull(keys)`, with keys a list, a tensor, a range or a single int. Only
+    rows that were pushed take memory; an absent row is zero, or its declared initial value. `pull(range(...))` returns
+    (keys, rows) of the rows that exist. Several names in one call: `push({"a": x, "b": y})`, `pull(["a", "b"])`. A call
+    is one message to each server that has a part of it; at most 2^26 integer keys and 16 GiB of rows.
 
-    **Reductions.** What is pushed is joined: by sum, or by whatever `reduce` says when the key is first pushed or
-    declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and pull pairs
-    (values, indices)), or your own function of two tensors, of a module in the job's folder, which must not care for
-    order or grouping (it is tried). A key keeps its reduction.
+    **Reductions.** A pushed value is reduced with the stored one: by sum, or by `reduce` as given when the key is first
+    pushed or declared: mean, min, max, prod, logical-and/or/xor, bitwise-and/or/xor, logsumexp, argmin (push and pull
+    pairs (values, indices)), or your own function of two tensors, of a module in the job's folder; it must be
+    commutative and associative, which is tested. A key keeps its reduction.
 
-    **When a push is seen.** By whoever pushed it: at once, always. By others, as the store's `consistency` says:
+    **When a push is visible.** To the worker that pushed it: at once, always. To others, by the store's `consistency`:
 
-        asp         as soon as it has arrived; nobody ever waits. The default.
-        bsp         once all workers have called `clock()` after it; then all of that clock together, the same for all,
-                    joined in the order of ranks: the run repeats to the bit.
-        {"ssp": s}  at the latest s clocks after its own; perhaps sooner. A worker is at most s clocks ahead of the
+        asp         as soon as it has arrived; no worker ever waits. The default.
+        bsp         once all workers have called `clock()` after it; then all pushes of that clock together, the same
+                    for all, reduced in the order of ranks: the run repeats to the bit.
+        {"ssp": s}  at the latest s clocks after its own, perhaps sooner. A worker is at most s clocks ahead of the
                     slowest; `clock()` waits until it is.
 
-    Under bsp and ssp rows that were read are used again as long as they are new enough: `reads="lazy"` asks anew when
-    they are not; `reads="eager"` has servers send them when they changed, so that reads are fresher and bytes more.
+    Under bsp and ssp rows that were read are used again as long as they are new enough: with `reads="lazy"` the store
+    asks for newer ones when they are not; with `reads="eager"` servers send rows when they change, so that reads are
+    fresher and more bytes are sent.
 
     **Exactly once.** A push counts once, whatever happens to connections. It is named by the step of the run and its
     number within the step: a worker that is replaced and replays a step pushes nothing twice.
 
-    Raises, from all that waits: PeerLost (a server is lost), TimedOut (a server is silent), JobFailed (servers refuse,
-    the message says whose fault it is).
+    Every method that waits raises PeerLost (a server is lost), TimedOut (a server is silent) or JobFailed (the servers
+    refuse to go on; the message has the reason).
 
     Args of the constructor, which `run.store()` calls:
         spec: the store's.
         rank: this worker's.
         servers: connects to servers.
-        at: the position of the run.
+        at: the position of the run in its steps.
         functions: reductions and users' functions.
         after: the last sequence of this store when it was closed before; -1: it was not open before.
     """
@@ -139,7 +140,7 @@ class Store:
 
     @staticmethod
     def key(text: str) -> int:
-        """Return an integer key for a text, the same everywhere: for words, names, ids. 64 bits of a hash."""
+        """Return an integer key for a text, the same on all workers: 64 bits of a hash."""
         return given.hash_of(text)
 
     def declare(
@@ -153,22 +154,22 @@ class Store:
         apply: str | Callable[..., Any] = "",
         initial: float | str | Callable[..., Any] | None = None,
     ) -> None:
-        """Say what a key is before it is pushed; every rank says the same.
+        """Declare a key before it is pushed; every rank declares the same.
 
         Args:
             key: a name; or `int` for the rows of all integer keys.
-            value: what the key begins as (a name's only); the first declaration to arrive counts.
-            shape: of the tensor, or of one row; with a value: its own.
-            dtype: with a value: its own.
-            reduce: how pushes are joined.
-            apply: a function (held, pushed) -> held of tensors of rows, which runs on servers for every push (under
-                bsp: for the joined pushes of a clock) and says what the key becomes: an optimizer's step, for example.
-                It must be elementwise in a name's tensor, for that lies in blocks.
-            initial: what an absent row begins as: a number, or a function (keys, width) -> rows. Without it, an absent
-                row is zero for who pulls it, and the first push is what it becomes.
+            value: the initial value (of a name only); the first declaration to arrive counts.
+            shape: of the tensor, or of one row; a value has its own.
+            dtype: of the elements; a value has its own.
+            reduce: the reduction of pushes.
+            apply: a function (stored, pushed) -> stored of tensors of rows, which runs on servers for every push
+                (under bsp: for the reduced pushes of a clock) and returns the new value: an optimizer's step, for
+                example. It must be elementwise in a name's tensor, which is stored in blocks.
+            initial: initial value of an absent row: a number, or a function (keys, width) -> rows. Without it, a pull
+                of an absent row returns zero, and the first push is its value.
 
         Raises:
-            UsageError: it is declared otherwise already, or makes no sense; the script's fault.
+            UsageError: it is declared otherwise already, or an argument is invalid.
         """
         if key is not int and not isinstance(key, str):
             raise UsageError(f"{key!r} cannot be declared", "give a name, or int for the rows of integer keys")
@@ -186,7 +187,7 @@ class Store:
         first = given.checked_initial(initial, kind_of_number)
         spec = given.checked_spec(TableSpec(name, shape, kind_of_number, how, step, first))
         with self._lock:
-            kind = self._settle(spec)
+            kind = self._make_kind(spec)
             if value is not None:
                 self._push([(name, value, kind)], "start", f"declare {name!r}", (), None)
 
@@ -201,17 +202,17 @@ class Store:
         after: Sequence[Ticket] = (),
         callback: Callable[[Any], Any] | None = None,
     ) -> Ticket:
-        """Join a value to what a key has; does not wait. The value may be changed at once.
+        """Reduce a value into the value of a key; does not wait. The tensor may be changed at once.
 
         Args:
-            key: a name, integer keys (a key that stands there twice is joined twice), or a dict of names and values.
+            key: a name, integer keys (a key that occurs twice is reduced twice), or a dict of names and values.
             value: the tensor; rows, one a key; or a single number for all of it.
-            reduce: how it is joined; None: as the key's first push or declaration said, else by sum.
-            after: the push begins when these have finished. It is visible to this worker at once.
-            callback: called with None when the push has arrived for good.
+            reduce: the reduction; None: that of the key's first push or declaration, else sum.
+            after: the push starts when these have finished. It is visible to this worker at once.
+            callback: called with None when all replicas have the push.
 
         Raises:
-            UsageError: the value does not fit the key, or the reduction is not the key's; the script's fault.
+            UsageError: the value does not fit the key, or the reduction is not the key's.
         """
         if reduce is None and not after and type(key) in (int, str):
             one = self._push_one(key, value, given.checked_callback(callback))
@@ -232,15 +233,15 @@ class Store:
         return ticket
 
     def pull(self, key: Key | Sequence[str], *, after: Sequence[Ticket] = ()) -> Any:
-        """Return what a key has, as far as the store's consistency lets it be read: waits.
+        """Return the value of a key as the store's consistency allows; waits for it.
 
         Returns:
-            for a name its tensor; for integer keys a row for each, in their order (a single int: its row); for a
-            `range` (keys, rows) of those of its integers that are there, in its order; for a list of names a dict of
-            tensors. A new tensor each time. With reduce="argmin" each is (values, indices).
+            For a name its tensor; for integer keys a row each, in their order (a single int: its row); for a `range`
+            (keys, rows) of its integers that have a row, in its order; for a list of names a dict of tensors. Always
+            new tensors. With reduce="argmin" each is (values, indices).
 
         Raises:
-            UsageError: nobody has pushed or declared it, or that is no key; the script's fault.
+            UsageError: the key was neither pushed nor declared, or is invalid.
         """
         return self.fetch(key, after=after).wait()
 
@@ -251,7 +252,7 @@ class Store:
         after: Sequence[Ticket] = (),
         callback: Callable[[Any], Any] | None = None,
     ) -> Ticket:
-        """Begin a pull and return its ticket; `wait` gives what `pull` would."""
+        """Start a pull and return its ticket, whose `wait` returns the value."""
         if not after and type(key) in (int, str):
             one = self._fetch_one(key, given.checked_callback(callback))
             if one is not None:
@@ -271,7 +272,7 @@ class Store:
                 self._send(outs)
 
             self._tasks.add(ticket, after, begin)
-            self._go_on()
+            self._finish_tickets()
         self._call_back()
         return ticket
 
@@ -297,11 +298,11 @@ class Store:
         after: Sequence[Ticket] = (),
         **arguments: float | int | str | bool | None,
     ) -> Ticket:
-        """Run a function on the servers, where the rows lie; it counts as a push and happens once.
+        """Run a function on the servers that store the rows; it counts as a push and runs once.
 
         Args:
-            function: (keys, rows, **arguments) -> rows, of a module in the job's folder; rows as they are held, a
-                tensor of [keys, elements of a row], of those keys that are there.
+            function: (keys, rows, **arguments) -> rows, of a module in the job's folder; `rows` is the stored tensor
+                of shape [keys, elements of a row], of the keys that have a row.
             key: a name, integer keys, or `int` for all of their rows.
             arguments: plain values for the function.
         """
@@ -317,24 +318,23 @@ class Store:
             ticket = self._ticket(f"call {name}", None)
             changes = self._mind.call(kind, route, name, arguments, ticket.number)
             self._tasks.add(ticket, after, lambda: self._send_changes(changes))
-            self._go_on()
+            self._finish_tickets()
         self._call_back()
         return ticket
 
     # ---- clocks and order ----------------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        """End this worker's clock; returns how many it has finished. Under bsp and ssp it waits for who is behind.
+        """End this worker's clock and return how many it has finished; waits for workers that are too far behind.
 
-        Everything that was pushed before belongs to the clock that ends. Every worker of the group calls it equally
-        often.
+        All pushes before belong to the clock that ends. Every worker of the group calls it equally often.
 
         Raises:
             UsageError: the store is asp, which has no clocks.
         """
         if self._spec.staleness is None:
             raise UsageError("clock() of a store without clocks", 'run.store(consistency="bsp") or {"ssp": s} has them')
-        cut = self._spec.staleness == 0 and self._at.settle()  # a death's cut is the same on all shards, and in the run
+        cut = self._spec.staleness == 0 and self._at.settle()  # a lost worker is cut at one clock on all shards
         with self._lock:
             self._check(writes=True)
             self._wait_until("pushes that wait for others", lambda: self._tasks.begun, set)
@@ -349,14 +349,14 @@ class Store:
 
     @property
     def clocks(self) -> int:
-        """Clocks that this worker has finished."""
+        """Number of clocks that this worker has finished."""
         return self._mind.clock
 
     @property
     def delay(self) -> int | None:
-        """Bounded delay: how many tasks (pushes, pulls, calls) behind the newest may still be under way.
+        """Bounded delay: how many tasks (pushes, pulls, calls) before the newest may be unfinished when it starts.
 
-        0: each begins when the one before has finished. None: each begins at once. May be set at any time.
+        0: each starts when the one before has finished. None: each starts at once. May be set at any time.
         """
         return self._tasks.delay
 
@@ -366,7 +366,7 @@ class Store:
             raise UsageError(f"a delay of {tasks!r} tasks", "0 or more, or None")
         with self._lock:
             self._tasks.delay = tasks
-            self._go_on()
+            self._finish_tickets()
         self._call_back()
 
     @property
@@ -375,12 +375,12 @@ class Store:
         return self._closed
 
     def flush(self) -> None:
-        """Wait until all that was begun has finished."""
+        """Wait until all tasks have finished."""
         while (ticket := self._tasks.oldest) is not None:
             ticket.wait()
 
     def close(self, *, failed: bool = False) -> None:
-        """Take leave (the run's end does): what was pushed arrives, nobody waits for this worker's clocks any more.
+        """Close the store, as the end of the run does: waits for pushes; others wait for this worker's clocks no more.
 
         Args:
             failed: without waiting for servers.
@@ -426,7 +426,7 @@ class Store:
 
     def _push_one(self, key: Any, value: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
         with self._lock:
-            kind = self._one(key)
+            kind = self._single_kind(key)
             if kind is None or value is None:
                 return None
             self._check(writes=True)
@@ -442,7 +442,7 @@ class Store:
 
     def _fetch_one(self, key: Any, callback: Callable[[Any], Any] | None) -> Ticket | None:
         with self._lock:
-            kind = self._one(key)
+            kind = self._single_kind(key)
             if kind is None or kind.reduction.beside == "index":
                 return None
             self._check()
@@ -456,17 +456,17 @@ class Store:
         if outs:
             self._send(outs)
         if self._mind.finished:
-            self._go_on()
+            self._finish_tickets()
 
-    def _one(self, key: Any) -> Kind | None:
-        if key == "":  # no name: the table of integer keys is called so
+    def _single_kind(self, key: Any) -> Kind | None:
+        if key == "":  # the empty name is that of the table of integer keys
             return None
         kind = self._mind.kinds.get(key if isinstance(key, str) else "")
         fit = kind is not None and kind.single and (isinstance(key, str) or LEAST <= key <= MOST)
         return kind if fit and self._tasks.delay is None else None
 
     def _open_ticket(self, verb: str, key: Any, callback: Callable[[Any], Any] | None) -> Ticket:
-        """Return the ticket of a task that begins at once."""
+        """Return the ticket of a task that starts at once."""
         self._numbers += 1
         ticket = Ticket(self._numbers, (verb, key), self._wait_ticket)
         if callback is not None:
@@ -477,7 +477,7 @@ class Store:
     # ---- inside: any keys -----------------------------------------------------------------------------------------
 
     def _push(
-        self, items: Sequence[tuple[Any, Any, Kind]], what: str, words: str, after: Sequence[Ticket],
+        self, items: Sequence[tuple[Any, Any, Kind]], what: str, text: str, after: Sequence[Ticket],
         callback: Callable[[Any], Any] | None,
     ) -> Ticket:  # fmt: skip
         parts: list[tuple[Kind, Route, Lanes]] = []
@@ -487,10 +487,10 @@ class Store:
             if route.inverse is not None:
                 _, lanes = merged(kind.reduction, [(route.unique[route.inverse], lanes)], fold=True)
             parts.append((kind, route, lanes))
-        ticket = self._ticket(words, callback)
+        ticket = self._ticket(text, callback)
         changes = self._mind.push(parts, ticket.number, what, self._at.place)
         self._tasks.add(ticket, after, lambda: self._send_changes(changes))
-        self._go_on()
+        self._finish_tickets()
         return ticket
 
     def _route(self, kind: Kind, key: Any) -> Route:
@@ -504,9 +504,9 @@ class Store:
         if value is None:
             raise UsageError(f"push {given.describe_key(key)} without a value", "give the key and its value")
         asked = given.checked_function(reduce, "reduce") if reduce is not None else None
-        kind = self._known(key)
+        kind = self._find_kind(key)
         if kind is None:
-            return self._settle(given.inferred_spec(key, value, asked or "sum"))
+            return self._make_kind(given.inferred_spec(key, value, asked or "sum"))
         if asked is not None and asked != kind.spec.reduce:
             raise UsageError(
                 f"reduce={asked!r} for {given.describe_key(key)}, which is joined by {kind.spec.reduce}",
@@ -515,7 +515,7 @@ class Store:
         return kind
 
     def _kind_for_pull(self, key: Any) -> Kind:
-        kind = self._known(key)
+        kind = self._find_kind(key)
         if kind is None:
             what = f"key {given.describe_key(key)}" if key != "" else "integer keys"
             raise UsageError(
@@ -523,8 +523,8 @@ class Store:
             )
         return kind
 
-    def _known(self, key: Any) -> Kind | None:
-        """Return what a key is, as this worker knows or servers say."""
+    def _find_kind(self, key: Any) -> Kind | None:
+        """Return the kind of a key, as this worker or the servers know it; None: it is unknown."""
         name = key if isinstance(key, str) else ""
         if name not in self._mind.kinds:
             ticket = self._own_ticket()
@@ -532,7 +532,7 @@ class Store:
             self._wait_internal(f"what {name!r} is", ticket)
         return self._mind.kinds.get(name)
 
-    def _settle(self, spec: TableSpec) -> Kind:
+    def _make_kind(self, spec: TableSpec) -> Kind:
         new = spec.name not in self._mind.kinds
         kind = self._mind.settle(spec)
         if new:
@@ -603,12 +603,12 @@ class Store:
         """Process a message of a server."""
         with self._lock:
             self._send(self._mind.received(server, message, payload))
-            self._go_on()
+            self._finish_tickets()
             self._waits.on_message(server, peer)
         self._call_back()
 
-    def _go_on(self) -> None:
-        """Finish tickets that are done and begin what waited for them; under the lock."""
+    def _finish_tickets(self) -> None:
+        """Finish tickets that are done and start the tasks that waited for them; under the lock."""
         self._tasks.run()
         mind = self._mind
         while mind.finished:
@@ -635,13 +635,13 @@ class Store:
             raise UsageError(f"worker/{self.rank} is not of the group of store {self.name!r}, and may only pull")
 
     def _call_back(self) -> None:
-        """Call what was asked to be called; the lock is free."""
+        """Call the callbacks of finished tickets, without the lock."""
         while self._callbacks:
             self._callbacks.pop(0)()
 
 
 def _row(kind: Kind, key: Any, value: Any) -> Lanes:
-    """Return what a push of one key contributes, in the script's own memory where it lies as it should."""
+    """Return the row of a push of one key; it shares the script's memory where its layout fits."""
     if (
         kind.joins_values
         and type(value) is torch.Tensor

@@ -1,8 +1,8 @@
-"""Tickets: what a store gives for work that goes on, and the order in which work may begin.
+"""Tickets of a store's asynchronous calls, and the order in which the calls start.
 
-Execute-after-finished (Li and others, OSDI 2014): a task begins when the tasks that it was given as `after` have
-finished, and, under a bounded delay of tau, when all tasks before t - tau have: tau 0 is sequential, None eventual. So
-at most tau + 1 tasks are under way. The delay may change at any time; it holds for what has not begun.
+Execute-after-finished (Li and others, OSDI 2014): a task starts when the tasks in its `after` have finished, and, under
+a bounded delay of tau, when all tasks before t - tau have: tau 0 is sequential, None eventual. So at most tau + 1 tasks
+are in flight. The delay may change at any time, and applies to tasks that have not started.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 
 class Ticket:
-    """One push, pull or call that goes on; made by a store.
+    """One push, pull or call in flight; made by a store.
 
-    What people get wrong: a callback runs on the thread that heard of the end. It may push and call; it must not wait.
+    A callback runs on the thread that received the last answer. It may push and call; it must not wait.
     """
 
     __slots__ = ("_callbacks", "_done", "_result", "_wait", "_what", "number")
@@ -29,7 +29,7 @@ class Ticket:
 
     @property
     def what(self) -> str:
-        """What is done, in words, for messages."""
+        """The task, for messages."""
         return self._what if isinstance(self._what, str) else f"{self._what[0]} {self._what[1]!r}"
 
     def __repr__(self) -> str:
@@ -41,19 +41,19 @@ class Ticket:
         return self._done
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until it has finished; returns what was pulled, None for a push or call.
+        """Wait until it has finished; return the pulled value, None for a push or call.
 
         Args:
             timeout: seconds; None: as long as servers answer.
 
         Raises:
-            TimedOut: `timeout` passed; names who is waited for.
+            TimedOut: `timeout` passed; names the servers that are waited for.
             PsctlError: as `Store.wait`.
         """
         return self._result if self._done else self._wait(self, timeout)
 
     def then(self, callback: Callable[[Any], Any]) -> Ticket:
-        """Have `callback` called with the result once it has finished; at once if it has. Returns the ticket."""
+        """Call `callback` with the result once the task has finished; at once if it has. Returns the ticket."""
         if self._done:
             callback(self._result)
         elif self._callbacks is None:
@@ -63,8 +63,11 @@ class Ticket:
         return self
 
     def finish(self, result: Any) -> list[Callable[[], Any]]:
-        """Note the end; return the callbacks, to be called by whoever holds no lock."""
-        self._result, self._done = result, True  # in this order: who finds it done takes the result, without a lock
+        """Set the result; return the callbacks, which the caller calls without a lock."""
+        self._result, self._done = (
+            result,
+            True,
+        )  # in this order: a thread that finds it done takes the result, without a lock
         if self._callbacks is None:
             return []
         found, self._callbacks = self._callbacks, None
@@ -72,12 +75,12 @@ class Ticket:
 
     @property
     def result(self) -> Any:
-        """What was pulled, once it has finished."""
+        """The pulled value, once the task has finished."""
         return self._result
 
 
 class Tasks:
-    """Tickets that have not finished, and those whose work has not begun."""
+    """The tasks of a store that have not finished, and the order in which they start."""
 
     def __init__(self) -> None:
         self.delay: int | None = None
@@ -85,46 +88,42 @@ class Tasks:
         self._open: dict[int, Ticket] = {}
         self._waiting: list[tuple[Ticket, Sequence[Ticket], Callable[[], None]]] = []
 
-    def add(self, ticket: Ticket, after: Sequence[Ticket], begin: Callable[[], None]) -> None:
-        """Take a task on; it begins in `run`."""
+    def add(self, ticket: Ticket, after: Sequence[Ticket], start: Callable[[], None]) -> None:
+        """Add a task; `run` starts it."""
         self.open(ticket)
-        self._waiting.append((ticket, after, begin))
+        self._waiting.append((ticket, after, start))
 
     def open(self, ticket: Ticket) -> None:
-        """Take a task on that has begun."""
+        """Add a task that has started."""
         self._open[ticket.number] = ticket
 
     def finished(self, number: int) -> Ticket | None:
-        """Take a ticket out that has finished."""
+        """Remove and return the ticket of a finished task."""
         return self._open.pop(number, None)
-
-    def get(self, number: int) -> Ticket | None:
-        """Return a ticket that has not finished."""
-        return self._open.get(number)
 
     @property
     def begun(self) -> bool:
-        """Has the work of all tickets begun?"""
+        """Have all tasks started?"""
         return not self._waiting
 
     @property
     def oldest(self) -> Ticket | None:
-        """The oldest that has not finished."""
+        """The oldest ticket that has not finished."""
         return next(iter(self._open.values()), None)
 
     def run(self) -> None:
-        """Begin whatever may begin now."""
-        moved = True
-        while moved and self._waiting:
-            moved = False
+        """Start all tasks that may start now."""
+        started = True
+        while started and self._waiting:
+            started = False
             for task in list(self._waiting):
-                ticket, after, begin = task
-                if task in self._waiting and all(each.done for each in after) and self._in_turn(ticket):
+                ticket, after, start = task
+                if task in self._waiting and all(each.done for each in after) and self._is_in_order(ticket):
                     self._waiting.remove(task)
-                    begin()
-                    moved = True
+                    start()
+                    started = True
 
-    def _in_turn(self, ticket: Ticket) -> bool:
+    def _is_in_order(self, ticket: Ticket) -> bool:
         oldest = self.oldest
         assert oldest is not None, "the ticket itself has not finished"
         return self.delay is None or oldest.number >= ticket.number - self.delay
