@@ -1,9 +1,8 @@
-"""A page for SVG: boxes, texts and lines in absolute places, and labels that are put only where there is room.
+"""An SVG page: boxes, texts and lines at absolute positions, and labels that are drawn only where there is space.
 
-Nothing foreign is trusted: every text is made one harmless line and escaped. How wide a text is, is estimated for a
-wide sans-serif font, for nobody knows the reader's; so what is said to fit does fit. Labels come last: each is put at
-the first of its places that touches no box, no line and no other label, else left out, for what it says stands in the
-element's title too.
+Every text is made one harmless line and escaped. Widths of text are estimated for a wide sans-serif font, because the
+reader's font is unknown. Labels are placed last: each at the first of its positions that touches no box, line or other
+label, else it is omitted; the element's title has the same text.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Label(msgspec.Struct, frozen=True):
 
 
 class Canvas:
-    """Elements in three layers: grounds, lines, and what stands on them."""
+    """Elements in three layers: surfaces, lines, and boxes with text."""
 
     def __init__(self) -> None:
         self._layers: tuple[list[str], list[str], list[str]] = ([], [], [])
@@ -57,20 +56,20 @@ class Canvas:
         self._labels: list[_Label] = []
 
     def ground(self, area: Area, fill: str, stroke: str, radius: float = 8) -> None:
-        """Put a surface that others stand on."""
+        """Draw a surface below other elements."""
         self._layers[0].append(_rect("ground", area, fill, stroke, radius, False))
-        for x, width in ((area.x, 2.0), (area.x + area.width, 2.0)):  # no label lies over its edge
-            self.keep(Area(x - 1, area.y, width, area.height))
+        for x, width in ((area.x, 2.0), (area.x + area.width, 2.0)):  # no label covers its edge
+            self.reserve(Area(x - 1, area.y, width, area.height))
 
     def box(self, area: Area, fill: str, lines: Sequence[tuple[str, float, bool]], *, dashed: bool, title: str) -> None:
-        """Put the box of a device.
+        """Draw the box of a device.
 
         Args:
-            area: its place; the lines must fit (`text_width`).
+            area: its position and size; the lines must fit (`text_width`).
             fill: its colour.
             lines: text, size, bold.
-            dashed: it is derived.
-            title: what a reader sees who points at it.
+            dashed: whether it is derived.
+            title: the text shown when the pointer is over it.
         """
         parts = [f'<g class="device"><title>{_escaped(title)}</title>', _rect("box", area, fill, "#475467", 5, dashed)]
         height = sum(size * LINE for _, size, _ in lines)
@@ -82,34 +81,34 @@ class Canvas:
         self._taken.append(area)
 
     def text(self, x: float, y: float, text: str, size: float, colour: str = INK, bold: bool = False) -> None:
-        """Put a text; `y` is its base line. Nothing else is put over it."""
+        """Draw a text with its base line at `y`; no label covers it."""
         self._layers[2].append(_text(x, y, text, size, colour, bold, "start"))
-        self.keep(text_area(x, y, text, size, bold))
+        self.reserve(text_area(x, y, text, size, bold))
 
     def badge(self, x: float, y: float, text: str, fill: str) -> None:
-        """Put a small round badge around a point."""
+        """Draw a small round badge around a point."""
         circle = f'<circle class="badge" cx="{_n(x)}" cy="{_n(y)}" r="7" fill="{fill}" stroke="#ffffff"/>'
         self._layers[2].append(circle + _text(x, y + 3.2, text, 9, "#ffffff", True, "middle"))
-        self.keep(Area(x - 7, y - 7, 14, 14))
+        self.reserve(Area(x - 7, y - 7, 14, 14))
 
-    def keep(self, area: Area) -> None:
-        """Let no label come here."""
+    def reserve(self, area: Area) -> None:
+        """Keep labels out of an area."""
         self._taken.append(area)
 
     def line(
         self, points: Sequence[Point], width: float, colour: str, *, dashed: bool = False, title: str = ""
     ) -> None:
-        """Put a line through points, its corners square."""
+        """Draw a line through points."""
         path = "M" + " L".join(f"{_n(x)} {_n(y)}" for x, y in points)
         self._path(path, width, colour, dashed, title)
         for (ax, ay), (bx, by) in itertools.pairwise(points):
             half = width / 2 + 1
-            self.keep(Area(min(ax, bx) - half, min(ay, by) - half, abs(bx - ax) + 2 * half, abs(by - ay) + 2 * half))
+            self.reserve(Area(min(ax, bx) - half, min(ay, by) - half, abs(bx - ax) + 2 * half, abs(by - ay) + 2 * half))
 
     def arc(
         self, a: Point, b: Point, depth: float, width: float, colour: str, *, dashed: bool = False, title: str = ""
     ) -> Point:
-        """Put an arc below two points (above them with a depth below 0) and return its middle."""
+        """Draw an arc below two points (above them with a negative depth) and return its middle."""
         reach = depth * 4 / 3
         c, d = (a[0], a[1] + reach), (b[0], b[1] + reach)
         path = f"M{_n(a[0])} {_n(a[1])} C{_n(c[0])} {_n(c[1])} {_n(d[0])} {_n(d[1])} {_n(b[0])} {_n(b[1])}"
@@ -117,21 +116,21 @@ class Canvas:
         steps = max(8, int(abs(b[0] - a[0]) / 6))
         for i in range(steps + 1):
             x, y = _bezier(a, c, d, b, i / steps)
-            self.keep(Area(x - width / 2 - 2, y - width / 2 - 2, width + 4, width + 4))
+            self.reserve(Area(x - width / 2 - 2, y - width / 2 - 2, width + 4, width + 4))
         return _bezier(a, c, d, b, 0.5)
 
     def label(self, text: str, places: Iterable[Point], size: float = 9, colour: str = FAINT) -> None:
-        """Want a label at the first of these places (left end of its base line) where there is room."""
+        """Add a label, drawn at the first of these positions (left end of its base line) where there is space."""
         if text:
             self._labels.append(_Label(text, tuple(places), size, colour))
 
     def _path(self, path: str, width: float, colour: str, dashed: bool, title: str) -> None:
         dash = ' stroke-dasharray="5 3"' if dashed else ""
         style = f'fill="none" stroke="{colour}" stroke-width="{_n(width)}" stroke-linejoin="round"{dash}'
-        told = f"<title>{_escaped(title)}</title>" if title else ""
-        self._layers[1].append(f'<path class="link" d="{path}" {style}>{told}</path>')
+        title_tag = f"<title>{_escaped(title)}</title>" if title else ""
+        self._layers[1].append(f'<path class="link" d="{path}" {style}>{title_tag}</path>')
 
-    def _settle(self) -> None:
+    def _draw_labels(self) -> None:
         for label in self._labels:
             for x, y in label.places:
                 area = text_area(x, y, label.text, label.size, False)
@@ -143,7 +142,7 @@ class Canvas:
 
     def svg(self, width: float, height: float, title: str) -> str:
         """Return the page as an SVG document of this size in pixels."""
-        self._settle()
+        self._draw_labels()
         size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
         head = (
             f'<?xml version="1.0" encoding="UTF-8"?>\n<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
@@ -154,17 +153,17 @@ class Canvas:
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return how wide a text is at most, in pixels."""
-    return sum(map(_character, one_line(text))) * size * (1.09 if bold else 1.0)
+    """Return an upper bound of the width of a text, in pixels."""
+    return sum(map(_character_width, one_line(text))) * size * (1.09 if bold else 1.0)
 
 
 def text_area(x: float, y: float, text: str, size: float, bold: bool) -> Area:
-    """Return what a text covers whose base line begins at a point."""
+    """Return the area of a text whose base line begins at a point."""
     return Area(x, y - size * 0.8, text_width(text, size, bold), size * 1.05)
 
 
-def folded(text: str, width: float, size: float, bold: bool = False) -> list[str]:
-    """Split a text into lines that are no wider than this; a word that is wider is cut into parts, nothing is lost."""
+def fold_text(text: str, width: float, size: float, bold: bool = False) -> list[str]:
+    """Split a text into lines no wider than `width`; a wider word is split too, nothing is lost."""
     lines = [""]
     for word in one_line(text).split(" "):
         longer = f"{lines[-1]} {word}".lstrip()
@@ -180,7 +179,7 @@ def folded(text: str, width: float, size: float, bold: bool = False) -> list[str
     return lines
 
 
-def _character(character: str) -> float:
+def _character_width(character: str) -> float:
     if character in "iIjlt.,:;'|!()[]{} /-f\"`":
         return 0.39
     if character in "mwMW@%→▲…&":
@@ -213,7 +212,7 @@ def _text(x: float, y: float, text: str, size: float, colour: str, bold: bool, a
 
 
 def _escaped(text: str) -> str:
-    """Return any text fit for XML, which has no place for some characters even when they are escaped."""
+    """Return a text escaped for XML, without the characters that XML forbids even when escaped."""
     return escape("".join(c for c in one_line(text) if c.isprintable() and ord(c) not in (0xFFFE, 0xFFFF)))
 
 

@@ -1,8 +1,8 @@
-"""Consoles for stdout and stderr: colours and boxes for people at a terminal, plain lines for everything else.
+"""Consoles for stdout and stderr: colours and tables at a terminal, plain lines elsewhere.
 
-A console that is no terminal cuts and wraps nothing, for its lines go to files, grep and other programs. Markup and
-emoji codes are off everywhere: `[rank0]` in a user's log stays `[rank0]`. What decides about colour: --no-color,
-NO_COLOR, PSCTL_NO_COLOR and TERM=dumb; FORCE_COLOR and CI variables do not turn colour on in a pipe.
+A console that is no terminal truncates and wraps nothing, because files, grep and other programs read it. Markup and
+emoji codes are off: `[rank0]` in a user's log stays `[rank0]`. --no-color, NO_COLOR, PSCTL_NO_COLOR and TERM=dumb turn
+colour off; FORCE_COLOR and CI variables do not turn it on in a pipe.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def make_console(stream: IO[str], *, no_color: bool = False, environment: Mappin
     """Return the console of a stream.
 
     Args:
-        stream: sys.stdout or sys.stderr. What its encoding cannot show becomes `?`.
+        stream: sys.stdout or sys.stderr. Characters that its encoding does not have become `?`.
         no_color: --no-color was given.
-        environment: for tests; else the process's.
+        environment: in place of the process's, for tests.
     """
     found = os.environ if environment is None else environment
     dumb = found.get("TERM", "").lower() in ("dumb", "unknown")
@@ -46,7 +46,7 @@ def make_console(stream: IO[str], *, no_color: bool = False, environment: Mappin
 
 
 def say(console: Console, *lines: str | Text, style: str = "") -> None:
-    """Print lines, none of them cut or wrapped by us; to a pipe they go as they are, tabs and all."""
+    """Print lines without truncating or wrapping them; a pipe gets them unchanged, with tabs."""
     for line in lines:
         text = Text(line, style=style) if isinstance(line, str) else line
         if console.is_terminal:
@@ -57,7 +57,7 @@ def say(console: Console, *lines: str | Text, style: str = "") -> None:
 
 
 class Glyphs:
-    """The signs for what a console's encoding can show."""
+    """The characters that a console's encoding can show."""
 
     def __init__(self, console: Console) -> None:
         fancy = console.encoding.lower().startswith("utf")
@@ -82,7 +82,7 @@ def state_text(state: str) -> Text:
 
 
 def rank_lines(rank: str, host: str, text: str, glyphs: Glyphs) -> list[Text]:
-    """Return what a process printed, made harmless, each line behind who and where: `worker/3 node-b │ text`."""
+    """Return the output of a process, made harmless, each line after its rank and host: `worker/3 node-b │ text`."""
     rank = one_line(rank)
     style = ROLE_STYLES.get(rank.partition("/")[0], "")
     prefix = f"{rank} {host} {glyphs.bar}" if host else f"{rank} {glyphs.bar}"

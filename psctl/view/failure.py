@@ -1,4 +1,4 @@
-"""How a job ended, for people: the one box of a failed job, the few lines of a done or stopped one; and any error."""
+"""The end of a job for people: the box of a failed job, the lines of a done or stopped one; and any error."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from psctl.coordinator.state.stalls import OTHER_THREAD
 from psctl.job.events import CheckpointWritten, Finished, Log
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, say
-from psctl.view.folding import spans
+from psctl.view.rank_rows import rank_ranges
 from psctl.view.text import number, one_line, sanitize
 
 OTHERS = 4
-"""Reasons of further failed ranks that the box shows at most; -o json has all."""
+"""Most reasons of further failed ranks in the box; -o json has all."""
 
 TAIL = 12
-"""Lines of a process's standard error that the box shows at most."""
+"""Most lines of a process's standard error in the box."""
 
 
-class Uncounted(NamedTuple):
-    """Stands for the steps of a job whose script never called `prepare`, so that nobody counted them.
+class UncountedSteps(NamedTuple):
+    """Describes a job whose script never called `prepare`, so that its steps were not counted.
 
-    `printed` is the last line that it printed, if any.
+    `printed` is the last line of its output, if any.
     """
 
     printed: Log | None = None
@@ -42,9 +42,9 @@ def draw_end(
     finished: Finished,
     checkpoint: CheckpointWritten | None = None,
     logs: str = "",
-    uncounted: Uncounted | None = None,
+    uncounted: UncountedSteps | None = None,
 ) -> None:
-    """Say how a job ended; the most important line comes last.
+    """Print how a job ended; the most important line is the last.
 
     Args:
         console: of stderr.
@@ -65,7 +65,7 @@ def _calm_end(
     finished: Finished,
     checkpoint: CheckpointWritten | None,
     logs: str,
-    uncounted: Uncounted | None,
+    uncounted: UncountedSteps | None,
 ) -> Iterator[Text]:
     glyphs = Glyphs(console)
     done = finished.status == "done"
@@ -106,7 +106,7 @@ def _draw_failure(
 
 
 def _hanging(line: Text) -> Padding:
-    """Return a line whose wrapped rest stays below its first word."""
+    """Return a line whose continuation is indented like its start."""
     count = len(line.plain) - len(line.plain.lstrip(" "))
     rest = line[count:] if count else line
     rest.overflow = "fold"
@@ -116,13 +116,13 @@ def _hanging(line: Text) -> Padding:
 def failure_lines(
     glyphs: Glyphs, job: str, finished: Finished, checkpoint: CheckpointWritten | None, logs: str
 ) -> Iterator[Text]:
-    """Yield the lines of the box: who failed where and why, what ended with it, what was saved, what to do next."""
+    """Yield the lines of the box: the failed rank, its error, the ranks stopped with it, the checkpoint, what to do."""
     failure = finished.failure or {}
     step = int(failure.get("step") or finished.steps or 0)
     where = f" at step {step:,}" if step else ""
     after = f" after {format_seconds(finished.seconds)}" if finished.seconds else ""
-    yield Text.assemble((f"{glyphs.failed} {job} failed{where}{after}", "bold red"), who(failure))
-    yield Text(f"  {one_line(str(failure.get('exception') or 'no reason is known'))}", style="bold")
+    yield Text.assemble((f"{glyphs.failed} {job} failed{where}{after}", "bold red"), failed_rank_text(failure))
+    yield Text(f"  {one_line(failure.get('exception') or 'no reason is known')}", style="bold")
     frames = _texts(failure.get("frames"))
     for frame in frames:
         yield Text(f"    {one_line(frame)}")
@@ -132,49 +132,49 @@ def failure_lines(
             yield Text.assemble(f"    {glyphs.bar} ", (line.rstrip(), "dim"))
     yield from (_field(rank, f"is at {line}") for rank, line in _elsewhere(failure))
     if failure.get("hint"):
-        yield _field("what to do", one_line(str(failure["hint"])))
+        yield _field("what to do", one_line(failure["hint"]))
     yield from (_field("failed too", line) for line in _others(failure))
     stopped = _texts(failure.get("stopped"))
     if stopped:
-        yield _field("stopped with it", spans([one_line(name) for name in stopped]))
+        yield _field("stopped with it", rank_ranges([one_line(name) for name in stopped]))
     saved = failure.get("checkpoint") or (f"{job}@{checkpoint.step}" if checkpoint else None)
-    yield _field("last checkpoint", f"{one_line(str(saved))} (verified)" if saved else "none was written")
+    yield _field("last checkpoint", f"{one_line(saved)} (verified)" if saved else "none was written")
     if logs:
         yield _field("log files", logs)
-    yield _field("log", one_line(str(failure.get("log") or f"psctl logs {job}")))
+    yield _field("log", one_line(failure.get("log") or f"psctl logs {job}"))
     resume = failure.get("resume") or (f"psctl checkpoint restore {saved}" if saved else None)
     if resume:
-        yield _field("resume", one_line(str(resume)))
+        yield _field("resume", one_line(resume))
 
 
 def _elsewhere(failure: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return where the main threads of other ranks stood, for a job that stood still."""
+    """Return the positions of other ranks' main threads, for a stalled job."""
     mine = f"{failure.get('role')}/{failure.get('rank')}"
     found = []
     for rank, frames in (failure.get("stacks") or {}).items():
         main = [line for line in _texts(frames) if not line.startswith(OTHER_THREAD)]
         if rank != mine and main:
-            found.append((one_line(str(rank)), one_line(main[-1])))
+            found.append((one_line(rank), one_line(main[-1])))
     return found[:OTHERS]
 
 
 def _others(failure: Mapping[str, Any]) -> list[str]:
-    """Return a line for each reason for which further ranks failed by themselves."""
+    """Return a line for each reason for which further ranks failed."""
     by_reason: dict[str, list[str]] = {}
     for other in failure.get("failed") or []:
-        by_reason.setdefault(one_line(str(other["exception"])), []).append(one_line(str(other["rank"])))
-    lines = [f"{spans(ranks)}: {reason}" for reason, ranks in by_reason.items()]
+        by_reason.setdefault(one_line(other["exception"]), []).append(one_line(other["rank"]))
+    lines = [f"{rank_ranges(ranks)}: {reason}" for reason, ranks in by_reason.items()]
     more = len(lines) - OTHERS
     return lines if more <= 0 else [*lines[:OTHERS], f"... and {more} more"]
 
 
-def who(failure: Mapping[str, Any]) -> str:
-    """Return ": worker/3 on node-b exited with 1", or "" when nobody is known."""
+def failed_rank_text(failure: Mapping[str, Any]) -> str:
+    """Return ": worker/3 on node-b exited with 1", or "" when the rank is unknown."""
     if not failure.get("role"):
         return ""
-    text = f": {one_line(str(failure['role']))}/{failure.get('rank', 0)}"
+    text = f": {one_line(failure['role'])}/{failure.get('rank', 0)}"
     if failure.get("host"):
-        text += f" on {one_line(str(failure['host']))}"
+        text += f" on {one_line(failure['host'])}"
     status = failure.get("status")
     if isinstance(status, int) and status < 0:
         return f"{text} was ended by {signal_name(-status)}"
@@ -193,7 +193,7 @@ def _texts(value: object) -> list[str]:
 
 
 def draw_error(console: Console, error: errors.PsctlError) -> None:
-    """Say what went wrong in one line, and in a second one what to do; so too for each further error found with it."""
+    """Print an error: one line with the problem, one with what to do; then further errors that were found with it."""
     where = one_line(error.where)
     message = one_line(error.message)
     known = f"{where}: " if where and where not in message else ""

@@ -1,8 +1,8 @@
-"""`topo -o svg`: a picture that one can put in a report. Pure: document in, text out; no library, no font, no script.
+"""`topo -o svg`: a picture for reports. Pure: document in, text out; no library, font or script.
 
-On top what lies between the hosts, below it a panel for each host, below these the suggestion with its rings in their
-colours and shares, and what thickness and colours mean. Thickness is bandwidth on a logarithmic scale from the slowest
-to the fastest link of the picture, one scale inside hosts and one between them.
+On top the network between hosts, below it a panel for each host, then the suggestion with its rings and shares, and a
+legend. Thickness is bandwidth on a logarithmic scale from the slowest to the fastest link of the picture, one scale
+inside hosts and one between them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psctl.view import labels
-from psctl.view.canvas import FAINT, INK, Canvas, folded, text_width
-from psctl.view.inside import CLOSED, OPEN, is_edge, place, rings_of, steps
-from psctl.view.paint import RINGS, Pens, colour_of, widths_of
-from psctl.view.svg_host import Panel
-from psctl.view.svg_net import LANE, Network
-from psctl.view.svg_tree import LINE_HEIGHT
+from psctl.view.canvas import FAINT, INK, Canvas, fold_text, text_width
+from psctl.view.device_tree import CLOSED, OPEN, is_edge, locate_member, ring_steps, rings_of
+from psctl.view.drawing_styles import LineWidths, line_widths, link_colour, ring_colour
+from psctl.view.svg_host import HostPanel
+from psctl.view.svg_layout import LINE_HEIGHT
+from psctl.view.svg_network import LANE, NetworkDrawing
 from psctl.view.text import one_line
 
 Document = Mapping[str, Any]
@@ -24,23 +24,23 @@ Document = Mapping[str, Any]
 MARGIN, GAP = 20.0, 18.0
 
 SHAPE = 1.5
-"""Width over height that a picture of many hosts comes near to."""
+"""Width over height that the layout of many hosts aims at."""
 
 
 def svg(document: Document) -> str:
     """Return the picture of a topology document as the text of an SVG file."""
-    pens = widths_of(document)
+    pens = line_widths(document)
     hosts = {str(host["name"]): host for host in document.get("hosts") or []}
-    network = Network(document, pens)
+    network = NetworkDrawing(document, pens)
     rings = _rings(document.get("strategy"), hosts)
-    panels = {name: Panel(host, pens, rings.get(name, []), network.words(name)) for name, host in hosts.items()}
+    panels = {name: HostPanel(host, pens, rings.get(name, []), network.words(name)) for name, host in hosts.items()}
     grid = _grid(list(panels), panels, network)
     canvas = Canvas()
     width, bottom = _draw_hosts(canvas, grid, panels, network)
     width = max(width, 520.0)
     bottom = _draw_strategy(canvas, document.get("strategy"), width, bottom + GAP)
     bottom = _draw_legend(canvas, document, pens, width, bottom + 4)
-    title = f"Topology of {', '.join(map(labels.named, hosts)) or 'nothing'}"
+    title = f"Topology of {', '.join(map(one_line, hosts)) or 'nothing'}"
     return canvas.svg(width, bottom + MARGIN, title)
 
 
@@ -48,17 +48,17 @@ def _rings(strategy: Document | None, hosts: Mapping[str, Document]) -> dict[str
     """Return, for each host, the steps of rings between two of its devices."""
     found: dict[str, list[tuple[int, str, str]]] = {}
     for index, (group, _) in enumerate(rings_of(strategy)):
-        for a, b in steps(strategy, group):
-            one, other = place(hosts, a), place(hosts, b)
+        for a, b in ring_steps(strategy, group):
+            one, other = locate_member(hosts, a), locate_member(hosts, b)
             if one and other and one[0] == other[0]:
                 found.setdefault(one[0], []).append((index, one[1], other[1]))
     return found
 
 
-def _grid(names: Sequence[str], panels: Mapping[str, Panel], network: Network) -> list[list[str]]:
-    """Return the names in columns, filled one after another, so many that the picture comes near to its shape.
+def _grid(names: Sequence[str], panels: Mapping[str, HostPanel], network: NetworkDrawing) -> list[list[str]]:
+    """Return the hosts in columns, as many as bring the picture nearest to SHAPE.
 
-    Hosts of one switch stand next to each other.
+    Hosts of one switch are adjacent.
     """
     names = sorted(names, key=network.rank)
     best: tuple[float, list[list[str]]] = (float("inf"), [])
@@ -73,35 +73,37 @@ def _grid(names: Sequence[str], panels: Mapping[str, Panel], network: Network) -
     return best[1]
 
 
-def _gutter(column: Sequence[str], network: Network) -> float:
+def _gutter(column: Sequence[str], network: NetworkDrawing) -> float:
     lanes = sum(len(network.lanes(name)) for name in column)
     return GAP + LANE * lanes
 
 
 def _draw_hosts(
-    canvas: Canvas, columns: Sequence[Sequence[str]], panels: Mapping[str, Panel], network: Network
+    canvas: Canvas, columns: Sequence[Sequence[str]], panels: Mapping[str, HostPanel], network: NetworkDrawing
 ) -> tuple[float, float]:
-    """Draw the panels and what lies between them; return where they end to the right and below."""
+    """Draw the panels and the network; return their right and lower edges."""
     lanes = _lanes(columns, panels, network)
     network.arrange(MARGIN, lanes)
     tops, y = [], MARGIN + network.height
     for row in range(max(map(len, columns), default=0)):
         tops.append(y)
         y += max(panels[column[row]].height for column in columns if row < len(column)) + GAP
-    doors: dict[str, list[tuple[float, float]]] = {}
+    ports: dict[str, list[tuple[float, float]]] = {}
     x = MARGIN - GAP
     for column in columns:
         x += _gutter(column, network)
         for name, top in zip(column, tops, strict=False):
             panels[name].draw(canvas, x, top)
-            doors[name] = [(x, top + 22 + 10 * number) for number in range(len(lanes[name]))]
+            ports[name] = [(x, top + 22 + 10 * number) for number in range(len(lanes[name]))]
         x += max(panels[name].width for name in column)
-    network.draw(canvas, MARGIN, doors)
+    network.draw(canvas, MARGIN, ports)
     return max(x, network.right) + MARGIN, y - GAP
 
 
-def _lanes(columns: Sequence[Sequence[str]], panels: Mapping[str, Panel], network: Network) -> dict[str, list[float]]:
-    """Return where the lanes of each host run: left of its column, those of deeper hosts further out."""
+def _lanes(
+    columns: Sequence[Sequence[str]], panels: Mapping[str, HostPanel], network: NetworkDrawing
+) -> dict[str, list[float]]:
+    """Return the x of each host's lanes: left of its column, those of lower hosts further left."""
     lanes: dict[str, list[float]] = {}
     x = MARGIN - GAP
     for column in columns:
@@ -115,43 +117,43 @@ def _lanes(columns: Sequence[Sequence[str]], panels: Mapping[str, Panel], networ
 
 
 def _draw_strategy(canvas: Canvas, strategy: Document | None, width: float, y: float) -> float:
-    """Draw the suggestion: its name, its reason, each ring in its colour with its share."""
+    """Draw the suggestion: name, reason, and each ring in its colour with its share; return the lower edge."""
     if not strategy:
         return y
-    name, room = one_line(str(strategy["name"])), width - 2 * MARGIN
+    name, room = one_line(strategy["name"]), width - 2 * MARGIN
     y += 14
     canvas.text(MARGIN, y, f"Suggested: {name}", 14, INK, True)
-    for line in folded(str(strategy.get("reason") or ""), room, 11):
+    for line in fold_text(str(strategy.get("reason") or ""), room, 11):
         y += 11 * LINE_HEIGHT + 2
         canvas.text(MARGIN, y, line, 11, FAINT)
     for index, (group, share) in enumerate(rings_of(strategy)):
-        colour = RINGS[index % len(RINGS)] if name in CLOSED | OPEN else FAINT
-        members = [labels.named(member) for member in group]
+        colour = ring_colour(index) if name in CLOSED | OPEN else FAINT
+        members = [one_line(member) for member in group]
         if name in CLOSED and len(members) > 2:
             members.append(members[0])
-        words = " → ".join(members) if name in CLOSED | OPEN else labels.ranges(members)
+        words = " → ".join(members) if name in CLOSED | OPEN else labels.id_ranges(members)
         part = f"{share:.0%}" if share is not None else ""
         y += 11 * LINE_HEIGHT + 5
         canvas.line([(MARGIN, y - 4), (MARGIN + 26, y - 4)], 4, colour)
         canvas.text(MARGIN + 34, y, part, 11, colour, True)
-        for number, line in enumerate(folded(words, room - 80, 11)):
+        for number, line in enumerate(fold_text(words, room - 80, 11)):
             y += 11 * LINE_HEIGHT if number else 0
             canvas.text(MARGIN + 76, y, line, 11, INK)
     return y + 8
 
 
-def _draw_legend(canvas: Canvas, document: Document, pens: Pens, width: float, y: float) -> float:
-    """Say what lines mean: one sample for each sort of cable and rate that occurs, and what is dashed."""
+def _draw_legend(canvas: Canvas, document: Document, pens: LineWidths, width: float, y: float) -> float:
+    """Draw a sample of each family and rate of link, and of derived ones; return the lower edge."""
     samples: dict[str, tuple[float, str, bool]] = {}
     for host in document.get("hosts") or []:
         for link in filter(is_edge, host.get("links") or []):
-            samples.setdefault(labels.cable(link), (pens.inside(link), colour_of(link), False))
+            samples.setdefault(labels.link_text(link), (pens.inside(link), link_colour(link), False))
     for link in document.get("between") or []:
         kind = {"type": "Ethernet", **link}
-        samples.setdefault(labels.cable(kind), (pens.between(kind), colour_of(kind), False))
-    things = [t for host in document.get("hosts") or [] for key in ("devices", "links") for t in host.get(key) or []]
-    if any(thing.get("derived") for thing in things):
-        samples["derived: nothing lists it, it follows from what was said"] = (2.0, FAINT, True)
+        samples.setdefault(labels.link_text(kind), (pens.between(kind), link_colour(kind), False))
+    entries = [t for host in document.get("hosts") or [] for key in ("devices", "links") for t in host.get(key) or []]
+    if any(thing.get("derived") for thing in entries):
+        samples["derived: not listed by any tool, inferred from the rest"] = (2.0, FAINT, True)
     if not samples:
         return y
     y, x = y + 14, MARGIN

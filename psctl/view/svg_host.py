@@ -1,8 +1,8 @@
-"""One host as a panel of a picture: processors on top, switches below, GPUs and NICs in one row, their cables beneath.
+"""One host as a panel of an SVG: processors on top, switches below, GPUs and NICs in one row, direct links below it.
 
-Each part of the tree takes the width of what hangs below it, so parts never overlap. NICs of one switch stand in
-stacks, for some machines have more of them than of GPUs. Direct cables are arcs below the row; a switch of cables
-(NVSwitch) is a bar below it. Rings lie over the arcs that they use; steps that go through a switch are dashed arcs.
+Each part of the tree has the width of its children, so parts never overlap. NICs of one switch are drawn in stacks,
+because some machines have more NICs than GPUs. Direct links are arcs below the row; an NVSwitch is a bar below it.
+Rings are drawn over the arcs that they use; their steps through a switch are dashed arcs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psctl.view import labels
-from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, folded, text_width
-from psctl.view.inside import INNER, Inside, inside
-from psctl.view.paint import KINDS, RINGS, Pens, colour_of
-from psctl.view.svg_tree import (
+from psctl.view.canvas import FAINT, INK, Area, Canvas, Point, fold_text, text_width
+from psctl.view.device_tree import INNER, DeviceTree, device_tree
+from psctl.view.drawing_styles import DEVICE_COLOURS, LineWidths, link_colour, ring_colour
+from psctl.view.svg_layout import (
     DROP,
     GAP,
     LEVEL,
@@ -22,15 +22,16 @@ from psctl.view.svg_tree import (
     PAD,
     SPINE,
     STACK,
-    Node,
-    Words,
-    heights,
-    marked,
-    measure,
-    node_of,
+    BoxContents,
+    BoxNode,
+    collect_heights,
+    finding_number,
+    make_node,
     row_height,
-    settle,
+    set_positions,
+    set_spans,
 )
+from psctl.view.text import one_line
 
 Document = Mapping[str, Any]
 Pair = tuple[str, str]
@@ -38,68 +39,68 @@ Pair = tuple[str, str]
 WARN = "#b54708"
 
 
-class Panel:
-    """The layout of a host; `width` and `height` are known before anything is drawn.
+class HostPanel:
+    """The layout of a host; `width` and `height` are known before drawing.
 
     Args:
         host: an entry of `topo -o json`'s hosts.
-        pens: the widths of lines in this picture.
+        pens: line widths of this picture.
         rings: (ring, from, to) for each step of a ring between two devices of this host.
-        uplinks: a line of words for each cable that leaves the host.
+        uplinks: a line of text for each link that leaves the host.
     """
 
     def __init__(
-        self, host: Document, pens: Pens, rings: Sequence[tuple[int, str, str]], uplinks: Sequence[str]
+        self, host: Document, pens: LineWidths, rings: Sequence[tuple[int, str, str]], uplinks: Sequence[str]
     ) -> None:
         self.host, self.pens, self.rings = host, pens, list(rings)
-        self.inside: Inside = inside(host)
+        self.inside: DeviceTree = device_tree(host)
         self.findings = labels.findings(host)
         self.roots = self._place()
         self.nodes = {str(node.branch.device["id"]): node for root in self.roots for node in root.all()}
         inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
-        self.width = max(300.0, inner + 2 * PAD, text_width(labels.named(host["name"]), 14, True) + 70)
+        self.width = max(300.0, inner + 2 * PAD, text_width(one_line(host["name"]), 14, True) + 70)
         self.head = self._head(uplinks)
         self.top = PAD + 20 + sum(size * LINE_HEIGHT for _, size, _ in self.head) + 18
         self.below = self._levels()
         self.height = self.below + self._under() + self._notes_height() + PAD
 
-    # ---- what is known before drawing ----------------------------------------------------------------------------
+    # ---- layout -------------------------------------------------------------------------------------------------
 
     def _head(self, uplinks: Sequence[str]) -> list[tuple[str, float, str]]:
         room = self.width - 2 * PAD
-        words = "" if self.host.get("error") else " · ".join([*labels.head(self.host), *self._alike()])
-        lines = [(part, 11.0, FAINT) for part in folded(words, room, 11)] if words else []
+        words = "" if self.host.get("error") else " · ".join([*labels.host_summary(self.host), *self._alike()])
+        lines = [(part, 11.0, FAINT) for part in fold_text(words, room, 11)] if words else []
         return lines + [
-            (part, 10.0, colour_of({"type": "Ethernet"})) for up in uplinks for part in folded(up, room, 10)
+            (part, 10.0, link_colour({"type": "Ethernet"})) for up in uplinks for part in fold_text(up, room, 10)
         ]
 
     def _alike(self) -> list[str]:
-        """Return what all processors are, said once in the head."""
+        """Return the name of the processors for the head, if all have the same."""
         names = {str(d.get("name") or "") for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
-        return [labels.named(names.pop())] if len(names) == 1 and "" not in names else []
+        return [one_line(names.pop())] if len(names) == 1 and "" not in names else []
 
-    def _place(self) -> list[Node]:
+    def _place(self) -> list[BoxNode]:
         devices = self.host.get("devices") or []
         same = {kind for kind in ("cpu", "gpu") if len({d.get("name") for d in devices if d["kind"] == kind}) < 2}
-        words = Words(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings, self.host)
+        words = BoxContents(same, sum(device["kind"] == "nic" for device in devices) <= STACK, self.findings, self.host)
         cpus = sum(root.device["kind"] == "cpu" for root in self.inside.roots)
-        joined = any(labels.kind_of(link) == "SMP" for link in self.inside.cables)
+        joined = any(labels.link_family(link) == "SMP" for link in self.inside.cables)
         self.apart = 78.0 if cpus == 2 and joined else 18.0
-        nodes = [node_of(root, words) for root in self.inside.roots]
-        for kind in ("gpu", "nic"):  # boxes of one kind are equally wide
+        nodes = [make_node(root, words) for root in self.inside.roots]
+        for kind in ("gpu", "nic"):  # boxes of one kind have one width
             boxes = [node for root in nodes for node in root.all() if node.branch.device["kind"] == kind]
             widest = max((node.width for node in boxes), default=0.0)
             for node in boxes:
                 node.width = widest
         for node in nodes:
-            measure(node)
+            set_spans(node)
         return nodes
 
     def _levels(self) -> float:
-        """Set all places; return where the row of leaves ends."""
+        """Set all positions; return the bottom of the row of leaves."""
         found: dict[int, float] = {}
         for root in self.roots:
-            heights(root, 0, found)
+            collect_heights(root, 0, found)
         up = self._over()
         tops, y = {}, self.top + up
         for level in sorted(found):
@@ -112,14 +113,14 @@ class Panel:
         inner = sum(root.span for root in self.roots) + self.apart * max(0, len(self.roots) - 1)
         x = (self.width - inner) / 2
         for root in self.roots:
-            settle(root, x, 0, tops, bottom)
+            set_positions(root, x, 0, tops, bottom)
             x += root.span + self.apart
         return bottom + (8 if self.roots else 0)
 
     def _over(self) -> float:
-        """Return the room above the processors for what joins more than two of them."""
+        """Return the height above the processors for links between more than two of them."""
         smp = self._smp()
-        return 0.0 if len(smp) < 2 else 38.0 if len(labels.joined(smp, [])[0][1]) == 1 else 70.0
+        return 0.0 if len(smp) < 2 else 38.0 if len(labels.cable_lines(smp, [])[0][1]) == 1 else 70.0
 
     def _smp(self) -> list[Document]:
         cpus = {str(d["id"]) for d in self.host.get("devices") or [] if d["kind"] == "cpu"}
@@ -131,12 +132,12 @@ class Panel:
         return [x for x in self.inside.cables if id(x) not in smp and not {str(x["a"]), str(x["b"])} & hubs]
 
     def _arcs(self) -> float:
-        """Return the room for arcs below the row."""
+        """Return the height of the arcs below the row."""
         pairs = [(str(link["a"]), str(link["b"])) for link in self._direct()] + [(a, b) for _, a, b in self._loose()]
         return max((_depth(self.nodes[a], self.nodes[b]) for a, b in pairs), default=0.0)
 
     def _loose(self) -> list[tuple[int, str, str]]:
-        """Return the steps of rings that no direct cable carries."""
+        """Return the steps of rings that use no direct link."""
         own = {frozenset((str(link["a"]), str(link["b"]))) for link in self._direct()}
         return [step for step in self.rings if frozenset(step[1:]) not in own and {step[1], step[2]} <= set(self.nodes)]
 
@@ -147,7 +148,7 @@ class Panel:
     def _notes(self) -> list[tuple[int, list[str]]]:
         room = self.width - 2 * PAD - 20
         return [
-            (number, folded(what + (f" → {cure}" if cure else ""), room, 10))
+            (number, fold_text(what + (f" → {cure}" if cure else ""), room, 10))
             for number, (what, cure) in enumerate(self.findings, 1)
         ]
 
@@ -163,7 +164,7 @@ class Panel:
             node.x += x
             node.y += y
         base = y + PAD + 14
-        canvas.text(x + PAD, base, labels.named(self.host["name"]), 14, INK, True)
+        canvas.text(x + PAD, base, one_line(self.host["name"]), 14, INK, True)
         if self.findings:
             canvas.badge(x + self.width - PAD - 7, base - 5, str(len(self.findings)), WARN)
         for text, size, colour in self.head:
@@ -176,7 +177,7 @@ class Panel:
         self._draw_hubs(canvas, y)
         self._draw_notes(canvas, x, y)
 
-    def _draw_root(self, canvas: Canvas, root: Node) -> None:
+    def _draw_root(self, canvas: Canvas, root: BoxNode) -> None:
         if root.branch.device["kind"] == "cpu" and len(root.all()) > 1:
             bottom = max(node.y + node.height for node in root.all())
             canvas.ground(Area(root.x - GAP, root.y - 8, root.span, bottom - root.y + 16), "#f9fafb", "#d0d5dd")
@@ -188,16 +189,20 @@ class Panel:
             for stack in node.stacks:
                 self._draw_stack(canvas, node, stack, bus)
 
-    def _draw_box(self, canvas: Canvas, node: Node) -> None:
+    def _draw_box(self, canvas: Canvas, node: BoxNode) -> None:
         device = node.branch.device
-        words = [labels.named(device["id"]), *labels.about(device), *(["derived"] if device.get("derived") else [])]
-        fill = KINDS[str(device["kind"])]
+        words = [
+            one_line(device["id"]),
+            *labels.device_details(device),
+            *(["derived"] if device.get("derived") else []),
+        ]
+        fill = DEVICE_COLOURS[str(device["kind"])]
         canvas.box(node.area, fill, node.lines, dashed=bool(device.get("derived")), title=", ".join(words))
-        number = marked(device, self.host, self.findings)
+        number = finding_number(device, self.host, self.findings)
         if number:
             canvas.badge(node.x + node.width - 9, node.y + 9, str(number), WARN)
 
-    def _draw_slot(self, canvas: Canvas, node: Node, child: Node, bus: float) -> None:
+    def _draw_slot(self, canvas: Canvas, node: BoxNode, child: BoxNode, bus: float) -> None:
         link = child.branch.link
         leaf = str(child.branch.device["kind"]) not in INNER
         end = child.x + DROP if leaf else child.middle
@@ -206,7 +211,7 @@ class Panel:
         self._line(canvas, points, link)
         canvas.label(_rate(link), [(end + 6, child.y - 4)])
 
-    def _draw_stack(self, canvas: Canvas, node: Node, stack: Sequence[Node], bus: float) -> None:
+    def _draw_stack(self, canvas: Canvas, node: BoxNode, stack: Sequence[BoxNode], bus: float) -> None:
         spine = stack[0].x - SPINE + 4
         start = _under(node, spine)
         for child in stack:
@@ -220,10 +225,15 @@ class Panel:
 
     def _line(self, canvas: Canvas, points: Sequence[Point], link: Document | None) -> None:
         if link is None:
-            canvas.line(points, 1.0, "#98a2b3", dashed=True, title="no slot is known")
+            canvas.line(points, 1.0, "#98a2b3", dashed=True, title="slot unknown")
             return
-        title = f"{labels.named(link['a'])} - {labels.named(link['b'])}: {labels.cable(link)}, {labels.certainty(link)}"
-        canvas.line(points, self.pens.inside(link), colour_of(link), dashed=bool(link.get("derived")), title=title)
+        canvas.line(
+            points,
+            self.pens.inside(link),
+            link_colour(link),
+            dashed=bool(link.get("derived")),
+            title=labels.link_title(link),
+        )
 
     def _draw_smp(self, canvas: Canvas) -> None:
         links = self._smp()
@@ -238,13 +248,15 @@ class Panel:
             centre = (one.x + one.width + other.x) / 2
             canvas.label(rate, [(centre - text_width(rate, 9) / 2, y - 6), (centre - text_width(rate, 9) / 2, y + 14)])
             return
-        lines = labels.joined(links, [])[0][1]
+        lines = labels.cable_lines(links, [])[0][1]
         if len(lines) == 1:  # all alike: one bar
             left, right = min(node.x for node in ends), max(node.x + node.width for node in ends)
             bar = Area(left, ends[0].y - 36, right - left, 18)
-            text = f"{labels.kind_of(links[0])} {lines[0]}"
-            fits = text if text_width(text, 9.5) < bar.width - 8 else labels.kind_of(links[0])
-            canvas.box(bar, KINDS["switch"], [(fits, 9.5, False)], dashed=bool(links[0].get("derived")), title=text)
+            text = f"{labels.link_family(links[0])} {lines[0]}"
+            fits = text if text_width(text, 9.5) < bar.width - 8 else labels.link_family(links[0])
+            canvas.box(
+                bar, DEVICE_COLOURS["switch"], [(fits, 9.5, False)], dashed=bool(links[0].get("derived")), title=text
+            )
             for node in dict(zip(map(id, ends), ends, strict=True)).values():
                 self._line(canvas, [(node.middle, bar.y + bar.height), (node.middle, node.y)], links[0])
             return
@@ -270,19 +282,18 @@ class Panel:
             self._arc(canvas, start, end, depth, link, ring)
 
     def _arc(self, canvas: Canvas, a: Point, b: Point, depth: float, link: Document | None, ring: int | None) -> None:
-        colour = RINGS[ring % len(RINGS)] if ring is not None else colour_of(link or {"type": ""})
+        colour = ring_colour(ring) if ring is not None else link_colour(link or {"type": ""})
         if link is None:
             canvas.arc(a, b, depth, 1.4, colour, dashed=True, title=f"ring {(ring or 0) + 1}, through a switch")
             return
-        title = f"{labels.named(link['a'])} - {labels.named(link['b'])}: {labels.cable(link)}, {labels.certainty(link)}"
         dashed = bool(link.get("derived"))
-        x, y = canvas.arc(a, b, depth, self.pens.inside(link), colour, dashed=dashed, title=title)
-        words = labels.cable(link)
+        x, y = canvas.arc(a, b, depth, self.pens.inside(link), colour, dashed=dashed, title=labels.link_title(link))
+        words = labels.link_text(link)
         half = text_width(words, 9) / 2
         canvas.label(words, [(x - half, y + 14), (x - half, y - 7)])
 
     def _pins(self, pairs: Sequence[Pair]) -> dict[tuple[int, str], Point]:
-        """Spread the ends of arcs along the bottom of each box, by where the other end is: they cross little."""
+        """Spread the ends of arcs along the bottom of each box in the order of their other ends, so that few cross."""
         ends: dict[str, list[tuple[float, int]]] = {}
         for number, (a, b) in enumerate(pairs):
             ends.setdefault(a, []).append((self.nodes[b].middle, number))
@@ -308,11 +319,11 @@ class Panel:
                 if name in (x["a"], x["b"])
             ]
             ends = [(link, self.nodes[end]) for link, end in spokes if end in self.nodes]
-            words = " · ".join([labels.named(name), *labels.about(hub)])
+            words = " · ".join([one_line(name), *labels.device_details(hub)])
             left = min(node.x for _, node in ends)
             right = max(*(node.x + node.width for _, node in ends), left + text_width(words, 11, True) + 16)
             bar = Area(left, top, right - left, 24)
-            canvas.box(bar, KINDS["switch"], [(words, 11, True)], dashed=bool(hub.get("derived")), title=words)
+            canvas.box(bar, DEVICE_COLOURS["switch"], [(words, 11, True)], dashed=bool(hub.get("derived")), title=words)
             for link, node in ends:
                 self._line(canvas, [(node.middle, node.y + node.height), (node.middle, top)], link)
                 canvas.label(
@@ -331,15 +342,15 @@ class Panel:
 
 
 def _rate(link: Document | None) -> str:
-    return labels.rate(link.get("bandwidth"), str(link["type"])) if link else ""
+    return labels.format_link_rate(link.get("bandwidth"), str(link["type"])) if link else ""
 
 
-def _under(node: Node, x: float) -> float:
+def _under(node: BoxNode, x: float) -> float:
     """Return where a line to a child leaves a box: straight above it below a processor's, else in the middle."""
     if node.branch.device["kind"] == "cpu":
         return min(max(x, node.x + 6), node.x + node.width - 6)
     return node.middle
 
 
-def _depth(a: Node, b: Node) -> float:
+def _depth(a: BoxNode, b: BoxNode) -> float:
     return 16 + 0.55 * float(abs(a.middle - b.middle) ** 0.8)

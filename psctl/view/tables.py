@@ -1,7 +1,6 @@
-"""Results as tables: boxes at a terminal, tab-separated rows elsewhere. Each takes the document that `-o json` prints.
+"""Results as tables: drawn at a terminal, tab-separated rows in a pipe. Each takes the document that `-o json` prints.
 
-Rows carry what is in the document and nothing else. Everything in a cell is made harmless, for much of it was said by
-other machines.
+The text of a cell is made harmless, because much of it comes from other machines.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psctl.units import format_bytes, format_count, format_seconds
+from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import STATE_STYLES, Glyphs, say
 from psctl.view.text import date_time, number, one_line
 
 Document = Mapping[str, Any]
 LAST = 20
-"""Cells that the last column of a table needs at least; with less room rows become blocks."""
+"""Least width of a table's last column; with less space rows become blocks."""
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
@@ -55,7 +54,7 @@ def draw_table(
 
 
 def _draw_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> None:
-    """Draw what is too wide for the terminal as one block a row, so that nothing is cut."""
+    """Draw a table that is too wide for the terminal as one block a row, so that nothing is truncated."""
     width = max(map(len, heads))
     for (name, style), *rest in rows:
         console.print(Text(name, style=style or "bold"), soft_wrap=True)
@@ -87,18 +86,18 @@ def draw_up(console: Console, document: Document) -> None:
 
 
 def draw_clusters(console: Console, document: Document) -> None:
-    """Draw the result of `clusters`: the current one is marked."""
+    """Draw the result of `clusters`, with the current one marked."""
     rows: list[list[Cell]] = []
     for each in document["clusters"]:
         mark: Cell = ("current", "bold") if each["current"] else ""
-        what = {"changed": "its file was changed since: psctl up takes it in", "new": "not made ready yet"}
+        what = {"changed": "its file was changed since: psctl up applies it", "new": "not made ready yet"}
         state = what.get(each["state"], each["state"].replace("-", " "))
         rows.append([each["name"], mark, str(len(each["hosts"])), state, _text(each["file"])])
     draw_table(console, ("cluster", "", "hosts", "state", "file"), rows, right=("hosts",))
 
 
 def _message(error: object) -> str:
-    """Return the words of an error, however it stands in a document: text, or {"message", "hint"}."""
+    """Return the text of an error, which is a string or {"message", "hint"} in documents."""
     if not isinstance(error, Mapping):
         return str(error)
     inner = error.get("error", error)
@@ -107,7 +106,7 @@ def _message(error: object) -> str:
 
 
 def draw_doctor(console: Console, document: Document) -> None:
-    """Draw the result of `doctor`: every check of every host; at a terminal what is right is one line a host."""
+    """Draw the result of `doctor`: every check of every host; at a terminal the passed ones are one line a host."""
     glyphs = Glyphs(console)
     rows: list[list[Cell]] = []
     for host in document["hosts"]:
@@ -188,11 +187,11 @@ def draw_jobs(console: Console, document: Document) -> None:
 
 
 SIGNED = {"job": "signed by its job", "other": "signed by an authority not known here", "none": "not signed"}
-"""Who signed a checkpoint's manifest, for people."""
+"""Text for the signer of a checkpoint's manifest."""
 
 
 def draw_checkpoints(console: Console, document: Document) -> None:
-    """Draw the result of `checkpoint list` (and of `verify`, which adds what it found)."""
+    """Draw the result of `checkpoint list`, and of `verify`, which adds problems."""
     if not document["checkpoints"]:
         say(console, "no checkpoints")
         return
@@ -202,9 +201,9 @@ def draw_checkpoints(console: Console, document: Document) -> None:
         whole: Cell = ("complete", "green") if entry["complete"] else ("torn", "bold red")
         if "verified" in entry:
             whole = ("verified", "green") if entry["verified"] else ("damaged", "bold red")
-        told = f"{metrics} {SIGNED[entry['signed']]}".lstrip() if "signed" in entry else metrics
-        notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or told or "-"
-        written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest tells no time
+        described = f"{metrics} {SIGNED[entry['signed']]}".lstrip() if "signed" in entry else metrics
+        notes = "; ".join(entry.get("problems", [])) or entry.get("problem") or described or "-"
+        written = date_time(entry["time"]) if entry["time"] else "-"  # a folder without a manifest has no time
         rows.append([entry["id"], written, format_bytes(entry["bytes"]), whole, notes])
     draw_table(console, ("checkpoint", "written", "size", "state", "metrics"), rows, right=("size",))
 
@@ -213,12 +212,12 @@ def draw_pruned(console: Console, document: Document) -> None:
     """Draw the result of `checkpoint prune`: what was removed and what was kept."""
     removed, kept = document["checkpoints"], document["kept"]
     size = sum(int(row["bytes"]) for row in removed)
-    nothing = f"nothing: {one_line(str(document['job']))} has {len(kept)} checkpoints on {document['host']}"
+    nothing = f"nothing: {one_line(document['job'])} has {len(kept)} checkpoints on {document['host']}"
     torn = [row for row in kept if not row["complete"]]
     draw_fields(console, {
         "removed": f"{_ids(removed)} ({format_bytes(size)})" if removed else nothing,
         "kept": _ids([row for row in kept if row["complete"]]) or "none",
-        **({"torn": f"{_ids(torn)}: prune leaves them alone"} if torn else {}),
+        **({"torn": f"{_ids(torn)}: prune does not remove them"} if torn else {}),
     })  # fmt: skip
 
 
@@ -254,7 +253,7 @@ def draw_plan(console: Console, document: Document) -> None:
     size = f"{format_bytes(document['size'])} of gradients" if document.get("size") else "gradients of unknown size"
     feasible = [entry for entry in document["candidates"] if entry["feasible"]]
     coded = {entry.get("params", {}).get("compression", "") for entry in feasible} - {""}
-    size += "".join(f", {one_line(str(each))}" for each in sorted(coded))
+    size += "".join(f", {one_line(each)}" for each in sorted(coded))
     decided = "decided" if document.get("decided") else "before the run"
     winners = [
         [format_bytes(each["size"]), each["chosen"], format_seconds(each["seconds"]) if each["seconds"] else "-"]
@@ -267,21 +266,21 @@ def draw_plan(console: Console, document: Document) -> None:
     head = f"{size}, {document['world']} ranks, {decided}: "
     say(
         console,
-        Text.assemble(head, (one_line(str(document["chosen"])), "bold green"), f", {one_line(document['reason'])}"),
+        Text.assemble(head, (one_line(document["chosen"]), "bold green"), f", {one_line(document['reason'])}"),
     )
     if "capacity" in document:
         draw_capacity(console, document["capacity"])
 
 
 def draw_capacity(console: Console, found: Document | None) -> None:
-    """Draw what a model asks of its servers (`plan --parameters`)."""
+    """Draw the servers that a model needs (`plan --parameters`)."""
     if found is None:
-        say(console, Text("no server may be placed here, so every worker holds the whole model", style="yellow"))
+        say(console, Text("no host may hold a server, so every worker holds the whole model", style="yellow"))
         return
     saved = found["checkpoint"]
     survives = "the loss of servers goes back to the last checkpoint"
     if found["survives"]:
-        survives = f"any {found['survives']} servers may die at once"
+        survives = f"any {found['survives']} servers may be lost at once"
     rest, most = format_bytes(found["memory_a_server"]), format_bytes(found["memory_a_server_at_most"])
     rows = {
         "parameters": f"{format_count(found['parameters'])}, {format_bytes(found['bytes'])} as float32",
@@ -310,7 +309,7 @@ def draw_capacity(console: Console, found: Document | None) -> None:
 def _spans(spans: Sequence[Document]) -> str:
     """Say in one line which strategy is chosen up to which size."""
     ends = [f" up to {format_bytes(span['from'])}" for span in spans[1:]]
-    return ", ".join(one_line(str(span["chosen"])) + end for span, end in zip(spans, [*ends, " above"], strict=True))
+    return ", ".join(one_line(span["chosen"]) + end for span, end in zip(spans, [*ends, " above"], strict=True))
 
 
 def draw_dry_run(console: Console, document: Document) -> None:
@@ -363,5 +362,54 @@ def draw_store(console: Console, document: Document) -> None:
         value = entry["value"]
         text = "nothing was pushed" if value is None else " ".join(f"{number:g}" for number in value[:SHOWN])
         more = f" ... ({len(value)} numbers)" if value is not None and len(value) > SHOWN else ""
-        rows.append([one_line(str(entry["key"])), str(list(entry["shape"])), entry["dtype"], text + more])
+        rows.append([one_line(entry["key"]), str(list(entry["shape"])), entry["dtype"], text + more])
     draw_table(console, ("key", "shape", "type", "value"), rows)
+
+
+def draw_bench(console: Console, document: Mapping[str, Any]) -> None:
+    """Draw the result of `bench`: by size, the fastest first; then what `auto` would take.
+
+    Args:
+        console: of stdout.
+        document: as `bench -o json` prints it.
+    """
+    winners = {each["bytes"]: each for each in document["sizes"]}
+    rows: list[list[Cell]] = []
+    for row in sorted(document["results"], key=lambda each: (each["bytes"], each["seconds"]["median"])):
+        rows.append(_bench_row(row, winners.get(row["bytes"], {}).get("winner") == row["strategy"]))
+    heads = ("size", "strategy", "median", "min", "max", "algbw", "busbw", "predicted", "of measured", "sum")
+    draw_table(
+        console, heads, rows, right=("size", "median", "min", "max", "algbw", "busbw", "predicted", "of measured")
+    )
+    for size in document["sizes"]:
+        say(console, _winner_sentence(size))
+    if "congestion" in document:
+        say(console, _congestion_sentence(document["congestion"]))
+
+
+def _bench_row(row: Mapping[str, Any], won: bool) -> list[Cell]:
+    seconds, predicted = row["seconds"], row["predicted_seconds"]
+    share = "-" if predicted is None or not seconds["median"] else f"{predicted / seconds['median']:.2f}"
+    name: Cell = (f"{row['strategy']} *", "bold green") if won else row["strategy"]
+    return [
+        format_bytes(row["bytes"]), name, format_seconds(seconds["median"]), format_seconds(seconds["min"]),
+        format_seconds(seconds["max"]), format_rate(row["algbw"]), format_rate(row["busbw"]),
+        format_seconds(predicted) if predicted is not None else "-", share,
+        "right" if row["correct"] else ("WRONG", "bold red"),
+    ]  # fmt: skip
+
+
+def _winner_sentence(size: Mapping[str, Any]) -> str:
+    won = f"{format_bytes(size['bytes'])}: {size['winner']} is the fastest"
+    if size["auto"] == size["winner"]:
+        return f"{won}, and what auto takes"
+    if size["regret"] is None:
+        return f"{won}; auto would take {size['auto']}, which was not measured"
+    return f"{won}; auto would take {size['auto']}, {size['regret']:.0%} slower"
+
+
+def _congestion_sentence(found: Mapping[str, Any]) -> str:
+    each = ", ".join(f"{one['congestion']} {format_seconds(one['seconds']['median'])}" for one in found["measured"])
+    if found["recommended"] == found["now"]:
+        return f"congestion control: {each}; stay with {found['now']}"
+    return f"congestion control: {each}; set network: {{congestion: {found['recommended']}}} in the cluster file"

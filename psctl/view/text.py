@@ -1,4 +1,4 @@
-"""Text that comes from elsewhere made harmless, and small pictures made of characters. Pure; knows nothing of rich."""
+"""Sanitizes text from other machines; formats numbers, times and curves as text. Pure; does not use rich."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ _ESCAPES = re.compile(
 )
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they turn the direction of what follows
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of text
     "\u2028\u2029\ufeff]"
 )
 
 
 def sanitize(text: str) -> str:
-    """Return foreign text without anything that a terminal would obey: what is left is printable, tabs are spaces.
+    """Return text without control sequences of a terminal; the rest is printable, tabs are spaces, newlines stay.
 
-    Escape sequences go whole (CSI, OSC, DCS and their one-byte C1 forms), so do all other control characters and those
-    that turn the direction of writing. Newlines stay. Of a line that was written over with carriage returns (a progress
-    bar), the last writing stays, as on a screen.
+    Removed are whole escape sequences (CSI, OSC, DCS and their one-byte C1 forms), other control characters, and those
+    that change the direction of text. Of a line with carriage returns (a progress bar) the last part stays, as on a
+    screen.
     """
     if text.isprintable():
         return text
     text = _ESCAPES.sub("", text.replace("\r\n", "\n"))
     if "\r" in text:
-        text = "\n".join(_last_writing(line) for line in text.split("\n"))
+        text = "\n".join(_last_part(line) for line in text.split("\n"))
     text = _CONTROLS.sub("", text).expandtabs(8)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _last_writing(line: str) -> str:
+def _last_part(line: str) -> str:
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
 
 
-def one_line(text: str) -> str:
-    """Return foreign text as one harmless line: newlines and runs of spaces become one space."""
-    return " ".join(sanitize(text).split())
+def one_line(value: object) -> str:
+    """Return a value as one harmless line: newlines and runs of spaces become one space."""
+    return " ".join(sanitize(str(value)).split())
 
 
 def clip(text: str, width: int) -> str:
-    """Return at most `width` characters, the last of them … when some were left out."""
+    """Return at most `width` characters, the last of them … when some were omitted."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """Return text as at most `lines` lines of `width` characters; what is left out is shown by …"""
+    """Return text as at most `lines` lines of `width` characters; … marks an omission."""
     found = textwrap.wrap(text, max(8, width)) or [""]
     if len(found) > lines:
         found[lines - 1 :] = [clip(" ".join(found[lines - 1 :]), width)]
@@ -64,7 +64,7 @@ PLAIN_BLOCKS = "_.-=*%#@"
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
-    """Return a curve one line high; more values than `width` are averaged, what is no finite number is left out."""
+    """Return a curve one line high; more values than `width` are averaged, values that are not finite are omitted."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     if not high > low:
         return blocks[0] * columns
     top = len(blocks) - 1
-    span = high / top - low / top  # of one block; divided first, for the difference of two floats may be no float
+    span = high / top - low / top  # divided first, because the difference of two floats may overflow
     return "".join(blocks[min(top, round((mean / top - low / top) / span * top)) if span else 0] for mean in means)
 
 
@@ -97,7 +97,7 @@ def number(value: float | None) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """Print a moment (seconds since the epoch) as the reader's clock shows it: 14:02:11."""
+    """Print a moment (seconds since the epoch) in local time: 14:02:11."""
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 

@@ -1,7 +1,7 @@
-"""`topo` in a terminal: each host as a tree of slots, its cables, what lies between hosts, what is amiss, the choice.
+"""`topo` in a terminal: the tree of each host, its cables and problems, the network between hosts, the suggestion.
 
-Nothing is cut: what does not fit a line goes on in the next one, under its own column. Elsewhere than at a terminal it
-is one table of tab-separated rows (`view/topo_rows.py`).
+Nothing is truncated: text that does not fit a line continues in the next one, under its own column. A pipe gets
+tab-separated rows (`psctl/view/topo_rows.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from psctl.view import labels
 from psctl.view.console import Glyphs, say
-from psctl.view.inside import CLOSED, OPEN, Branch, Inside, folded, inside, rings_of
+from psctl.view.device_tree import CLOSED, OPEN, DeviceNode, DeviceTree, device_tree, fold_alike_hosts, rings_of
 from psctl.view.text import one_line
 from psctl.view.topo_matrix import draw_matrix
 from psctl.view.topo_rows import rows_of
@@ -23,41 +23,41 @@ from psctl.view.topo_rows import rows_of
 Document = Mapping[str, Any]
 
 STYLES = {"gpu": "bold green", "nic": "cyan", "cpu": "bold", "switch": ""}
-"""Of the ids of devices."""
+"""Styles of device ids."""
 
 RING_STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
-"""Of rings, by turns."""
+"""Styles of rings, in turn."""
 
-ROOM = 24
-"""Cells that words about a device need beside it; with less they stand below it."""
+MIN_COLUMN = 24
+"""Cells that the details of a device need beside it; with less they are printed below it."""
 
-FOOT = "Rates are payload in each direction, nominal unless said otherwise."
-DERIVED = "derived: nothing lists it; it follows from what was said of others."
+FOOT = "Rates are payload in each direction, nominal unless marked otherwise."
+DERIVED = "derived: not listed by any tool, inferred from the rest."
 
 
 def draw_topo(console: Console, document: Document, matrix: bool = False) -> None:
     """Draw the result of `topo`.
 
     Args:
-        console: where to.
+        console: of stdout.
         document: as `topo -o json` prints it.
-        matrix: what the matrices say of pairs, in place of the trees.
+        matrix: draw the matrices in place of the trees.
     """
     if not console.is_terminal and not matrix:
         say(console, *("\t".join(row) for row in rows_of(document)))
         return
     drawing = _Drawing(console)
     hosts = document.get("hosts") or []
-    for host in folded(hosts):
-        drawing.host(host, matrix)
-    drawing.between(document.get("between") or [], {str(host["name"]) for host in hosts})
-    drawing.strategy(document.get("strategy"))
+    for host in fold_alike_hosts(hosts):
+        drawing.draw_host(host, matrix)
+    drawing.draw_network(document.get("between") or [], {str(host["name"]) for host in hosts})
+    drawing.draw_strategy(document.get("strategy"))
     if not matrix:
-        drawing.foot(document)
+        drawing.draw_notes(document)
 
 
 class _Signs:
-    """What trees, cables and rings are drawn with, as far as the encoding has it."""
+    """The characters of trees, cables and rings that the console's encoding can show."""
 
     def __init__(self, console: Console) -> None:
         fancy = console.encoding.lower().startswith("utf")
@@ -68,28 +68,30 @@ class _Signs:
 
 
 class _Drawing:
+    """Prints a topology document on a terminal, part by part."""
+
     def __init__(self, console: Console) -> None:
         self.console, self.signs = console, _Signs(console)
         self.width = console.width if console.is_terminal else 10**6
 
-    def host(self, host: Document, matrix: bool) -> None:
-        title = Text(labels.named(host["name"]), style="bold reverse")
+    def draw_host(self, host: Document, matrix: bool) -> None:
+        title = Text(one_line(host["name"]), style="bold reverse")
         failed = bool(host.get("error"))
-        words = "" if failed else f" {self.signs.dot} ".join(labels.head(host))
-        self.columns(Text.assemble(title, " " if words else ""), Text(words), "")
+        words = "" if failed else f" {self.signs.dot} ".join(labels.host_summary(host))
+        self.print_columns(Text.assemble(title, " " if words else ""), Text(words), "")
         if not failed:
-            arranged = inside(host)
+            arranged = device_tree(host)
             if matrix:
                 draw_matrix(self.console, host, self.width)
             else:
-                self.tree(arranged)
-                self.cables(arranged)
-                self.workers(host)
+                self.draw_tree(arranged)
+                self.draw_cables(arranged)
+                self.draw_workers(host)
         for what, cure in labels.findings(host):
-            self.finding(what, cure, failed)
-        self.put(Text(""))
+            self.draw_finding(what, cure, failed)
+        self.print_line(Text(""))
 
-    def tree(self, arranged: Inside) -> None:
+    def draw_tree(self, arranged: DeviceTree) -> None:
         rows = list(self._rows(arranged.roots, ""))
         first = max((cell_len(lead) + cell_len(branch.id) for lead, _, branch in rows), default=0) + 2
         links = {id(branch): _slot(branch) for _, _, branch in rows}
@@ -100,15 +102,15 @@ class _Drawing:
             line.append(" " * (first - cell_len(line.plain)))
             if links[id(branch)]:
                 line.append(f"{links[id(branch)]:<{second}}", style=_sure(branch.link))
-            words = Text(f" {self.signs.dot} ".join(labels.about(branch.device, branch.link)))
+            words = Text(f" {self.signs.dot} ".join(labels.device_details(branch.device, branch.link)))
             if branch.device.get("derived"):
                 words.append(" derived" if words.plain else "derived", style="dim italic")
             if branch.link is not None and branch.link.get("measured"):
                 words.append(" measured" if words.plain else "measured", style="green")
-            self.columns(line, words, rest)
+            self.print_columns(line, words, rest)
 
-    def _rows(self, branches: Sequence[Branch], lead: str) -> Iterator[tuple[str, str, Branch]]:
-        """Yield what stands before a device, what before its further lines, and the device."""
+    def _rows(self, branches: Sequence[DeviceNode], lead: str) -> Iterator[tuple[str, str, DeviceNode]]:
+        """Yield the text before a device, the text before its further lines, and the device."""
         for index, branch in enumerate(branches):
             last = index == len(branches) - 1
             under = lead + (" " * len(self.signs.bar) if last else self.signs.bar)
@@ -116,48 +118,48 @@ class _Drawing:
             yield lead + (self.signs.corner if last else self.signs.tee), rest, branch
             yield from self._rows(branch.below, under)
 
-    def columns(self, line: Text, words: Text, rest: str) -> None:
-        """Put words at the right of a line, folded under their own column; on the next line where there's no room."""
+    def print_columns(self, line: Text, words: Text, rest: str) -> None:
+        """Print text at the right of a line, wrapped in its own column; on the next line where there is no space."""
         indent = cell_len(line.plain)
         if not words.plain:
             line.rstrip()
-            self.put(line)
+            self.print_line(line)
             return
-        if self.width - indent < min(ROOM, cell_len(words.plain)):
+        if self.width - indent < min(MIN_COLUMN, cell_len(words.plain)):
             line.rstrip()
-            self.put(line)
+            self.print_line(line)
             indent = min(cell_len(rest) + 4, self.width // 2)
             line = Text(rest, style="dim").append(" " * (indent - cell_len(rest)))
         for part in words.wrap(self.console, max(8, self.width - indent), overflow="fold"):
             part.rstrip()
-            self.put(Text.assemble(line, part))
+            self.print_line(Text.assemble(line, part))
             line = Text(rest, style="dim").append(" " * max(0, indent - cell_len(rest)))
 
-    def cables(self, arranged: Inside) -> None:
+    def draw_cables(self, arranged: DeviceTree) -> None:
         for family, lines in [
-            *labels.joined(arranged.cables, arranged.hubs),
-            ("copies, measured", labels.copied(arranged.relations)),
+            *labels.cable_lines(arranged.cables, arranged.hubs),
+            ("copies, measured", labels.copy_lines(arranged.relations)),
         ]:
             head = Text(f"{family}  ", style="bold")
             for line in lines:
-                self.columns(head, Text(line), "")
+                self.print_columns(head, Text(line), "")
                 head = Text(" " * cell_len(head.plain))
 
-    def workers(self, host: Document) -> None:
-        told = labels.workers(host)
-        if told:
-            self.columns(Text("workers  ", style="bold"), Text(f" {self.signs.dot} ".join(told)), "")
+    def draw_workers(self, host: Document) -> None:
+        text = labels.worker_lines(host)
+        if text:
+            self.print_columns(Text("workers  ", style="bold"), Text(f" {self.signs.dot} ".join(text)), "")
 
-    def finding(self, what: str, cure: str, failed: bool) -> None:
+    def draw_finding(self, what: str, cure: str, failed: bool) -> None:
         style = "red" if failed else "yellow"
-        self.columns(Text(f"{self.signs.warning} ", style=f"bold {style}"), Text(what, style=style), "  ")
+        self.print_columns(Text(f"{self.signs.warning} ", style=f"bold {style}"), Text(what, style=style), "  ")
         if cure:
-            self.columns(Text(f"  {self.signs.cure} ", style="dim"), Text(cure), "    ")
+            self.print_columns(Text(f"  {self.signs.cure} ", style="dim"), Text(cure), "    ")
 
-    def between(self, links: Sequence[Document], hosts: Set[str]) -> None:
+    def draw_network(self, links: Sequence[Document], hosts: Set[str]) -> None:
         if not links:
             return
-        self.put(Text("between hosts", style="bold reverse"))
+        self.print_line(Text("between hosts", style="bold reverse"))
         rows = [_cable_row(ends, other, link) for ends, other, link in _bundles(links, hosts)]
         widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row in rows:
@@ -166,38 +168,40 @@ class _Drawing:
             style = "green" if row[-1].startswith("measured") else "dim"
             words = Text("  ".join(more[:-1]) + "  ").append(row[-1], style=style)
             if cell_len(left) > self.width // 2:
-                self.columns(Text(""), Text(row[0], style="bold"), "")
+                self.print_columns(Text(""), Text(row[0], style="bold"), "")
                 line = Text.assemble(f" {self.signs.cable} ", right, "  ", (carried, "bold"), "  ")
-            self.columns(line, words, "")
-        self.put(Text(""))
+            self.print_columns(line, words, "")
+        self.print_line(Text(""))
 
-    def strategy(self, strategy: Document | None) -> None:
+    def draw_strategy(self, strategy: Document | None) -> None:
         if not strategy:
             return
-        name, reason = one_line(str(strategy["name"])), one_line(str(strategy.get("reason") or ""))
-        self.columns(Text.assemble(("suggestion ", "bold reverse"), " ", (name, "bold green"), "  "), Text(reason), "")
+        name, reason = one_line(strategy["name"]), one_line(strategy.get("reason") or "")
+        self.print_columns(
+            Text.assemble(("suggestion ", "bold reverse"), " ", (name, "bold green"), "  "), Text(reason), ""
+        )
         arrow = f" {self.signs.arrow} "
         for index, (group, share) in enumerate(rings_of(strategy)):
-            members = [labels.named(member) for member in group]
+            members = [one_line(member) for member in group]
             if name in CLOSED and len(members) > 2:
                 members.append(members[0])
-            told = arrow.join(members) if name in CLOSED | OPEN else labels.ranges(members)
+            text = arrow.join(members) if name in CLOSED | OPEN else labels.id_ranges(members)
             part = f"{share:>4.0%}" if share is not None else "  - "
             style = RING_STYLES[index % len(RING_STYLES)]
-            chain = Text(told, style=style)
-            self.columns(Text(f"  {part}  ", style=f"bold {style}"), chain, "")
-        self.put(Text(""))
+            chain = Text(text, style=style)
+            self.print_columns(Text(f"  {part}  ", style=f"bold {style}"), chain, "")
+        self.print_line(Text(""))
 
-    def foot(self, document: Document) -> None:
+    def draw_notes(self, document: Document) -> None:
         hosts = document.get("hosts") or []
         things = [thing for host in hosts for key in ("devices", "links") for thing in host.get(key) or []]
         if any(thing.get("bandwidth") for thing in [*things, *(document.get("between") or [])]):
-            self.columns(Text(""), Text(FOOT, style="dim"), "")
+            self.print_columns(Text(""), Text(FOOT, style="dim"), "")
         if any(thing.get("derived") for thing in things):
-            self.columns(Text(""), Text(DERIVED, style="dim"), "")
+            self.print_columns(Text(""), Text(DERIVED, style="dim"), "")
 
-    def put(self, line: Text) -> None:
-        """Print a line, folded when not even its first column fits."""
+    def print_line(self, line: Text) -> None:
+        """Print a line, wrapped when not even its first column fits."""
         line.rstrip()
         parts = line.wrap(self.console, self.width, overflow="fold") if cell_len(line.plain) > self.width else [line]
         for part in parts:
@@ -206,17 +210,17 @@ class _Drawing:
 
 
 def _sure(link: Document | None) -> str:
-    """Return the style of an edge's words: dim when it is derived."""
+    """Return the style of an edge's text: dim when it is derived."""
     return "dim" if link and link.get("derived") else "not dim"
 
 
-def _slot(branch: Branch) -> str:
+def _slot(branch: DeviceNode) -> str:
     """Return the edge above a device: "PCIe 16 GB/s"."""
-    return labels.cable(branch.link) if branch.link is not None else ""
+    return labels.link_text(branch.link) if branch.link is not None else ""
 
 
 def _bundles(links: Sequence[Document], hosts: Set[str]) -> list[tuple[list[str], str, Document]]:
-    """Join the hosts that hang on one switch alike, so that 16 equal hosts are one line."""
+    """Group the hosts with equal links to one switch, so that 16 equal hosts are one line."""
     bundles: dict[tuple[str, ...], tuple[list[str], str, Document]] = {}
     for link in links:
         a, b = str(link["a"]), str(link["b"])
@@ -228,7 +232,15 @@ def _bundles(links: Sequence[Document], hosts: Set[str]) -> list[tuple[list[str]
 
 def _cable_row(ends: Sequence[str], other: str, link: Document) -> list[str]:
     kind = str(link.get("type") or "Ethernet")
-    via = f"via {labels.named(link['via'])}" if link.get("via") else ""
-    carried = labels.rate(link.get("bandwidth"), kind) or "rate not known"
-    names = labels.ranges([labels.named(end) for end in ends])
-    return [names, labels.named(other), carried, labels.latency(link) or "-", kind, via, labels.certainty(link)]
+    via = f"via {one_line(link['via'])}" if link.get("via") else ""
+    carried = labels.format_link_rate(link.get("bandwidth"), kind) or "rate not known"
+    names = labels.id_ranges([one_line(end) for end in ends])
+    return [
+        names,
+        one_line(other),
+        carried,
+        labels.format_latency(link) or "-",
+        kind,
+        via,
+        labels.rate_source(link),
+    ]

@@ -1,6 +1,6 @@
-"""What a host's matrix says of pairs, as a table of words: at a terminal in blocks as wide as it, coloured by nearness.
+"""A host's matrix as a table: at a terminal in blocks that fit its width, coloured by distance.
 
-Words that nobody knows stand as they are. Elsewhere than at a terminal it is one table with tabs, nothing wrapped.
+Unknown entries are printed as they are. A pipe gets one table with tabs, nothing wrapped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rich.text import Text
 
 from psctl.topology.graph import bonded
 from psctl.view.console import say
-from psctl.view.inside import matrix_of, word_of
+from psctl.view.device_tree import matrix_entry, matrix_of
 from psctl.view.text import one_line
 
 Document = Mapping[str, Any]
 
-MEANINGS = {
-    "NV#": ("bold green", "so many NVLinks, bonded"),
+RELATION_MEANINGS = {
+    "NV#": ("bold green", "that many NVLinks, bonded"),
     "PIX": ("green", "one PCIe switch between"),
     "PXB": ("cyan", "several PCIe switches between, no processor"),
     "PHB": ("yellow", "through a processor's host bridge"),
@@ -28,30 +28,30 @@ MEANINGS = {
     "SYS": ("red", "between NUMA nodes"),
     "SOC": ("red", "between processors"),
 }
-"""Words that are known, nearest first, with their colour and what they mean."""
+"""Known entries, nearest first, with their colour and meaning."""
 
 NOTHING = "-"
-"""Stands where nothing was said of a pair."""
+"""Printed for a pair without an entry."""
 
 
 def draw_matrix(console: Console, host: Document, width: int) -> None:
     """Draw the matrix of a host.
 
     Args:
-        console: where to.
+        console: of stdout.
         host: an entry of `topo -o json`'s hosts.
-        width: cells in a line; the matrix is split in blocks of columns that fit.
+        width: cells in a line; the matrix is split into blocks of columns that fit.
     """
     ids, words = matrix_of(host)
     if not ids:
-        say(console, Text("no matrix: nothing tells of pairs of devices", style="dim"))
+        say(console, Text("no matrix: no output describes pairs of devices", style="dim"))
         return
     numa = {str(device["id"]): device.get("numa") for device in host.get("devices") or []}
     nodes = any(numa[key] is not None for key in ids)
     heads = [*map(one_line, ids), *(["NUMA"] if nodes else [])]
     table = [
         [
-            *(word_of(words, a, b) or NOTHING for b in ids),
+            *(matrix_entry(words, a, b) or NOTHING for b in ids),
             *([NOTHING if numa[a] is None else str(numa[a])] if nodes else []),
         ]
         for a in ids
@@ -73,14 +73,14 @@ def draw_matrix(console: Console, host: Document, width: int) -> None:
     _legend(console, {cell for row in table for cell in row[: len(ids)]}, width)
 
 
-def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Split columns into blocks that fit; a column wider than the room is a block of its own."""
+def _blocks(widths: Sequence[int], space: int) -> list[list[int]]:
+    """Split columns into blocks that fit; a column wider than the space is a block of its own."""
     blocks: list[list[int]] = [[]]
-    left = room
+    left = space
     for index, width in enumerate(widths):
         if blocks[-1] and width > left:
             blocks.append([])
-            left = room
+            left = space
         blocks[-1].append(index)
         left -= width
     return blocks
@@ -93,16 +93,17 @@ def _padded(text: str, width: int) -> str:
 def _style(word: str) -> str:
     if word in ("X", NOTHING):
         return "dim"
-    known = MEANINGS.get("NV#" if bonded(word) else word)
+    known = RELATION_MEANINGS.get("NV#" if bonded(word) else word)
     return known[0] if known else "bold magenta"
 
 
 def _legend(console: Console, words: set[str], width: int) -> None:
-    """Say what the words mean that occur, nearest first; those that are not known are named last."""
+    """Print the meaning of the entries that occur, nearest first; unknown ones last."""
     seen = {"NV#" if bonded(word) else word for word in words} - {"X", NOTHING}
-    lines = [(word, *MEANINGS[word]) for word in MEANINGS if word in seen]
+    lines = [(word, *RELATION_MEANINGS[word]) for word in RELATION_MEANINGS if word in seen]
     lines += [
-        (word, "bold magenta", "as it was printed; its meaning is not known") for word in sorted(seen - set(MEANINGS))
+        (word, "bold magenta", "as printed by the tool; meaning unknown")
+        for word in sorted(seen - set(RELATION_MEANINGS))
     ]
     for word, style, meaning in lines:
         line = Text.assemble((f"{_padded(word, 5)}", style), (meaning, "dim"))

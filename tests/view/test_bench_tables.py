@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from psctl.view.bench_tables import draw_bench
 from psctl.view.console import make_console
+from psctl.view.tables import draw_bench
 
 
 def row(strategy: str, median: float, predicted: float | None, correct: bool = True) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from psctl.view.dot import dot, quoted
-from psctl.view.paint import RINGS
+from psctl.view.drawing_styles import RING_COLOURS
 from tests.view.machines import HOSTILE, TWO_RINGS, alone, cube_mesh, hostile, one_switch, racks, switched, three_hosts
 
 EDGE = re.compile(r'^ +"((?:[^"\\]|\\.)*)" -- "((?:[^"\\]|\\.)*)" \[(.*)\]$', re.MULTILINE)
@@ -30,8 +30,8 @@ def test_cables_are_edges_and_relations_are_none():
 
 def test_rings_colour_the_cables_they_use_and_are_arrows_where_they_use_none():
     found = edges(alone(cube_mesh(), TWO_RINGS))
-    assert found["dgx/GPU0", "dgx/GPU3"]["color"] == RINGS[0]
-    assert found["dgx/GPU0", "dgx/GPU1"]["color"] == RINGS[1]
+    assert found["dgx/GPU0", "dgx/GPU3"]["color"] == RING_COLOURS[0]
+    assert found["dgx/GPU0", "dgx/GPU1"]["color"] == RING_COLOURS[1]
     ring = {"name": "ring", "reason": "", "groups": [["GPU0", "GPU1", "GPU2"]]}
     found = edges(alone(one_switch(), ring))
     assert found["saved/GPU2", "saved/GPU0"]["dir"] == "forward"

@@ -9,8 +9,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from psctl.view.canvas import Area, folded, text_width
-from psctl.view.paint import RINGS
+from psctl.view.canvas import Area, fold_text, text_width
+from psctl.view.drawing_styles import RING_COLOURS
 from psctl.view.svg import svg
 from tests.view.machines import (
     TWO_RINGS,
@@ -126,8 +126,8 @@ def test_the_wider_a_cable_the_thicker_its_line():
 def test_rings_have_their_colours_and_shares():
     root = drawn(alone(cube_mesh(), TWO_RINGS))
     colours = [path.get("stroke") for title, path in paths(root) if "NV2" in title]
-    assert colours == [RINGS[0]] * 8
-    assert {path.get("stroke") for title, path in paths(root) if "NV1" in title} == {RINGS[1]}
+    assert colours == [RING_COLOURS[0]] * 8
+    assert {path.get("stroke") for title, path in paths(root) if "NV1" in title} == {RING_COLOURS[1]}
     words = [text for text, _ in texts(root)]
     assert {"67%", "33%", "Suggested: multi-ring"} <= set(words)
     assert "GPU0 → GPU3 → GPU2 → GPU1 → GPU5 → GPU6 → GPU7 → GPU4 → GPU0" in words
@@ -138,7 +138,7 @@ def test_a_ring_through_a_switch_is_dashed():
     root = drawn(alone(one_switch(), ring))
     dashed = [path for title, path in paths(root) if title == "ring 1, through a switch"]
     assert len(dashed) == 4
-    assert all(path.get("stroke-dasharray") and path.get("stroke") == RINGS[0] for path in dashed)
+    assert all(path.get("stroke-dasharray") and path.get("stroke") == RING_COLOURS[0] for path in dashed)
 
 
 def test_what_is_derived_is_dashed_and_said_to_be():
@@ -177,7 +177,7 @@ def test_nothing_foreign_is_obeyed():
 
 def test_long_texts_are_folded_and_nothing_is_lost():
     words = "a " * 40 + "x" * 200
-    parts = folded(words, 100, 10)
+    parts = fold_text(words, 100, 10)
     assert "".join(parts).replace(" ", "") == words.replace(" ", "")
     assert all(text_width(part, 10) <= 100 for part in parts)
-    assert folded("", 100, 10) == [""]
+    assert fold_text("", 100, 10) == [""]

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from psctl.view.console import make_console
-from psctl.view.inside import folded, inside
+from psctl.view.device_tree import device_tree, fold_alike_hosts
 from psctl.view.topo import draw_topo
 from psctl.view.topo_rows import HEADS
 from tests.view.machines import (
@@ -132,7 +132,7 @@ def test_hosts_that_are_alike_are_drawn_once_and_the_others_alone():
     assert "node01-node08 ── r1  9.56 Gbit/s  100 us  Ethernet  via eth0  nominal" in found
     assert "r1            ── r2  38.2 Gbit/s  100 us  Ethernet            measured" in found
     document["hosts"][3]["problems"] = [{"what": "x", "cure": "y"}]
-    assert [host["name"] for host in folded(document["hosts"])] == [
+    assert [host["name"] for host in fold_alike_hosts(document["hosts"])] == [
         "node01-node03, node05-node08 (7 hosts alike)", "node04", "node09-node16 (8 hosts alike)",
     ]  # fmt: skip
     assert sum(row[1] == "host" for row in rows(document)) == 16
@@ -145,7 +145,7 @@ def test_a_device_that_nothing_reaches_is_still_drawn():
         device("eth0", "nic", None),
         device("SW0", "switch", 3),
     ]
-    arranged = inside({"devices": devices, "links": [slot("GPU9", "SW0")]})
+    arranged = device_tree({"devices": devices, "links": [slot("GPU9", "SW0")]})
     assert {branch.id: [b.id for b in branch.below] for branch in arranged.roots} == {
         "CPU0": ["GPU0"],
         "SW0": [],
@@ -156,7 +156,7 @@ def test_a_device_that_nothing_reaches_is_still_drawn():
 def test_slots_in_a_circle_end():
     devices = [device(f"SW{i}", "switch") for i in range(3)]
     links = [slot("SW0", "SW1"), slot("SW1", "SW2"), slot("SW2", "SW0")]
-    assert sorted(branch.id for branch in inside({"devices": devices, "links": links}).branches()) == [
+    assert sorted(branch.id for branch in device_tree({"devices": devices, "links": links}).nodes()) == [
         "SW0",
         "SW1",
         "SW2",
@@ -172,7 +172,7 @@ def test_the_matrix_has_every_word_once_a_pair_and_unknown_ones_as_they_stand():
         ["GPU0", "X", "QPX", "0"],
         ["GPU1", "QPX", "X", "0"],
     ]
-    assert any(re.match(r"QPX +as it was printed; its meaning is not known", line) for line in found)
+    assert any(re.match(r"QPX +as printed by the tool; meaning unknown", line) for line in found)
     assert rows(alone(host), matrix=True)[1:3] == [["", "GPU0", "GPU1", "NUMA"], ["GPU0", "X", "QPX", "0"]]
     assert "no matrix" in "".join(lines(alone(plain("a")), matrix=True))
 

@@ -13,11 +13,11 @@ from psctl import errors
 from psctl.clock import ManualClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, make_console, rank_lines, say
-from psctl.view.failure import Uncounted, draw_end, draw_error, signal_name
-from psctl.view.job_view import LiveState
-from psctl.view.live import BURST, LiveScreen, make_screen
-from psctl.view.picture import picture
-from psctl.view.plain import PlainLog, describe
+from psctl.view.failure import UncountedSteps, draw_end, draw_error, signal_name
+from psctl.view.job_view import JobView
+from psctl.view.live_picture import picture
+from psctl.view.live_screen import BURST, LiveScreen, make_screen
+from psctl.view.plain_log import PlainLog, describe
 
 
 class Screen(io.StringIO):
@@ -80,7 +80,7 @@ def test_the_table_tells_how_stale_a_workers_values_are_where_workers_are_apart(
 
 
 def state_of(events):
-    state = LiveState()
+    state = JobView()
     for event in events:
         state.apply(event)
     return state
@@ -160,7 +160,7 @@ def test_the_step_is_the_workers_when_they_report_rarely():
 def test_a_job_whose_steps_nobody_counted_does_not_end_with_none(status, text, line):
     stream, console = pipe()
     printed = text and kinds.Log(time=1.0, rank="worker/0", stream="stdout", text=text)
-    draw_end(console, "digits-3", ended(status), uncounted=Uncounted(printed))
+    draw_end(console, "digits-3", ended(status), uncounted=UncountedSteps(printed))
     assert stream.getvalue().splitlines()[-1] == line
 
 

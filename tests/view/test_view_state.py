@@ -8,8 +8,8 @@ import math
 import pytest
 
 from psctl.job import events as kinds
-from psctl.view.folding import fold, spans
-from psctl.view.job_view import HISTORY, LiveState, watched
+from psctl.view.job_view import HISTORY, JobView, watched_metric
+from psctl.view.rank_rows import rank_ranges, rank_rows
 
 ROLES = [kinds.RoleOf("server", 0, "a"), kinds.RoleOf("worker", 0, "a"), kinds.RoleOf("worker", 1, "b")]
 STARTED = kinds.Started(time=100.0, job="digits-3", hosts=["a", "b"], roles=ROLES)
@@ -29,7 +29,7 @@ def rank(time, state, step=0, role="worker", rank=1, host="b", error="", pid=0):
 
 
 def after(*events):
-    state = LiveState()
+    state = JobView()
     for event in events:
         state.apply(event)
     return state
@@ -85,7 +85,7 @@ def test_ranks_that_tell_no_steps_have_at_least_the_jobs():
     ],
 )
 def test_the_watched_metric_is_the_loss_or_the_first(metrics, name):
-    assert watched(metrics) == name
+    assert watched_metric(metrics) == name
 
 
 def test_the_curve_leaves_out_what_is_no_number_and_what_was_told_before():
@@ -101,7 +101,7 @@ def test_the_curve_leaves_out_what_is_no_number_and_what_was_told_before():
 
 
 def test_the_curve_keeps_the_whole_run_in_bounded_room():
-    state = LiveState()
+    state = JobView()
     for step in range(10_000):
         state.apply(progress(float(step), step, loss=float(step)))
     curve = state.curve()
@@ -120,7 +120,7 @@ def test_a_restore_takes_back_what_came_after_its_step():
     assert state.curve() == [3.0, 2.0]
     assert state.progress is None
     assert state.ranks["worker", 0].step == 20
-    assert state.news(1)[0].text == "continues from digits-3@20 (step 20)"
+    assert state.recent(1)[0].text == "continues from digits-3@20 (step 20)"
 
 
 def test_news_come_worst_first_and_old_ones_go_unless_they_are_errors():
@@ -131,23 +131,23 @@ def test_news_come_worst_first_and_old_ones_go_unless_they_are_errors():
         kinds.Notice(time=900.0, text="worker/1 is slow"),
         kinds.WorkerJoined(time=901.0, rank=1, host="b"),
     )
-    assert [h.text for h in state.news(9)] == [
+    assert [h.text for h in state.recent(9)] == [
         "server/0 on a was lost: killed by signal 9",
         "worker/1 is slow",
         "worker/1 on b takes part",
     ]
-    assert [h.text for h in state.news(1)] == ["server/0 on a was lost: killed by signal 9"]
+    assert [h.text for h in state.recent(1)] == ["server/0 on a was lost: killed by signal 9"]
     assert state.ranks["server", 0].state == "lost"
 
 
 def test_the_same_news_again_is_counted():
     state = after(STARTED, *(kinds.Notice(time=101.0 + i, text="worker/1 is slow") for i in range(3)))
-    assert [(h.text, h.count, h.time) for h in state.news(9)] == [("worker/1 is slow", 3, 103.0)]
+    assert [(h.text, h.count, h.time) for h in state.recent(9)] == [("worker/1 is slow", 3, 103.0)]
 
 
 def test_a_failed_rank_is_news_with_its_reason_and_a_new_start_forgets_it():
     state = after(STARTED, rank(101.0, "failed", error="ValueError: \x1b[31mNaN"))
-    assert state.news(1)[0].text == "worker/1 on b failed: ValueError: NaN"
+    assert state.recent(1)[0].text == "worker/1 on b failed: ValueError: NaN"
     state.apply(rank(105.0, "running"))
     assert state.ranks["worker", 1].last_error == ""
 
@@ -171,14 +171,14 @@ def many(count):
 
 
 def test_few_ranks_have_a_row_each_workers_first():
-    assert [row.rank for row in fold(after(STARTED), 3)] == ["worker/0", "worker/1", "server/0"]
+    assert [row.rank for row in rank_rows(after(STARTED), 3)] == ["worker/0", "worker/1", "server/0"]
 
 
 def test_many_ranks_are_grouped_and_the_failed_one_stays_single():
     events = [rank(2.0, "running", step=100, rank=i, host=f"h{i // 8}") for i in range(64)]
     state = after(many(64), *events, rank(3.0, "failed", step=90, rank=17, host="h2", error="boom"))
     state.apply(rank(3.0, "running", step=95, rank=5, host="h0"))
-    rows = fold(state, 6)
+    rows = rank_rows(state, 6)
     assert [(r.rank, r.host, r.state, r.steps) for r in rows] == [
         ("worker/17", "h2", "failed", (90, 90)),
         ("63 workers", "8 hosts", "running", (95, 100)),
@@ -188,8 +188,8 @@ def test_many_ranks_are_grouped_and_the_failed_one_stays_single():
 
 def test_more_trouble_than_rows_is_grouped_too():
     state = after(many(64), *(rank(2.0, "lost", rank=i, host="h") for i in range(64)))
-    assert [(r.rank, r.state) for r in fold(state, 4)] == [("64 workers", "lost")]
-    assert len(fold(state, 1)) == 1
+    assert [(r.rank, r.state) for r in rank_rows(state, 4)] == [("64 workers", "lost")]
+    assert len(rank_rows(state, 1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_more_trouble_than_rows_is_grouped_too():
     ],
 )
 def test_names_are_told_as_ranges(names, text):
-    assert spans(names) == text
+    assert rank_ranges(names) == text

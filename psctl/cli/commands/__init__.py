@@ -1,0 +1,22 @@
+"""The commands of psctl, one a module.
+
+attach: follow a job again
+bench: measure strategies on a cluster and compare them with the plan
+checkpoint: list, show, verify, restore, export, pull, prune
+clusters: list the known clusters and mark the current one
+doctor: check every host
+down: undo `up`
+init: make a folder with a job and a cluster file
+jobs: list the jobs that were started from this machine
+logs: print the output of a job's processes
+plan: predict the time of every strategy and choose one
+scale: change the number of processes of a running job
+status: show running jobs and their hosts
+stop: end a job
+store: read keys of a running job's store
+topo: show machines and links
+train: run a job
+up: make the hosts of a cluster ready
+use: make a cluster the current one
+validate: check cluster and job files
+"""

@@ -46,7 +46,7 @@ def bench(
     from psctl.errors import UsageError
     from psctl.launch.bench import bench_runs
     from psctl.launch.bench.congestion import controls_of
-    from psctl.view.bench_tables import draw_bench
+    from psctl.view.tables import draw_bench
 
     own = Context.of(context)
     if operation not in ("allreduce", "pushpull"):

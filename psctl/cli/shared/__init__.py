@@ -1,0 +1,12 @@
+"""What several commands use.
+
+bench_jobs: one call of `psctl bench`
+completion: tab completion from this machine's records
+context: a call of psctl: options, streams, records, connections
+following: follows a job and acts on Ctrl-C
+global_options: the options that every command accepts
+interrupts: the effect of Ctrl-C and SIGTERM while a job is followed
+launching: from a job file to a followed job
+parameters: arguments and options that several commands have
+signals: SIGTERM as an exception
+"""

@@ -40,8 +40,8 @@ from psctl.remote.shell import Shell
 from psctl.spec.job import load_job
 from psctl.types import HostName
 from psctl.view.console import say
-from psctl.view.failure import Uncounted, draw_end
-from psctl.view.live import make_screen
+from psctl.view.failure import UncountedSteps, draw_end
+from psctl.view.live_screen import make_screen
 
 if TYPE_CHECKING:
     from psctl.remote.fleet import Fleet
@@ -288,7 +288,7 @@ class JobFollower:
         if not self.context.options.machine:
             local = self.record.head.job_dir + "/logs" if self.context.cluster_of(self.record).embedded else ""
             if not (self.context.options.quiet and last.status == "done"):
-                uncounted = Uncounted(output.printed) if output.plan is None else None
+                uncounted = UncountedSteps(output.printed) if output.plan is None else None
                 draw_end(self.context.err, job, last, output.checkpoint, local, uncounted)
         return last.exit
 

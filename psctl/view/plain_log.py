@@ -15,8 +15,8 @@ from rich.console import Console
 from psctl.job import events as kinds
 from psctl.units import format_bytes, format_seconds
 from psctl.view.console import Glyphs, rank_lines, say
-from psctl.view.folding import spans
-from psctl.view.job_view import LiveState
+from psctl.view.job_view import JobView
+from psctl.view.rank_rows import rank_ranges
 from psctl.view.text import clock_time, number, one_line
 
 INTERVAL = 5.0
@@ -35,7 +35,7 @@ class PlainLog:
     """
 
     def __init__(self, console: Console, hint: str = "", interval: float = INTERVAL) -> None:
-        self.state = LiveState()
+        self.state = JobView()
         self._console = console
         self._interval = interval
         self._glyphs = Glyphs(console)
@@ -100,7 +100,7 @@ def describe(event: kinds.AnyEvent) -> str:
     """Return an event as one plain line: its name, then name=value or text."""
     match event:
         case kinds.Started():
-            roles = spans([f"{role.role}/{role.rank}" for role in event.roles])
+            roles = rank_ranges([f"{role.role}/{role.rank}" for role in event.roles])
             text = f"started {event.job}: {roles} on {', '.join(event.hosts)}"
         case kinds.Planned():
             text = f"plan strategy={event.chosen} decided={str(event.decided).lower()}: {event.reason}"

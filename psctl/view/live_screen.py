@@ -22,9 +22,9 @@ from rich.text import Text
 from psctl.clock import Clock, SystemClock
 from psctl.job import events as kinds
 from psctl.view.console import Glyphs, rank_lines
-from psctl.view.job_view import LiveState
-from psctl.view.picture import picture
-from psctl.view.plain import PlainLog
+from psctl.view.job_view import JobView
+from psctl.view.live_picture import picture
+from psctl.view.plain_log import PlainLog
 
 PERIOD = 0.25
 """Seconds between two drawings."""
@@ -48,7 +48,7 @@ class LiveScreen:
     """
 
     def __init__(self, console: Console, hint: str = "", clock: Clock | None = None) -> None:
-        self.state = LiveState()
+        self.state = JobView()
         self._console = console
         self._hint = hint
         self._clock = clock or SystemClock()

@@ -1,18 +1,18 @@
-"""Many ranks in few rows: those in trouble stay single, the others are grouped by role and state. Pure."""
+"""Many ranks in few rows: failed and lost ones stay single, the others are grouped by role and state. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psctl.view.job_view import LiveState, RankState
+from psctl.view.job_view import JobView, RankView
 
 _ORDER = ("failed", "lost", "stopped", "starting", "waiting", "running", "done")
 _ROLES = ("worker", "server", "coordinator", "agent")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the table of ranks; `rank` and `steps` may stand for many."""
+class RankRow:
+    """One row of the table of ranks; `rank` and `steps` may cover several."""
 
     rank: str
     host: str
@@ -24,13 +24,13 @@ class Row:
     staleness: int = 0
 
 
-def fold(state: LiveState, rows: int) -> list[Row]:
-    """Return at most `rows` rows (at least one): each rank one, as long as they fit."""
-    ranks = sorted(state.ranks.values(), key=lambda r: (_place(_ROLES, r.role), r.role, r.rank))
+def rank_rows(state: JobView, rows: int) -> list[RankRow]:
+    """Return at most `rows` rows (at least one): one a rank if they fit, else groups."""
+    ranks = sorted(state.ranks.values(), key=lambda r: (_order_of(_ROLES, r.role), r.role, r.rank))
     if len(ranks) <= rows:
         return [_single(state, rank) for rank in ranks]
     trouble = [rank for rank in ranks if rank.state in ("failed", "lost")]
-    groups: dict[tuple[str, str], list[RankState]] = {}
+    groups: dict[tuple[str, str], list[RankView]] = {}
     for rank in ranks:
         groups.setdefault((rank.role, rank.state), []).append(rank)
     if len(groups) + len(trouble) <= rows:
@@ -38,22 +38,24 @@ def fold(state: LiveState, rows: int) -> list[Row]:
         groups = {key: found for key, found in groups.items() if key[1] not in ("failed", "lost")}
     else:
         singles = []
-    order = sorted(groups.items(), key=lambda item: (_place(_ROLES, item[0][0]), _place(_ORDER, item[0][1])))
+    order = sorted(groups.items(), key=lambda item: (_order_of(_ROLES, item[0][0]), _order_of(_ORDER, item[0][1])))
     shown = [_single(state, rank) for rank in singles] + [_group(state, found) for _, found in order]
     return shown[: max(1, rows)]
 
 
-def _place(order: tuple[str, ...], word: str) -> int:
+def _order_of(order: tuple[str, ...], word: str) -> int:
     return order.index(word) if word in order else len(order)
 
 
-def _single(state: LiveState, rank: RankState) -> Row:
+def _single(state: JobView, rank: RankView) -> RankRow:
     step = state.step_of(rank)
     steps = (step, step)
-    return Row(rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness)
+    return RankRow(
+        rank.name, rank.host, rank.state, steps, state.rate_of(rank), rank.pid, rank.last_error, rank.staleness
+    )
 
 
-def _group(state: LiveState, ranks: list[RankState]) -> Row:
+def _group(state: JobView, ranks: list[RankView]) -> RankRow:
     if len(ranks) == 1:
         return _single(state, ranks[0])
     steps = [state.step_of(rank) for rank in ranks]
@@ -61,7 +63,7 @@ def _group(state: LiveState, ranks: list[RankState]) -> Row:
     slowest = min(ranks, key=state.step_of)
     behind = f"slowest {slowest.name} on {slowest.host}" if min(steps) < max(steps) else ""
     errors = [f"{rank.name}: {rank.last_error}" for rank in ranks if rank.last_error]
-    return Row(
+    return RankRow(
         rank=f"{len(ranks)} {ranks[0].role}s",
         host=f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts)),
         state=ranks[0].state,
@@ -73,7 +75,7 @@ def _group(state: LiveState, ranks: list[RankState]) -> Row:
     )
 
 
-def spans(members: list[str]) -> str:
+def rank_ranges(members: list[str]) -> str:
     """Return names as ranges: worker/0-5, server/1."""
     ranks: dict[str, set[int]] = {}
     others = []

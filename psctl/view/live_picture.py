@@ -1,4 +1,4 @@
-"""The live picture of a job as one drawing that fits a given width and height. Pure but for rich's own types."""
+"""The live picture of a job as one drawing that fits a given width and height. Pure."""
 
 from __future__ import annotations
 
@@ -10,42 +10,40 @@ from rich.text import Text
 
 from psctl.units import format_bytes, format_count, format_rate, format_seconds
 from psctl.view.console import ROLE_STYLES, STATE_STYLES, Glyphs, state_text
-from psctl.view.folding import Row, fold
-from psctl.view.job_view import ERROR, WARNING, Happening, LiveState
+from psctl.view.job_view import ERROR, WARNING, JobView, RecentEvent
+from psctl.view.rank_rows import RankRow, rank_rows
 from psctl.view.text import clock_time, number, one_line, sparkline, split, wrap
 
 _SEVERITY_STYLES = {ERROR: "bold red", WARNING: "yellow"}
 _LABEL = 12  # columns of the labels at the left
-_RULE = (
-    60  # columns of the rule on top: what is no wider than a terminal's new width is not reflowed when it is resized
-)
+_RULE = 60  # columns of the rule on top; a terminal reflows only lines that are wider than its new width
 
 
-def picture(state: LiveState, width: int, height: int, age: float, hint: str, glyphs: Glyphs) -> Group:
+def picture(state: JobView, width: int, height: int, age: float, hint: str, glyphs: Glyphs) -> Group:
     """Return the drawing.
 
     Args:
-        state: what is known.
+        state: the state of the job.
         width, height: of the terminal, in cells.
-        age: seconds since the newest event came here.
-        hint: the line at the bottom: what keys do.
+        age: seconds since the newest event arrived.
+        hint: the line at the bottom: the effect of Ctrl-C.
     """
     top = list(_top(state, width, age, glyphs))
-    news = state.news(max(1, min(5, height // 6)))
-    bottom = [line for happening in news for line in _happening(happening, width)]
+    news = state.recent(max(1, min(5, height // 6)))
+    bottom = [line for event in news for line in _recent_event(event, width)]
     bottom += [Text(line, style="dim") for line in wrap(hint, width, 2) if hint]
     free = height - 1 - len(top) - len(bottom) - 4  # the rule, blank lines and the table's head
     parts: list[RenderableType] = [Text(glyphs.line * min(width, _RULE), style="dim", no_wrap=True), *top]
     if state.ranks and free > 0:
-        parts += [Text(""), ranks_table(fold(state, free), width), Text("")]
+        parts += [Text(""), ranks_table(rank_rows(state, free), width), Text("")]
     return Group(*parts, *bottom)
 
 
-def _top(state: LiveState, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _top(state: JobView, width: int, age: float, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield _header(state, width, age)
     progress = state.progress
     if progress is None:
-        yield _line("step", _waiting(state))
+        yield _line("step", _startup_text(state))
     else:
         yield _line("step", _speed(state, width - _LABEL, glyphs))
         if progress.metrics:
@@ -59,7 +57,7 @@ def _line(label: str, body: str | Text) -> Text:
     return line.append_text(body) if isinstance(body, Text) else line.append(body, style="not dim")
 
 
-def _header(state: LiveState, width: int, age: float) -> Text:
+def _header(state: JobView, width: int, age: float) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(state.job or "job", style="bold").append("  ").append_text(state_text(state.state))
     elapsed = state.latest - state.started + age
@@ -72,7 +70,7 @@ def _header(state: LiveState, width: int, age: float) -> Text:
     return line
 
 
-def _waiting(state: LiveState) -> str:
+def _startup_text(state: JobView) -> str:
     if not state.ranks:
         return "waiting for the hosts"
     up = sum(rank.state != "starting" for rank in state.ranks.values())
@@ -83,7 +81,7 @@ def _waiting(state: LiveState) -> str:
     return "waiting for the first report"
 
 
-def _speed(state: LiveState, width: int, glyphs: Glyphs) -> str:
+def _speed(state: JobView, width: int, glyphs: Glyphs) -> str:
     progress = state.progress
     assert progress is not None
     parts = [f"{state.step:,}", f"epoch {progress.epoch}"]
@@ -99,21 +97,21 @@ def _speed(state: LiveState, width: int, glyphs: Glyphs) -> str:
     return between.join(parts)
 
 
-def _metrics(state: LiveState, width: int, glyphs: Glyphs) -> Text:
+def _metrics(state: JobView, width: int, glyphs: Glyphs) -> Text:
     assert state.progress is not None
     metrics = state.progress.metrics
     others = [f"{name} {number(value)}" for name, value in metrics.items() if name != state.metric]
     body = Text(number(metrics.get(state.metric)), style="bold")
     rest = "  ".join(others)
-    room = max(8, min(40, width - _LABEL - 10 - min(len(rest), 30)))
-    curve = sparkline(state.curve(), room, glyphs.blocks)
+    columns = max(8, min(40, width - _LABEL - 10 - min(len(rest), 30)))
+    curve = sparkline(state.curve(), columns, glyphs.blocks)
     body.append(f"  {curve}", style="not bold green")
     if rest:
         body.append(f"  {rest}", style="not bold")
     return _line(f"{state.metric:.{_LABEL - 1}}", body)
 
 
-def _times(state: LiveState, width: int, glyphs: Glyphs) -> Text:
+def _times(state: JobView, width: int, glyphs: Glyphs) -> Text:
     progress = state.progress
     assert progress is not None
     compute, sync = progress.compute_seconds, progress.sync_seconds
@@ -129,7 +127,7 @@ def _times(state: LiveState, width: int, glyphs: Glyphs) -> Text:
     return _line("a step", body)
 
 
-def _checkpoint(state: LiveState, age: float) -> str:
+def _checkpoint(state: JobView, age: float) -> str:
     written = state.checkpoint
     if written is None:
         return "none yet"
@@ -137,8 +135,8 @@ def _checkpoint(state: LiveState, age: float) -> str:
     return f"step {written.step:,}, {ago} ago, {format_bytes(written.bytes)} in {format_seconds(written.seconds)}"
 
 
-def ranks_table(rows: list[Row], width: int) -> Table:
-    """Return the table of ranks; narrow terminals get fewer columns."""
+def ranks_table(rows: list[RankRow], width: int) -> Table:
+    """Return the table of ranks, with fewer columns on narrow terminals."""
     errors = any(row.error for row in rows)
     stale = any(row.staleness for row in rows)
     pids = width >= 80 and any(row.pid for row in rows)
@@ -170,10 +168,10 @@ def ranks_table(rows: list[Row], width: int) -> Table:
     return table
 
 
-def _happening(happening: Happening, width: int) -> list[Text]:
-    style = _SEVERITY_STYLES.get(happening.severity, "")
-    times = f" (x{happening.count})" if happening.count > 1 else ""
-    moment = f"{clock_time(happening.time)} "
-    first, *rest = wrap(happening.text + times, width - len(moment), 2)
+def _recent_event(event: RecentEvent, width: int) -> list[Text]:
+    style = _SEVERITY_STYLES.get(event.severity, "")
+    times = f" (x{event.count})" if event.count > 1 else ""
+    moment = f"{clock_time(event.time)} "
+    first, *rest = wrap(event.text + times, width - len(moment), 2)
     indent = " " * len(moment)
     return [Text.assemble((moment, "dim"), (first, style)), *(Text(indent + line, style=style) for line in rest)]

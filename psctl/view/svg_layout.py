@@ -1,7 +1,7 @@
-"""The tree of a host laid out: how wide each device's box is, and where it stands. No drawing.
+"""The layout of a host's device tree: the size and position of each box.
 
-A device is as wide as its words or as all that hangs below it. GPUs and NICs share the lowest row, whatever they hang
-on, so that cables below it can reach them; NICs of one parent stand in stacks at the right of its GPUs.
+A device is as wide as its text or as its children. GPUs and NICs share the lowest row, whatever their parent, so that
+links below it can reach them; NICs of one parent are stacked at the right of its GPUs.
 """
 
 from __future__ import annotations
@@ -14,47 +14,48 @@ from typing import Any
 import msgspec
 
 from psctl.view import labels
-from psctl.view.canvas import Area, folded, text_width
-from psctl.view.inside import INNER, Branch
+from psctl.view.canvas import Area, fold_text, text_width
+from psctl.view.device_tree import INNER, DeviceNode
+from psctl.view.text import one_line
 
 Document = Mapping[str, Any]
 
 LINE_HEIGHT = 1.35
-"""Of a line of text, in its own size."""
+"""Height of a line of text, in its font size."""
 
 PAD, GAP, LEVEL = 12.0, 10.0, 34.0
-"""Pixels: within a panel, between boxes of a row, between rows."""
+"""Pixels: margin in a panel, gap between boxes of a row, gap between rows."""
 
 STACK = 4
-"""NICs above one another."""
+"""Most NICs in a stack."""
 
 SPINE = 12.0
-"""Pixels at the left of a stack for the line that its NICs hang on."""
+"""Pixels at the left of a stack for its line."""
 
 DROP = 10.0
-"""Pixels from the left of a GPU's box to its line, so that the rate fits between line and neighbour."""
+"""Pixels from the left of a GPU's box to its line, so that the rate fits between the line and the next box."""
 
 NARROW = 66.0
-"""Pixels that a box is wide at least."""
+"""Least width of a box in pixels."""
 
 
-class Node(msgspec.Struct):
-    """A device in its place within the panel. `level` counts from the processors; leaves share the lowest row."""
+class BoxNode(msgspec.Struct):
+    """A device and its position in the panel, with the devices below it."""
 
-    branch: Branch
+    branch: DeviceNode
     lines: list[tuple[str, float, bool]]
     width: float
     height: float
     span: float = 0.0
-    inner: list[Node] = []
-    leaves: list[Node] = []
-    stacks: list[list[Node]] = []
+    inner: list[BoxNode] = []
+    leaves: list[BoxNode] = []
+    stacks: list[list[BoxNode]] = []
     x: float = 0.0
     y: float = 0.0
 
     @property
     def middle(self) -> float:
-        """The middle of its box."""
+        """The horizontal middle of its box."""
         return self.x + self.width / 2
 
     @property
@@ -62,7 +63,7 @@ class Node(msgspec.Struct):
         """Its box."""
         return Area(self.x, self.y, self.width, self.height)
 
-    def all(self) -> list[Node]:
+    def all(self) -> list[BoxNode]:
         """Return this node and all below it."""
         below = [
             node for part in (*self.inner, *self.leaves, *(n for s in self.stacks for n in s)) for node in part.all()
@@ -71,11 +72,11 @@ class Node(msgspec.Struct):
 
 
 FEW = 2
-"""Devices that a finding may speak of to be marked on their boxes."""
+"""A finding that names more devices than this marks none of their boxes."""
 
 
-class Words(msgspec.Struct, frozen=True):
-    """What boxes say: kinds whose name the head tells are left out, few NICs are told of in full, findings marked."""
+class BoxContents(msgspec.Struct, frozen=True):
+    """What determines the text of boxes: kinds with one name, which the head has; whether NICs are few; findings."""
 
     same: Set[str]
     few: bool
@@ -83,28 +84,28 @@ class Words(msgspec.Struct, frozen=True):
     host: Document
 
 
-def node_of(branch: Branch, words: Words) -> Node:
-    """Return a device and all below it, each with its words and as wide as these need."""
+def make_node(branch: DeviceNode, words: BoxContents) -> BoxNode:
+    """Return the nodes of a device and of all below it, each with its text and the width of that."""
     device = branch.device
     kind = str(device["kind"])
-    lines = [(labels.named(device["id"]), 12.0 if kind != "nic" else 11.0, True)]
-    told = labels.about(device)
+    lines = [(one_line(device["id"]), 12.0 if kind != "nic" else 11.0, True)]
+    details = labels.device_details(device)
     if kind in words.same:
-        told = [word for word in told if word != labels.named(device.get("name") or "")]
+        details = [word for word in details if word != one_line(device.get("name") or "")]
     if kind == "nic" and not words.few:
-        told = told[-1:] if device.get("bandwidth") else []
-        told = [word.removeprefix("port ") for word in told]
-    if kind == "switch" and len(told) == 1 and not device.get("name"):
-        told = []
-    lines += [(part, 9.5, False) for word in told for part in folded(word, 150, 9.5)]
+        details = details[-1:] if device.get("bandwidth") else []
+        details = [word.removeprefix("port ") for word in details]
+    if kind == "switch" and len(details) == 1 and not device.get("name"):
+        details = []
+    lines += [(part, 9.5, False) for word in details for part in fold_text(word, 150, 9.5)]
     width = max(text_width(text, size, bold) for text, size, bold in lines) + 14
-    if marked(device, words.host, words.findings):
-        width += 22  # room for the badge
+    if finding_number(device, words.host, words.findings):
+        width += 22  # for the badge
     height = sum(size * LINE_HEIGHT for _, size, _ in lines) + 8
-    node = Node(branch, lines, max(width, NARROW), height)
+    node = BoxNode(branch, lines, max(width, NARROW), height)
     nics = []
     for below in branch.below:
-        child = node_of(below, words)
+        child = make_node(below, words)
         if str(below.device["kind"]) in INNER:
             node.inner.append(child)
         elif below.device["kind"] == "nic":
@@ -116,10 +117,10 @@ def node_of(branch: Branch, words: Words) -> Node:
     return node
 
 
-def measure(node: Node) -> None:
-    """Set how wide a node is with all below it; a processor's box is as wide as what hangs on it."""
+def set_spans(node: BoxNode) -> None:
+    """Set the width of a node with all below it; a processor's box is as wide as its children."""
     for child in node.inner:
-        measure(child)
+        set_spans(child)
     widths = [child.span for child in node.inner] + [leaf.width for leaf in node.leaves]
     widths += [SPINE + stack[0].width for stack in node.stacks]
     below = sum(widths) + GAP * max(0, len(widths) - 1)
@@ -130,20 +131,22 @@ def measure(node: Node) -> None:
         node.width = node.span - pad
 
 
-def heights(node: Node, level: int, found: dict[int, float]) -> None:
+def collect_heights(node: BoxNode, level: int, found: dict[int, float]) -> None:
+    """Set in `found` the height of the row of inner devices at each level."""
     if str(node.branch.device["kind"]) in INNER:
         found[level] = max(found.get(level, 0.0), node.height)
         for child in node.inner:
-            heights(child, level + 1, found)
+            collect_heights(child, level + 1, found)
 
 
-def row_height(node: Node) -> float:
+def row_height(node: BoxNode) -> float:
+    """Return the height of a node's leaves and stacks."""
     leaves = [leaf.height for leaf in node.leaves]
     return max([0.0, *leaves, *(sum(nic.height + 4 for nic in stack) - 4 for stack in node.stacks)])
 
 
-def settle(node: Node, x: float, level: int, tops: Mapping[int, float], bottom: float) -> None:
-    """Put a node and all below it into their places, the leaves onto the lowest row."""
+def set_positions(node: BoxNode, x: float, level: int, tops: Mapping[int, float], bottom: float) -> None:
+    """Set the positions of a node and of all below it, the leaves on the lowest row."""
     node.x = x + (node.span - node.width) / 2
     if str(node.branch.device["kind"]) not in INNER:
         node.y = bottom - node.height
@@ -153,7 +156,7 @@ def settle(node: Node, x: float, level: int, tops: Mapping[int, float], bottom: 
     widths += [SPINE + stack[0].width for stack in node.stacks]
     at = x + (node.span - sum(widths) - GAP * max(0, len(widths) - 1)) / 2
     for child in node.inner:
-        settle(child, at, level + 1, tops, bottom)
+        set_positions(child, at, level + 1, tops, bottom)
         at += child.span + GAP
     for leaf in node.leaves:
         leaf.x, leaf.y = at, bottom - leaf.height
@@ -166,15 +169,15 @@ def settle(node: Node, x: float, level: int, tops: Mapping[int, float], bottom: 
         at += SPINE + stack[0].width + GAP
 
 
-def marked(device: Document, host: Document, findings: Sequence[tuple[str, str]]) -> int:
-    """Return the number of the finding that speaks of a device, 0 for none; one about many devices marks none."""
+def finding_number(device: Document, host: Document, findings: Sequence[tuple[str, str]]) -> int:
+    """Return the number of the finding that names a device, 0 for none; one that names many devices marks none."""
     ids = [str(each["id"]) for each in host.get("devices") or []]
     for number, (what, _) in enumerate(findings, 1):
-        if names(what, str(device["id"])) and sum(names(what, each) for each in ids) <= FEW:
+        if mentions(what, str(device["id"])) and sum(mentions(what, each) for each in ids) <= FEW:
             return number
     return 0
 
 
-def names(text: str, id: str) -> bool:
-    """Whether a finding speaks of a device."""
+def mentions(text: str, id: str) -> bool:
+    """Whether a finding names a device."""
     return bool(id) and re.search(rf"(?<![\w/]){re.escape(id)}(?![\w/])", text) is not None
