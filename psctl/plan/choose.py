@@ -5,7 +5,8 @@ carries psctl's schedules too, the engine's own all-reduce is preferred among th
 others. On CPUs `ps` is preferred, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither
 encrypted nor authenticated) is chosen only where all others are slower. Where training buckets the gradients, a
 synchronisation is the sum over its buckets, one after another; overlap with backward is ignored, because it is the same
-for all."""
+for all.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Winner(msgspec.Struct, frozen=True):
 
 
 class _ServerTiming(msgspec.Struct, frozen=True):
-    """How `ps` does: who steps, the host of each server, and what `time_push_pull` says of it."""
+    """A prediction of `ps`: where the optimizer steps, the host of each server, time, steps, and a rank's bytes."""
 
     update: str
     servers: list[int]

@@ -142,9 +142,9 @@ def plan_input_of_job(order: JobOrder) -> PlanInput:
     ranks = [place for host in order.hosts for place in _places(host, cluster)]
     serving = [host.name for host in order.hosts if host.may_serve]
     gpus = any("/" in place for place in ranks)
-    beside = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
-    costs = engine_costs(gpus, order.costs, beside=beside)
-    return PlanInput(cluster, ranks, serving, costs, paces_of(order.costs, beside=beside), _crowd(order.hosts))
+    one_host = not gpus and len({host.name for host in order.hosts if host.workers}) == 1
+    costs = engine_costs(gpus, order.costs, one_host=one_host)
+    return PlanInput(cluster, ranks, serving, costs, paces_of(order.costs, one_host=one_host), _crowd(order.hosts))
 
 
 def _crowd(hosts: Sequence[HostOrder]) -> float:

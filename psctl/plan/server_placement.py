@@ -1,12 +1,12 @@
-"""Which hosts hold the servers of `ps`, and how long a push and a pull take with them.
+"""The hosts of the servers of `ps`, and the time of a push and a pull with them.
 
-A server is a process of its own on its host. Shards are dealt out evenly over servers, so a host's share of the vector
-is its share of the servers. Servers on idle hosts take load off the workers' ports; with n worker hosts and k < n idle
-ones the best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for every n-k of a worker host, which
-whole servers come near to.
+A server is a separate process on its host. Shards are divided evenly over servers, so a host's share of the vector is
+its share of the servers. Servers on idle hosts relieve the workers' ports; with n worker hosts and k < n idle ones the
+best split (BytePS, OSDI 2020, theorem 1) gives idle hosts 2(n-1) shares for every n-k of a worker host, which whole
+servers approximate.
 
-Workers of one host push together where that is so: what they push to another host's servers is one gradient, not one a
-worker (ps/dense/client/host_collection.py); each pulls for itself.
+Workers of one host may push together: to the servers of other hosts they then push one gradient, not one a worker
+(ps/dense/client/); each worker pulls separately.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 
 MOST_A_HOST = 4
-"""Servers on one host that a split may ask for: each is a process with its own sums."""
+"""Most servers on one host in a split: each is a process with its own sums."""
 
 TRANSFERS = 4000
-"""Of one simulation; above, shards are counted together."""
+"""Most transfers of one simulation; above it, shards are simulated together."""
 
 LARGE = 64
-"""Workers up to which a push and a pull are simulated; with more, the busiest port decides."""
+"""Workers up to which a push and a pull are simulated; with more, the busiest port determines the time."""
 
 
 class ServingMode(msgspec.Struct, frozen=True):
     """How servers work.
 
     Args:
-        pipelined: a shard is pulled while others are still pushed. Where servers hold the values it is not: a clock
-            counts only when all shards have all of it (messages.Step).
-        replicas: to how many other servers each sends what it applies; None: one, where there is another.
-        coding: how gradients are made smaller.
-        together: workers of one host push one gradient to servers of others.
+        pipelined: a shard is pulled while others are still pushed. Not where servers hold the values: a clock counts
+            only when every shard has all of it.
+        replicas: number of other servers that each sends updates to; None: one, where there is another.
+        coding: the cost of compression.
+        together: workers of one host push one gradient to servers of other hosts.
     """
 
     pipelined: bool = True
@@ -55,15 +55,16 @@ class ServingMode(msgspec.Struct, frozen=True):
     together: bool = True
 
     def longer(self, workers: int, servers: int) -> float:
-        """Return how many times as long bytes flow because servers' ports carry what replicas get, too, which is not
-        compressed."""
+        """Return the factor by which flows are longer because servers' ports also carry updates to replicas, which are
+        not compressed."""
         copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
         return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
 
     def part(self, workers: Sequence[str], servers: Sequence[str]) -> float:
-        """Return what part of the gradients' bytes a push and a pull count as, with workers and servers on these hosts.
+        """Return the share of the gradients' bytes that a push and a pull count as, with these hosts of workers and
+        servers.
 
-        One behind the other they count evenly. At once, the port decides that is busiest in one direction.
+        One after the other they count evenly. At the same time, the port that is busiest in one direction decides.
         """
         push, pull = self.coding.push, self.coding.pull
         if not self.pipelined or push == pull:
@@ -78,7 +79,7 @@ class ServingMode(msgspec.Struct, frozen=True):
         return coded / plain if plain else self.coding.both
 
     def processors(self, size: float, workers: int, servers: int, crowd: float) -> float:
-        """Return the seconds in which codes of `size` bytes of gradients are made, and read by the servers."""
+        """Return the seconds in which `size` bytes of gradients are encoded, and decoded by the servers."""
         return size * max(1.0, crowd) * (self.coding.encode + self.coding.read * workers / max(1, servers))
 
 
@@ -95,7 +96,7 @@ def time_push_pull(
         inputs: the machines and the workers.
         servers: the host of each server.
         size: bytes a worker pushes.
-        how: they work.
+        how: the mode of the servers.
     """
     pace, longer = inputs.pace("ps"), how.longer(inputs.world, len(servers))
     pace = StrategyPace(pace.flowing * longer, pace.waiting)
@@ -120,11 +121,11 @@ def place_servers(
     Args:
         inputs: the machines and the workers.
         hosts: the roster.
-        wanted: their number, dealt out in turn, hosts without workers first, for their ports are idle; None asks for
-            as many as serve best: those hosts alone, or every host that may serve, or idle hosts with a larger part.
+        wanted: their number, assigned in turn, hosts without workers first, because their ports are idle; None: the
+            fastest of servers on those hosts only, on every host that may serve, or with a larger share on idle hosts.
             A single host gets two, so that sums use two cores.
         size: bytes a worker pushes.
-        how: they work.
+        how: the mode of the servers.
     """
     found = server_placements(hosts, wanted)
     if len(found) < 2:
@@ -135,11 +136,11 @@ def place_servers(
 
 
 def server_placements(hosts: Sequence[HostOrder], wanted: int | None) -> list[list[int]]:
-    """Return the ways to place servers among which the fastest is taken; none when none may be placed.
+    """Return the placements of servers among which the fastest is chosen; none when none may be placed.
 
     Args:
         hosts: the roster.
-        wanted: their number; None where the plan says.
+        wanted: their number; None: chosen by the plan.
     """
     may = [index for index, host in enumerate(hosts) if host.may_serve]
     if not may or wanted == 0:
@@ -154,7 +155,7 @@ def server_placements(hosts: Sequence[HostOrder], wanted: int | None) -> list[li
 
 
 def _options(inputs: PlanInput, servers: Sequence[str], pieces: int, *, together: bool) -> ScheduleOptions:
-    """Return how pushes and pulls go between these hosts."""
+    """Return the options of the schedule of pushes and pulls between these hosts."""
     nodes = tuple(range(inputs.world, inputs.world + len(servers)))
     groups = _groups(inputs.hosts) if together else {}
     order = {host: index for index, host in enumerate(groups)}
@@ -180,7 +181,7 @@ def _pushed(hosts: Sequence[str], servers: Sequence[str]) -> float:
 def lower_bounds(
     inputs: PlanInput, hosts: Sequence[HostOrder], wanted: int | None, *, together: bool = True
 ) -> list[LowerBound]:
-    """Return what a push and a pull take at least for each way to place servers. Arguments as of `place_servers`."""
+    """Return a lower bound on a push and a pull for each placement of servers. Arguments as of `place_servers`."""
     if inputs.world > LARGE:
         return [LowerBound(0.0, 0.0)]
     costs, found = inputs.costs.get("ps", Costs()), []
@@ -193,7 +194,7 @@ def lower_bounds(
 
 
 def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) -> list[int]:
-    """Return servers for the best split, as near as whole servers come; empty where it is none of its own."""
+    """Return servers for the best split, rounded to whole servers; empty where there is no such split."""
     busy = [index for index in may if hosts[index].workers]
     if not free or len(free) >= len(busy):
         return []
@@ -202,7 +203,7 @@ def _split(hosts: Sequence[HostOrder], may: Sequence[int], free: Sequence[int]) 
 
 
 def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: ServingMode) -> Timing:
-    """Return the time of the busiest port, or loopback, beside two messages."""
+    """Return the time of the busiest port, or loopback, and of two messages."""
     costs = inputs.costs.get("ps", Costs())
     workers, held = Counter(inputs.hosts), Counter(servers)
     worst, name, wait = 0.0, "", 0.0
@@ -217,9 +218,9 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: Servi
             across = size * max(pushed + answered, taken + pulled)
         else:
             across = size * (max(pushed, taken) + max(pulled, answered))
-        ways = [(across, away)] if away is not None else []
-        ways += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
-        for amount, other in ways:
+        loads = [(across, away)] if away is not None else []
+        loads += [(2 * size * workers[host] * part, host)] if part and workers[host] else []
+        for amount, other in loads:
             route = inputs.network.route(host, other)
             rate, link = min((inputs.network.capacities[link], link) for link in route.links)
             wait = max(wait, route.latency)
@@ -230,7 +231,7 @@ def _by_ports(inputs: PlanInput, servers: Sequence[str], size: float, how: Servi
 
 
 def _pieces(inputs: PlanInput, servers: Sequence[str], size: float) -> int:
-    """Return how many shards a server holds: as `store/shards` cuts them."""
+    """Return the shards of a server, as `ps/shards` cuts them."""
     each = target(int(size), len(servers), near=len({*inputs.hosts, *servers}) == 1)
     most = max(1, TRANSFERS // (2 * len(servers) * inputs.world))
     return max(1, min(most, math.ceil(size / len(servers) / each)))

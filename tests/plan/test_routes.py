@@ -99,7 +99,7 @@ def test_hosts_measured_in_pairs_have_one_port_each_and_pass_nothing_on() -> Non
     network = SimulatedNetwork(ClusterGraph(hosts, (Between("a", "b", 60e6), Between("b", "c", 50e6))))
     assert named(network, "a", "b") == ["a -> b", "b port in"]
     assert network.capacities[network.names.index("b port in")] == 60e6
-    with pytest.raises(KeyError, match="nothing joins 'a' to 'c'"):
+    with pytest.raises(KeyError, match="no link joins 'a' to 'c'"):
         network.route("a", "c")
 
 

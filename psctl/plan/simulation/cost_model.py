@@ -1,17 +1,17 @@
-"""What is taken for granted until it is measured: rates, latencies, and what a message costs each engine.
+"""Rates, latencies and costs of messages that are assumed until they are measured.
 
-A message of an engine costs more than the wire's latency: processes are woken, threads take turns, Python runs. On
-links of a gigabit that decides about everything below a megabyte. `bench` measures it and keeps it with the cluster;
-until then the figures of ENGINES hold. Most of it is a processor's work, so where ranks have to share processors it
-takes as many times as long (`crowd`). They were measured on two cores with 4 kB each: 2 ranks that have a core each, 4
-and 8 test hosts that share them.
+A message of an engine costs more than the latency of the link: processes are woken, threads switch, Python runs. On
+links of 1 Gbit/s these costs dominate below a megabyte. `bench` measures it and keeps it with the cluster;
+until then the figures of ENGINES hold. Most of it is processor work, so where ranks share cores it takes as many times
+as long (`crowd`). They were measured on two cores with 4 kB each: 2 ranks with a core each, 4 and 8 test hosts that
+share the cores.
 
     gloo    its all-reduce                             0.7 ms in 2 steps,  7 ms in 6, 21 ms in 14 steps of its ring
-    psctl   a played exchange between pairs            0.4 ms in 1 step,   2 ms in 2,  6 ms in 3 steps, between hosts;
+    psctl   an exchange between pairs                   0.4 ms in 1 step,   2 ms in 2,  6 ms in 3 steps, between hosts;
             a chain, one rank after another            5.6 ms in 14 steps, between hosts;
             4 ranks of one host that share the cores   0.1 ms in 2 steps
     ps      a push and a pull                          1.7 ms with two servers on the same two cores
-    gpus    NCCL's few microseconds a step (its own tuning tables); played schedules are driven by Python, a launch each
+    gpus    NCCL's few microseconds a step (its own tuning tables); other schedules run from Python, a launch each
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from psctl.schedule.schedule import Schedule
 from psctl.types import STRATEGIES
 
 ASSUMED_RATE = 0.956 * 1e9 / 8
-"""Payload bytes/s of a port whose speed nothing tells: 1 Gbit/s less headers at an MTU of 1500."""
+"""Payload bytes/s of a port of unknown speed: 1 Gbit/s less headers at an MTU of 1500."""
 
 LOOPBACK_RATE = 4e9
-"""Bytes/s that the processes of one host move between them, all together: sealed sockets, measured on two cores."""
+"""Bytes/s that the processes of one host move between them, all together: encrypted sockets, measured on two cores."""
 
 ALPHA = 1e-4
-"""Seconds a message between hosts waits beside its bytes: a switch, two kernels, two processes woken."""
+"""Seconds that a message between hosts takes one_hosts its bytes: a switch, two kernels, two processes woken."""
 
 ADDING = 1 / 4e9
-"""Seconds to add a byte of float32 on one core that others use too."""
+"""Seconds to add a byte of float32 on one shared core."""
 
 ENGINES: Mapping[str, Costs] = {
     "gloo": Costs(alpha=1e-4, overhead=2e-4, gamma=ADDING),
@@ -44,41 +44,41 @@ ENGINES: Mapping[str, Costs] = {
 }
 """Of processes on CPUs."""
 
-BESIDE = Costs(alpha=3e-5, overhead=1e-5, gamma=ADDING)
-"""Of schedules between processes of one host, which read each other's memory."""
+ONE_HOST = Costs(alpha=3e-5, overhead=1e-5, gamma=ADDING)
+"""Of schedules between processes of one host, which use shared memory."""
 
-BESIDE_PACE = StrategyPace(flowing=0.5)
-"""Of their bytes, which no socket carries: 100 MB by 4 ranks takes them under half of what Gloo takes."""
+ONE_HOST_PACE = StrategyPace(flowing=0.5)
+"""Of their bytes, which use no socket: 100 MB by 4 ranks takes less than half of the time of Gloo."""
 
 ON_GPUS: Mapping[str, Costs] = {
     "nccl": Costs(alpha=5e-6),
     "psctl": Costs(alpha=2e-5, overhead=1e-5),
     "ps": Costs(alpha=6e-4, overhead=2e-4, gamma=ADDING),
 }
-"""Where gradients lie on GPUs."""
+"""Of processes whose gradients are on GPUs."""
 
 FREE: Mapping[str, Costs] = {"gloo": Costs(), "nccl": Costs(), "psctl": Costs(), "ps": Costs()}
-"""For machines that are described in a file: what is known of them is on their links."""
+"""For machines that are described in a file, whose links have all that is known."""
 
 
 PACES, WAITS = "paces", "waits"
-"""Where, beside engines' costs, stands how much longer strategies' bytes flow, and their messages wait."""
+"""Keys, one_hosts engines' names, of the factors by which strategies' bytes flow, and their messages wait, longer."""
 
 SEVERAL = 4
-"""Ranks up to which each processor's messages are simulated one behind the other."""
+"""Ranks up to which the messages of each processor are simulated one after another."""
 
 
 def side_by_side(costs: Costs, schedule: Schedule, crowd: float = 1.0) -> Costs:
-    """Return costs as a schedule meets them, by the look of its first step.
+    """Return costs for a schedule, by its first step.
 
-    Where ranks share processors, the work of those that are busy at once takes turns. In simulations of many ranks no
-    `overhead` is left: what a rank's messages of one step cost its processor is waited for by each of them. Ranks that
-    do the same stay alike so, and simulate a hundred times faster.
+    Where ranks share cores, the work of ranks that are busy at once is serialized. In simulations of many ranks
+    `overhead` becomes a part of `alpha`: each message of a step waits for the processor time of all its rank's messages
+    of the step. Ranks that do the same stay equal so, and simulate a hundred times faster.
 
     Args:
-        costs: of a message when its rank has a processor to itself.
-        schedule: who sends what when.
-        crowd: ranks for each processor.
+        costs: of a message when its rank has a core to itself.
+        schedule: the schedule.
+        crowd: ranks per core.
     """
     if not costs.overhead:
         return costs
@@ -93,32 +93,32 @@ def side_by_side(costs: Costs, schedule: Schedule, crowd: float = 1.0) -> Costs:
 
 
 def engine_costs(
-    gpus: bool, measured: Mapping[str, Mapping[str, float]], *, beside: bool = False
+    gpus: bool, measured: Mapping[str, Mapping[str, float]], *, one_host: bool = False
 ) -> dict[str, Costs]:  # fmt: skip
-    """Return what a message costs each engine.
+    """Return the costs of a message of each engine.
 
     Args:
-        gpus: gradients lie on GPUs.
-        measured: what `bench` found on this cluster, by engine: alpha, overhead, gamma; the rest is taken for granted.
-            Under PACES and WAITS are strategies, which `paces_of` reads.
-        beside: all ranks are processes of one host.
+        gpus: gradients are on GPUs.
+        measured: what `bench` measured on this cluster, by engine: alpha, overhead, gamma; the rest is assumed. PACES
+            and WAITS hold strategies, for `paces_of`.
+        one_host: all ranks are processes of one host.
     """
     found = dict(ON_GPUS if gpus else ENGINES)
-    if beside and not gpus:
-        found["psctl"] = BESIDE
+    if one_host and not gpus:
+        found["psctl"] = ONE_HOST
     for engine, costs in measured.items():
         if engine not in (PACES, WAITS):
             found[engine] = Costs(**{key: value for key, value in costs.items() if key in Costs.__struct_fields__})
     return found
 
 
-def paces_of(measured: Mapping[str, Mapping[str, float]], *, beside: bool = False) -> dict[str, StrategyPace]:
-    """Return by how much strategies differ from their predictions.
+def paces_of(measured: Mapping[str, Mapping[str, float]], *, one_host: bool = False) -> dict[str, StrategyPace]:
+    """Return the factors by which strategies differ from their predictions.
 
     Args:
         measured: as of `engine_costs`.
-        beside: all ranks are processes of one host, on CPUs.
+        one_host: all ranks are processes of one host, on CPUs.
     """
     flowing, waiting = measured.get(PACES, {}), measured.get(WAITS, {})
-    taken = {name: BESIDE_PACE for name in STRATEGIES if name not in ("native", "ps")} if beside else {}
+    taken = {name: ONE_HOST_PACE for name in STRATEGIES if name not in ("native", "ps")} if one_host else {}
     return taken | {name: StrategyPace(flowing.get(name, 1.0), waiting.get(name, 1.0)) for name in (*flowing, *waiting)}

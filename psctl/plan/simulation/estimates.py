@@ -22,43 +22,44 @@ from psctl.schedule.schedule import Schedule
 
 
 class LowerBound(msgspec.Struct, frozen=True):
-    """Seconds that messages wait for each other, and seconds that a byte of the vector takes on the fullest link."""
+    """Seconds in which messages wait for each other, and seconds that a byte of the vector takes on the fullest
+    link."""
 
     waiting: float
     per_byte: float
 
     def seconds(self, size: float, pace: StrategyPace = AS_PREDICTED) -> float:
-        """Return what `size` bytes take at least, at a strategy's own pace."""
+        """Return the bound for `size` bytes, at a strategy's pace."""
         return max(self.waiting * min(1.0, pace.waiting), size * self.per_byte * min(1.0, pace.flowing))
 
 
 def lower_bound(schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], alpha: float) -> LowerBound:
-    """Return what a schedule takes at least.
+    """Return a lower bound on the time of a schedule.
 
     Args:
-        schedule: who sends what to whom, its vector uncut.
-        network: the capacities and ways between places.
+        schedule: the schedule, its vector uncut.
+        network: capacities, and routes between places.
         placement: the place of each node.
-        alpha: seconds a message waits beside its way's latency.
+        alpha: seconds that a message waits besides its route's latency.
 
     Raises:
-        KeyError: a place that the network does not know or can't reach.
+        KeyError: a place that is not on the network, or not reachable.
     """
     whole = sum(schedule.shares)
     crossed: dict[tuple[int, ...], int] = {}
     held: dict[tuple[int, int], float] = {}  # (node, chunk) -> seconds that its messages waited
     for _, step in schedule.by_step():
-        came: dict[tuple[int, int], float] = {}
+        arrived: dict[tuple[int, int], float] = {}
         added: set[tuple[int, int]] = set()
         for one in step:
             route = network.route(placement[one.source], placement[one.destination])
             crossed[route.links] = crossed.get(route.links, 0) + schedule.shares[one.chunk]
             at = (one.destination, one.chunk)
             waited = held.get((one.source, one.chunk), 0.0) + route.latency + alpha
-            came[at] = max(came.get(at, 0.0), waited)
+            arrived[at] = max(arrived.get(at, 0.0), waited)
             if one.action == "reduce":
                 added.add(at)
-        for at, waited in came.items():
+        for at, waited in arrived.items():
             held[at] = max(held.get(at, 0.0), waited) if at in added else waited
     amounts: dict[int, int] = {}
     for links, amount in crossed.items():
@@ -74,14 +75,14 @@ def stepwise(
     """Return the time of a schedule, step after step.
 
     Args:
-        schedule: who sends what to whom.
-        network: the capacities and ways between places.
+        schedule: the schedule.
+        network: capacities, and routes between places.
         placement: the place of each node.
         size: bytes of the vector.
-        costs: what messages cost beside their bytes on links.
+        costs: of messages, besides their bytes on links.
 
     Raises:
-        KeyError: a place that the network does not know or can't reach.
+        KeyError: a place that is not on the network, or not reachable.
     """
     chunk = schedule.chunk_bytes(size)
     total: dict[int, float] = {}

@@ -1,9 +1,9 @@
-"""The time that a schedule takes on a network, by simulating its messages as flows.
+"""The time of a schedule on a network, by a simulation of its messages as flows.
 
-A message waits for what `waiting` says, then for its latency, then flows at its max-min fair rate over all links of
-its route (`sharing`), then is summed at its receiver, one message after another. There is no step at which all wait
-for all. Rates change only when a flow begins or ends; events that fall on one moment are taken together, so that a
-symmetric schedule of thousands of messages costs one computation of rates a step.
+A message waits for its dependencies (`message_dependencies`), then for its latency, then flows at its max-min fair rate
+over all links of its route (`flow_rates`), then is reduced at its receiver, one message after another. Steps are no
+barriers. Rates change only when a flow starts or ends; events at the same time are handled together, so that a
+symmetric schedule of thousands of messages needs one computation of rates a step.
 
 Long pipelines are predicted from two short ones: once a pipeline is full, every further chunk takes as long as the one
 before, so with chunks of one size the time is linear in their number. 64 ranks and 500 chunks would be 120,000
@@ -26,14 +26,14 @@ from psctl.plan.simulation.symmetry import lockstep
 from psctl.schedule.schedule import Schedule
 
 FREE = Costs()
-"""Bytes on links alone."""
+"""No costs besides the bytes on links."""
 
 FEW, ENOUGH = 12, 24
-"""Chunks of the two simulations: chains and trees of 16 to 64 ranks came within 1% of the long simulation so; with
-fewer a double tree is 3% off."""
+"""Chunks of the two simulations: chains and trees of 16 to 64 ranks are within 1% of the long simulation; with fewer a
+double tree is 3% off."""
 
 MESSAGES = 4000
-"""Schedules no larger than this are simulated as they are."""
+"""Transfers up to which a pipeline is simulated whole."""
 
 _FLOW, _DONE = 0, 1
 _NEVER = float("inf")
@@ -43,21 +43,21 @@ def simulate(
     schedule: Schedule, network: SimulatedNetwork, placement: Sequence[str], size: float, costs: Costs = FREE,
     method: Literal["auto", "simulated"] = "auto",
 ) -> Timing:  # fmt: skip
-    """Return the time that a schedule takes.
+    """Return the time of a schedule.
 
     Args:
-        schedule: who sends what to whom.
-        network: the capacities and ways between places.
-        placement: the place of each node of the schedule, helpers behind the ranks.
+        schedule: the schedule.
+        network: capacities, and routes between places.
+        placement: the place of each node of the schedule, helpers after the ranks.
         size: bytes of the vector.
-        costs: what messages cost beside their bytes on links.
-        method: `auto` lets one rank stand for all where every rank does the same on equal links.
+        costs: of messages, besides their bytes on links.
+        method: `auto` simulates one rank for all where every rank does the same on equal links.
 
     Returns:
-        the timing; its `method` says whether one rank stood for all.
+        the timing; its `method` says whether one rank was simulated for all.
 
     Raises:
-        KeyError: a place that the network does not know or can't reach.
+        KeyError: a place that is not on the network, or not reachable.
     """
     assert len(placement) == schedule.nodes, f"{schedule.nodes} nodes need as many places, not {len(placement)}"
     route = network.uniform(placement) if method == "auto" else None
@@ -75,19 +75,19 @@ def simulate_pipeline(
     """Return the time of a pipeline.
 
     Args:
-        build: makes its schedule for a number of chunks.
-        chunks: how many chunks are asked for.
-        network: the capacities and ways between places.
+        build: returns the schedule for a number of chunks.
+        chunks: number of chunks.
+        network: capacities, and routes between places.
         placement: the place of each node.
         size: bytes of the whole vector.
-        costs: what messages cost beside their bytes.
+        costs: of messages, besides their bytes.
 
     Returns:
-        the timing, of method `simulated`; where two short pipelines stand for the long one, `critical` is that of the
-        longer of these.
+        the timing, of method `simulated`; where it follows from two short pipelines, `critical` is that of the longer
+        one.
 
     Raises:
-        KeyError: a place that the network does not know or can't reach.
+        KeyError: a place that is not on the network, or not reachable.
     """
     short = build(min(chunks, ENOUGH))
     if chunks <= ENOUGH or len(short.transfers) * chunks <= MESSAGES * ENOUGH:
@@ -122,28 +122,28 @@ class _Run:
         self._bytes = [sum([chunk[each] for each in message.chunks]) for message in sent]
         self._network = network
         self._costs = costs
-        self._waiting = MessageDependencies(sent)
+        self._dependencies = MessageDependencies(sent)
         self._routes = [network.route(placement[each.source], placement[each.destination]) for each in sent]
-        self._due: list[tuple[float, int, int]] = []  # (time, message, what happens)
+        self._due: list[tuple[float, int, int]] = []  # (time, message, _FLOW or _DONE)
         self._flows = ActiveFlows(network.capacities)
         self._busy: dict[int, float] = {}  # node -> when its processor is free
-        self._peers: dict[int, int] = {}  # node -> whom it sent to last
-        count = len(self._waiting.need)
+        self._peers: dict[int, int] = {}  # node -> the last receiver of its messages
+        count = len(self._dependencies.need)
         self._why = [-1] * count
         self._ready, self._flowing = [0.0] * count, [0.0] * count
         self._arrived, self._ended = [0.0] * count, [0.0] * count
 
     def timing(self) -> Timing:
-        for index, need in enumerate(list(self._waiting.need)):
+        for index, need in enumerate(list(self._dependencies.need)):
             if need == 0:
-                self._begin(index, 0.0)
+                self._start(index, 0.0)
         while (now := min(self._flows.next_end(), self._due[0][0] if self._due else _NEVER)) < _NEVER:
-            self._take(now)
+            self._handle_events(now)
             self._flows.update_rates(now)
         return self._report()
 
-    def _take(self, now: float) -> None:
-        """Take all that falls on this moment; lane by lane, so that what is alike for all nodes stays so."""
+    def _handle_events(self, now: float) -> None:
+        """Handle all events of this moment; lane by lane, so that equal nodes stay equal."""
         for index in sorted(self._flows.remove_ended(now), key=lambda index: (self._sent[index].lane, index)):
             self._deliver(index, now)
         bound = now * (1 + NEAR)
@@ -154,7 +154,7 @@ class _Run:
             else:
                 self._done(index, now)
 
-    def _begin(self, index: int, now: float) -> None:
+    def _start(self, index: int, now: float) -> None:
         message, costs = self._sent[index], self._costs
         self._ready[index] = now
         at = now
@@ -178,7 +178,7 @@ class _Run:
     def _deliver(self, index: int, now: float) -> None:
         message, costs = self._sent[index], self._costs
         self._arrived[index] = now
-        for then in self._waiting.delivered[index]:
+        for then in self._dependencies.delivered[index]:
             self._release(then, index, now)
         work = costs.overhead + (costs.gamma * self._bytes[index] if message.action == "reduce" else 0.0)
         if work:
@@ -189,24 +189,24 @@ class _Run:
 
     def _done(self, index: int, now: float) -> None:
         self._ended[index] = now
-        for then in self._waiting.done[index]:
+        for then in self._dependencies.done[index]:
             self._release(then, index, now)
 
     def _release(self, then: int, cause: int, now: float) -> None:
-        self._waiting.need[then] -= 1
-        if self._waiting.need[then]:
+        self._dependencies.need[then] -= 1
+        if self._dependencies.need[then]:
             return
         self._why[then] = cause
         if then < len(self._sent):
-            self._begin(then, now)
+            self._start(then, now)
             return
-        for after in (*self._waiting.delivered[then], *self._waiting.done[then]):
+        for after in (*self._dependencies.delivered[then], *self._dependencies.done[then]):
             self._release(after, then, now)
 
-    # -- what it says
+    # -- results
 
     def _report(self) -> Timing:
-        assert not any(self._waiting.need), "a schedule that waits for itself; the checker lets none pass"
+        assert not any(self._dependencies.need), "a schedule with circular dependencies, which the checker refuses"
         seconds = max(self._ended, default=0.0)
         loads = _loads(self._network, self._routes, self._bytes, seconds)
         legs, parts = self._critical(seconds)
@@ -215,7 +215,7 @@ class _Run:
         )  # fmt: skip
 
     def _critical(self, seconds: float) -> tuple[tuple[CriticalTransfer, ...], tuple[float, float, float]]:
-        """Return the messages that the last one waited for, and the seconds they waited, flowed and were summed."""
+        """Return the messages of the critical path, and the seconds that they waited, flowed and were reduced."""
         count = len(self._sent)
         at = max(range(count), key=lambda index: self._ended[index]) if count else -1
         until, legs = seconds, []
@@ -241,7 +241,7 @@ class _Run:
 def _loads(
     network: SimulatedNetwork, routes: Sequence[NetworkRoute], sent: Sequence[float], seconds: float
 ) -> tuple[LinkLoad, ...]:  # fmt: skip
-    """Return what crosses each link, busiest first."""
+    """Return the load of each link, busiest first."""
     crossed: dict[int, float] = {}
     for route, amount in zip(routes, sent, strict=True):
         for link in route.links:
@@ -254,7 +254,7 @@ def _loads(
 
 
 def bottleneck(loads: Sequence[LinkLoad], parts: tuple[float, float, float]) -> tuple[str, int]:
-    """Return what most of the time is waited for, and how many further links are as busy as that one."""
+    """Return the bottleneck, and how many further links are as busy as that one."""
     waiting, flowing, summing = parts
     if summing > max(waiting, flowing):
         return "sums", 0

@@ -1,15 +1,15 @@
-"""What each message of a schedule waits for.
+"""The dependencies of the messages of a schedule.
 
-By the semantics of `schedule/transfer.py` a message may start when
+By the semantics of `schedule/schedule.py` a message may start when
 
-    its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: summed)
+    its sender holds each of its chunks as all earlier steps leave it     (those messages are *done*: reduced)
     both its ends are free on its lane: what the sender sent, and what    (*delivered*)
       the receiver got, on that lane in earlier steps, has arrived
-    its receiver has sent on what it would overwrite or add to            (*delivered*)
+    its receiver has sent what it would overwrite or add to               (*delivered*)
 
-and what a node holds of a chunk after a step is there when all that came in is summed and all that left in that very
-step, which read the chunk as it was before, has gone. Where many wait for many, a *join* stands between: done when
-all it waits for is; so the number of edges stays linear in the number of transfers.
+and a chunk at a node has its value after a step when all that arrived is reduced, and all that the node sent in that
+step, which read the value before, is delivered. Where several wait for several, a *join* is put between, done when all
+its dependencies are; so the number of edges stays linear in the number of transfers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from psctl.schedule.schedule import ScheduleMessage
 
 
 class MessageDependencies:
-    """Who waits for whom. Numbers below `len(messages)` are messages, those above are joins.
+    """The graph of dependencies. Numbers below `len(messages)` are messages, those above are joins.
 
-    `need[i]` counts what i waits for; `delivered[i]` and `done[i]` list who waits for message i to arrive, and for i
-    to be done.
+    `need[i]` counts the dependencies of i; `delivered[i]` and `done[i]` list what waits for message i to arrive, and
+    for i to be done.
     """
 
     def __init__(self, messages: Sequence[ScheduleMessage]) -> None:
         self.need = [0] * len(messages)
         self.delivered: list[list[int]] = [[] for _ in messages]
         self.done: list[list[int]] = [[] for _ in messages]
-        self._held: dict[tuple[int, int], int] = {}  # the state of a chunk at a node -> who makes it
-        self._gone: dict[tuple[int, int], int] = {}  # a chunk at a node -> when all that read it so far has left
-        self._readers: dict[tuple[int, int], list[int]] = {}  # those not yet in _gone
+        self._held: dict[tuple[int, int], int] = {}  # a chunk at a node -> what makes its value
+        # A chunk at a node -> after which all its readers so far are sent.
+        self._all_sent: dict[tuple[int, int], int] = {}
+        self._readers: dict[tuple[int, int], list[int]] = {}  # those not yet in _all_sent
         self._lanes: dict[tuple[int, int, bool], int] = {}  # (node, lane, whether it sends) -> the last to use it
         start = 0
         for index in range(1, len(messages) + 1):
             if index == len(messages) or messages[index].step != messages[start].step:
-                self._take_step(messages, start, index)
+                self._add_step(messages, start, index)
                 start = index
 
-    def _take_step(self, messages: Sequence[ScheduleMessage], start: int, stop: int) -> None:
+    def _add_step(self, messages: Sequence[ScheduleMessage], start: int, stop: int) -> None:
         reads: dict[tuple[int, int], list[int]] = {}
         writes: dict[tuple[int, int], list[int]] = {}
         lanes: dict[tuple[int, int, bool], list[int]] = {}
@@ -58,7 +59,7 @@ class MessageDependencies:
                     self._after(held, index)
                 reads.setdefault(at, []).append(index)
                 to = (message.destination, chunk)
-                if to in self._readers or to in self._gone:
+                if to in self._readers or to in self._all_sent:
                     self._after_leaving(to, index)
                 writes.setdefault(to, []).append(index)
         for to, incoming in writes.items():
@@ -80,13 +81,13 @@ class MessageDependencies:
 
     def _after_leaving(self, to: tuple[int, int], index: int) -> None:
         readers = self._readers.pop(to, None)
-        gone = self._gone.get(to)
+        gone = self._all_sent.get(to)
         if readers is not None:
             if gone is None and len(readers) == 1:
-                self._gone[to] = readers[0]
+                self._all_sent[to] = readers[0]
             else:
-                self._gone[to] = self._arrival_of([*readers, *(() if gone is None else (gone,))])
-        self._after_arrival(self._gone[to], index)
+                self._all_sent[to] = self._arrival_of([*readers, *(() if gone is None else (gone,))])
+        self._after_arrival(self._all_sent[to], index)
 
     def _arrival_of(self, indices: list[int]) -> int:
         join = self._join()

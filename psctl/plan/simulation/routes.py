@@ -1,17 +1,17 @@
-"""A cluster as directed capacities, and the way that bytes take between two places on it.
+"""A cluster as directed capacities, and the routes between two places on it.
 
-Each edge of the graph is full duplex, so it gives two capacities, one for each direction; all that crosses one shares
-it. A *place* is where a rank or a helper sits: `host/GPU0`, or `host` for a process of the host itself. A way takes
+Each edge of the graph is full duplex, so it gives two capacities, one for each direction; all flows across one share
+it. A *place* is the position of a rank or a helper: `host/GPU0`, or `host` for a process of the host itself. Routes:
 
-    on one host     the widest way, the shortest of these (`topology/paths`): a GPU forwards nothing that is meant for
-                    another. Two processes of one host, and devices that no edge joins, meet in its memory: the host's
-                    loopback, one capacity for both directions.
+    on one host     the widest path, the shortest of these (`topology/host/paths`): a GPU forwards nothing. Two
+                    processes of one host, and devices that no edge joins, use its memory: the host's loopback, one
+                    capacity for both directions.
     between hosts   from the device to its nearest nic, out through the nic's cable, over network switches by the
-                    fewest cables, in by the other end's nearest nic. GPUs whose nearest nics are the same are dealt
-                    over these nics in turn, so that each has a rail of its own where there are enough.
+                    fewest cables, in by the other end's nearest nic. GPUs whose nearest nics are the same are
+                    assigned to these nics in turn, so that each has a rail of its own where there are enough.
 
 Where several cables leave through one port, the port bounds their sum: the nic's own rate where known, else the
-fastest of its cables (pairs that were measured one by one tell of the port, not of so many cables).
+fastest of its cables (pairs that were measured one by one show the port, not as many cables).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from psctl.topology.graph import Between, ClusterGraph, HostGraph, HostNode, Lin
 from psctl.topology.host.paths import Router
 
 ASSUMED_SLOT = 16e9
-"""Bytes/s of an edge inside a host whose bandwidth nothing tells: PCIe 3.0 x16."""
+"""Bytes/s of an edge inside a host of unknown bandwidth: PCIe 3.0 x16."""
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """Seconds that a message waits on a way whose links tell no latency; what is known of them goes before it."""
+    """Latencies of routes whose links have none; known latencies take precedence."""
 
     inside: float = 5e-6  # between devices of one host
     loopback: float = 2e-5  # two processes through the host's memory
@@ -49,8 +49,7 @@ class NetworkRoute(msgspec.Struct, frozen=True):
 
 
 class _DirectedEdge(msgspec.Struct, frozen=True):
-    """One edge in one direction as a search sees it; `wires` are the capacities it takes, `back` those of the other
-    direction."""
+    """One edge in one direction: `wires` are the capacities that it uses, `back` those of the other direction."""
 
     origin: str
     to: str
@@ -60,7 +59,7 @@ class _DirectedEdge(msgspec.Struct, frozen=True):
     latency: float | None
     type: str
 
-    def turned(self) -> _DirectedEdge:
+    def reversed(self) -> _DirectedEdge:
         return _DirectedEdge(self.to, self.origin, self.back, self.wires, self.width, self.latency, self.type)
 
 
@@ -69,18 +68,18 @@ _Graph = dict[str, list[_DirectedEdge]]
 
 
 class SimulatedNetwork:
-    """Directed capacities with names for people, and the ways between places, found when first asked for.
+    """Directed capacities with names for people, and the routes between places, computed on first use.
 
     Args:
         cluster: the graph; a host is a place too.
-        delays: latencies where the graph tells none.
+        delays: latencies where the graph has none.
     """
 
     def __init__(self, cluster: ClusterGraph, delays: Delays = NOMINAL) -> None:
         self.names: list[str] = []
         self.capacities: list[float] = []
         self.assumed: set[int] = set()
-        """Links whose rate nothing tells."""
+        """Links of unknown rate."""
         self._delays = delays
         self._hosts = {host.name: host for host in cluster.hosts}
         self._slots: dict[tuple[str, Link], _DirectedEdge] = {}
@@ -92,13 +91,13 @@ class SimulatedNetwork:
         self._routes: dict[tuple[str, str], NetworkRoute] = {}
         self._nics: dict[str, str] = {}
         for host in cluster.hosts:
-            self._deal_nics(host)
+            self._assign_nics(host)
 
     def route(self, a: str, b: str) -> NetworkRoute:
-        """Return the way from place `a` to place `b`.
+        """Return the route from place `a` to place `b`.
 
         Raises:
-            KeyError: a place that is not on the network, or two that nothing joins: the caller's mistake.
+            KeyError: a place that is not on the network, or two that no link joins; the caller's fault.
         """
         route = self._routes.get((a, b))
         if route is None:
@@ -106,8 +105,8 @@ class SimulatedNetwork:
         return route
 
     def uniform(self, placement: Sequence[str]) -> NetworkRoute | None:
-        """Return the one kind of way between hosts that hang on one switch, each by an equal cable of its own, so
-        that each place is like every other; None where it is not so. The route is that of the first two places."""
+        """Return the route between any two of these hosts where they are on one switch, each by an equal cable of its
+        own; None where they are not."""
         if len(placement) < 2 or len(set(placement)) < len(placement) or set(placement) - set(self._hosts):
             return None
         cables = [self._outside.get(self._way_out(place, "")[0], []) for place in placement]
@@ -141,7 +140,7 @@ class SimulatedNetwork:
         return Router(host.graph.devices, edges)
 
     def _cables(self, between: Sequence[Between]) -> _Graph:
-        """Return what lies between hosts: an end is `host/nic` where the nic is known, else the host, or a switch."""
+        """Return the cables between hosts; an end is `host/nic` where the nic is known, else the host, or a switch."""
         ends: dict[str, list[Between]] = {}
         for cable in between:
             for end in (self._near_end(cable), cable.b):
@@ -158,7 +157,7 @@ class SimulatedNetwork:
             least = min(self.capacities[wire] for wire in wires)
             step = _DirectedEdge(a, b, wires, other, least, cable.latency, cable.type)
             graph[a].append(step)
-            graph[b].append(step.turned())
+            graph[b].append(step.reversed())
         return graph
 
     def _near_end(self, cable: Between) -> str:
@@ -178,13 +177,14 @@ class SimulatedNetwork:
         return (self._wire(f"{end} port out", width),), (self._wire(f"{end} port in", width),)
 
     def _nominal(self, end: str) -> float | None:
-        """Return the rate of the nic at an end, None where it is none or nothing tells."""
+        """Return the rate of the nic at an end, None where there is no nic or its rate is unknown."""
         host = self._host_of(end)
         device = self._hosts[host].graph.device(end.rpartition("/")[2]) if end != host and host in self._hosts else None
         return device.bandwidth if device is not None else None
 
-    def _deal_nics(self, host: HostNode) -> None:
-        """Give each device of a host the nic that it leaves through: the nearest; of several equally near in turn."""
+    def _assign_nics(self, host: HostNode) -> None:
+        """Assign each device of a host the nic for traffic to other hosts: the nearest; of several equally near in
+        turn."""
         nics = [device.id for device in host.graph.of_kind("nic")]
         wired = [nic for nic in nics if f"{host.name}/{nic}" in self._outside]
         nics = wired or (nics if host.name in self._outside else [])
@@ -198,7 +198,7 @@ class SimulatedNetwork:
                 turns[device.kind, *near] = turn + 1
                 self._nics[f"{host.name}/{device.id}"] = near[turn % len(near)]
 
-    # -- ways
+    # -- routes
 
     def _search(self, a: str, b: str) -> NetworkRoute:
         (host_a, device_a), (host_b, device_b) = self._split(a), self._split(b)
@@ -210,9 +210,9 @@ class SimulatedNetwork:
         if end not in ways:  # its nearest nic is on another network: by any that is on this one
             ends = [other for other in ways if self._host_of(other) == host_b]
             if not ends:
-                raise KeyError(f"nothing joins {a!r} to {b!r}")
+                raise KeyError(f"no link joins {a!r} to {b!r}")
             end, behind = min(ends, key=lambda other: (_length(ways[other]), other)), ()
-        whole = (*before, *ways[end], *(step.turned() for step in behind[::-1]))
+        whole = (*before, *ways[end], *(step.reversed() for step in behind[::-1]))
         known = any(step.latency is not None for step in ways[end])
         fabric = all(step.type == "InfiniBand" for step in ways[end])
         return _made(whole, 0.0 if known else self._delays.infiniband if fabric else self._delays.ethernet)
@@ -235,13 +235,13 @@ class SimulatedNetwork:
             ways = self._from(host, a or b)
             near = [ways[cpu.id] for cpu in graph.of_kind("cpu") if cpu.id in ways]
             way = min(near, key=_length, default=())
-            way = way if a else tuple(step.turned() for step in way[::-1])
+            way = way if a else tuple(step.reversed() for step in way[::-1])
         if not way:
             return NetworkRoute((self._loopbacks[host],), self._delays.loopback)
         return _made(way, 0.0 if any(step.latency is not None for step in way) else self._delays.inside)
 
     def _way_out(self, host: str, device: str) -> tuple[str, _Way]:
-        """Return the end where a device leaves its host, and its way there inside."""
+        """Return the end through which a device reaches other hosts, and its path to it inside the host."""
         nic = self._nics.get(f"{host}/{device}")
         if nic is not None:
             end = f"{host}/{nic}"
@@ -250,11 +250,11 @@ class SimulatedNetwork:
             return host, ()
         ends = [end for end in self._outside if self._host_of(end) == host]
         if not ends:
-            raise KeyError(f"nothing joins {host!r} to other hosts")
+            raise KeyError(f"no link joins {host!r} to other hosts")
         return max(ends, key=lambda end: max(step.width for step in self._outside[end])), ()
 
     def _from(self, host: str, start: str) -> dict[str, _Way]:
-        """Return the best ways from a device to all others of its host; from an end to all others where `host` is
+        """Return the best paths from a device to all others of its host; from an end to all others where `host` is
         empty."""
         found = self._ways.get((host, start))
         if found is None:
@@ -267,7 +267,7 @@ class SimulatedNetwork:
         for device, path in self._routers[host].paths(start).items():
             slots = [self._slots[host, edge] for edge in path.edges]
             pairs = zip(slots, path.devices, strict=False)  # one device more than edges
-            found[device] = tuple(slot if slot.origin == origin else slot.turned() for slot, origin in pairs)
+            found[device] = tuple(slot if slot.origin == origin else slot.reversed() for slot, origin in pairs)
         return found
 
 
@@ -287,9 +287,9 @@ def _made(way: Iterable[_DirectedEdge], unknown: float) -> NetworkRoute:
 
 
 def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str, _Way]:
-    """Return the way with the fewest cables, of these the widest, to each end; `stops` pass nothing on.
+    """Return the path with the fewest cables, of these the widest, to each end; `stops` forward nothing.
 
-    Dijkstra on (cables, -width): the beginning of a best way is a best way, so the pair may be taken as a length.
+    Dijkstra on (cables, -width): the beginning of a best path is a best path, so the pair serves as a length.
     """
     found: dict[str, _Way] = {}
     queue: list[tuple[int, float, str, int, _Way]] = [(0, -float("inf"), start, 0, ())]
@@ -309,7 +309,7 @@ def _fewest_cables(start: str, graph: _Graph, stops: Container[str]) -> dict[str
 
 
 def places(cluster: ClusterGraph) -> tuple[str, ...]:
-    """Return where ranks sit when nothing else is said: every GPU in order; on hosts without any, the host."""
+    """Return the default places of ranks: every GPU in order; on hosts without GPUs, the host."""
     found: list[str] = []
     for host in cluster.hosts:
         gpus = host.graph.of_kind("gpu")

@@ -1,4 +1,4 @@
-"""What a prediction says: the time of a schedule, what it waits for, and how busy each link is."""
+"""Costs of messages, and predicted times with their parts and the load of each link."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ Method = Literal["simulated", "symmetry", "closed form"]
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What a message costs beside its bytes on the links. All in seconds; what `bench` measures.
+    """The costs of a message besides its bytes on the links, in seconds; `bench` measures them.
 
-    `alpha` is waited for beside the route's own latency and blocks nobody; `overhead` keeps the sender's processor,
-    then the receiver's, from their next message; `gamma` the receiver's, per byte that it reduces; `switch` is waited
-    for whenever a sender turns to another peer than its last.
+    `alpha` adds to the route's latency and occupies no processor; `overhead` occupies the sender's processor, then the
+    receiver's; `gamma` the receiver's, per byte that it reduces; `switch` is added whenever a sender changes its peer.
     """
 
     alpha: float = 0.0
@@ -27,7 +26,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class LinkLoad(msgspec.Struct, frozen=True):
-    """What crossed a directed link: bytes, and the part of the time that this would have taken at full rate."""
+    """The bytes on a directed link, and the share of the time that they take at full rate."""
 
     link: str
     bytes: float
@@ -35,7 +34,7 @@ class LinkLoad(msgspec.Struct, frozen=True):
 
 
 class CriticalTransfer(msgspec.Struct, frozen=True):
-    """A transfer of the critical path: when it might start, when its bytes flowed, when its receiver held the sum."""
+    """A transfer of the critical path: when it could start, when its bytes flowed, when its receiver had the sum."""
 
     step: int
     source: int
@@ -67,9 +66,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class StrategyPace(msgspec.Struct, frozen=True):
-    """How many times as long as predicted a strategy's bytes flow and its messages wait: what `bench` found that links
-    and an engine's costs do not tell, such as senders that meet at one receiver, or ranks that share processors.
-    """
+    """Factors by which a strategy's bytes flow, and its messages wait, longer than predicted, as `bench` measured:
+    effects that links and an engine's costs do not model, such as senders that share one receiver, or ranks that share
+    cores."""
 
     flowing: float = 1.0
     waiting: float = 1.0
@@ -79,7 +78,7 @@ AS_PREDICTED = StrategyPace()
 
 
 def at_pace(timing: Timing, pace: StrategyPace) -> Timing:
-    """Return a timing at a strategy's own pace."""
+    """Return a timing at a strategy's pace."""
     if pace == AS_PREDICTED:
         return timing
     flowing, waiting = timing.flowing * pace.flowing, timing.waiting * pace.waiting
@@ -88,14 +87,14 @@ def at_pace(timing: Timing, pace: StrategyPace) -> Timing:
 
 
 def in_pieces(timing: Timing, schedule: Schedule, pieces: int, costs: Costs) -> Timing:
-    """Return a timing of pieces that follow each other side by side: what one message waits for, the bytes of others
-    hide, so only one piece's waiting counts; or what the busiest link or processor takes, where that is more.
+    """Return the timing of overlapping pieces: while one message waits, the bytes of others flow, so only one piece's
+    waiting counts; or the time of the busiest link or processor, where that is longer.
 
-    Two workers a host on 4 hosts of 500 Mbit/s, 100 MB in 64 pieces: 2.52 s, where waiting one after the other makes it
-    2.87; measured 2.55.
+    Two workers a host on 4 hosts of 500 Mbit/s, 100 MB in 64 pieces: 2.52 s, where waiting one after the other would
+    make it 2.87; measured 2.55.
     """
     moved = timing.flowing + timing.summing
-    if pieces == 1 or moved < timing.waiting:  # bytes too few to hide anything
+    if pieces == 1 or moved < timing.waiting:  # too few bytes to overlap with waiting
         return timing
     sent = Counter(message.source for message in schedule.messages())
     busy = 2 * costs.overhead * max(sent.values(), default=0)

@@ -1,10 +1,10 @@
-"""One rank that stands for all: the time of schedules in which every rank does the same at every step.
+"""One rank simulated for all: the time of schedules in which every rank does the same at every step.
 
 On hosts with equal cables on one switch, let in each step every rank send m messages of b bytes and receive m. If all
 messages of a step start together, each link carries m equal flows, so all of them end together after m b / B; and if
 every message of the next step waits for one of this step, they all start together again. Both are checked, so the
 time is exactly that of the simulation: the sum over the steps of latency + m b / B + m b gamma where they are summed.
-A ring of a thousand hosts is done so in the time it takes to read it.
+A ring of a thousand hosts takes the time of reading its transfers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def lockstep(
 ) -> Timing | None:
     """Return the time of a schedule on equal links, or None where ranks differ in what they do.
 
-    `route` is the way between any two nodes.
+    `route` is that between any two nodes.
     """
     if costs.switch or costs.overhead or schedule.world != schedule.nodes or len(set(schedule.shares)) > 1:
         return None
@@ -53,7 +53,7 @@ def lockstep(
 class _Walk:
     """Whether each step is the same for all ranks, and follows the one before for all of them.
 
-    It reads millions of transfers, so a message is one whole number made of its ends and lane.
+    It reads millions of transfers, so a message is a whole number made of its ends and lane.
     """
 
     def __init__(self, nodes: int, chunks: int, adding: bool) -> None:
@@ -61,20 +61,20 @@ class _Walk:
         self._chunks = chunks
         self._adding = adding
         self._step = -1  # the step before, -1 at the beginning
-        self._came = [-1] * (nodes * chunks)  # node and chunk -> the last step that brought some of it
+        self._arrived = [-1] * (nodes * chunks)  # node and chunk -> the last step in which some of it arrived
         self._lanes: set[int] = set()  # sender and lane of the step before
         self._summed = False
 
     def same(self, number: int, step: Sequence[Transfer]) -> bool:
-        """Return whether this step keeps the symmetry, and take it."""
-        nodes, chunks, before, came, action = self._nodes, self._chunks, self._step, self._came, step[0].action
+        """Return whether this step keeps the symmetry, and add it."""
+        nodes, chunks, before, arrived, action = self._nodes, self._chunks, self._step, self._arrived, step[0].action
         sizes: dict[int, int] = {}
         following: set[int] = set()
         for one in step:
             source, chunk = one.source, one.chunk
             key = (source * nodes + one.destination) * _LANES + one.lane
             sizes[key] = sizes.get(key, 0) + 1
-            if came[source * chunks + chunk] == before:
+            if arrived[source * chunks + chunk] == before:
                 following.add(key)
             if one.action != action:
                 return False
@@ -87,13 +87,13 @@ class _Walk:
         if adds and each > 1 and not _one_sum(step):
             return False
         for one in step:
-            came[one.destination * chunks + one.chunk] = number
+            arrived[one.destination * chunks + one.chunk] = number
         self._step, self._summed = number, adds
         self._lanes = {key // (nodes * _LANES) * _LANES + key % _LANES for key in sizes}
         return True
 
     def _by_lane(self, keys: Iterable[int]) -> bool:
-        """Whether the senders of these messages were busy on their lanes in the step before, until it was all over."""
+        """Whether the senders of these messages were busy on their lanes until the end of the step before."""
         whole = self._nodes * _LANES
         return not self._summed and all(key // whole * _LANES + key % _LANES in self._lanes for key in keys)
 
@@ -106,7 +106,7 @@ class _Walk:
 
 
 def _one_sum(step: Sequence[Transfer]) -> bool:
-    """Whether each rank adds all that comes to it in a step to the same chunks."""
+    """Whether each rank adds all that it receives in a step to the same chunks."""
     into: dict[int, dict[int, set[int]]] = {}
     for one in step:
         into.setdefault(one.destination, {}).setdefault(one.source, set()).add(one.chunk)
