@@ -47,3 +47,13 @@ def share(of: Range, world: int, rank: int) -> Range:
     each, more = divmod(len(of), world)
     start = of.start + rank * each + min(rank, more)
     return Range(start, start + each + (rank < more))
+
+
+def step_mark(step: int, *, inside: bool) -> int:
+    """Return a number that never falls, and rises at the beginning and at the end of each step.
+
+    Args:
+        step: steps that have ended.
+        inside: whether the next one has begun.
+    """
+    return 2 * step + inside

@@ -19,6 +19,7 @@ from psctl.client.server_connections import Dial
 from psctl.client.shared_buffers import SharedRows
 from psctl.errors import ConnectionFailed, ProtocolError
 from psctl.job.checkpoint_messages import LoadEnd, LoadPart, LoadWanted
+from psctl.job.examples import step_mark
 from psctl.job.membership_messages import CountUntil, Members, ProtocolViolation, ServerUnreachable, WorkerGone
 from psctl.job.table_server_messages import (
     ReadRow,
@@ -44,7 +45,6 @@ from psctl.ps.tables.server.table_server import Output, TableMind
 from psctl.ps.tables.table_packing import Assembly, in_parts, private
 from psctl.ps.tables.table_state import FOREVER, last_of
 from psctl.server.peer_connections import PeerConnections
-from psctl.train_state.data_position import place_of
 from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Member, ServerAt, TensorSlice
 
@@ -106,7 +106,7 @@ class TableConnections(PeerConnections):
                 self.end_worker(message.rank, message.incarnation)
                 return False
             case CountUntil():
-                self._last[message.rank] = last_of(place_of(message.clock + 1, inside=False))
+                self._last[message.rank] = last_of(step_mark(message.clock + 1, inside=False))
                 return False
             case Members():
                 self._gone = {rank: self._last.get(rank, FOREVER) for rank in self._world - set(message.ranks)}

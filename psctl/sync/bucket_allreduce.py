@@ -1,15 +1,15 @@
-"""Collectives: gradients in buckets, each summed over all ranks while backward goes on, by the engine or by a schedule.
+"""Sums gradients over all ranks in buckets, while backward still runs: by the engine, or by playing a schedule.
 
 Strategy `native` is the engine's own all-reduce (torch.distributed: NCCL between GPUs, Gloo between CPUs); the others
-play their schedule (`collectives/allreduce_backends.py`). All the rest is one: what
-torch's DistributedDataParallel does, with four differences that psctl promises: gradients are weighted by examples
-instead of by 1/N; `with run.accumulate(): loss.backward()` holds although the forward ran outside (DDP's no_sync must
-hold both); whatever of the model was called counts, not only its `forward`; and a parameter without a gradient on any
-rank keeps none, without a walk through the graph at each forward (DDP's find_unused_parameters, whose cost one cannot
-know to need). The user's module stays itself: only hooks on its parameters.
+play their schedule (`collectives/allreduce_backends.py`). Everything else is the same for both, as in torch's
+DistributedDataParallel with four differences: gradients are weighted by examples instead of by 1/N; `with
+run.accumulate(): loss.backward()` works although the forward ran outside (DDP's no_sync must contain both); every call
+into the model counts, not only its `forward`; and a parameter without a gradient on any rank keeps none, without a walk
+through the graph at each forward (DDP's find_unused_parameters). The user's module is not wrapped: only its parameters
+have hooks.
 
 Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
-last bucket also carries one element a parameter that says who had a gradient.
+last bucket also has one element a parameter that says which ranks had a gradient.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import nn
 from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
+from psctl.sync.flat_parameters import gradient_of
 from psctl.types import Layout
 
 FIRST_BUCKET = 1 << 20
@@ -41,15 +42,15 @@ NAME = 64
 
 
 def gpu_of(device: torch.device) -> str:
-    """Return what tells one GPU from every other, on whatever host; "" for the CPU, and where torch does not say it."""
+    """Return the unique id of a GPU; "" for the CPU, and where torch does not report one."""
     if device.type != "cuda":
         return ""
     torch.cuda.set_device(device)
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
-def sharing(gpus: Sequence[str]) -> tuple[int, int] | None:
-    """Return the first two ranks that have one GPU, of each rank's `gpu_of`."""
+def first_shared(gpus: Sequence[str]) -> tuple[int, int] | None:
+    """Return the first two ranks with the same GPU, given each rank's `gpu_of`."""
     first: dict[str, int] = {}
     for rank, gpu in enumerate(gpus):
         if gpu and gpu in first:
@@ -58,16 +59,16 @@ def sharing(gpus: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def initialised(device: torch.device) -> bool:
-    """Make the engine's default group, for tensors on this device; False when somebody else made one before."""
+def init_default_group(device: torch.device) -> bool:
+    """Make the engine's default group, for tensors on this device; False when the script has made one."""
     if dist.is_initialized():
         return False
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return True
 
 
-def shared_gpu(gpu: str) -> tuple[int, int] | None:
-    """Return two ranks of the default group that share a GPU, which NCCL refuses; every rank must ask.
+def find_shared_gpu(gpu: str) -> tuple[int, int] | None:
+    """Return two ranks of the default group that share a GPU, which NCCL refuses; every rank must call it.
 
     Args:
         gpu: this rank's, as `gpu_of` names it.
@@ -76,14 +77,14 @@ def shared_gpu(gpu: str) -> tuple[int, int] | None:
     name = torch.frombuffer(bytearray(gpu.encode()[:NAME] or b"\0"), dtype=torch.uint8)
     mine[: len(name)] = name
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    meeting = dist.new_group(backend="gloo")
-    dist.all_gather(every, mine, group=meeting)
-    dist.destroy_process_group(meeting)
-    return sharing([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
+    gathering = dist.new_group(backend="gloo")
+    dist.all_gather(every, mine, group=gathering)
+    dist.destroy_process_group(gathering)
+    return first_shared([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
 
 
 class EngineGroup:
-    """The engine's process group that psctl alone uses: NCCL where each rank has a GPU of its own, else Gloo.
+    """The engine's process group of psctl: NCCL where each rank has a GPU of its own, else Gloo.
 
     Args:
         device: where the model's parameters are.
@@ -92,10 +93,10 @@ class EngineGroup:
 
     def __init__(self, device: torch.device, gpu: Callable[[torch.device], str] = gpu_of) -> None:
         name = gpu(device)
-        self._ours = initialised(device)
-        pair = shared_gpu(name) if name else None
+        self._ours = init_default_group(device)
+        pair = find_shared_gpu(name) if name else None
         self.device = device if pair is None else torch.device("cpu")
-        """Where what is summed lies."""
+        """Where vectors must lie to be summed."""
         if pair is not None and dist.get_rank() == 0:
             print(
                 f"psctl: worker/{pair[0]} and worker/{pair[1]} share a GPU, which NCCL refuses: gradients are summed "
@@ -134,17 +135,17 @@ class EngineGroup:
                     whole.copy_(buffer)
 
     def close(self) -> None:
-        """Give the group back, and the default group where nobody else made it."""
+        """Destroy the group, and the default group where psctl made it."""
         if dist.is_initialized():
             dist.destroy_process_group(None if self._ours else self.group)
 
 
 class BucketReducer:
-    """A reducer of collectives.
+    """A reducer that sums buckets with an all-reduce backend.
 
     Args:
-        group: the engine's; None where it takes no part.
-        summing: sums a bucket.
+        group: the engine's; None where the engine takes no part.
+        backend: sums a bucket.
         parameters: the trainable ones, in the model's order.
         halves: the type that gradients of more bits are rounded to, once, before they are summed; None: none are.
     """
@@ -152,30 +153,30 @@ class BucketReducer:
     def __init__(
         self,
         group: EngineGroup | None,
-        summing: AllReduceBackend,
+        backend: AllReduceBackend,
         parameters: Sequence[nn.Parameter],
         halves: torch.dtype | None = None,
     ) -> None:
-        self._group, self._summing, self._parameters, self._halves = group, summing, parameters, halves
+        self._group, self._backend, self._parameters, self._halves = group, backend, parameters, halves
         self.buckets: list[list[int]] = buckets(parameters)
         self._flat: list[torch.Tensor] = [self._make(index) for index in range(len(self.buckets))]
-        self._waiting: dict[int, float] = {}  # bucket -> weight: ready, but one before it is not
+        self._ready: dict[int, float] = {}  # bucket -> weight; a bucket before it is not ready
         self._next = 0
         self._works: list[PendingSum] = []
         self._finishing = False
 
     @property
-    def doing(self) -> str:
-        return waiting("the sum of gradients", self._summing.waits_for) if self._finishing else COMPUTE
+    def activity(self) -> str:
+        return waiting("the sum of gradients", self._backend.waits_for) if self._finishing else COMPUTE
 
     @property
     def bytes_moved(self) -> int:
-        return self._summing.bytes_moved
+        return self._backend.bytes_moved
 
     def send(self, bucket: int, weight: float) -> None:
-        self._waiting[bucket] = weight
-        while self._next in self._waiting:
-            self._reduce(self._next, self._waiting.pop(self._next))
+        self._ready[bucket] = weight
+        while self._next in self._ready:
+            self._reduce(self._next, self._ready.pop(self._next))
             self._next += 1
 
     def finish(self) -> None:
@@ -184,69 +185,68 @@ class BucketReducer:
         for work in self._works:
             work.wait()
         self._finishing = False
-        there = self._somebody()
+        there = self._has_gradient()
         for bucket, flat in zip(self.buckets, self._flat, strict=True):
-            for place, part in self._split(bucket, flat):
-                if there[place]:
-                    self._write(self._parameters[place], part)
+            for at, part in self._split(bucket, flat):
+                if there[at]:
+                    self._write(self._parameters[at], part)
         self._works.clear()
         self._next = 0
 
     def close(self, reason: str, *, failed: bool) -> None:
-        if not failed:  # the engine's goodbye waits for ranks that may be gone
-            self._summing.close()
+        if not failed:  # destroying the engine's group waits for ranks that may be lost
+            self._backend.close()
             if self._group is not None:
                 self._group.close()
 
     def _make(self, index: int) -> torch.Tensor:
         first = self._parameters[self.buckets[index][0]]
-        size = sum(self._parameters[place].numel() for place in self.buckets[index])
+        size = sum(self._parameters[at].numel() for at in self.buckets[index])
         more = len(self._parameters) if index == len(self.buckets) - 1 else 0
         narrow = self._halves is not None and self._halves.itemsize < first.dtype.itemsize
         dtype = self._halves if narrow and self._halves is not None else first.dtype
-        return self._summing.buffer(size + more, dtype, first.device)
+        return self._backend.buffer(size + more, dtype, first.device)
 
-    def _somebody(self) -> list[bool]:
+    def _has_gradient(self) -> list[bool]:
         """Return for each parameter whether any rank had a gradient."""
         if all(parameter.grad is not None for parameter in self._parameters):
             return [True] * len(self._parameters)  # this rank had; a GPU need not be waited for to know it
-        return [marks > 0 for marks in self._there().tolist()]
+        return [marks > 0 for marks in self._marks().tolist()]
 
-    def _there(self) -> torch.Tensor:
+    def _marks(self) -> torch.Tensor:
         return self._flat[-1][-len(self._parameters) :]
 
     def _split(self, bucket: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         found, start = [], 0
-        for place in bucket:
-            size = self._parameters[place].numel()
-            found.append((place, flat.narrow(0, start, size)))
+        for at in bucket:
+            size = self._parameters[at].numel()
+            found.append((at, flat.narrow(0, start, size)))
             start += size
         return found
 
     def _reduce(self, index: int, weight: float) -> None:
         flat = self._flat[index]
         with torch.no_grad():
-            for place, part in self._split(self.buckets[index], flat):
-                gradient = self._parameters[place].grad
+            for at, part in self._split(self.buckets[index], flat):
+                gradient = self._parameters[at].grad
                 if gradient is None:
                     part.zero_()
                 elif part.dtype == gradient.dtype:
                     part.copy_(gradient.reshape(-1))
                 else:  # the mean is summed, for a sum might be too large for float16
-                    torch.mul(gradient.reshape(-1), weight / self._summing.world, out=part)
+                    torch.mul(gradient.reshape(-1), weight / self._backend.world, out=part)
             if weight != 1.0 and flat.dtype == self._parameters[self.buckets[index][0]].dtype:
                 flat.mul_(weight)
             if index == len(self.buckets) - 1:  # sent last, when every gradient that there will be is there
                 marks = [float(parameter.grad is not None) for parameter in self._parameters]
-                self._there().copy_(torch.tensor(marks))
-        self._works.append(self._summing.put(flat))
+                self._marks().copy_(torch.tensor(marks))
+        self._works.append(self._backend.put(flat))
 
     def _write(self, parameter: nn.Parameter, total: torch.Tensor) -> None:
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(total.view(parameter.shape))
+        gradient = gradient_of(parameter)
+        gradient.copy_(total.view(parameter.shape))
         if total.dtype == parameter.dtype:
-            parameter.grad.div_(self._summing.world)
+            gradient.div_(self._backend.world)
 
 
 def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size: int = BUCKET) -> list[list[int]]:
@@ -254,16 +254,16 @@ def buckets(parameters: Sequence[nn.Parameter], first: int = FIRST_BUCKET, size:
 
     Args:
         parameters: in the model's order.
-        first: bytes of the first bucket to leave.
+        first: bytes of the first bucket that is sent.
         size: bytes of the others; a larger parameter has a bucket of its own.
     """
     done: list[list[int]] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
-    for place in reversed(range(len(parameters))):
-        parameter = parameters[place]
+    for at in reversed(range(len(parameters))):
+        parameter = parameters[at]
         kind = (parameter.dtype, parameter.device)
-        open_buckets.setdefault(kind, []).append(place)
+        open_buckets.setdefault(kind, []).append(at)
         filled[kind] = filled.get(kind, 0) + parameter.numel() * parameter.element_size()
         if filled[kind] >= (size if done else first):
             done.append(open_buckets.pop(kind))

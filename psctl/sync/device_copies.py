@@ -1,7 +1,7 @@
-"""Copies between the memory of devices and the host's: the seam, and the real ones, by CUDA's streams and events.
+"""Copies between GPU and host memory, ordered by CUDA streams and events.
 
-gpu_staging.py has the theory, and says what the copies are for. The device runs what it is given some time later. So
-a copy is a `CopyEvent` to wait for, and `DeviceCopies` say only what comes before it and after it.
+gpu_staging.py has the theory and the use of the copies. A GPU executes its work some time later, so `CudaCopies`
+defines only the order of a copy and other work, and a copy returns events to wait for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,40 +44,8 @@ class CopySpan(NamedTuple):
             target.copy_(whole.view(target.shape))
 
 
-class CopyEvent(Protocol):
-    """A place in the work of devices."""
-
-    def wait(self) -> None:
-        """Block the calling thread until they are there."""
-
-
-class DeviceCopies(Protocol):
-    """Copies between the memory of devices and the host's."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on a device; nothing else is given to `down` and `up`."""
-
-    def lock(self, host: torch.Tensor) -> None:
-        """Have devices copy to and from this memory by themselves, until `close`."""
-
-    def down(self, spans: Sequence[CopySpan]) -> CopyEvent:
-        """Begin to copy to the host: after what the current streams hold, beside what they are given next.
-
-        The tensors must live and stay as they are until the mark.
-        """
-
-    def up(self, spans: Sequence[CopySpan]) -> CopyEvent:
-        """Begin to copy to devices, in the order of their current streams.
-
-        The host's memory must stay as it is until the mark.
-        """
-
-    def close(self) -> None:
-        """Let go of the host's memory; nothing is on its way."""
-
-
 class CudaCopies:
-    """Real ones. Each device has a stream for copies to the host.
+    """Begins copies; each GPU has a stream for copies to the host.
 
     Args:
         cuda: torch.cuda.
@@ -90,9 +58,11 @@ class CudaCopies:
         self._refused = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on a GPU; `down` and `up` take no others."""
         return tensor.is_cuda
 
     def lock(self, host: torch.Tensor) -> None:
+        """Page-lock this memory until `close`, so that GPUs copy to and from it directly."""
         if self._refused:
             return
         code = int(self._cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, PORTABLE))
@@ -108,7 +78,11 @@ class CudaCopies:
             file=sys.stderr,
         )
 
-    def down(self, spans: Sequence[CopySpan]) -> CopyEvent:
+    def down(self, spans: Sequence[CopySpan]) -> CudaEvents:
+        """Begin to copy to the host: after the current streams' work so far, concurrently with their later work.
+
+        The tensors must be kept, unchanged, until the events.
+        """
         events = []
         for device, some in self._by_device(spans).items():
             if device not in self._streams:
@@ -121,7 +95,11 @@ class CudaCopies:
             events.append(self._behind(stream))
         return CudaEvents(events)
 
-    def up(self, spans: Sequence[CopySpan]) -> CopyEvent:
+    def up(self, spans: Sequence[CopySpan]) -> CudaEvents:
+        """Begin to copy to GPUs, in the order of their current streams.
+
+        The host memory must not change until the events.
+        """
         events = []
         for device, some in self._by_device(spans).items():
             for span in some:
@@ -130,12 +108,13 @@ class CudaCopies:
         return CudaEvents(events)
 
     def close(self) -> None:
+        """Unlock the host memory; no copy is in progress."""
         for host in self._locked:
             self._cuda.cudart().cudaHostUnregister(host.data_ptr())
         self._locked.clear()
 
     def _behind(self, stream: Any) -> Any:
-        """Return an event behind what a stream holds; who waits for it sleeps."""
+        """Return an event behind the work of a stream; a wait for it does not spin."""
         event = self._cuda.Event(blocking=True)
         event.record(stream)
         return event
@@ -148,11 +127,12 @@ class CudaCopies:
 
 
 class CudaEvents:
-    """The mark behind events."""
+    """The events behind some copies."""
 
     def __init__(self, events: Sequence[Any]) -> None:
         self._events = events
 
     def wait(self) -> None:
+        """Block the calling thread until the copies are done."""
         for event in self._events:
             event.synchronize()

@@ -1,8 +1,8 @@
-"""Sums vectors that lie on GPUs in the host's memory: where a helper adds there, and where processes share a GPU.
+"""Sums vectors that lie on GPUs in host memory: for strategy `cpu`, and where processes share a GPU.
 
-NCCL refuses two ranks on one GPU. Then, and for strategy `cpu`, a vector is copied to a buffer of the way that sums on
-the host (shared memory, for schedules), and its sum back, in the order of streams (gpu_staging.py): nobody waits for
-the device.
+NCCL refuses two ranks on one GPU. Then, and where a schedule has a helper on the host, a vector is copied to a buffer
+of a backend that sums on the host (shared memory, for schedules), and its sum is copied back, in the order of streams
+(gpu_staging.py): the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -10,67 +10,64 @@ from __future__ import annotations
 import torch
 
 from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
-from psctl.sync.device_copies import CopySpan, DeviceCopies
-from psctl.sync.gpu_staging import Hand, Staging
+from psctl.sync.device_copies import CopySpan, CudaCopies
+from psctl.sync.gpu_staging import Staging
 
 
 class StagedAllReduce:
-    """A `AllReduceBackend` around one that sums on the host.
+    """An `AllReduceBackend` for vectors on GPUs, around one that sums on the host.
 
     Args:
-        summing: sums what lies on the host.
-        copies: between there and the vectors; closed with it.
+        backend: sums vectors on the host; closed with this.
+        copies: between host and GPUs; closed with this.
     """
 
-    def __init__(self, summing: AllReduceBackend, copies: DeviceCopies) -> None:
-        self._summing, self._copies, self._hand = summing, copies, Hand()
-        self._staging = Staging(copies, self._hand.wake)
-        self._hand.begin(self._staging.next)
-        self._here: dict[int, torch.Tensor] = {}  # where each vector lies on the host, by its address
-        self.world = summing.world
+    def __init__(self, backend: AllReduceBackend, copies: CudaCopies) -> None:
+        self._backend, self._copies = backend, copies
+        self._staging = Staging(copies)
+        self._hosts: dict[int, torch.Tensor] = {}  # each vector's buffer on the host, by the vector's address
+        self.world = backend.world
 
     def buffer(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         vector = torch.zeros(length, dtype=dtype, device=device)
-        here = self._summing.buffer(length, dtype, torch.device("cpu"))
-        self._here[vector.data_ptr()] = self._staging.lock(here)
+        host = self._backend.buffer(length, dtype, torch.device("cpu"))
+        self._hosts[vector.data_ptr()] = self._staging.lock(host)
         return vector
 
     def put(self, vector: torch.Tensor) -> PendingSum:
-        on_its_way = StagedVector(
-            self._summing, self._staging, self._copies, CopySpan(vector, 0, self._here[vector.data_ptr()])
-        )
-        self._staging.down([on_its_way.span])
-        self._staging.then(on_its_way.begin)
-        return on_its_way
+        span = CopySpan(vector, 0, self._hosts[vector.data_ptr()])
+        pending = StagedVector(self._backend, self._staging, self._copies, span)
+        self._staging.copy_down([span])
+        self._staging.then(pending.begin)
+        return pending
 
     @property
     def bytes_moved(self) -> int:
-        return self._summing.bytes_moved
+        return self._backend.bytes_moved
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        return self._summing.waits_for
+        return self._backend.waits_for
 
     def close(self) -> None:
-        self._hand.end()
         self._staging.close()
-        self._summing.close()
+        self._backend.close()
 
 
 class StagedVector:
-    """A vector: on its way to the host, then among the ranks, then on its way back."""
+    """A vector that is copied to the host, summed there, and copied back."""
 
-    def __init__(self, summing: AllReduceBackend, staging: Staging, copies: DeviceCopies, span: CopySpan) -> None:
-        self._summing, self._staging, self._copies, self.span = summing, staging, copies, span
-        self._work: PendingSum | None = None
+    def __init__(self, backend: AllReduceBackend, staging: Staging, copies: CudaCopies, span: CopySpan) -> None:
+        self._backend, self._staging, self._copies, self._span = backend, staging, copies, span
+        self._sum: PendingSum | None = None
 
     def begin(self) -> None:
-        """It is on the host."""
-        self._work = self._summing.put(self.span.host)
+        """Begin the sum: the vector is on the host."""
+        self._sum = self._backend.put(self._span.host)
 
     def wait(self) -> None:
-        """Return when it is summed; what the current stream is given from now on sees the sum."""
+        """Return when it is summed; later work of the current stream sees the sum."""
         self._staging.settle()
-        assert self._work is not None, "it was handed on"
-        self._work.wait()
-        self._copies.up([self.span])  # the next copy to the host is behind it, in the order of streams
+        assert self._sum is not None, "`settle` has run `begin`"
+        self._sum.wait()
+        self._copies.up([self._span])  # the next copy to the host is behind it, in the order of streams

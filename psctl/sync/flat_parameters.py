@@ -1,60 +1,24 @@
-"""Where gradients and values lie between the model's parameters and the parameter client's flat buffers."""
+"""Copies gradients and values between the model's parameters and the parameter client's flat buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from psctl.ps.dense.client.receive_buffers import Take
+from psctl.client.dense_client import ParameterClient
 from psctl.ps.pieces import Piece, pieces
-from psctl.types import Layout, Number, Shard
-
-
-class Client(Protocol):
-    """What is needed of a ParameterClient; see psctl.client.dense_client."""
-
-    base: int
-    landing: dict[str, torch.Tensor]
-    residual: dict[str, torch.Tensor]
-
-    @property
-    def seconds_waiting(self) -> float: ...
-    @property
-    def seconds_under_way(self) -> float: ...
-    @property
-    def bytes_moved(self) -> int: ...
-    @property
-    def doing(self) -> str: ...
-    def start(self, values: Mapping[str, torch.Tensor] | None) -> None: ...
-    def sending(self, clock: int) -> dict[str, torch.Tensor]: ...
-    def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None: ...
-    def step(
-        self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
-    ) -> None: ...
-    def norms(self, clock: int) -> dict[int, float]: ...
-    def pull(self, clock: int) -> None: ...
-    def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None: ...
-    def held(self, shards: Sequence[int]) -> int: ...
-    def deliver(self, take: Take) -> None: ...
-    def presence(self, clock: int) -> list[bool]: ...
-    def told(self, message: Any) -> None: ...
-    def put_aside(self, clock: int, data: bytes) -> None: ...
-    def aside(self, clock: int) -> bytes: ...
-    def save(self, version: int) -> None: ...
-    def settle(self) -> None: ...
-    def close(self, reason: str = "") -> None: ...
+from psctl.types import Layout, Shard
 
 
 class FlatParameters:
     """Copies between the trainable parameters and flat buffers, shard by shard.
 
     Args:
-        layout: what is synchronised.
-        shards: how the flat spaces are cut.
-        parameters: the model's trainable parameters, in the layout's order.
+        layout: what is synchronized.
+        shards: ranges of the flat spaces.
+        parameters: the model's trainable parameters, in the layout's order; on the CPU (gpu_staging.py has the other).
     """
 
     def __init__(self, layout: Layout, shards: Sequence[Shard], parameters: Sequence[nn.Parameter]) -> None:
@@ -62,70 +26,70 @@ class FlatParameters:
         self.parameters = parameters
         trainable = [index for index, info in enumerate(layout.parameters) if info.trainable]
         assert len(trainable) == len(parameters), "the layout was made from these parameters"
-        place = {index: at for at, index in enumerate(trainable)}
+        position = {index: at for at, index in enumerate(trainable)}
         self._pieces: list[list[tuple[int, Piece]]] = [
-            [(place[piece.parameter], piece) for piece in held] for held in pieces(layout, shards)
+            [(position[piece.parameter], piece) for piece in held] for held in pieces(layout, shards)
         ]
-        self._places: dict[tuple[int, int], list[torch.Tensor]] = {}  # of the pieces, by buffer and shard
+        self._parts: dict[tuple[int, int], list[torch.Tensor]] = {}  # of the pieces, by buffer and shard
         self.members = [sorted({at for at, _ in held}) for held in self._pieces]
-        """For each shard the places of the parameters that have a piece in it."""
+        """For each shard the indices of the parameters that have a piece in it."""
         self.shards_of: list[list[int]] = [[] for _ in parameters]
         """For each parameter the shards that hold it."""
         for shard, held in enumerate(self.members):
             for at in held:
                 self.shards_of[at].append(shard)
 
+    # ---- gradients out ----
+
+    def push(self, client: ParameterClient, clock: int, shard: int, weight: float) -> None:
+        """Push a shard's gradients of `clock` with this weight."""
+        present = self.fill(client.sending(clock), shard)
+        client.push(clock, shard, present, weight)
+
+    def finish_pushes(self) -> None:
+        """Return when everything given to `push` has reached the client."""
+
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         """Copy the shard's gradients into `flat`; returns which pieces have one (others are left as they are)."""
         present = []
         key = flat[self.shards[shard].dtype].data_ptr(), shard
-        places = self._places.get(key)
-        if places is None:
-            places = self._places[key] = [self._at(flat, shard, piece) for _, piece in self._pieces[shard]]
-        for (at, piece), place in zip(self._pieces[shard], places, strict=True):
+        parts = self._parts.get(key)
+        if parts is None:
+            parts = self._parts[key] = [self._at(flat, shard, piece) for _, piece in self._pieces[shard]]
+        for (at, piece), part in zip(self._pieces[shard], parts, strict=True):
             gradient = self.parameters[at].grad
             present.append(gradient is not None)
             if gradient is not None:
-                place.copy_(_part(gradient.detach(), piece))
+                part.copy_(_elements(gradient.detach(), piece))
         return present
 
-    def write(self, flat: Mapping[str, torch.Tensor], places: Iterable[int], *, gradients: bool = False) -> None:
-        """Copy from `flat` into these parameters, or into their gradients (made where there is none)."""
-        wanted = set(places)
-        held = {shard for at in wanted for shard in self.shards_of[at]}
-        with torch.no_grad():
-            for shard in sorted(held):
-                for at, piece in self._pieces[shard]:
-                    if at in wanted:
-                        parameter = self.parameters[at]
-                        if gradients and parameter.grad is None:
-                            parameter.grad = torch.empty_like(parameter)
-                        target: Any = parameter.grad if gradients else parameter
-                        _write(target, piece, self._at(flat, shard, piece))
-
-    @property
-    def direct(self) -> bool:
-        """Whether values that a server lends, or that came in, can be copied straight to where they belong."""
-        return all(parameter.device.type == "cpu" for parameter in self.parameters)
+    # ---- values in ----
 
     def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
         """Copy a shard's values into these parameters (None: all)."""
         with torch.no_grad():
             for at, piece in self._pieces[shard]:
                 if wanted is None or at in wanted:
-                    _write(self.parameters[at], piece, values.narrow(0, piece.at.start, len(piece.at)))
+                    _write(self.parameters[at], piece, _part_of(values, piece))
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
-        """Copy a shard's sums into the gradients (made where there is none) of those that somebody had one for."""
+        """Copy a shard's sums into the gradients (made where there is none) of the pieces that `present` marks."""
         for (at, piece), there in zip(self._pieces[shard], present, strict=True):
             if there:
-                parameter = self.parameters[at]
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter.detach())
-                whole = len(piece.at) == values.numel()
-                part = values if whole else values.narrow(0, piece.at.start, len(piece.at))
-                _write(parameter.grad.detach(), piece, part)
+                _write(gradient_of(self.parameters[at]).detach(), piece, _part_of(values, piece))
         return True
+
+    def finish_reads(self) -> None:
+        """Return when the host memory that values were copied from may be overwritten."""
+
+    def write(self, flat: Mapping[str, torch.Tensor], indices: Iterable[int]) -> None:
+        """Copy from `flat` into these parameters."""
+        wanted = set(indices)
+        with torch.no_grad():
+            for shard, held in enumerate(self._pieces):
+                for at, piece in held:
+                    if at in wanted:
+                        _write(self.parameters[at], piece, self._at(flat, shard, piece))
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return the parameters' values as flat buffers, by dtype."""
@@ -135,15 +99,29 @@ class FlatParameters:
         flat = {dtype: torch.zeros(size, dtype=getattr(torch, dtype)) for dtype, size in sizes.items()}
         for shard, held in enumerate(self._pieces):
             for at, piece in held:
-                self._at(flat, shard, piece).copy_(_part(self.parameters[at].detach(), piece))
+                self._at(flat, shard, piece).copy_(_elements(self.parameters[at].detach(), piece))
         return flat
+
+    def close(self) -> None:
+        """Release threads and memory."""
 
     def _at(self, flat: Mapping[str, torch.Tensor], shard: int, piece: Piece) -> torch.Tensor:
         whole = self.shards[shard]
         return flat[whole.dtype].narrow(0, whole.range.start + piece.at.start, len(piece.at))
 
 
-def _part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's gradient; made where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter.detach())
+    return parameter.grad
+
+
+def _part_of(values: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return values if len(piece.at) == values.numel() else values.narrow(0, piece.at.start, len(piece.at))
+
+
+def _elements(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return the piece's elements of a tensor laid flat in its logical order, whatever its strides."""
     flat = tensor.reshape(-1)
     return flat if len(piece.within) == flat.numel() else flat.narrow(0, piece.within.start, len(piece.within))
@@ -151,7 +129,7 @@ def _part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
     if target.is_contiguous():
-        _part(target, piece).copy_(source)
+        _elements(target, piece).copy_(source)
     elif len(piece.within) == target.numel():
         target.copy_(source.view(target.shape))
     else:  # a cut parameter with strides of its own (channels_last): through a copy in logical order
@@ -163,39 +141,38 @@ def _write(target: torch.Tensor, piece: Piece, source: torch.Tensor) -> None:
 class ServerReducer:
     """A reducer over servers that only sum (`update: worker`)."""
 
-    def __init__(self, client: Client, flat: FlatParameters) -> None:
+    def __init__(self, client: ParameterClient, flat: FlatParameters) -> None:
         self._client, self._flat = client, flat
         self._clock = client.base
         self._asked = False
-        self._direct = flat.direct
         self.buckets = flat.members
-        if self._direct:
-            client.deliver(flat.read_sums)
+        client.deliver(flat.read_sums)
 
     @property
     def bytes_moved(self) -> int:
         return self._client.bytes_moved
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         return self._client.doing
 
     def send(self, bucket: int, weight: float) -> None:
-        present = self._flat.fill(self._client.sending(self._clock), bucket)
-        if not self._asked:  # ahead of what is pushed, so that sums come back while later shards still leave
+        if not self._asked:  # ahead of the pushes, so that sums arrive while later shards are still sent
             self._asked = True
+            self._flat.finish_reads()
             self._client.pull(self._clock + 1)
-        self._client.push(self._clock, bucket, present, weight)
+        self._flat.push(self._client, self._clock, bucket, weight)
 
     def finish(self) -> None:
+        self._flat.finish_pushes()
+        self._flat.finish_reads()
         self._client.wait(self._clock + 1)
         self._asked = False
-        if not self._direct:
-            there = self._client.presence(self._clock)
-            self._flat.write(self._client.landing, (at for at, one in enumerate(there) if one), gradients=True)
         self._clock += 1
 
     def close(self, reason: str, *, failed: bool) -> None:
         if not failed:
+            self._flat.finish_pushes()
             self._client.settle()
+        self._flat.close()
         self._client.close(reason)

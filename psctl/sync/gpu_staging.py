@@ -1,25 +1,24 @@
-"""Gradients and values of parameters on GPUs, on their way to and from the host's memory, in the order of streams.
+"""Copies gradients and values of parameters on GPUs to and from host memory, in the order of CUDA streams.
 
-Theory. A GPU runs what a stream was given in that order, some time later; only events order streams among each other
-and against the host. Five things must hold, and each is one line here:
+A GPU executes the work of a stream in order, some time later; only events order streams against each other and against
+the host. Five things must hold, and each is one line here:
 
-1. A gradient is copied to the host after it is computed: the stream of copies waits for what the current one holds
-   when the bucket is whole, and for nothing that backward gives it later. So copies run beside backward.
-2. A push leaves when its bytes have arrived: not before the event behind its copies. Whoever launches backward does
-   not wait for that; a thread does, and hands the pushes on in the order in which they were begun.
-3. What is copied lives, and stays as it is, until then. The queue holds it (an allocator gives freed memory to the
-   current stream, which is ahead of the copies), and nobody changes a gradient between its push and the end of the
-   step; whatever ends a step waits for the queue first.
-4. New values are written into parameters in the order of the current stream: after all that reads the old ones, before
-   all that is given later. A stream of their own would gain nothing: the host has waited for the values until then,
-   and what was launched before may read the old ones.
-5. The host's memory that values come from is not written anew before they are copied: whoever lets new ones land waits
-   for the event behind the last copies, and so does a push, which tells a server that its values were read.
+1. A gradient is copied to the host after it is computed: the stream of copies waits for the work that the current
+   stream has when the bucket is full, and for no later work of backward. So copies overlap with backward.
+2. A push is sent when its bytes are on the host: not before the event behind its copies. The thread that launches
+   backward does not wait for that; another thread does, and sends the pushes in the order in which they were begun.
+3. Memory that is copied is kept, unchanged, until then. The queue refers to it (an allocator gives freed memory to the
+   current stream, which is ahead of the copies), and a gradient does not change between its push and the end of the
+   step, because the end of a step waits for the queue first.
+4. New values are written into parameters on the current stream: after all work that reads the old ones, before all
+   later work. A stream of their own would gain nothing: the host has waited for the values until then, and work
+   launched before may read the old ones.
+5. Host memory that values are copied from is not overwritten before the copy: a wait for new values, and a push (which
+   acknowledges to the server that its values were read), first wait for the event behind the last copies.
 
-Memory is page-locked once, where it lies: in the segments that processes of this host share
-(transport/shared_memory.py), so that
-a gradient goes from the GPU to where its sum is made, and a value to the GPU from where its server made it, without
-another copy. What cannot be locked is copied all the same, through the driver's own buffer, and slower.
+Memory is page-locked once, in place: in the segments that processes of this host share (transport/shared_memory.py), so
+that a gradient is copied from the GPU to where its sum is made, and a value to the GPU from where its server made it,
+without another copy. Memory that cannot be locked is copied through the driver's own buffer, and slower.
 """
 
 from __future__ import annotations
@@ -28,125 +27,149 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
+from torch import nn
 
-from psctl.ps.dense.client.receive_buffers import Take
+from psctl.client.dense_client import ParameterClient
 from psctl.ps.pieces import Piece
-from psctl.sync.device_copies import CopyEvent, CopySpan, DeviceCopies
-from psctl.sync.flat_parameters import Client, FlatParameters
-from psctl.types import Number
+from psctl.sync.device_copies import CopySpan, CudaCopies, CudaEvents
+from psctl.sync.flat_parameters import FlatParameters, gradient_of
+from psctl.types import Layout, Shard
 
-LITTLE = 64 << 10
-"""Bytes of memory that is not worth locking: CUDA takes what is as short aside at once."""
+SMALLEST_LOCKED = 64 << 10
+"""Bytes of the smallest memory that is locked: CUDA copies shorter memory to a buffer of its own at once."""
 
 
 class Staging:
-    """Copies that something waits for. `down`, `then`, `up` and `arrived` are for the thread that trains.
+    """Copies between devices and the host, and actions that wait for them in order.
+
+    `copy_down`, `then`, `copy_up` and `wait_up` are for the thread that trains.
 
     Args:
-        copies: makes them.
-        wake: told that there is something to hand on.
+        copies: makes the copies.
+        threaded: a thread runs the actions; without one `run_next` and `settle` do.
     """
 
-    def __init__(self, copies: DeviceCopies, wake: Callable[[], object] = lambda: None) -> None:
-        self._copies, self._wake = copies, wake
+    def __init__(self, copies: CudaCopies, *, threaded: bool = True) -> None:
+        self._copies = copies
         self._locked: set[int] = set()
-        self._begun: list[tuple[CopyEvent, Sequence[CopySpan]]] = []  # copies that `then` is to wait for
-        self._queue: deque[tuple[list[tuple[CopyEvent, Sequence[CopySpan]]], Callable[[], object]]] = deque()
-        self._turn = threading.Lock()  # to hand on: what was begun first is handed on first
-        self._written: list[CopyEvent] = []
+        self._begun: list[tuple[CudaEvents, Sequence[CopySpan]]] = []  # copies that the next `then` waits for
+        self._queue: deque[tuple[list[tuple[CudaEvents, Sequence[CopySpan]]], Callable[[], object]]] = deque()
+        self._running = threading.Lock()  # actions run one after another, in the order of `then`
+        self._written: list[CudaEvents] = []
         self._error: BaseException | None = None
+        self._more = threading.Semaphore(0)
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, daemon=True, name="psctl-copies") if threaded else None
+        if self._thread is not None:
+            self._thread.start()
 
     def lock(self, host: torch.Tensor) -> torch.Tensor:
-        """Page-lock all of the memory that this is a part of, unless that was done or it is little; returns `host`."""
+        """Page-lock the whole storage of `host`, unless it is locked or small; returns `host`."""
         storage = host.untyped_storage()
-        if storage.nbytes() >= LITTLE and storage.data_ptr() not in self._locked:
+        if storage.nbytes() >= SMALLEST_LOCKED and storage.data_ptr() not in self._locked:
             self._locked.add(storage.data_ptr())
             self._copies.lock(torch.empty(0, dtype=torch.uint8).set_(storage))
         return host
 
-    def down(self, spans: Sequence[CopySpan]) -> None:
-        """Begin to copy to the host; what is there already is copied now."""
-        for span in spans:
-            if not self._copies.holds(span.device):
-                span.to_host()
-        away = [span for span in spans if self._copies.holds(span.device)]
-        if away:
+    def copy_down(self, spans: Sequence[CopySpan]) -> None:
+        """Begin to copy to the host; tensors that are on the host are copied now."""
+        if away := self._on_devices(spans, CopySpan.to_host):
             self._begun.append((self._copies.down(away), away))
 
     def then(self, action: Callable[[], object]) -> None:
-        """Have `action` called when all that was begun is copied, and what came before was handed on."""
-        begun, self._begun = self._begun + [(mark, ()) for mark in self._written], []
+        """Run `action` when all copies begun so far are done, after earlier actions."""
+        begun, self._begun = self._begun + [(event, ()) for event in self._written], []
         self._queue.append((begun, action))
-        self._wake()
+        self._more.release()
 
-    def next(self) -> bool:
-        """Hand on what is next, on the calling thread; False when there is nothing."""
-        with self._turn:
+    def run_next(self) -> bool:
+        """Run the next action on the calling thread, after its copies; False when there is none."""
+        with self._running:
             if not self._queue:
                 return False
             begun, action = self._queue.popleft()
             if self._error is None:
                 try:
-                    for mark, _ in begun:
-                        mark.wait()
+                    for event, _ in begun:
+                        event.wait()
                     action()
-                except BaseException as error:  # noqa: BLE001  raised by who settles
+                except BaseException as error:  # noqa: BLE001  raised by `settle`
                     self._error = error
             return True
 
     def settle(self) -> None:
-        """Return when all is handed on; raises what an action raised."""
-        while self.next():
+        """Return when all actions have run; raises the error of one."""
+        while self.run_next():
             pass
         if self._error is not None:
             raise self._error
 
-    def up(self, spans: Sequence[CopySpan]) -> None:
-        """Begin to copy to devices; what the current streams are given from now on sees it."""
-        for span in spans:
-            if not self._copies.holds(span.device):
-                span.to_device()
-        away = [span for span in spans if self._copies.holds(span.device)]
-        if away:
+    def copy_up(self, spans: Sequence[CopySpan]) -> None:
+        """Begin to copy to devices; later work of the current streams sees the new values."""
+        if away := self._on_devices(spans, CopySpan.to_device):
             self._written.append(self._copies.up(away))
 
-    def read(self) -> None:
-        """Return when the host's memory that `up` read may be written again."""
+    def wait_up(self) -> None:
+        """Return when the host memory that `copy_up` reads may be overwritten."""
         written, self._written = self._written, []
-        for mark in written:
-            mark.wait()
+        for event in written:
+            event.wait()
 
     def close(self) -> None:
-        """Let go of the host's memory; what was not handed on is not any more."""
-        with self._turn:
+        """End the thread and release the host memory; actions that have not run are dropped."""
+        self._closed = True
+        self._more.release()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        with self._running:
             self._queue.clear()
         self._begun.clear()
-        self.read()
+        self.wait_up()
         self._copies.close()
+
+    def _on_devices(self, spans: Sequence[CopySpan], copy: Callable[[CopySpan], None]) -> list[CopySpan]:
+        """Copy the spans whose tensors are on the host; return the others."""
+        for span in spans:
+            if not self._copies.holds(span.device):
+                copy(span)
+        return [span for span in spans if self._copies.holds(span.device)]
+
+    def _loop(self) -> None:
+        while self._more.acquire() and not self._closed:
+            self.run_next()
 
 
 class GpuParameters(FlatParameters):
-    """As `FlatParameters`, for parameters on GPUs: `fill` begins to copy, and what is pushed leaves through `Staged`.
+    """`FlatParameters` for parameters on GPUs: pushes wait for the copies of their gradients on another thread.
 
     Args:
-        staging: copies.
-        apart: workers may be apart, so that a push of an earlier clock, sent again, may say that the newest values were
-            read: `read` then waits for its copies.
-        rest: what `FlatParameters` is made of.
+        staging: copies; closed with this.
+        apart: workers may be clocks apart. A push of an earlier clock, sent again, may then acknowledge that the newest
+            values were read, so `read` waits for its copies.
+        layout, shards, parameters: as for `FlatParameters`.
     """
 
-    direct = True
-
-    def __init__(self, staging: Staging, apart: bool, *rest: Any) -> None:
-        super().__init__(*rest)
+    def __init__(
+        self, staging: Staging, apart: bool, layout: Layout, shards: Sequence[Shard],
+        parameters: Sequence[nn.Parameter],
+    ) -> None:  # fmt: skip
+        super().__init__(layout, shards, parameters)
         self._staging, self._apart = staging, apart
+
+    def push(self, client: ParameterClient, clock: int, shard: int, weight: float) -> None:
+        buffers = client.sending(clock)
+        for buffer in buffers.values():
+            self._staging.lock(buffer)
+        self._staging.then(partial(client.push, clock, shard, self.fill(buffers, shard), weight))
+
+    def finish_pushes(self) -> None:
+        self._staging.settle()
 
     def fill(self, flat: Mapping[str, torch.Tensor], shard: int) -> list[bool]:
         held = [(self.parameters[at].grad, piece) for at, piece in self._pieces[shard]]
-        self._staging.down(
+        self._staging.copy_down(
             [
                 CopySpan(gradient.detach(), piece.within.start, self._at(flat, shard, piece))
                 for gradient, piece in held
@@ -157,167 +180,26 @@ class GpuParameters(FlatParameters):
 
     def read(self, shard: int, values: torch.Tensor, wanted: Container[int] | None) -> None:
         held = [(self.parameters[at], piece) for at, piece in self._pieces[shard] if wanted is None or at in wanted]
-        self._up(values, held)
+        self._copy_up(values, held)
 
     def read_sums(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
-        held = [
-            (_gradient(self.parameters[at]), piece)
-            for (at, piece), there in zip(self._pieces[shard], present, strict=True)
-            if there
-        ]
-        self._up(values, held)
+        held = zip(self._pieces[shard], present, strict=True)
+        self._copy_up(values, [(gradient_of(self.parameters[at]), piece) for (at, piece), there in held if there])
         return True
 
-    def _up(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
+    def finish_reads(self) -> None:
+        self._staging.wait_up()
+
+    def close(self) -> None:
+        self._staging.close()
+
+    def _copy_up(self, values: torch.Tensor, held: Sequence[tuple[torch.Tensor, Piece]]) -> None:
         self._staging.lock(values)
-        self._staging.up(
+        self._staging.copy_up(
             [
                 CopySpan(target.detach(), piece.within.start, values.narrow(0, piece.at.start, len(piece.at)))
                 for target, piece in held
             ]
         )
         if self._apart:
-            self._staging.read()
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
-    return parameter.grad
-
-
-class Staged:
-    """A parameter client whose send buffers are filled by copies, and whose values are copied on; see `Client`.
-
-    Args:
-        client: whose buffers they are.
-        staging: copies, beside a thread that hands on.
-        end: ends that thread.
-    """
-
-    def __init__(self, client: Client, staging: Staging, end: Callable[[], object] = lambda: None) -> None:
-        self._client, self._staging, self._end = client, staging, end
-        self.base, self.landing, self.residual = client.base, client.landing, client.residual
-
-    @property
-    def seconds_waiting(self) -> float:
-        return self._client.seconds_waiting
-
-    @property
-    def seconds_under_way(self) -> float:
-        return self._client.seconds_under_way
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._client.bytes_moved
-
-    @property
-    def doing(self) -> str:
-        return self._client.doing
-
-    def start(self, values: Mapping[str, torch.Tensor] | None) -> None:
-        self._staging.read()
-        self._client.start(values)
-
-    def sending(self, clock: int) -> dict[str, torch.Tensor]:
-        flat = self._client.sending(clock)
-        for buffer in flat.values():
-            self._staging.lock(buffer)
-        return flat
-
-    def push(self, clock: int, shard: int, present: Sequence[bool], weight: float = 1.0) -> None:
-        self._staging.then(partial(self._client.push, clock, shard, present, weight))
-
-    def step(
-        self, clock: int, groups: Sequence[Mapping[str, Number]], scale: float | None = None, save: bool = False
-    ) -> None:
-        self._staging.settle()
-        self._client.step(clock, groups, scale, save)
-
-    def norms(self, clock: int) -> dict[int, float]:
-        self._staging.settle()
-        return self._client.norms(clock)
-
-    def pull(self, clock: int) -> None:
-        self._staging.read()
-        self._client.pull(clock)
-
-    def wait(self, clock: int, shards: Sequence[int] | None = None, *, exact: bool = False) -> None:
-        self._staging.settle()
-        self._staging.read()
-        self._client.wait(clock, shards, exact=exact)
-
-    def held(self, shards: Sequence[int]) -> int:
-        return self._client.held(shards)
-
-    def deliver(self, take: Take) -> None:
-        self._client.deliver(take)
-
-    def presence(self, clock: int) -> list[bool]:
-        return self._client.presence(clock)
-
-    def told(self, message: Any) -> None:
-        self._client.told(message)
-
-    def put_aside(self, clock: int, data: bytes) -> None:
-        self._client.put_aside(clock, data)
-
-    def aside(self, clock: int) -> bytes:
-        return self._client.aside(clock)
-
-    def save(self, version: int) -> None:
-        self._client.save(version)
-
-    def settle(self) -> None:
-        self._staging.settle()
-        self._client.settle()
-
-    def close(self, reason: str = "") -> None:
-        self._end()
-        self._staging.close()
-        self._client.close(reason)
-
-
-class Hand:
-    """The thread that hands on what a `Staging` holds."""
-
-    def __init__(self) -> None:
-        self._more = threading.Semaphore(0)
-        self._over = False
-        self._thread: threading.Thread | None = None
-
-    def wake(self) -> None:
-        """There is something to hand on."""
-        self._more.release()
-
-    def begin(self, next: Callable[[], bool]) -> None:
-        """Call `next` after each `wake`."""
-
-        def loop() -> None:
-            while self._more.acquire() and not self._over:
-                next()
-
-        self._thread = threading.Thread(target=loop, daemon=True, name="psctl-copies")
-        self._thread.start()
-
-    def end(self) -> None:
-        """End the thread."""
-        self._over = True
-        self._more.release()
-        if self._thread is not None:
-            self._thread.join(10.0)
-
-
-def staged(client: Client, copies: DeviceCopies, apart: bool, *rest: Any) -> tuple[Client, FlatParameters]:
-    """Return a client and a Flat for parameters on GPUs.
-
-    Args:
-        client: the real one.
-        copies: makes copies.
-        apart: workers may be apart (DeviceFlat).
-        rest: what `FlatParameters` is made of.
-    """
-    hand = Hand()
-    staging = Staging(copies, hand.wake)
-    hand.begin(staging.next)
-    return Staged(client, staging, hand.end), GpuParameters(staging, apart, *rest)
+            self._staging.wait_up()

@@ -1,7 +1,7 @@
-"""Sees gradients become ready one by one during backward, and tells when a bucket is complete and when backward ends.
+"""Hooks on parameters that count gradients into buckets during backward, and report full buckets and its end.
 
 torch calls a post-accumulate hook when a parameter's gradient of this backward is in `.grad`. A *round* is what is sent
-together: one backward where the joint mean must stand in `.grad` after it, one clock where servers step.
+together: the gradients of one backward where workers step, those of one clock where servers step.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import nn
 from psctl.errors import NotInThisVersion, UsageError
 
 
-def raise_usage(what: str, cure: str) -> NoReturn:
+def raise_usage(problem: str, cure: str) -> NoReturn:
     """Raise UsageError."""
-    raise UsageError(what, cure)
+    raise UsageError(problem, cure)
 
 
 class GradientHooks:
-    """Counts gradients down to whole buckets.
+    """Counts gradients down to full buckets.
 
     Args:
         names: of the trainable parameters, for messages.
         parameters: the trainable parameters.
-        buckets: for each bucket the places (into `parameters`) of those that have a part in it.
-        ready: called with a bucket's index when all its gradients are there; on the thread that runs backward.
-        fired: called with a parameter's place when its gradient is there, before `ready`.
-        ended: called when a backward has computed all its gradients (not under `paused`); None: never.
+        buckets: for each bucket the indices (into `parameters`) of those that have a part in it.
+        on_bucket: called with a bucket's index when all its gradients are computed; on the thread that runs backward.
+        on_gradient: called with a parameter's index when its gradient is computed, before `on_bucket`.
+        on_backward_end: called when a backward has computed all its gradients (not under `paused`); None: never.
         per_backward: a round ends with its backward; else with `next_round`.
-        refuse: told what the script did wrong, and the cure, where a gradient came twice in a round; raises.
+        on_error: called with the problem and its cure where a gradient was computed twice in a round; raises.
     """
 
     def __init__(
@@ -42,34 +42,33 @@ class GradientHooks:
         parameters: Sequence[nn.Parameter],
         buckets: Sequence[Sequence[int]],
         *,
-        ready: Callable[[int], None],
-        fired: Callable[[int], None] = lambda _: None,
-        ended: Callable[[], None] | None = None,
+        on_bucket: Callable[[int], None] = lambda _: None,
+        on_gradient: Callable[[int], None] = lambda _: None,
+        on_backward_end: Callable[[], None] | None = None,
         per_backward: bool = False,
-        refuse: Callable[[str, str], NoReturn] = raise_usage,
+        on_error: Callable[[str, str], NoReturn] = raise_usage,
     ) -> None:
-        self._names, self._parameters = names, parameters
+        self._names = names
         self._sizes = [len(bucket) for bucket in buckets]
         self._buckets_of: list[list[int]] = [[] for _ in parameters]
-        for index, bucket in enumerate(buckets):
-            for place in bucket:
-                self._buckets_of[place].append(index)
-        self._ready, self._fired, self._ended = ready, fired, ended
-        self._per_backward, self._refuse = per_backward, refuse
+        for bucket, members in enumerate(buckets):
+            for index in members:
+                self._buckets_of[index].append(bucket)
+        self._on_bucket, self._on_gradient, self._on_backward_end = on_bucket, on_gradient, on_backward_end
+        self._per_backward, self._on_error = per_backward, on_error
         self._paused = False
-        self.outstanding = False
-        """Gradients were added that no round has sent."""
-        self._task = -1  # the backward whose end was asked for
+        self._task = -1  # the backward whose end is reported
         self.next_round()
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._computed, place))  # type: ignore[no-untyped-call]
-            for place, parameter in enumerate(parameters)
+            parameter.register_post_accumulate_grad_hook(partial(self._computed, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(parameters)
         ]
 
     def next_round(self) -> None:
-        """Begin anew: no gradient of the next round is there yet."""
-        self._seen: set[int] = set()
-        self._left = list(self._sizes)
+        """Start a round: no gradient of it was computed yet."""
+        self.outstanding = False
+        """Gradients were computed that no round has sent."""
+        self._reset()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -81,39 +80,43 @@ class GradientHooks:
             self._paused = before
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def _computed(self, place: int, parameter: torch.Tensor) -> None:
+    def _reset(self) -> None:
+        self._seen: set[int] = set()
+        self._left = list(self._sizes)
+
+    def _computed(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
             raise NotInThisVersion(
-                f"a sparse gradient (parameter {self._names[place]})", "make the embedding with sparse=False"
+                f"a sparse gradient (parameter {self._names[index]})", "make the embedding with sparse=False"
             )
         self.outstanding = True
         if self._paused:
             return
-        if self._ended is not None:
-            self._ask_for_end()
-        if place in self._seen:
-            self._refuse(_twice(self._names[place]), _TWICE_CURE)
-        self._seen.add(place)
-        self._fired(place)
-        for bucket in self._buckets_of[place]:
+        if self._on_backward_end is not None:
+            self._report_end()
+        if index in self._seen:
+            self._on_error(_twice(self._names[index]), _TWICE_CURE)
+        self._seen.add(index)
+        self._on_gradient(index)
+        for bucket in self._buckets_of[index]:
             self._left[bucket] -= 1
             if self._left[bucket] == 0:
-                self._ready(bucket)
+                self._on_bucket(bucket)
 
-    def _ask_for_end(self) -> None:
-        """Have the engine call `ended` when the backward that runs now is through; once a backward."""
+    def _report_end(self) -> None:
+        """Have the autograd engine call `on_backward_end` after the backward that runs now; once a backward."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
             if self._per_backward:
-                self.next_round()
+                self._reset()
             engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._ended)
+            engine.queue_callback(self._on_backward_end)
 
 
 def _twice(name: str) -> str:

@@ -1,38 +1,122 @@
-"""Strategy `ps` where servers step (`update: server`): gradients leave during backward, new values come back.
+"""Strategy `ps` where servers step (`update: server`): gradients are sent during backward, new values come back.
 
-A shard is pushed when all gradients in it are ready. `optimizer.step()` pushes what is left, orders the servers' step
-with the numbers that the user's groups hold then, and asks for the new values; they are waited for where they are read
-(parameter_waits.py). What was pushed is gone, so whoever changes or recomputes a gradient after its push must be
-told: that is every check here.
+A shard is pushed when all gradients in it are computed. `optimizer.step()` pushes the rest, orders the servers' step
+with the numbers that the user's groups hold then, and requests the new values. A pushed gradient can not be changed or
+recomputed: the checks here raise an error where a script does so.
+
+Values change only at wait points, between steps. Each module waits, before its first forward of a step, for the
+parameters of its whole subtree, because a forward may read any parameter below it (MultiheadAttention reads out_proj's
+without calling it). Plain containers (exactly Sequential, ModuleList, ModuleDict) read nothing themselves, so their
+children wait instead, and the values of the last layers may still travel while the first compute. Shared (tied)
+parameters are waited for before the first forward of any module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from psctl.clock import Clock
+from psctl.client.dense_client import ParameterClient
 from psctl.errors import UsageError
 from psctl.ps.dense.server.aggregation import square
 from psctl.ps.server_optimizers import fit_name, numbers
-from psctl.sync.flat_parameters import Client, FlatParameters
+from psctl.sync.flat_parameters import FlatParameters
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
-from psctl.sync.parameter_waits import PendingParameters, WaitPoints
-from psctl.sync.synchronizer import ExampleWeight, InStep
+from psctl.sync.synchronizer import ExampleWeight, Synchronizer
+from psctl.train_state.prepared_model import ForwardHooks
 
 CURE = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
     " or set `update: worker` under sync: in the job file (torch's clipping and GradScaler work there)"
 )
 
+PLAIN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-class ParameterServerSync(InStep):
-    """Gradients go to servers that hold the values and step the optimizer.
+
+class PendingParameters:
+    """The parameters whose newest values are not in the model yet, and the waits for them.
+
+    Args:
+        client: after `start`; delivers values here.
+        flat: copies values into parameters.
+    """
+
+    def __init__(self, client: ParameterClient, flat: FlatParameters) -> None:
+        self._client, self._flat = client, flat
+        self._lock = threading.RLock()
+        self._version = client.base
+        self._pending: set[int] = set()
+        self.staleness = 0
+        """Clocks missing in the values that were read before the newest step was ordered."""
+        self._lacked = 0
+        self._wanted: set[int] | None = None  # parameters that take delivered values; None: all
+        self._left: dict[int, tuple[int, set[int]]] = {}  # shard -> a version's clocks, parameters that lack it
+        self._clocks = [client.base] * len(flat.shards)  # the values taken last hold all clocks before it
+        client.deliver(self._take)
+
+    def expect(self, version: int) -> None:
+        """Make every parameter pending: all change to `version`, which was pulled."""
+        with self._lock:
+            self.wait()  # versions that no forward read are taken in order, too
+            self._version = version
+            self.staleness, self._lacked = self._lacked, 0
+            self._pending = set(range(len(self._flat.parameters)))
+
+    def wait(self, indices: Iterable[int] | None = None) -> None:
+        """Return when these parameters (None: all) hold the newest values."""
+        if not self._pending:
+            return
+        with self._lock:
+            wanted = self._pending if indices is None else self._pending.intersection(indices)
+            if not wanted:
+                return
+            shards = sorted({shard for index in wanted for shard in self._flat.shards_of[index]})
+            self._wanted = wanted
+            try:
+                self._wait_for_client(shards)
+            finally:
+                self._wanted = None
+            self._lacked = max(self._lacked, self._version - min(self._clocks[shard] for shard in shards))
+            self._pending = self._pending - wanted
+
+    def wait_exact(self) -> None:
+        """Return when every parameter holds all clocks before the newest version, whatever the staleness."""
+        with self._lock:
+            self.wait()
+            shards = list(range(len(self._flat.shards)))
+            if self._client.held(shards) < self._version:
+                self._wait_for_client(shards, exact=True)
+
+    def _wait_for_client(self, shards: list[int], *, exact: bool = False) -> None:
+        self._flat.finish_pushes()
+        self._flat.finish_reads()
+        self._client.wait(self._version, shards, exact=exact)
+
+    def _take(self, shard: int, values: torch.Tensor, present: bytes, clocks: int) -> bool:
+        """Copy delivered values into the wanted parameters; returns whether all of the shard's have them now."""
+        self._flat.read(shard, values, self._wanted)
+        self._clocks[shard] = clocks
+        if self._wanted is None:
+            self._left.pop(shard, None)
+            return True
+        of, left = self._left.get(shard, (clocks, set(self._flat.members[shard])))
+        left = (left if of == clocks else set(self._flat.members[shard])) - self._wanted
+        if left:
+            self._left[shard] = clocks, left
+        else:
+            self._left.pop(shard, None)
+        return not left
+
+
+class ParameterServerSync(Synchronizer):
+    """Sends gradients to servers, which hold the values and step the optimizer.
 
     Args:
         model: the user's, before its class changes.
@@ -40,49 +124,47 @@ class ParameterServerSync(InStep):
         optimizer: the user's; its groups' numbers travel with each step.
         client: after `start`.
         flat: where parameters lie in the client's buffers.
-        share: tells this rank's weight.
-        asp: servers apply this rank's gradient alone.
-        unfit: told, instead of an error in the script, that servers cannot take the first step; does not return.
+        weight: of this rank's gradient.
+        asynchronous: asp: servers apply this rank's gradient alone.
+        on_unfit: called with a step and the problem, instead of an error in the script, when servers cannot take the
+            first step; does not return.
     """
 
-    name = "ps"
     update = "server"
-    frozen = "the servers hold its values, so they would come back as they were"
+    write_refusal = "the servers hold its values, so they would come back as they were"
 
     def __init__(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        optimizer: torch.optim.Optimizer,
-        client: Client,
-        flat: FlatParameters,
-        share: ExampleWeight,
-        clock: Clock,
-        trace: GradientTrace | None = None,
-        *,
-        asp: bool = False,
-        unfit: Callable[[int, str], NoReturn] | None = None,
-    ) -> None:
-        self.alone, self._unfit = asp, unfit
+        self, model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, client: ParameterClient,
+        flat: FlatParameters, weight: ExampleWeight, trace: GradientTrace | None = None, *,
+        asynchronous: bool = False, on_unfit: Callable[[int, str], NoReturn] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__("ps", flat.parameters)
+        self.is_asynchronous, self._on_unfit = asynchronous, on_unfit
         self._names, self._optimizer, self._client, self._flat = names, optimizer, client, flat
-        self._share, self._time, self._trace = share, clock, trace
+        self._weight, self._trace = weight, trace
         self._clock = client.base
         self._scale: float | None = None
         self._pushed: set[int] = set()
-        self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # place -> gradient and its version then
-        self._members = [id(one) for group in optimizer.param_groups for one in group["params"]]
-        self._arrivals = PendingParameters(client, flat)
-        self._points = WaitPoints(model, flat.parameters, self._arrivals)
-        self._watch = GradientHooks(
-            names, flat.parameters, flat.members, ready=self._push, fired=self._fired, refuse=self._refuse
+        self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # parameter -> gradient and its version then
+        self._members = _members(optimizer)
+        self._pending = PendingParameters(client, flat)
+        self._wait_hooks = ForwardHooks(
+            [
+                (module, partial(_wait_for, self._pending, frozenset(indices)))
+                for module, indices in wait_points(model, flat.parameters)
+            ]
         )
+        self._hooks = GradientHooks(
+            names, flat.parameters, flat.members,
+            on_bucket=self._push, on_gradient=self._on_gradient, on_error=self._refuse,
+        )  # fmt: skip
 
     @property
     def sync_seconds(self) -> float:
         return self._client.seconds_waiting
 
     @property
-    def under_way_seconds(self) -> float:
+    def in_flight_seconds(self) -> float:
         return self._client.seconds_under_way
 
     @property
@@ -91,116 +173,114 @@ class ParameterServerSync(InStep):
 
     @property
     def staleness(self) -> int:
-        return self._arrivals.staleness
+        return self._pending.staleness
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         return self._client.doing
 
     def accumulate(self) -> AbstractContextManager[None]:
-        return self._watch.paused()
+        return self._hooks.paused()
 
-    def wait(self) -> None:
-        self._arrivals.settle()
+    def wait_exact(self) -> None:
+        self._pending.wait_exact()
 
-    def land(self) -> None:
-        self._arrivals.land()
+    def wait_newest(self) -> None:
+        self._pending.wait()
 
-    def detached(self) -> AbstractContextManager[None]:
-        return self._points.detached()
+    def without_hooks(self) -> AbstractContextManager[None]:
+        return self._wait_hooks.detached()
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        self._check()
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        self._check_gradients()
         self._push_rest()
-        if self.alone:  # what is applied is this rank's own gradient
-            there = [one.grad for one in self._flat.parameters if one.grad is not None]
-            squares = {index: square(gradient) for index, gradient in enumerate(there)}
+        if self.is_asynchronous:  # this rank's own gradient is applied
+            gradients = [one.grad for one in self._flat.parameters if one.grad is not None]
+            squares = {index: square(gradient) for index, gradient in enumerate(gradients)}
         else:
+            self._flat.finish_pushes()
             squares = self._client.norms(self._clock)
         norm = sum(squares[index] for index in sorted(squares)) ** 0.5
         self._scale = min(1.0, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
         return torch.tensor(norm, dtype=self._flat.parameters[0].dtype)
 
     def step(self, original: Callable[[], Any], save: bool) -> Any:
-        self._check()
-        self._still_fit()
+        self._check_gradients()
+        self._check_optimizer()
         self._push_rest()
+        self._flat.finish_pushes()
         self._client.step(self._clock, numbers(self._optimizer), self._scale, save)
+        self._flat.finish_reads()
         self._client.pull(self._clock + 1)
         self._clock += 1
         self._scale = None
         self._pushed.clear()
         self._as_pushed.clear()
-        self._watch.next_round()
-        self._watch.outstanding = False
-        self._share.sent()
-        self._arrivals.expect(self._clock)
+        self._hooks.next_round()
+        self._weight.mark_sent()
+        self._pending.expect(self._clock)
         if self._trace is not None:
             self._trace.flush()
 
-    def save_late(self, step: int) -> None:
+    def save_last(self, step: int) -> None:
         self._client.save(self._clock)
 
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        self._client.put_aside(step, state())
+    def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
+        self._client.put_aside(step, make_state())
 
-    def left(self, step: int) -> bytes:
+    def fetch_rank_state(self, step: int) -> bytes:
         return self._client.aside(step)
 
     def close(self, reason: str, *, failed: bool) -> None:
-        self._watch.close()
-        self._points.remove()
+        self._hooks.close()
+        self._wait_hooks.remove()
         if not failed:
+            self._flat.finish_pushes()
             self._client.settle()
+        self._flat.close()
         self._client.close(reason)
 
-    def _fired(self, place: int) -> None:
+    def _on_gradient(self, index: int) -> None:
         if self._trace is not None:
-            self._trace("gradient", clock=self._clock, parameter=self._names[place])
+            self._trace("gradient", clock=self._clock, parameter=self._names[index])
         if self._scale is not None:
             raise UsageError(
-                f"a backward after run.clip_grad_norm() reached parameter {self._names[place]}, whose joint gradient "
+                f"a backward after run.clip_grad_norm() reached parameter {self._names[index]}, whose joint gradient "
                 "was already measured",
                 "clip after the last backward of a step, just before optimizer.step()",
             )
-        gradient = self._flat.parameters[place].grad
-        assert gradient is not None, "torch calls the hook when it is there"
-        self._as_pushed[place] = (gradient, gradient._version)
+        gradient = self._flat.parameters[index].grad
+        assert gradient is not None, "torch calls the hook after it is computed"
+        self._as_pushed[index] = (gradient, gradient._version)
 
     def _push(self, shard: int) -> None:
-        present = self._flat.fill(self._client.sending(self._clock), shard)
-        self._client.push(self._clock, shard, present, self._share.weight())
+        self._flat.push(self._client, self._clock, shard, self._weight.weight())
         self._pushed.add(shard)
 
     def _push_rest(self) -> None:
         for shard in reversed(range(len(self._flat.shards))):
             if shard not in self._pushed:
                 self._push(shard)
-        for place, parameter in enumerate(self._flat.parameters):
+        for index, parameter in enumerate(self._flat.parameters):
             if parameter.grad is not None:
-                self._as_pushed.setdefault(place, (parameter.grad, parameter.grad._version))
+                self._as_pushed.setdefault(index, (parameter.grad, parameter.grad._version))
 
-    def _check(self) -> None:
+    def _check_gradients(self) -> None:
         """Raise when a gradient is not what was pushed."""
-        for place, (gradient, version) in self._as_pushed.items():
-            if not any(shard in self._pushed for shard in self._flat.shards_of[place]):
+        for index, (gradient, version) in self._as_pushed.items():
+            if self._pushed.isdisjoint(self._flat.shards_of[index]):
                 continue
-            now = self._flat.parameters[place].grad
+            now = self._flat.parameters[index].grad
             if now is not gradient or gradient._version != version:
                 self._refuse(
-                    f"the gradient of parameter {self._names[place]} changed after it was pushed to the servers "
+                    f"the gradient of parameter {self._names[index]} changed after it was pushed to the servers "
                     "(clipping, unscaling, zero_grad or a write between backward and optimizer.step())",
                     CURE,
                 )
 
-    def _refuse(self, what: str, cure: str) -> NoReturn:
-        if self._unfit is not None and self._clock == self._client.base:
-            self._unfit(self._clock, what)
-        raise UsageError(what, cure)
-
-    def _still_fit(self) -> None:
-        members = [id(one) for group in self._optimizer.param_groups for one in group["params"]]
-        if members != self._members:
+    def _check_optimizer(self) -> None:
+        """Raise when servers cannot run the optimizer any more."""
+        if _members(self._optimizer) != self._members:
             raise UsageError(
                 "the optimizer's groups changed after run.prepare (add_param_group?)",
                 "make all groups before run.prepare, or set `update: worker` under sync: in the job file",
@@ -210,3 +290,35 @@ class ParameterServerSync(InStep):
                 "the optimizer has step hooks or tensors among its numbers since run.prepare, which servers cannot run",
                 "add them before run.prepare, or set `update: worker` under sync: in the job file",
             )
+
+    def _refuse(self, problem: str, cure: str) -> NoReturn:
+        if self._on_unfit is not None and self._clock == self._client.base:
+            self._on_unfit(self._clock, problem)
+        raise UsageError(problem, cure)
+
+
+def _members(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [id(one) for group in optimizer.param_groups for one in group["params"]]
+
+
+def _wait_for(pending: PendingParameters, indices: frozenset[int], module: nn.Module) -> None:
+    pending.wait(indices)
+
+
+def wait_points(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Module, set[int]]]:
+    """Return the modules whose forward waits for parameters, each with the indices of these."""
+    index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) in index_of:
+                holders[index_of[id(parameter)]] = holders.get(index_of[id(parameter)], 0) + 1
+    shared = {index for index, count in holders.items() if count > 1}
+    found = []
+    for module in model.modules():
+        below: set[int] = set()
+        if type(module) not in PLAIN:
+            below = {index_of[id(one)] for one in nn.Module.parameters(module) if id(one) in index_of}
+        if below | shared:
+            found.append((module, below | shared))
+    return found

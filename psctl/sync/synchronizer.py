@@ -1,223 +1,162 @@
-"""How a worker's gradients become joint: the seam between a run and the ways to synchronise; the way of one alone."""
+"""The base class of synchronizers, itself the synchronizer of one worker, and the weight of a rank's gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from psctl.sync.compression_residuals import Residuals
-
 
 class ExampleWeight:
-    """How much of the examples behind the gradients is this rank's: the weight of what it sends.
+    """The weight of this rank's gradient: its part of the examples behind the gradients of all ranks.
 
-    Batches drawn since the last time gradients were sent count; with a loader of one's own, ranks count equally.
+    Batches drawn since the last time gradients were sent count. Ranks that use a loader of their own count equally.
+
+    Args:
+        world: number of ranks.
     """
 
     def __init__(self, world: int) -> None:
         self._world = world
         self._source: object = None
-        self._mine = self._all = 0
         self._sent = False
-
-    @property
-    def together(self) -> int:
-        """All ranks' examples since gradients were last sent; 0 when unknown."""
-        return self._all
-
-    @property
-    def mine(self) -> int:
+        self.own_examples = 0
         """This rank's examples since gradients were last sent; 0 when unknown."""
-        return self._mine
+        self.all_examples = 0
+        """All ranks' examples since gradients were last sent; 0 when unknown."""
 
-    def among(self, world: int) -> None:
-        """Note how many ranks share the next batch."""
+    def set_world(self, world: int) -> None:
+        """Set the number of ranks that share the next batch."""
         self._world = world
 
-    def drawn(self, source: object, mine: int, together: int) -> None:
-        """Note a batch of `mine` examples, of `together` over all ranks, from the loader `source`."""
+    def add_batch(self, source: object, own: int, total: int) -> None:
+        """Add a batch of `own` examples here and `total` over all ranks, from the loader `source`."""
         if self._sent or source is not self._source:
-            self._mine = self._all = 0
+            self.own_examples = self.all_examples = 0
         self._source, self._sent = source, False
-        self._mine += mine
-        self._all += together
+        self.own_examples += own
+        self.all_examples += total
 
-    def sent(self) -> None:
-        """Note that the gradients of these batches were sent; the next batch counts anew."""
+    def mark_sent(self) -> None:
+        """Note that the gradients of these batches were sent: the next batch starts a new count."""
         self._sent = True
 
     def weight(self) -> float:
-        """Return this rank's examples times world over everyone's; exactly 1.0 when shares are equal or unknown."""
-        if self._all == 0 or self._mine * self._world == self._all:
-            return 1.0
-        return self._mine * self._world / self._all
+        """Return this rank's examples times world divided by all examples; exactly 1.0 when equal or unknown."""
+        return relative_weight(self.own_examples, self.all_examples, self._world)
 
 
-class Synchronizer(Protocol):
-    """One way to synchronise, bound to a model."""
+def relative_weight(own: int, total: int, world: int) -> float:
+    """Return own * world / total; exactly 1.0 when all ranks have as many examples, or `total` is 0."""
+    return 1.0 if total == 0 or own * world == total else own * world / total
 
-    @property
-    def name(self) -> str:
-        """The strategy's name."""
 
-    @property
-    def update(self) -> str:
-        """Where the optimizer steps: "server" or "worker"."""
+class Synchronizer:
+    """Carries out a strategy in one worker, for one model. This class is that of a single worker.
 
-    @property
-    def frozen(self) -> str:
-        """Why the model's values may not be written from outside ("" when they may)."""
+    The defaults hold where workers have the same values after every step: there is nothing to wait for, and no worker
+    joins in mid-run.
+
+    Args:
+        name: the strategy's name.
+        parameters: the trainable ones, in the model's order.
+    """
+
+    update = "worker"
+    """Where the optimizer steps: "server" or "worker"."""
+    write_refusal = ""
+    """Why the model's values may not be written by the script; "" when they may."""
+    period = 1
+    """Steps between two at whose end all ranks have the same values. Checkpoints are taken there."""
+    has_local_optimizer = False
+    """Whether ranks step alone, so that each has an optimizer state of its own."""
+    is_asynchronous = False
+    """Whether no rank waits for another (asp), so that a replacement needs the state of the rank it replaces."""
+
+    def __init__(self, name: str, parameters: Sequence[nn.Parameter]) -> None:
+        self.name = name
+        self._parameters = parameters
+        self.residuals: Mapping[str, torch.Tensor] = {}
+        """What this rank's compressed pushes left out so far, by its name in a checkpoint."""
 
     @property
     def sync_seconds(self) -> float:
-        """Seconds waited for others so far."""
+        """Seconds spent waiting for other processes so far."""
+        return 0.0
 
     @property
-    def under_way_seconds(self) -> float:
-        """Seconds from when a step's first gradients left until all that comes back was here, whoever waited."""
+    def in_flight_seconds(self) -> float:
+        """Seconds from a step's first push until all replies had arrived, summed over steps, waited for or not."""
+        return 0.0
 
     @property
     def bytes_moved(self) -> int:
         """Bytes sent and received so far."""
+        return 0
 
     @property
     def staleness(self) -> int:
-        """Clocks that the values lacked which the last step was computed from."""
+        """Clocks missing in the values that the last step was computed from."""
+        return 0
 
     @property
-    def doing(self) -> str:
-        """What this worker is at, for people."""
-
-    @property
-    def period(self) -> int:
-        """Steps from one at which all ranks have the same values to the next; what is saved is saved there."""
-
-    @property
-    def apart(self) -> bool:
-        """Whether ranks step alone, so that each has an optimizer's state of its own."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether each rank goes on by itself (asp), so that who takes a rank's place needs that rank's own state."""
+    def activity(self) -> str:
+        """What this worker does now, for people: "compute", or what it waits for."""
+        return "compute"
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up without being sent."""
-
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Clip the joint gradient; returns its norm."""
-
-    def step(self, original: Callable[[], Any], save: bool) -> Any:
-        """End the clock: let the optimizer step. `original` is the user's optimizer's own step."""
-
-    def wait(self) -> None:
-        """Return when every value holds every clock that has ended here, also where workers may be apart."""
-
-    def land(self) -> None:
-        """Return when every value is the newest that a step may read."""
-
-    def detached(self) -> AbstractContextManager[None]:
-        """Take psctl's hooks off the model's modules for a while."""
-
-    def save_late(self, step: int) -> None:
-        """Have those who hold state besides the workers save `step`, the last one, which is done; every rank asks."""
-
-    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what this way keeps that belongs into rank 0's checkpoint: JSON values, and tensors by name."""
-
-    @property
-    def residuals(self) -> Residuals | None:
-        """What this rank's pushes left out, which belongs into checkpoints; None: nothing is ever left out."""
-
-    def finish(self) -> None:
-        """The script has ended: let all ranks have the same values."""
-
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        """Leave this rank's own state at the start of clock `step` with those who hold state too, if there are any.
-
-        Args:
-            state: makes it; called only if there is somebody.
-        """
-
-    def left(self, step: int) -> bytes:
-        """Return what rank 0 (where each goes on alone: this rank) left at the start of clock `step`; waits for it."""
-
-    def close(self, reason: str, *, failed: bool) -> None:
-        """Let go of everything; `failed`: without waiting for others, who may be gone."""
-
-
-class Exact:
-    """What ways share that leave nothing out, until they are given what they do."""
-
-    residuals: Residuals | None = None
-
-
-class AtWorkers(Exact):
-    """What ways share where the workers hold the values: none is waited for, none lands, nobody joins in mid-run."""
-
-    def wait(self) -> None:
-        return
-
-    def land(self) -> None:
-        return
-
-    def detached(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def save_late(self, step: int) -> None:
-        return
-
-    def leave(self, step: int, state: Callable[[], bytes]) -> None:
-        return
-
-    def left(self, step: int) -> bytes:
-        raise AssertionError("where workers hold the values nobody joins in mid-run")
-
-
-class InStep(Exact):
-    """What ways share whose ranks have the same values after every step."""
-
-    period = 1
-    apart = False
-    alone = False
-
-    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {}, {}
-
-    def finish(self) -> None:
-        return
-
-
-class SingleWorker(AtWorkers, InStep):
-    """One worker has nothing to synchronise.
-
-    Args:
-        parameters: the trainable ones.
-        name: the strategy's name for people.
-    """
-
-    update = "worker"
-    frozen = ""
-    sync_seconds = under_way_seconds = 0.0
-    bytes_moved = 0
-    staleness = 0
-    doing = "compute"
-
-    def __init__(self, parameters: Sequence[nn.Parameter], name: str = "alone") -> None:
-        self.name = name
-        self._parameters = parameters
-
-    def accumulate(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale the averaged gradient to a 2-norm of at most `max_norm`; returns the norm before."""
         return nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def step(self, original: Callable[[], Any], save: bool) -> Any:
+        """End the clock with an optimizer step.
+
+        Args:
+            original: the step of the user's optimizer; called where workers step.
+            save: the state after this step is a checkpoint.
+
+        Returns:
+            what `original` returned; None where servers step.
+        """
         return original()
 
+    def wait_exact(self) -> None:
+        """Return when every parameter holds all clocks that have ended here, whatever the staleness."""
+
+    def wait_newest(self) -> None:
+        """Return when every parameter holds the newest values that the next step may read."""
+
+    def without_hooks(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's modules have no hooks of the synchronizer."""
+        return nullcontext()
+
+    def save_last(self, step: int) -> None:
+        """Have servers save `step`, the last one, which was not ordered with `save`. Every rank calls it."""
+
+    def checkpoint_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the synchronizer's part of rank 0's checkpoint: JSON values, and tensors by name."""
+        return {}, {}
+
+    def finish(self) -> None:
+        """Give all ranks the same values, at the end of the script."""
+
+    def store_rank_state(self, step: int, make_state: Callable[[], bytes]) -> None:
+        """Store this rank's state at the start of clock `step` on the servers, if there are any.
+
+        Args:
+            make_state: returns the state; called only where there are servers.
+        """
+
+    def fetch_rank_state(self, step: int) -> bytes:
+        """Return the state that rank 0 (under asp: this rank) stored at the start of clock `step`; waits for it."""
+        raise AssertionError("where workers hold the values no worker joins in mid-run")
+
     def close(self, reason: str, *, failed: bool) -> None:
-        return
+        """Release connections, threads and hooks. `failed`: without waiting for other processes, which may be lost."""

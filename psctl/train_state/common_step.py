@@ -1,14 +1,14 @@
-"""One common step to cut at (a checkpoint by time, a polite stop), agreed on without stopping anyone.
+"""Agreement of all workers on one common step to save or stop at (a checkpoint by time, a stop by the user).
 
-    coordinator                 every worker
-    Propose(ticket)   ------>   answers at once, from its network thread
-                      <------   Position(ticket, p)      p: the step in progress
-    CutAt(ticket, m)  ------>   m = max(p) + 1
+    coordinator                    every worker
+    ProposeCut(ticket)  ------>    answers at once, from its network thread
+                        <------    CutPosition(ticket, p)      p: the step in progress
+    CutAt(ticket, m)    ------>    m = max(p) + 1
 
-A worker that has answered p ends step p freely, for m > p; it does not end step p + 1 before it has heard CutAt. So
-every worker knows of the cut before step m ends, wherever it stood. The wait is short: all answers come from network
-threads, whatever their main threads do. Where ranks step apart for periods of H, p is the last step but one before a
-period's end, so that m is one: what is saved is the same on all ranks there.
+A worker that has answered p ends step p without waiting, for m > p; it does not end step p + 1 before it has received
+CutAt. So every worker knows of the cut before step m ends, and training never stops for it. The wait is short: network
+threads answer, whatever the main threads do. Where ranks step alone for periods of H, p is the last step but one before
+a period's end, so that m is one: the values saved there are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from psctl.errors import TimedOut
 
 
 class StepActions(msgspec.Struct, frozen=True):
-    """What is to be done when a step has ended."""
+    """Actions due when a step has ended."""
 
     save: bool = False
     stop: bool = False
 
 
 class StepAgreement:
-    """One worker's side of the agreement; `position` and `heard` are the network thread's, the rest is the main one's.
+    """One worker's side of the agreement. The network thread calls `position` and `add_cut`, the main thread the rest.
 
     Args:
         finished: steps that were finished before this run began.
@@ -52,19 +52,19 @@ class StepAgreement:
             self._open[ticket] = here
             return here
 
-    def heard(self, ticket: int, step: int, verdict: StepActions) -> None:
-        """Take in a CutAt."""
+    def add_cut(self, ticket: int, step: int, actions: StepActions) -> None:
+        """Note the actions of a CutAt."""
         with self._changed:
             self._open.pop(ticket, None)
             before = self._cuts.get(step, StepActions())
-            self._cuts[step] = StepActions(before.save or verdict.save, before.stop or verdict.stop)
+            self._cuts[step] = StepActions(before.save or actions.save, before.stop or actions.stop)
             self._changed.notify_all()
 
-    def ending(self, step: int) -> StepActions:
-        """Say what is to be done after `step`, which is about to end; waits for a CutAt that may name it.
+    def begin_end(self, step: int) -> StepActions:
+        """Return the actions due after `step`, which is about to end; waits for a CutAt that may name it.
 
         Raises:
-            TimedOut: the coordinator proposed a cut and never said where.
+            TimedOut: the coordinator proposed a cut and sent no CutAt.
         """
         with self._changed:
             free = self._changed.wait_for(lambda: all(step <= at for at in self._open.values()), self._patience)
@@ -77,7 +77,7 @@ class StepAgreement:
             due = [self._cuts.pop(at) for at in sorted(self._cuts) if at <= step]
             return StepActions(any(each.save for each in due), any(each.stop for each in due))
 
-    def ended(self, step: int) -> None:
+    def finish_end(self, step: int) -> None:
         """Note that `step` has ended."""
         with self._changed:
             self._finished = step

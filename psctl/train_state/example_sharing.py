@@ -1,5 +1,6 @@
-"""One worker's side of who shares the examples of each clock; coordinator/state/example_division.py has the
-agreement and why it is sure.
+"""A worker's position in its data, and its side of the agreement on which ranks share the examples of each clock.
+
+coordinator/state/example_division.py has the agreement and its proof.
 
 coordinator                    every worker
 NextClockWanted(ticket) --->   answers at once, from its network thread, and begins no clock from there on
@@ -10,7 +11,8 @@ ExamplesShared(clock m) --->   m >= every p: from clock m on the shares are othe
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,8 +25,28 @@ KEPT = 8
 """Clocks, beyond the staleness, whose batches are remembered: more than a change of members looks back."""
 
 
+class DataPosition(msgspec.Struct, frozen=True):
+    """The next batch to train on.
+
+    `loop` counts the calls of run.epochs; `loader` those of run.loader, within an epoch from where its loop began (-1:
+    a loader of the script's own, whose position in the epoch is unknown); `clock` the loader's batches of the epoch.
+    """
+
+    loop: int = 0
+    epoch: int = 0
+    loader: int = -1
+    clock: int = 0
+
+
+def position_from(state: Mapping[str, Any]) -> DataPosition:
+    """Return the position in a checkpoint's state."""
+    return DataPosition(*(int(state.get(name, 0)) for name in ("loop", "epoch", "loader", "clock")))
+
+
 class ExampleDivision:
-    """Who takes part in which clock; `asked` and `heard` are the network thread's, the rest is the main one's.
+    """The ranks that take part in each clock.
+
+    The network thread calls `next_clock` and `add_change`, the main thread the rest.
 
     Args:
         world: ranks at the start of the job.
@@ -39,41 +61,41 @@ class ExampleDivision:
     ) -> None:
         self.elastic, self.span = elastic, staleness + KEPT
         self._changed = threading.Condition()
-        self._everyone = tuple(range(world))
+        self._first_ranks = tuple(range(world))
         self._next = first  # the first clock that was not begun
         self._open: dict[int, int] = {}  # ticket -> clock answered
-        self._heard: list[ExamplesShared] = []
+        self._changes: list[ExamplesShared] = []
         self._patience = patience
 
-    def asked(self, ticket: int) -> int:
+    def next_clock(self, ticket: int) -> int:
         """Return the first clock that was not begun: the answer to NextClockWanted(ticket)."""
         with self._changed:
             self._open[ticket] = self._next
             return self._next
 
-    def heard(self, shared: ExamplesShared) -> None:
-        """Take in a change of members."""
+    def add_change(self, shared: ExamplesShared) -> None:
+        """Add a change of members."""
         with self._changed:
-            self._heard.append(shared)
+            self._changes.append(shared)
             self._open = {ticket: clock for ticket, clock in self._open.items() if ticket > shared.ticket}
             self._changed.notify_all()
 
-    def begin(self, clock: int) -> list[ExamplesShared]:
-        """Begin a clock, or go on with it; returns all changes at or before it, in order. Waits for one that may be.
+    def begin_clock(self, clock: int) -> list[ExamplesShared]:
+        """Begin a clock, or continue it; returns all changes at or before it, in order. Waits for a proposed one.
 
         Raises:
-            TimedOut: the coordinator asked which clocks are begun, and never said what follows.
+            TimedOut: the coordinator asked which clocks are begun, and sent no change.
         """
         with self._changed:
             self._wait(clock)
             self._next = max(self._next, clock + 1)
-            return [shared for shared in self._heard if shared.clock <= clock]
+            return [shared for shared in self._changes if shared.clock <= clock]
 
     def settle(self) -> None:
         """Return when no change is being agreed on.
 
         Raises:
-            TimedOut: as `begin`.
+            TimedOut: as `begin_clock`.
         """
         with self._changed:
             self._wait(None)
@@ -81,27 +103,27 @@ class ExampleDivision:
     def members(self) -> tuple[int, ...]:
         """Return the ranks that take part in the newest clock that was begun."""
         with self._changed:
-            return members_of([shared for shared in self._heard if shared.clock < self._next], self._everyone)
+            return members_after([shared for shared in self._changes if shared.clock < self._next], self._first_ranks)
 
-    def free(self, clock: int | None) -> bool:
-        """Tell whether `begin(clock)`, or with None `settle`, would return at once."""
+    def is_settled(self, clock: int | None) -> bool:
+        """Return whether `begin_clock(clock)`, or with None `settle`, would return at once."""
         return not any(clock is None or clock >= at for at in self._open.values())
 
     def _wait(self, clock: int | None) -> None:
-        if not self._changed.wait_for(lambda: self.free(clock), self._patience):
+        if not self._changed.wait_for(lambda: self.is_settled(clock), self._patience):
             raise TimedOut(
-                f"the coordinator asked who has begun what and did not say more in {self._patience:.0f} s",
+                f"the coordinator asked which clocks are begun and sent no change of members in {self._patience:.0f} s",
                 "its log on the head host says what it was doing",
             )
 
 
-def members_of(changes: Sequence[ExamplesShared], everyone: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks after these changes."""
-    return tuple(changes[-1].ranks) if changes else tuple(everyone)
+def members_after(changes: Sequence[ExamplesShared], first: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks after these changes of the `first` ones."""
+    return tuple(changes[-1].ranks) if changes else tuple(first)
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one clock took of an epoch's order, over all ranks; remembered until it is sure to count."""
+    """One clock's examples of an epoch's order, over all ranks; remembered until the clock is sure to count."""
 
     step: int
     epoch: int
@@ -114,7 +136,7 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(map(len, self.ranges))
 
     def of(self, rank: int) -> tuple[Range, ...]:
-        """Return a rank's share, evenly in rank order; nothing if it has no part in this."""
+        """Return a rank's share, evenly in rank order; empty for a rank that is not in `ranks`."""
         if rank not in self.ranks:
             return ()
         part = share(Range(0, self.size), len(self.ranks), self.ranks.index(rank))
@@ -122,7 +144,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def within(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """Return what lies at [start, stop) of ranges laid end to end."""
+    """Return the part [start, stop) of ranges laid end to end."""
     found, before = [], 0
     for one in ranges:
         part = one.meet(Range(one.start + start - before, one.start + stop - before))
@@ -133,7 +155,7 @@ def within(ranges: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
 
 
 def owed(changes: Sequence[ExamplesShared], batches: Sequence[Batch], epoch: int) -> tuple[Range, ...]:
-    """Return what these changes give back of the batches of an epoch: what lost ranks took and what does not count."""
+    """Return the examples of an epoch's batches that these changes return: lost ranks', of clocks that do not count."""
     return tuple(
         part
         for shared in changes

@@ -1,9 +1,9 @@
-"""Rank 0's own state at the start of a clock, as bytes: what a worker that joins in mid-run cannot get otherwise.
+"""A rank's own state at the start of a clock, as bytes, for a worker that takes a lost worker's place in mid-run.
 
-Parameters and the optimizer's state are on the servers. What is left is rank 0's alone: where it is in its data, the
-scheduler, the groups' numbers, buffers, tracked things, the script's random generators where it has drawn from them in
-its loop. It leaves them with the servers at the start of each clock.
-Frozen parameters never change, so of them only a fingerprint travels: a joining worker's own must be the same.
+Parameters and the optimizer's state are on the servers. The rest belongs to rank 0 (under asp to each rank): its
+position in the data, the scheduler, the groups' numbers, buffers, tracked objects, and the script's random generators
+if the loop has drawn from them. It is stored on the servers at the start of each clock. Frozen parameters never change,
+so only their fingerprint is stored: a replacement must have built the same ones.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import torch
 
 from psctl.errors import UsageError
 from psctl.ps.pieces import bytes_view, torch_dtype
-from psctl.train_state.data_position import DataPosition, position_of
-from psctl.train_state.example_sharing import Batch
+from psctl.train_state.example_sharing import Batch, DataPosition, position_from
 from psctl.train_state.random_generators import RandomGenerators, SavedGenerators
-from psctl.train_state.tracked_state import TrackedState
-from psctl.train_state.training_parts import TrainingParts
+from psctl.train_state.training_parts import TrackedState, TrainingParts
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """One tensor."""
+    """A tensor as bytes."""
 
     name: str
     dtype: str
@@ -34,7 +32,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """All of it."""
+    """See the module's docstring."""
 
     position: dict[str, int]
     groups: list[dict[str, Any]]
@@ -52,18 +50,18 @@ def capture(
     parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, position: DataPosition, frozen: str,
     batches: dict[int, list[Batch]],
 ) -> bytes:  # fmt: skip
-    """Return the state of now.
+    """Return the current state.
 
     Args:
         position: the next batch to train on.
         frozen: `fingerprint` of the frozen parameters.
-        batches: what each loader handed out last, where members may change.
+        batches: the last ones of each loader, where members may change.
     """
     plain, more = tracked.state()
     found = {f"buffer/{name}": one for name, one in parts.buffers().items()} | more
-    for moment, states in generators.left()._asdict().items():
+    for moment, states in generators.for_replacement()._asdict().items():
         found |= {f"random/{moment}/{name}": one for name, one in states.items()}
-    tensors = [_kept(name, one) for name, one in found.items()]
+    tensors = [_stored(name, one) for name, one in found.items()]
     where = msgspec.structs.asdict(position)
     return msgspec.msgpack.encode(
         RankState(where, parts.groups(), parts.scheduler_state(), plain, tensors, frozen, batches)
@@ -73,16 +71,16 @@ def capture(
 def restore(
     data: bytes, parts: TrainingParts, tracked: TrackedState, generators: RandomGenerators, *, own: bool
 ) -> tuple[DataPosition, dict[int, list[Batch]]]:
-    """Give this worker the state that `capture` returned; returns where to go on, and the last batches.
+    """Restore the state that `capture` returned; returns the position in the data, and the last batches.
 
     Args:
-        own: it is this rank's, not another's.
+        own: this rank stored it, not another one.
 
     Raises:
         UsageError: this worker's frozen parameters are not rank 0's; the script's fault.
     """
-    aside = _DECODER.decode(data)
-    if aside.frozen != fingerprint(parts):
+    state = _DECODER.decode(data)
+    if state.frozen != fingerprint(parts):
         raise UsageError(
             "a worker that takes a lost one's place built frozen parameters that differ from worker/0's",
             "make their values on every rank from the job's seed or from one file",
@@ -91,24 +89,24 @@ def restore(
         each.name: torch.frombuffer(bytearray(each.data), dtype=torch_dtype(each.dtype)).reshape(each.shape)
         if each.data
         else torch.empty(each.shape, dtype=torch_dtype(each.dtype))
-        for each in aside.tensors
+        for each in state.tensors
     }
     parts.load_values(tensors, [name for name in tensors if name.startswith("buffer/")])
-    parts.load_groups(aside.groups)
-    parts.load_scheduler(aside.scheduler)
-    tracked.resume(aside.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
-    now, epoch, origin = ({name: tensors[path] for path, name in _below(tensors, f"random/{moment}/")}
+    parts.load_groups(state.groups)
+    parts.load_scheduler(state.scheduler)
+    tracked.resume(state.tracked, {name: one for name, one in tensors.items() if name.startswith("track/")})
+    now, epoch, origin = ({name: tensors[path] for path, name in _without_prefix(tensors, f"random/{moment}/")}
                           for moment in ("now", "epoch", "origin"))  # fmt: skip
     generators.resume(SavedGenerators(now, epoch, None if own else origin))
-    return position_of(aside.position), aside.batches
+    return position_from(state.position), state.batches
 
 
-def _below(tensors: Iterable[str], place: str) -> list[tuple[str, str]]:
-    return [(path, path.removeprefix(place)) for path in tensors if path.startswith(place)]
+def _without_prefix(names: Iterable[str], prefix: str) -> list[tuple[str, str]]:
+    return [(path, path.removeprefix(prefix)) for path in names if path.startswith(prefix)]
 
 
 def fingerprint(parts: TrainingParts) -> str:
-    """Return what tells one set of frozen parameters from another; "" where there are none."""
+    """Return a digest of the names and values of the frozen parameters; "" where there are none."""
     found = hashlib.sha256()
     frozen = {name: one for name, one in parts.parameters().items() if not one.requires_grad}
     for name, one in frozen.items():
@@ -117,7 +115,7 @@ def fingerprint(parts: TrainingParts) -> str:
     return found.hexdigest() if frozen else ""
 
 
-def _kept(name: str, tensor: torch.Tensor) -> StoredTensor:
+def _stored(name: str, tensor: torch.Tensor) -> StoredTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return StoredTensor(name, dtype, tuple(tensor.shape), bytes(_flat(tensor)))
 

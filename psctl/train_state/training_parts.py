@@ -1,26 +1,26 @@
-"""What of a worker goes into a checkpoint, and how it comes back: names for tensors, JSON for the rest."""
+"""The parts of a worker's state in checkpoints, as named tensors and JSON values: model, optimizer, tracked objects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from psctl.errors import CheckpointIncomplete, UsageError
 from psctl.ps.server_optimizers import SCALARS
-from psctl.train_state.class_swap import plain_class
+from psctl.train_state.prepared_model import plain_class
 from psctl.train_state.state_trees import pack, unpack
 from psctl.types import TensorSlice
 
 
 class TrainingParts:
-    """The parts of a script's training state that psctl was given.
+    """The model, optimizer and scheduler given to `prepare`.
 
     Args:
         model: prepared or not.
-        optimizer, scheduler: what `prepare` was given, or None.
+        optimizer, scheduler: None where none was given.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> None:
@@ -40,11 +40,11 @@ class TrainingParts:
         return any(one.is_cuda for one in self.parameters().values())
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return all buffers by name, those that no checkpoint holds too."""
+        """Return all buffers by name, including those not in checkpoints."""
         return dict(self.model.named_buffers())
 
     def saved_buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers that belong into a checkpoint (torch calls them persistent)."""
+        """Return the buffers that checkpoints hold (torch calls them persistent)."""
         found = {}
         for place, module in self.model.named_modules():
             for name, buffer in module._buffers.items():
@@ -53,7 +53,7 @@ class TrainingParts:
         return found
 
     def values(self, on_servers: bool) -> dict[str, torch.Tensor]:
-        """Return the tensors that this side saves; what servers hold is theirs to save."""
+        """Return the parameters and buffers that workers save; servers save those they hold."""
         found: dict[str, torch.Tensor] = {
             f"param/{name}": one for name, one in self.parameters().items() if not (on_servers and one.requires_grad)
         }
@@ -62,17 +62,17 @@ class TrainingParts:
 
     # ---- optimizer and scheduler ----
 
-    def optimizer_state(self, place: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY."""
-        return state_of(self.optimizer, self.parameters(), place) if self.optimizer is not None else ({}, {})
+    def optimizer_state(self, prefix: str = "optim") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY."""
+        return state_of(self.optimizer, self.parameters(), prefix) if self.optimizer is not None else ({}, {})
 
     def load_optimizer(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give the optimizer its state back; `tensors` are those under optim/."""
+        """Restore the optimizer's state; `tensors` are those under optim/."""
         if self.optimizer is not None:
             load_state(self.optimizer, self.parameters(), plain, tensors, "optim")
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the numbers of the optimizer's groups (lr, betas ...), schedulers' own among them."""
+        """Return the numbers of the optimizer's groups (lr, betas ...), also those added by schedulers."""
         if self.optimizer is None:
             return []
         return [
@@ -101,11 +101,11 @@ class TrainingParts:
                     group[key] = value
 
     def scheduler_state(self) -> Any:
-        """Return the scheduler's state as JSON values; what is not a plain value stays out."""
+        """Return the scheduler's state as JSON values, without values of other types."""
         return pack(self.scheduler.state_dict(), "scheduler", drop=True)[0] if self.scheduler is not None else None
 
     def load_scheduler(self, saved: Any) -> None:
-        """Give the scheduler its state back."""
+        """Restore the scheduler's state."""
         if self.scheduler is not None and saved is not None:
             self.scheduler.load_state_dict(unpack(saved, {}))
 
@@ -124,19 +124,19 @@ class TrainingParts:
                 own[name].copy_(tensors[name])
 
 
-def local(rank: int) -> str:
-    """Return where the optimizer's state of a rank above 0 lies in a checkpoint, when each rank has its own."""
+def local_prefix(rank: int) -> str:
+    """Return the prefix of the optimizer state of a rank above 0 in a checkpoint, when each rank has its own."""
     return f"local/{rank}"
 
 
 def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], place: str
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], prefix: str
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return an optimizer's state: plain values by parameter name, tensors as `place`/NAME/KEY.
+    """Return an optimizer's state: plain values by parameter name, tensors as `prefix`/NAME/KEY.
 
     Args:
         parameters: by name; state of others is left out.
-        place: what the tensors' names begin with.
+        prefix: of the tensors' names.
     """
     plain: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -145,7 +145,7 @@ def state_of(
         name = names.get(id(parameter))
         if name is None:
             continue
-        packed, found = pack(state, f"{place}/{name}")
+        packed, found = pack(state, f"{prefix}/{name}")
         plain[name] = {key: value for key, value in packed.items() if not _is_tensor(value)}
         tensors.update(found)
     return plain, tensors
@@ -156,32 +156,32 @@ def load_state(
     parameters: Mapping[str, nn.Parameter],
     plain: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
-    place: str,
+    prefix: str,
 ) -> None:
-    """Give an optimizer its state back, as `state_of` returned it."""
+    """Restore an optimizer's state, as `state_of` returned it."""
     held = [one for group in optimizer.param_groups for one in group["params"]]
-    places = {id(one): at for at, one in enumerate(held)}
+    index_of = {id(one): at for at, one in enumerate(held)}
     state: dict[int, dict[str, Any]] = {}
     for name, parameter in parameters.items():
-        if id(parameter) not in places:
+        if id(parameter) not in index_of:
             continue
         found: dict[str, Any] = unpack(dict(plain.get(name, {})), tensors)
         for path, tensor in tensors.items():
-            key = path.removeprefix(f"{place}/{name}/")
+            key = path.removeprefix(f"{prefix}/{name}/")
             if key != path and "/" not in key and key not in found:
                 found[key] = tensor.reshape(()) if key in SCALARS else tensor
         if found:
-            state[places[id(parameter)]] = found
+            state[index_of[id(parameter)]] = found
     whole = optimizer.state_dict()
     whole["state"] = state
     optimizer.load_state_dict(whole)
 
 
-def wanted(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:
+def find_slices(tensors: Sequence[TensorSlice], names: Sequence[str], checkpoint: str) -> list[TensorSlice]:
     """Return the checkpoint's slices of these names.
 
     Raises:
-        CheckpointIncomplete: some are not there; names the first.
+        CheckpointIncomplete: some are missing; names the first.
     """
     there = {each.name: each for each in tensors}
     missing = [name for name in names if name not in there]
@@ -199,3 +199,59 @@ def _is_tensor(packed: Any) -> bool:
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+# ---- run.track ----
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object with a state."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class TrackedState:
+    """Objects given to `run.track`, by key, and saved state of those that are not tracked yet."""
+
+    def __init__(self) -> None:
+        self._things: dict[str, Stateful] = {}
+        self._waiting: dict[str, Any] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def add(self, key: str, thing: object) -> None:
+        """Track an object; restores its state if the job resumes from a checkpoint that has one.
+
+        Raises:
+            UsageError: the key is taken, or the state is not tensors and plain values; the script's fault.
+        """
+        if key in self._things:
+            raise UsageError(f"run.track({key}=...): that name is tracked already", "take another name")
+        if not isinstance(thing, Stateful):
+            raise UsageError(
+                f"run.track({key}=...): {type(thing).__name__} has no state_dict and load_state_dict",
+                "give it both; state_dict may return tensors, numbers, text, lists and dicts of them",
+            )
+        pack(thing.state_dict(), f"track/{key}")
+        self._things[key] = thing
+        self._restore(key)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return all states: plain values by key, and tensors by name (track/KEY/...)."""
+        plain: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for key, thing in self._things.items():
+            plain[key], found = pack(thing.state_dict(), f"track/{key}")
+            tensors.update(found)
+        return plain, tensors
+
+    def resume(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore the state of tracked objects; the rest is kept until they are tracked."""
+        self._waiting, self._tensors = dict(plain), dict(tensors)
+        for key in self._things:
+            self._restore(key)
+
+    def _restore(self, key: str) -> None:
+        if key in self._waiting:
+            self._things[key].load_state_dict(unpack(self._waiting.pop(key), self._tensors))

@@ -1,0 +1,12 @@
+"""The worker: the library part of psctl that runs in the user's script.
+
+init: `psctl.init()`: joins the job that started this process, or makes a run without a job
+run: the run: the object with which a script does everything
+training_progress: steps, epochs, position in the data, and checkpoints between steps
+loader: the loader of a run: batches by seed, epoch and clock, shared by the ranks
+coordinator_session: the session with the coordinator: requests, answers and waits
+standalone: the session of a run without a coordinator, and its lines of progress
+step_reports: numbers that the script reported, and the thread that sends them and heartbeats
+bench_script: the script of `psctl bench`
+bench_patterns: vectors with known sums, to check what `bench` measures
+"""

@@ -32,7 +32,7 @@ from psctl.job.bench_messages import (
     to_line,
 )
 from psctl.schedule.algorithms.catalog import ScheduleOptions, build
-from psctl.sync.bucket_allreduce import EngineGroup, initialised, local_device
+from psctl.sync.bucket_allreduce import EngineGroup, init_default_group, local_device
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
@@ -240,7 +240,7 @@ def main(arguments: list[str]) -> None:
     """Measure what the question asks."""
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
-    initialised(device)
+    init_default_group(device)
     ranks = BenchRanks(device)
     if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
         ranks.plane = _plane(ranks.world)
@@ -256,7 +256,7 @@ def _plane(world: int) -> DataPlane | None:
     """Connect this process with all others, as training does; None where psctl did not start it."""
     import psctl
 
-    return psctl.init()._seat.plane(build("one-shot", world))
+    return psctl.init()._session.plane(build("one-shot", world))
 
 
 def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:

@@ -1,8 +1,9 @@
-"""A worker's connection to its job's coordinator: what one asks of the other, with the waiting in one place.
+"""A worker's session with its job's coordinator: requests, answers, and all waits for answers.
 
-The network thread takes messages in and answers at once what must be answered at once (Propose). The main thread waits
-here for what it needs, each wait on one condition; a lost coordinator ends the process, for without it nobody would say
-when to stop. The coordinator owns the deadlines of the waits for other workers (timeouts.start, timeouts.stall).
+The network thread receives messages, and answers at once those that must not wait for the main thread (ProposeCut,
+NextClockWanted). The main thread waits here for answers, each wait on one condition. A lost coordinator ends the
+process, because nothing else would end it. The coordinator owns the deadlines of the waits for other workers
+(timeouts.start, timeouts.stall).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -53,6 +54,7 @@ from psctl.ps.pieces import bytes_view, torch_dtype
 from psctl.schedule.schedule import Schedule
 from psctl.train_state.common_step import StepActions, StepAgreement
 from psctl.train_state.example_sharing import ExampleDivision
+from psctl.transport.peer_connection import PeerConnection
 from psctl.types import Address, Layout, Member, TensorSlice
 
 PART = 512 * 1024
@@ -63,10 +65,10 @@ T = TypeVar("T")
 Connect = Callable[[Schedule, Sequence[int], Ask], DataPlane]
 
 Membership = Reassign | ExamplesShared | WorkersAt
-"""What is said while a job trains of who takes part, who has which shard, and who listens for others of its host."""
+"""Changes while a job trains: of the shards' servers, of the members, of the workers that listen on this host."""
 
 _steps: list[Callable[[], int | None]] = []
-"""How to ask the process's run for its step; filled by psctl.init, read by the bootstrap when the script fails."""
+"""Returns the step of the process's run; set by psctl.init, called by the bootstrap when the script fails."""
 
 
 def step_reached() -> int | None:
@@ -74,22 +76,13 @@ def step_reached() -> int | None:
     return _steps[0]() if _steps else None
 
 
-def answer_for_process(ask: Callable[[], int | None]) -> None:
-    """Let `step_reached` ask this run."""
-    _steps[:] = [ask]
-
-
-class Peer(Protocol):
-    """What a session needs of a connection; psctl.transport.connect.Peer has it."""
-
-    def send(self, message: Any, payload: Any = None, *, urgent: bool = False) -> None: ...
-    def flush(self, timeout: float) -> Any: ...
-    def close(self, reason: str = "") -> None: ...
-    def join(self, timeout: float | None = None) -> bool: ...
+def set_step_reached(step: Callable[[], int | None]) -> None:
+    """Set the function that `step_reached` calls."""
+    _steps[:] = [step]
 
 
 def leave_process(why: PsctlError) -> NoReturn:
-    """End this process at once, from whatever thread: the job is over for it. Its agent reads of a lost connection."""
+    """End this process at once, from any thread: the job is over for it. A lost connection is reported to its agent."""
     print(f"psctl: this worker ends: {why.message}", file=sys.stderr, flush=True)
     if isinstance(why, ConnectionFailed):
         bootstrap.account(why, None, os.getcwd())
@@ -97,16 +90,16 @@ def leave_process(why: PsctlError) -> NoReturn:
 
 
 class CoordinatorSession:
-    """One worker's part in a job. It is the connection's handler: net calls joined, place, received and lost.
+    """One worker's session; the handler of its connection to the coordinator.
 
     Args:
         me: this worker, as its certificate names it.
-        leave: ends the process, told why; called from the network thread.
-        connect: connects to the workers of a schedule, told each one's host and how to learn where they listen.
+        leave: ends the process, with the reason; called from the network thread.
+        connect: connects to the workers of a schedule, given their hosts and how to learn their addresses.
     """
 
     keeps = True
-    """There is somebody who keeps checkpoints and collects reports."""
+    """Whether checkpoints are kept and reports collected."""
 
     def __init__(
         self, me: Member, leave: Callable[[PsctlError], Any] = leave_process, connect: Connect | None = None
@@ -114,12 +107,12 @@ class CoordinatorSession:
         self.me = me
         self._leave, self._connect = leave, connect
         self._changed = threading.Condition()
-        self._peer: Peer | None = None
+        self._peer: PeerConnection | None = None
         self._closing = False
         self._welcome: Welcome | None = None
         self._decision: Decision | None = None
         self._go = False
-        self._cuts: StepAgreement | None = None
+        self._agreement: StepAgreement | None = None
         self._early: list[ProposeCut] = []
         self._saved: dict[int, str] = {}
         self._lost: ConnectionFailed | None = None
@@ -127,7 +120,7 @@ class CoordinatorSession:
         self._ticket = 0
         self._loaded: dict[int, str] = {}
         self._listener: Callable[[Membership], None] | None = None
-        self._unheard: list[Membership] = []
+        self._early_changes: list[Membership] = []
         self._starting: list[torch.Tensor] = []
         self._start_slices: list[TensorSlice] = []
         self._started = False
@@ -135,17 +128,17 @@ class CoordinatorSession:
         self._tables_moved: Callable[[TablesAt], None] | None = None
         self._workers: WorkersAt | None = None
         self.division: ExampleDivision | None = None
-        """Who shares the examples of each clock; None before that is decided."""
+        """The ranks that share the examples of each clock; None before the decision."""
 
     # ---- the handler: network thread ----
 
-    def on_connected(self, peer: Any) -> None:
+    def on_connected(self, peer: PeerConnection) -> None:
         """The connection is made."""
         with self._changed:
             self._peer = peer
 
-    def receive_buffer_for(self, peer: Any, message: Any, size: int) -> memoryview | None:
-        """Say where a part of a tensor goes: straight into the tensor."""
+    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
+        """Return where a part of a tensor is received: in the tensor itself."""
         if isinstance(message, LoadPart | StartPart):
             where = self._loading if isinstance(message, LoadPart) else self._starting
             if message.index < len(where):
@@ -154,18 +147,18 @@ class CoordinatorSession:
                     return view[message.offset : message.offset + size]
         return None
 
-    def on_message(self, peer: Any, message: Any, payload: memoryview | None) -> None:
-        """Take in one message."""
+    def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
+        """Handle one message."""
         if isinstance(message, Membership):
             with self._changed:
                 if isinstance(message, WorkersAt):
                     self._workers = message
                     self._changed.notify_all()
                 if isinstance(message, ExamplesShared) and self.division is not None:
-                    self.division.heard(message)
+                    self.division.add_change(message)
                 listener = self._listener
                 if listener is None:
-                    self._unheard.append(message)
+                    self._early_changes.append(message)
             if listener is not None:
                 listener(message)
             return
@@ -174,16 +167,16 @@ class CoordinatorSession:
                 case Welcome():
                     self._welcome = message
                 case Decision():
-                    self._decision, self.division = message, self._divided(message)
+                    self._decision, self.division = message, self._make_division(message)
                 case NextClockWanted() if self.division is not None:
-                    self.send(NextClock(message.ticket, self.division.asked(message.ticket)), urgent=True)
+                    self.send(NextClock(message.ticket, self.division.next_clock(message.ticket)), urgent=True)
                 case Go():
                     self._go = True
                 case ProposeCut():
                     self._answer(message)
                 case CutAt():
-                    assert self._cuts is not None, "a cut before any step"
-                    self._cuts.heard(message.ticket, message.step, StepActions(message.save, message.stop))
+                    assert self._agreement is not None, "a cut before any step"
+                    self._agreement.add_cut(message.ticket, message.step, StepActions(message.save, message.stop))
                 case CheckpointSaved():
                     self._saved[message.step] = message.problem
                 case LoadEnd():
@@ -201,10 +194,10 @@ class CoordinatorSession:
                     self._closing = True
                     self._leave(JobFailed(message.reason))
                 case _:
-                    pass  # parts of tensors: `place` has put them where they belong
+                    pass  # parts of tensors: received in place
             self._changed.notify_all()
 
-    def on_connection_lost(self, peer: Any, error: ConnectionFailed) -> None:
+    def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """The connection ended."""
         with self._changed:
             self._lost = error
@@ -213,16 +206,16 @@ class CoordinatorSession:
                 return
         self._leave(ConnectionFailed(f"the connection to the coordinator is lost: {error.message}"))
 
-    def _divided(self, decision: Decision) -> ExampleDivision:
-        assert self._welcome is not None, "it comes before any decision"
+    def _make_division(self, decision: Decision) -> ExampleDivision:
+        assert self._welcome is not None, "the coordinator sends it before any decision"
         first = decision.resume.step if decision.resume is not None else 0
         return ExampleDivision(self._welcome.world, first, elastic=decision.elastic, staleness=decision.staleness or 0)
 
     def _answer(self, propose: ProposeCut) -> None:
-        if self._cuts is None:
+        if self._agreement is None:
             self._early.append(propose)
             return
-        self.send(CutPosition(propose.ticket, self._cuts.position(propose.ticket)), urgent=True)
+        self.send(CutPosition(propose.ticket, self._agreement.position(propose.ticket)), urgent=True)
 
     # ---- the worker: main thread ----
 
@@ -236,17 +229,17 @@ class CoordinatorSession:
                     raise
 
     def join(self) -> Welcome:
-        """Take part in the job; returns what the coordinator says of it."""
+        """Join the job; returns the coordinator's answer."""
         self.send(Join(os.getpid()))
         return self._wait(lambda: self._welcome)
 
     def prepare(self, layout: Layout, buffers: tuple[str, ...], outer: bool = False, on_gpus: bool = False) -> Decision:
-        """Hand in what is to be synchronised; returns how, once every worker has handed in the same."""
+        """Send the model's layout; returns the decision, made when every worker has sent the same layout."""
         self.send(Prepare(layout, buffers, outer, on_gpus))
         return self._wait(lambda: self._decision)
 
     def tables(self) -> TablesAt:
-        """Return the servers that hold tables, which are started first where there are none.
+        """Return the servers that hold tables; they are started where there are none.
 
         Raises:
             UsageError: there can be none; says why.
@@ -260,7 +253,7 @@ class CoordinatorSession:
         return found
 
     def follow_tables(self, moved: Callable[[TablesAt], None]) -> None:
-        """Tell `moved` of every change of the servers that hold tables; must not block."""
+        """Call `moved` at every change of the servers that hold tables; it must not block."""
         with self._changed:
             self._tables_moved = moved
             if self._tables is not None:
@@ -276,17 +269,17 @@ class CoordinatorSession:
             ConnectionFailed: a worker cannot be reached.
         """
         hosts = self._welcome.hosts if self._welcome is not None else []
-        return self._connect(schedule, hosts, self._meet) if self._connect is not None and hosts else None
+        return self._connect(schedule, hosts, self._exchange_addresses) if self._connect is not None and hosts else None
 
-    def _meet(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
-        """Say where others of this worker's schedule reach it; returns where all are, once they have said so."""
+    def _exchange_addresses(self, address: Address | None, secret: bytes) -> list[WorkerAt]:
+        """Send this worker's address to the others of its schedule; returns all addresses when all are known."""
         self.send(WorkerListens(address, secret))
         return self._wait(lambda: self._workers).workers
 
     def begin(self, step: int) -> None:
-        """Say that this worker has its start values, and wait until all have. `step` steps were done before."""
+        """Report that this worker has its start values; wait until all have. `step` steps were done before."""
         with self._changed:
-            self._cuts = StepAgreement(step, period=self._decision.period if self._decision is not None else 1)
+            self._agreement = StepAgreement(step, period=self._decision.period if self._decision is not None else 1)
             early, self._early = self._early, []
             for propose in early:
                 self._answer(propose)
@@ -294,25 +287,25 @@ class CoordinatorSession:
         self._wait(lambda: self._go or None)
 
     def listen(self, listener: Callable[[Membership], None]) -> None:
-        """Hand every change of membership to `listener`: those that came already now, later ones on another thread."""
+        """Call `listener` with every change of membership: earlier ones now, later ones on another thread."""
         while True:
             with self._changed:
-                early, self._unheard = self._unheard, []
+                early, self._early_changes = self._early_changes, []
                 if not early:
                     self._listener = listener
                     return
             for message in early:
                 listener(message)
 
-    def ending(self, step: int) -> StepActions:
-        """Ask what is to be done after `step`; called just before it ends."""
-        assert self._cuts is not None, "begin() comes first"
-        return self._cuts.ending(step)
+    def begin_end(self, step: int) -> StepActions:
+        """Return the actions due after `step`; called just before it ends."""
+        assert self._agreement is not None, "begin() comes first"
+        return self._agreement.begin_end(step)
 
-    def ended(self, step: int) -> None:
+    def finish_end(self, step: int) -> None:
         """Note the end of a step."""
-        assert self._cuts is not None, "begin() comes first"
-        self._cuts.ended(step)
+        assert self._agreement is not None, "begin() comes first"
+        self._agreement.finish_end(step)
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
         """Return these whole tensors of the checkpoint that the job goes on from.
@@ -348,7 +341,7 @@ class CoordinatorSession:
         return {each.name: tensor.reshape(each.shape) for each, tensor in zip(self._start_slices, flat, strict=True)}
 
     def send_checkpoint(self, step: int, state: dict[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Send this worker's part of a checkpoint; the tensors are contiguous copies that nobody changes any more.
+        """Send this worker's part of a checkpoint; the tensors are contiguous copies that do not change any more.
 
         Args:
             step: the step that it belongs to.
@@ -368,7 +361,7 @@ class CoordinatorSession:
             return self._saved.get(step)
 
     def unfit(self, step: int, reason: str) -> NoReturn:
-        """Say that servers cannot take the step after `step`, and wait: the job ends this process."""
+        """Report that servers cannot take the step after `step`, and wait: the job ends this process."""
         self.send(StepUnfit(step, reason), urgent=True)
         self._wait(lambda: None)
         raise AssertionError("the wait ends with the process, or with the coordinator's loss")
@@ -378,7 +371,7 @@ class CoordinatorSession:
         self.send(ScriptFinished(step))
 
     def close(self, reason: str) -> None:
-        """Hang up; what was sent before still arrives."""
+        """Close the connection; messages sent before still arrive."""
         with self._changed:
             self._closing = True
             peer = self._peer
@@ -386,7 +379,7 @@ class CoordinatorSession:
             try:
                 peer.flush(10.0)
             except PsctlError as error:
-                print(f"psctl: while hanging up: {error}", file=sys.stderr)
+                print(f"psctl: while the connection to the coordinator was closed: {error}", file=sys.stderr)
             peer.close(reason)
             peer.join(10.0)  # a thread inside torch when the interpreter ends would abort the process
 

@@ -1,4 +1,4 @@
-"""`psctl.init()`: finds out how this process was started, and gives its script the run that belongs to it."""
+"""`psctl.init()`: joins the job that started this process, or makes a run without a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from psctl.process.process_orders import ProcessOrders, read_orders
 from psctl.process.sealed_memory import ENVIRONMENT
 from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.schedule.schedule import Schedule
-from psctl.sync.flat_parameters import Client
 from psctl.sync.gradient_trace import GradientTrace, from_environment
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
@@ -68,16 +67,16 @@ def init() -> Run:
     _first.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     orders = read_orders()
     if orders is not None:
-        run = join(orders, Path(os.environ[ENVIRONMENT]).parent)
+        run = join_job(orders, Path(os.environ[ENVIRONMENT]).parent)
     else:
         ranks = torchrun_rank()
-        run = lone(*ranks, "native") if ranks is not None else lone(0, 1, "alone")
-    sessions.answer_for_process(run.step_reached)
+        run = make_standalone_run(*ranks, "native") if ranks is not None else make_standalone_run(0, 1, "alone")
+    sessions.set_step_reached(run.step_reached)
     atexit.register(_at_exit, run, orders.error_file if orders is not None else "")
     return run
 
 
-def lone(rank: int, world: int, strategy: str) -> Run:
+def make_standalone_run(rank: int, world: int, strategy: str) -> Run:
     """Return a run without a job."""
     clock = SystemClock()
     lines = ProgressLines(clock=clock) if rank == 0 else None
@@ -92,15 +91,15 @@ def lone(rank: int, world: int, strategy: str) -> Run:
     )
 
 
-def join(orders: ProcessOrders, folder: Path) -> Run:
+def join_job(orders: ProcessOrders, folder: Path) -> Run:
     """Return the run of a worker that psctl started.
 
     Args:
-        orders: its own.
-        folder: where they lie; this user alone can enter it.
+        orders: of this process.
+        folder: of the orders; readable by this user only.
     """
 
-    def meet(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> DataPlane:
+    def connect_workers(schedule: Schedule, hosts: Sequence[int], ask: Ask) -> DataPlane:
         return Rendezvous(orders, credentials, segments, folder, hosts).make(schedule, ask)
 
     segments = inherited(orders.member, orders.segments)
@@ -108,8 +107,8 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
         job=orders.job, member=orders.member, authority=orders.authority,
         certificate=orders.certificate, key=orders.key, preauth_secret=orders.preauth_secret,
     )  # fmt: skip
-    session = CoordinatorSession(orders.member, connect=meet)
-    handler = CertificateRenewer(credentials, session, lambda _: None)  # what a worker prints is its script's
+    session = CoordinatorSession(orders.member, connect=connect_workers)
+    handler = CertificateRenewer(credentials, session, lambda _: None)  # a worker's output is its script's
     seat = Member("coordinator", 0)
     session.on_connected(
         dial(orders.coordinator, credentials, seat, COORDINATION, handler, DIAL_SECONDS, orders.congestion)
@@ -117,7 +116,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     clock = SystemClock()
     trace = from_environment(orders.member.rank)
 
-    def connect(decision: Decision) -> Client:
+    def connect(decision: Decision) -> ParameterClient:
         def to_server(member: Member, address: Address, handler: Any) -> Any:
             return dial(
                 address, credentials, expect=member, kinds=PARAMETERS, handler=handler, timeout=DIAL_SECONDS,
@@ -133,7 +132,7 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
             to_server,
             clock,
             PATIENCE,
-            _left(trace) if trace else None,
+            _trace_pushes(trace) if trace else None,
             session.send,
             sharing,
             HostAggregation(orders.member, folder, sharing) if together else None,
@@ -153,17 +152,17 @@ def join(orders: ProcessOrders, folder: Path) -> Run:
     return Run(session, connect, clock, links=links, trace=trace, folder=orders.folder)
 
 
-def _left(trace: GradientTrace) -> Any:
-    """Return the client's trace as one into ours: same file, same clock."""
+def _trace_pushes(trace: GradientTrace) -> Callable[[tuple[float, str, int, int]], None]:
+    """Return a trace function for the client that writes to the run's trace."""
 
-    def note(what: tuple[float, str, int, int]) -> None:
-        _, event, shard, clock = what
+    def note(event_of_push: tuple[float, str, int, int]) -> None:
+        _, event, shard, clock = event_of_push
         trace(event, shard=shard, clock=clock)
 
     return note
 
 
-def _no_servers(decision: Decision) -> Client:
+def _no_servers(decision: Decision) -> ParameterClient:
     raise AssertionError("no strategy with servers is decided without a job")
 
 
@@ -175,8 +174,8 @@ def _no_store() -> StoreServers:
 
 
 def _at_exit(run: Run, error_file: str) -> None:
-    """End the run as the script ended. A run that cannot be ended well ends the process with status 1."""
-    failed = _failing()
+    """Finish the run as the script ended. If that fails, end the process with status 1."""
+    failed = _find_failure()
     if not failed and error_file and Path(error_file).exists():
         failed = "the script ended with an error"
     try:
@@ -188,7 +187,7 @@ def _at_exit(run: Run, error_file: str) -> None:
         os._exit(1)
 
 
-def _failing() -> str:
-    """Return why the script ends before its end, as far as the interpreter knows: an exception's name, or ""."""
+def _find_failure() -> str:
+    """Return the name of the exception that ended the script, as the interpreter recorded it, or ""."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return f"the script ended with {type(error).__name__}" if error is not None else ""

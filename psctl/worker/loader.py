@@ -1,57 +1,21 @@
-"""Batches whose examples are a function of seed, epoch and clock alone, shared by the ranks in rank order."""
+"""The loader of a run: its batches depend on seed, epoch and clock alone, and ranks share them in rank order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from psctl.errors import UsageError
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.job.membership_messages import ExamplesShared
 from psctl.train_state.example_sharing import Batch, owed
-from psctl.train_state.step_seed import mix, reseed
+from psctl.train_state.random_generators import mix, reseed
 from psctl.types import Range
 
-
-class Consumer(Protocol):
-    """The run that a loader's batches feed."""
-
-    rank: int
-    world: int
-    seed: int
-
-    def wanted(self, loader: Loader) -> None:
-        """The loop asks for the next batch: what was done before is complete."""
-
-    def begin_clock(self) -> tuple[int, list[ExamplesShared], tuple[int, ...]]:
-        """Begin the clock of the next batch: return it, all changes of members up to it, and who shares it."""
-
-    def batches(self, loader: Loader) -> list[Batch]:
-        """Return the last batches of a loader, where members may change."""
-
-    def remember(self, loader: Loader, batch: Batch) -> None:
-        """Note what a loader hands out."""
-
-    def pass_ends(self) -> bool:
-        """The last batch of a pass was handed out: tell whether a change of members may add one, when it is known."""
-
-    def fetching(self) -> None:
-        """A batch is about to be fetched."""
-
-    def passed(self) -> None:
-        """A pass has ended, or was left."""
-
-    def drawn(self, loader: Loader, mine: int, together: int) -> None:
-        """A batch of `mine` examples, of `together` over all ranks, is handed out."""
-
-    def epoch_of(self, loader: Loader) -> tuple[int, int]:
-        """Return the epoch that a new pass over this loader belongs to, and the clock to begin at."""
-
-    def exhausted(self, loader: Loader) -> None:
-        """A pass over the loader has ended."""
+if TYPE_CHECKING:  # which uses loaders
+    from psctl.worker.training_progress import TrainingProgress
 
 
 class Loader:
@@ -62,7 +26,7 @@ class Loader:
 
     def __init__(
         self,
-        consumer: Consumer,
+        progress: TrainingProgress,
         index: int,
         dataset: Dataset[Any],
         batch_size: int,
@@ -74,28 +38,28 @@ class Loader:
     ) -> None:
         self.index = index
         self.passes = 0
-        """How often it was exhausted, counted from the epoch that the job went on from."""
+        """Complete passes since the epoch in which the job began or was resumed."""
         self.clock = 0
-        """Batches handed out of the pass that goes on, those before a resume included."""
-        self._consumer, self._dataset = consumer, dataset
+        """Batches of the current pass so far, including those before a resume."""
+        self._progress, self._dataset = progress, dataset
         self._shuffle, self._workers, self._collate = shuffle, num_workers, collate_fn or default_collate
         self._examples = _length(dataset)
-        self._batch = batch_size * consumer.world if per_worker else batch_size
-        _check(self._examples, self._batch, batch_size, consumer.world)
-        self._clocks = clocks_in_epoch(self._examples, self._batch, consumer.world)
-        self._late = False  # one more batch comes, of what a lost rank had drawn
+        self._batch = batch_size * progress.world if per_worker else batch_size
+        _check(self._examples, self._batch, batch_size, progress.world)
+        self._clocks = clocks_in_epoch(self._examples, self._batch, progress.world)
+        self._late = False  # one more batch follows, of examples that a lost rank had drawn
 
     def __len__(self) -> int:
         return self._clocks
 
     @property
     def complete(self) -> bool:
-        """Every batch of the pass that goes on was handed out."""
+        """Whether the current pass has no more batches."""
         return self.clock >= self._clocks and not self._late
 
     def __iter__(self) -> Iterator[Any]:
-        self._consumer.wanted(self)
-        epoch, start = self._consumer.epoch_of(self)
+        self._progress.on_batch_wanted(self)
+        epoch, start = self._progress.epoch_of(self)
         return self._run(epoch, start)
 
     def _run(self, epoch: int, start: int) -> Iterator[Any]:
@@ -104,25 +68,25 @@ class Loader:
         ranks: tuple[int, ...] = ()
         try:
             while (batch := self._next(epoch)) is not None:
-                self._consumer.fetching()
+                self._progress.on_fetch()
                 if fetching is None or len(batch.ranges) > 1 or batch.ranks != ranks:
                     fetching, ranks = iter(self._fetching(batch)), batch.ranks
                 found = next(fetching)
                 self.clock, self._late = self.clock + 1, False
-                self._consumer.remember(self, batch)
-                self._consumer.drawn(self, sum(map(len, batch.of(self._consumer.rank))), batch.size)
+                self._progress.remember_batch(self, batch)
+                self._progress.on_batch(self, sum(map(len, batch.of(self._progress.rank))), batch.size)
                 yield found
-                self._consumer.wanted(self)
-            self._consumer.exhausted(self)
+                self._progress.on_batch_wanted(self)
+            self._progress.on_exhausted(self)
         finally:
-            self._consumer.passed()
+            self._progress.on_pass_end()
 
     def _next(self, epoch: int) -> Batch | None:
-        """Return what all ranks take at the next clock; None at the end of the pass."""
-        if self.clock >= self._clocks and not self._consumer.pass_ends():
+        """Return the next clock's batch of all ranks; None at the end of the pass."""
+        if self.clock >= self._clocks and not self._progress.may_extend_pass():
             return None
-        step, changes, ranks = self._consumer.begin_clock()
-        before = self._consumer.batches(self)
+        step, changes, ranks = self._progress.begin_clock()
+        before = self._progress.recent_batches(self)
         new = [change for change in changes if change.clock > before[-1].step] if before else []
         back = owed(new, before, epoch)
         if self.clock < self._clocks:
@@ -130,33 +94,33 @@ class Loader:
         if not back:
             return None
         self._late = True
-        self._consumer.wanted(self)
+        self._progress.on_batch_wanted(self)
         return Batch(step, epoch, back, ranks)
 
     def _positions(self, clock: int) -> Range:
-        return positions(self._examples, self._batch, self._consumer.world, clock)
+        return positions(self._examples, self._batch, self._progress.world, clock)
 
     def _fetching(self, first: Batch) -> DataLoader[Any]:
-        """Fetch this batch and, for the same ranks, those of the clocks after it."""
-        epoch, rank, seed = first.epoch, self._consumer.rank, self._consumer.seed
+        """Return a fetcher of this batch and, for the same ranks, those of later clocks."""
+        epoch, rank, seed = first.epoch, self._progress.rank, self._progress.seed
         later = range(self.clock + 1, self._clocks)
         takes = {self.clock: first} | {
             clock: Batch(0, epoch, (self._positions(clock),), first.ranks) for clock in later
         }  # fmt: skip
         clocks = EpochBatches(
             self._dataset, self._collate, self._order(epoch), (seed, epoch, rank),
-            {clock: [(one.start, one.stop) for one in _some(batch, rank)] for clock, batch in takes.items()},
+            {clock: [(one.start, one.stop) for one in _share_of(batch, rank)] for clock, batch in takes.items()},
         )  # fmt: skip
-        # The base seed of loader processes comes from a generator of its own, so that a pass leaves the script's alone.
+        # A generator of its own seeds the loader processes, so that a pass does not draw from the script's.
         return DataLoader(
             clocks, batch_size=None, sampler=list(takes), num_workers=self._workers,
-            collate_fn=as_it_is, generator=torch.Generator().manual_seed(mix(seed, "loader", epoch)),
+            collate_fn=return_batch, generator=torch.Generator().manual_seed(mix(seed, "loader", epoch)),
         )  # fmt: skip
 
     def _order(self, epoch: int) -> torch.Tensor | None:
         if not self._shuffle:
             return None
-        generator = torch.Generator().manual_seed(mix(self._consumer.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(mix(self._progress.seed, "order", epoch))
         return torch.randperm(self._examples, generator=generator)
 
 
@@ -176,29 +140,29 @@ class EpochBatches(Dataset[Any]):
     def __getitem__(self, clock: int) -> Any:
         seed, epoch, rank = self._seeds
         reseed(seed, "fetch", epoch, clock, rank)
-        places = [place for start, stop in self._ranges[clock] for place in range(start, stop)]
+        indices = [index for start, stop in self._ranges[clock] for index in range(start, stop)]
         if self._order is not None:
-            places = self._order[places].tolist()
-        together = getattr(self._dataset, "__getitems__", None)
-        items = together(places) if together is not None else [self._dataset[place] for place in places]
+            indices = self._order[indices].tolist()
+        fetch_all = getattr(self._dataset, "__getitems__", None)
+        items = fetch_all(indices) if fetch_all is not None else [self._dataset[index] for index in indices]
         return self._collate(items)
 
 
-def _some(batch: Batch, rank: int) -> tuple[Range, ...]:
-    """Return a rank's share of a batch; where there are fewer examples than ranks, one that others count."""
+def _share_of(batch: Batch, rank: int) -> tuple[Range, ...]:
+    """Return a rank's share of a batch; one example of another rank, with weight 0, where it has none."""
     return batch.of(rank) or (Range(batch.ranges[0].start, batch.ranges[0].start + 1),)
 
 
-def as_it_is(batch: Any) -> Any:
-    """Return what the clock made; it is collated already."""
+def return_batch(batch: Any) -> Any:
+    """Return the batch unchanged; it is collated already."""
     return batch
 
 
 def _length(dataset: Dataset[Any]) -> int:
     if isinstance(dataset, IterableDataset):
         raise UsageError(
-            f"run.loader: {type(dataset).__name__} is an IterableDataset: it has no positions, so nobody can say which "
-            "rank takes which example, nor where to go on",
+            f"run.loader: {type(dataset).__name__} is an IterableDataset: it has no positions, so the examples "
+            "of a rank, and the position in an epoch, are not defined",
             "give a dataset with __len__ and __getitem__, or use a DataLoader of your own (ranks then count equally)",
         )
     try:
@@ -214,7 +178,7 @@ def _check(examples: int, batch: int, given: int, world: int) -> None:
         raise UsageError(f"run.loader: batch_size is {given}, expected 1 or more", "it counts examples")
     if batch < world:
         raise UsageError(
-            f"run.loader: batch_size {batch} is what all {world} workers share in a step: somebody would have none",
+            f"run.loader: batch_size {batch} is what all {world} workers share in a step: some would have none",
             f"give batch_size={world} or more, or per_worker=True",
         )
     if examples < world:

@@ -1,4 +1,4 @@
-"""What a training script holds: `run = psctl.init()` and everything it then asks of the run."""
+"""The run: the object that `psctl.init()` returns, and with which a training script does everything else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from psctl.client.dense_client import ParameterClient
 from psctl.client.model_layout import check_given, describe
 from psctl.clock import Clock
 from psctl.errors import UsageError
@@ -18,23 +19,18 @@ from psctl.kv.open_store import Stores
 from psctl.kv.store import Store
 from psctl.kv.store_connections import LocalServer, StoreServers
 from psctl.sync.bucket_allreduce import local_device
-from psctl.sync.build_synchronizer import Seat, Tools, start
-from psctl.sync.flat_parameters import Client
+from psctl.sync.build_synchronizer import Tools, build_synchronizer
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.local_sgd import OptimizerFactory
-from psctl.sync.optimizer_step import replace_step
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
-from psctl.train_state.class_swap import swap
-from psctl.train_state.random_generators import Entrances
-from psctl.train_state.step_seed import reseed
-from psctl.train_state.tracked_state import TrackedState
-from psctl.train_state.training_parts import TrainingParts, wanted
-from psctl.worker.heartbeat import HeartbeatThread
+from psctl.train_state.prepared_model import replace_step, swap_class
+from psctl.train_state.random_generators import reseed, step_hooks
+from psctl.train_state.training_parts import TrackedState, TrainingParts, find_slices
 from psctl.worker.loader import Loader
 from psctl.worker.standalone import ProgressLines
-from psctl.worker.step_reports import ReportInterval, StepReports
-from psctl.worker.training_progress import TrainingProgress
+from psctl.worker.step_reports import HeartbeatThread, ReportInterval, StepReports
+from psctl.worker.training_progress import Session, TrainingProgress
 
 
 class Run:
@@ -61,8 +57,8 @@ class Run:
 
     def __init__(
         self,
-        seat: Seat,
-        connect: Callable[[Decision], Client],
+        session: Session,
+        connect: Callable[[Decision], ParameterClient],
         clock: Clock,
         *,
         links: Callable[[], StoreServers] | None = None,
@@ -70,36 +66,38 @@ class Run:
         lines: ProgressLines | None = None,
         folder: str = "",
     ) -> None:
-        self._seat, self._connect, self._clock, self._trace, self._lines = seat, connect, clock, trace, lines
-        self._welcome = welcome = seat.join()
-        self._share = ExampleWeight(welcome.world)
+        self._session, self._connect, self._clock, self._trace, self._lines = session, connect, clock, trace, lines
+        self._welcome = welcome = session.join()
+        self._weight = ExampleWeight(welcome.world)
         self._tracked = TrackedState()
         self._reports = StepReports()
-        self._course = TrainingProgress(seat, welcome, self._share, self._tracked)
-        self._stores = Stores(seat.me.rank, welcome.world, links or LocalServer, self._course, folder)
-        self._course.on_save = self._mark
-        self._way: Synchronizer | None = None
-        self._stepless: GradientHooks | None = None
+        self._progress = TrainingProgress(session, welcome, self._weight, self._tracked)
+        self._stores = Stores(session.me.rank, welcome.world, links or LocalServer, self._progress, folder)
+        self._progress.on_save = self._on_save
+        self._synchronizer: Synchronizer | None = None
+        self._step_hooks: GradientHooks | None = None
         self._strategy = ""
         self._resumed: str | None = None
-        self._since: ReportInterval | None = None  # the last report
+        self._interval: ReportInterval | None = None  # since the last report
         self._over = False
         reseed(welcome.seed, "init")
         if welcome.resume is not None and welcome.resume.checkpoint:
-            self._go_on_from(welcome.resume)
-        self._pulse = HeartbeatThread(self._beat, self._tell, welcome.report_seconds, clock) if seat.keeps else None
+            self._resume_from(welcome.resume)
+        self._heartbeat: HeartbeatThread | None = None
+        if session.keeps:
+            self._heartbeat = HeartbeatThread(self._beat, self._send_report, welcome.report_seconds, clock)
 
-    # ---- who and where ----
+    # ---- this worker ----
 
     @property
     def rank(self) -> int:
         """This worker's number, from 0; as RANK in the environment."""
-        return self._course.rank
+        return self._progress.rank
 
     @property
     def world(self) -> int:
         """The number of workers that take part; as WORLD_SIZE in the environment at the start, 1 alone."""
-        return len(self._course.members())
+        return len(self._progress.members())
 
     @property
     def device(self) -> torch.device:
@@ -114,12 +112,12 @@ class Run:
     @property
     def step(self) -> int:
         """Finished steps of the job, those before a resume included. A step ends in `optimizer.step()`."""
-        return self._course.step
+        return self._progress.step
 
     @property
     def epoch(self) -> int:
         """The epoch that is going on, from 0."""
-        return self._course.epoch
+        return self._progress.epoch
 
     @property
     def resumed(self) -> str | None:
@@ -165,27 +163,27 @@ class Run:
         Raises:
             UsageError: what was given cannot be trained so; the script's fault, the message has the cure.
         """
-        if self._way is not None:
+        if self._synchronizer is not None:
             raise UsageError("run.prepare was called twice", "put all modules into one, with one optimizer")
         check_given(model, optimizer, scheduler)
         parts = TrainingParts(model, optimizer, scheduler)
         layout = describe(model, optimizer, apart=outer is not None)
-        decision = self._seat.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
+        decision = self._session.prepare(layout, tuple(parts.buffers()), outer is not None, parts.on_gpus)
         if decision.resume is not None and decision.resume.checkpoint and self._resumed is None:
-            self._go_on_from(decision.resume)
-        tools = Tools(self._seat, self._welcome.world, self._connect, self._share, self._clock, self._trace, outer)
-        way = start(parts, decision, tools)
-        self._course.take_place(decision.resume, parts, way)
+            self._resume_from(decision.resume)
+        tools = Tools(self._session, self._welcome.world, self._connect, self._weight, self._clock, self._trace, outer)
+        synchronizer = build_synchronizer(parts, decision, tools)
+        self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         self._strategy = decision.strategy
-        swap(model, way, Entrances(model, self._course.forward))
+        swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
         else:
             self._step_by_backward(parts)
-        self._way = way
-        self._seat.begin(self.step)
-        self._since = ReportInterval(way, self._clock)
-        self._course.begin(parts, way, decision.sums)
+        self._synchronizer = synchronizer
+        self._session.begin(self.step)
+        self._interval = ReportInterval(synchronizer, self._clock)
+        self._progress.begin(parts, synchronizer, decision.sums)
         count = 3 if scheduler is not None else 2 if optimizer is not None else 1
         return (model, optimizer, scheduler)[:count] if count > 1 else model
 
@@ -237,7 +235,7 @@ class Run:
                 script's fault.
         """
         return Loader(
-            self._course, self._course.new_loader(), dataset, batch_size,
+            self._progress, self._progress.new_loader(), dataset, batch_size,
             shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, per_worker=per_worker,
         )  # fmt: skip
 
@@ -247,7 +245,7 @@ class Run:
         A job that goes on from its last step yields none, and the script's tail runs with the restored model. With a
         DataLoader of your own, a resumed job repeats the epoch that it was in.
         """
-        return self._course.epochs(count)
+        return self._progress.epochs(count)
 
     # ---- within a step ----
 
@@ -260,8 +258,8 @@ class Run:
         """
         with ExitStack() as both:
             both.enter_context(self._prepared("run.accumulate").accumulate())
-            if self._stepless is not None:
-                both.enter_context(self._stepless.paused())
+            if self._step_hooks is not None:
+                both.enter_context(self._step_hooks.paused())
             yield
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
@@ -275,7 +273,7 @@ class Run:
         Args:
             max_norm: more than 0; in the gradient's unit.
         """
-        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+        return self._prepared("run.clip_grad_norm").clip_grad_norm(float(max_norm))
 
     def wait(self) -> None:
         """Return when every parameter holds the values after all steps so far, where workers may be apart too.
@@ -283,7 +281,7 @@ class Run:
         Needed only where parameters are read without calling the model, its `state_dict()` or its `parameters()`:
         after `optimizer.step()`, through a tensor that you hold (`weight = model.fc.weight`).
         """
-        self._prepared("run.wait").wait()
+        self._prepared("run.wait").wait_exact()
 
     def report(self, **numbers: Any) -> None:
         """Report numbers of this step: `run.report(loss=loss, accuracy=0.93)`.
@@ -299,9 +297,11 @@ class Run:
             UsageError: a value is no number; the script's fault.
             SystemExit: the job was asked to stop and has saved; only where the loop does not use `run.loader`.
         """
-        step = self.step + 1 if self._course.in_step else self.step
-        self._reports.add(step, self.epoch, float(self._share.mine if self._share.together else 1), numbers)
-        self._course.reported()
+        step = self.step + 1 if self._progress.in_step else self.step
+        self._reports.add(
+            step, self.epoch, float(self._weight.own_examples if self._weight.all_examples else 1), numbers
+        )
+        self._progress.on_report()
 
     def store(self, name: str = "default", consistency: Any = "asp", reads: str = "lazy", group: Any = None) -> Store:
         """Return a (key, value) store that all workers share, on the job's servers or alone; see `Store`.
@@ -327,72 +327,74 @@ class Run:
             return
         self._over = True
         if not failed:
-            if self._way is not None:
-                self._way.finish()
-            self._course.last_rest()
+            if self._synchronizer is not None:
+                self._synchronizer.finish()
+            self._progress.finish()
         self._stores.close(failed=bool(failed))
-        if self._pulse is not None:
-            self._pulse.end()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         if not failed:
-            self._tell()
-            self._course.await_saved()
-            self._seat.finished(self.step)
-        if self._lines is not None and not failed and self._way is not None:
+            self._send_report()
+            self._progress.wait_for_checkpoint()
+            self._session.finished(self.step)
+        if self._lines is not None and not failed and self._synchronizer is not None:
             self._lines.end(self.step, self._reports.line())
         if self._trace is not None:
             self._trace.flush()
-        if self._way is not None:
-            self._way.close(failed or "done", failed=bool(failed))
-        self._seat.close(failed or "done")
+        if self._synchronizer is not None:
+            self._synchronizer.close(failed or "done", failed=bool(failed))
+        self._session.close(failed or "done")
 
     def step_reached(self) -> int | None:
         """Return the last step that was finished, as `run.step` and progress count; None before `prepare`."""
-        return self.step if self._way is not None else None
+        return self.step if self._synchronizer is not None else None
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _prepared(self, what: str) -> Synchronizer:
-        if self._way is None:
+        if self._synchronizer is None:
             raise UsageError(f"{what} before run.prepare", "call run.prepare(model, optimizer) first")
-        return self._way
+        return self._synchronizer
 
     def _step(self, original: Callable[[], Any]) -> Any:
-        way = self._prepared("optimizer.step()")
-        result = self._course.end_step(lambda save: way.step(original, save))
+        synchronizer = self._prepared("optimizer.step()")
+        result = self._progress.end_step(lambda save: synchronizer.step(original, save))
         if self._lines is not None:
-            self._lines.step(self.step, self.epoch, self._share.mine, self._reports.line)
+            self._lines.step(self.step, self.epoch, self._weight.own_examples, self._reports.line)
         return result
 
     def _step_by_backward(self, parts: TrainingParts) -> None:
         trainable = parts.trainable()
-        self._stepless = GradientHooks(
+        self._step_hooks = GradientHooks(
             list(trainable), list(trainable.values()), [],
-            ready=lambda _: None, ended=self._stepped, per_backward=True,
+            on_backward_end=self._on_backward_end, per_backward=True,
         )  # fmt: skip
 
-    def _stepped(self) -> None:
-        assert self._stepless is not None, "its hooks call this"
-        if self._stepless.outstanding:
-            self._stepless.outstanding = False
+    def _on_backward_end(self) -> None:
+        assert self._step_hooks is not None, "its hooks call this"
+        if self._step_hooks.outstanding:
+            self._step_hooks.outstanding = False
             self._step(lambda: None)
 
-    def _go_on_from(self, resume: Resume) -> None:
+    def _resume_from(self, resume: Resume) -> None:
         self._resumed = resume.checkpoint
-        self._course.resume(resume)
+        self._progress.resume(resume)
         names = [each.name for each in resume.tensors if each.name.startswith("track/")]
-        slices = wanted(resume.tensors, names, resume.checkpoint)
-        self._tracked.resume(resume.state.get("tracked") or {}, dict(zip(names, self._seat.load(slices), strict=True)))
+        slices = find_slices(resume.tensors, names, resume.checkpoint)
+        self._tracked.resume(
+            resume.state.get("tracked") or {}, dict(zip(names, self._session.load(slices), strict=True))
+        )
 
     def _beat(self) -> None:
-        doing = self._stores.doing or (self._way.doing if self._way is not None else "start")
-        self._seat.send(Heartbeat(self.step, doing), urgent=True)
+        doing = self._stores.doing or (self._synchronizer.activity if self._synchronizer is not None else "start")
+        self._session.send(Heartbeat(self.step, doing), urgent=True)
 
-    def _mark(self, step: int) -> None:
-        """The checkpoint of a step is taken: what this rank reported of that step goes ahead of it."""
+    def _on_save(self, step: int) -> None:
+        """The checkpoint of a step is taken: send this rank's reports of the step before its part."""
         self._stores.mark(step)
-        self._tell()
+        self._send_report()
 
-    def _tell(self) -> None:
-        """Send what happened since the last report."""
-        if self._since is not None and self._seat.keeps:
-            self._since.tell(self._seat.send, self._course, self._reports)
+    def _send_report(self) -> None:
+        """Send the numbers since the last report."""
+        if self._interval is not None and self._session.keeps:
+            self._interval.send_report(self._session.send, self._progress, self._reports)

@@ -1,4 +1,4 @@
-"""A run without a coordinator: alone, or one of torchrun's ranks. Nobody keeps checkpoints; progress goes to stderr."""
+"""The session of a run without a coordinator, alone or under torchrun: no checkpoints; progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def torchrun_rank() -> tuple[int, int] | None:
 
 
 class StandaloneSession:
-    """What a run asks of its session, answered without a job.
+    """Stands in for `CoordinatorSession` where there is no job.
 
     Args:
         rank, world: torchrun's; 0 and 1 alone.
         strategy: "native" under torchrun, else "alone".
-        seed: what random numbers and the order of examples are made from.
+        seed: of random numbers and of the order of examples.
     """
 
     keeps = False
@@ -51,7 +51,7 @@ class StandaloneSession:
         return Decision(self._strategy, "worker", layout, [])
 
     def plane(self, schedule: Schedule) -> DataPlane | None:
-        return None  # nobody says where others listen
+        return None  # the addresses of other ranks are not known
 
     def begin(self, step: int) -> None:
         return
@@ -59,14 +59,14 @@ class StandaloneSession:
     def listen(self, listener: Callable[[Any], None]) -> None:
         return
 
-    def ending(self, step: int) -> StepActions:
+    def begin_end(self, step: int) -> StepActions:
         return StepActions()
 
-    def ended(self, step: int) -> None:
+    def finish_end(self, step: int) -> None:
         return
 
     def load(self, slices: Sequence[TensorSlice]) -> list[torch.Tensor]:
-        assert not slices, "there is no checkpoint to go on from"
+        assert not slices, "there is no checkpoint to resume from"
         return []
 
     def give_start(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -95,10 +95,10 @@ class StandaloneSession:
 
 
 class ProgressLines:
-    """Prints where training is, one line every few seconds and one at the end.
+    """Prints the progress of training, one line every few seconds and one at the end.
 
     Args:
-        write: takes a line; stderr where none is given.
+        write: prints a line; default: to stderr.
         clock: the machine's time.
     """
 
@@ -110,7 +110,7 @@ class ProgressLines:
         self._printed = 0.0
 
     def step(self, step: int, epoch: int, examples: float, numbers: Callable[[], str]) -> None:
-        """Note that `examples` more were trained on; prints when it is time."""
+        """Add `examples` of one more step; prints when a line is due."""
         self._examples += examples
         now = self._clock.now()
         if now - self._last >= LINE_SECONDS:

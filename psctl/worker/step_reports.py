@@ -1,4 +1,4 @@
-"""What the script reported of its steps, until it is sent or printed."""
+"""Numbers that the script reported of its steps, and the thread that sends them, and heartbeats, to the coordinator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from psctl.job.training_messages import StepReport, WorkerReport
 from psctl.sync.synchronizer import Synchronizer
 from psctl.worker.training_progress import TrainingProgress
 
+BEAT_SECONDS = 1.0
+
 
 class StepReports:
-    """Numbers by step. `add` is the main thread's, `take` any thread's."""
+    """Numbers by step. The main thread calls `add`, any thread `take`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +27,7 @@ class StepReports:
         """The newest value of every name, not yet converted."""
 
     def add(self, step: int, epoch: int, weight: float, numbers: dict[str, Any]) -> None:
-        """Note numbers of a step; a later value of a name replaces the earlier one of that step.
+        """Add numbers of a step; a later value of a name replaces the earlier one of that step.
 
         Raises:
             UsageError: a value is not one number; names it.
@@ -38,7 +40,7 @@ class StepReports:
             self.last.update(held)
 
     def take(self) -> list[StepReport]:
-        """Return what was noted since the last call, converted to floats."""
+        """Return the numbers added since the last call, converted to floats."""
         with self._lock:
             steps, self._steps = self._steps, {}
         return [
@@ -54,47 +56,86 @@ class StepReports:
 
 
 class ReportInterval:
-    """What a rank did since its last report. `tell` may be called by any thread.
+    """The time, examples and bytes since this rank's last report. Any thread may call `send_report`.
 
     Args:
-        way: how it synchronises.
+        synchronizer: counts seconds and bytes.
         clock: the machine's time.
     """
 
-    def __init__(self, way: Synchronizer, clock: Clock) -> None:
-        self._way, self._clock = way, clock
-        self._telling = threading.Lock()
-        self._told = self._now(0.0)
+    def __init__(self, synchronizer: Synchronizer, clock: Clock) -> None:
+        self._synchronizer, self._clock = synchronizer, clock
+        self._sending = threading.Lock()
+        self._last = self._now(0.0)
 
     def _now(self, examples: float) -> tuple[float, float, float, float, int]:
-        way = self._way
-        return self._clock.now(), examples, way.sync_seconds, way.under_way_seconds, way.bytes_moved
+        sync = self._synchronizer
+        return self._clock.now(), examples, sync.sync_seconds, sync.in_flight_seconds, sync.bytes_moved
 
-    def tell(self, send: Callable[[WorkerReport], None], course: TrainingProgress, reports: StepReports) -> None:
-        """Send the report of this interval and begin the next, in one act, so that no report overtakes another.
+    def send_report(
+        self, send: Callable[[WorkerReport], None], progress: TrainingProgress, reports: StepReports
+    ) -> None:
+        """Send the report of this interval and begin the next, under one lock, so that reports keep their order.
 
         Args:
-            send: hands it to the network.
-            course: where the run is.
+            send: queues a message.
+            progress: where the run is.
             reports: numbers of steps.
         """
-        with self._telling:
-            rested = course.marked  # read first: then all numbers up to that step are in `reports`
+        with self._sending:
+            checkpoint_step = progress.marked  # read first: then all numbers up to that step are in `reports`
             steps = reports.take()
-            before, self._told = self._told, self._now(course.examples)
-            seconds, done, waited, under_way, moved = (
-                now - then for now, then in zip(self._told, before, strict=True)
+            before, self._last = self._last, self._now(progress.examples)
+            seconds, done, waited, in_flight, moved = (
+                now - then for now, then in zip(self._last, before, strict=True)
             )  # fmt: skip
             send(
                 WorkerReport(
-                    course.step, course.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
-                    self._way.staleness, max(0.0, under_way - waited), rested,
+                    progress.step, progress.epoch, steps, done, max(0.0, seconds - waited), waited, int(moved),
+                    self._synchronizer.staleness, max(0.0, in_flight - waited), checkpoint_step,
                 )
             )  # fmt: skip
 
 
+class HeartbeatThread:
+    """Sends heartbeats and reports on a thread of its own until `end`.
+
+    Args:
+        beat: called every second.
+        report: called every `report_seconds`.
+    """
+
+    def __init__(
+        self, beat: Callable[[], None], report: Callable[[], None], report_seconds: float, clock: Clock
+    ) -> None:
+        self._beat, self._report, self._every, self._clock = beat, report, report_seconds, clock
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="psctl-pulse", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop; returns when the thread has ended."""
+        self._over.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        reported = self._clock.now()
+        tick = min(BEAT_SECONDS, self._every)
+        beaten = self._clock.now() - BEAT_SECONDS
+        while not self._over.is_set():
+            now = self._clock.now()
+            if now - beaten >= BEAT_SECONDS:
+                beaten = now
+                self._beat()
+            if now - reported >= self._every:
+                reported = now
+                self._report()
+            self._over.wait(tick)
+
+
 def _hold(name: str, value: Any) -> Any:
-    """Keep a number as it is now. One on a GPU is copied there and read later, so that reporting waits for nothing."""
+    """Return a number's current value. One on a GPU is copied there and read later, so that reporting does not wait."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UsageError(

@@ -28,7 +28,7 @@ from psctl.collectives.player import SchedulePlayer
 from psctl.errors import PsctlError
 from psctl.job.training_messages import Decision
 from psctl.schedule.algorithms import catalog
-from psctl.sync.bucket_allreduce import EngineGroup, shared_gpu
+from psctl.sync.bucket_allreduce import EngineGroup, find_shared_gpu
 from psctl.types import STRATEGIES, Layout
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
@@ -133,7 +133,7 @@ def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
         "norms": norms,
         "step": run.step,
         "strategy": run.strategy,
-        "moved": run._way.bytes_moved,
+        "moved": run._synchronizer.bytes_moved,
     }
     run.finish()
     return found
@@ -141,7 +141,7 @@ def train(rank: int, world: int, name: str, period: int = 1) -> dict[str, Any]:
 
 def gpus(rank: int) -> list[Any]:
     """Meet as ranks 1 and 3 on one GPU would, and as ranks with one each; returns the pairs, and a sum's place."""
-    found: list[Any] = [shared_gpu(f"GPU-{1 if rank == 3 else rank}"), shared_gpu(f"GPU-{rank}")]
+    found: list[Any] = [find_shared_gpu(f"GPU-{1 if rank == 3 else rank}"), find_shared_gpu(f"GPU-{rank}")]
     group = EngineGroup(torch.device("cpu"), lambda device: "GPU-0")  # as if all had one
     vector = torch.ones(3)
     EngineAllReduce(group.group).put(vector).wait()

@@ -200,7 +200,7 @@ class Job:
                 try:
                     results[rank] = script(run)
                 except Killed:
-                    run._pulse.end()
+                    run._heartbeat.end()
                     self._die(member)
                     if rank in self.lost:
                         return

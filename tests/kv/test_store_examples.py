@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import psctl
-from psctl.worker.init import lone
+from psctl.worker.init import make_standalone_run
 from tests.helpers.running import Psctl
 
 FOLDER = Path(__file__).parent.parent.parent / "templates" / "store"
@@ -61,7 +61,7 @@ def test_an_example_runs_alone(name: str, monkeypatch: pytest.MonkeyPatch, capsy
     runs = []
 
     def init_alone():
-        runs.append(lone(0, 1, "alone"))
+        runs.append(make_standalone_run(0, 1, "alone"))
         return runs[0]
 
     monkeypatch.setattr(psctl, "init", init_alone, raising=False)

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 import psctl
-from psctl.clock import SystemClock
 from psctl.ps.server_optimizers import numbers
 from psctl.sync.flat_parameters import FlatParameters
 from psctl.sync.ps_sync import ParameterServerSync
@@ -98,13 +97,13 @@ def walk() -> dict[str, list[Call]]:
         client = world.clients[0]
         world.start(flat_values(layout, [parameter.detach() for parameter in net.parameters()]))
         flat = FlatParameters(layout, world.decision.shards, list(net.parameters()))
-        synchronizer = ParameterServerSync(net, ["weight"], optimizer, client, flat, ExampleWeight(1), SystemClock())
+        synchronizer = ParameterServerSync(net, ["weight"], optimizer, client, flat, ExampleWeight(1))
         data = torch.ones(2, 16)
 
         def step() -> None:
             net(data).sum().backward()
             synchronizer.step(lambda: None, save=False)
-            synchronizer.land()
+            synchronizer.wait_newest()
 
         for _ in range(3):
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ from collections.abc import Generator
 import msgspec
 
 from psctl.job.examples import clocks_in_epoch, positions
-from psctl.train_state.example_sharing import Batch, ExampleDivision, members_of, owed
+from psctl.train_state.example_sharing import Batch, ExampleDivision, members_after, owed
 from tests.simulation.kernel import Until
 from tests.simulation.model import Spec
 
@@ -63,7 +63,7 @@ class Feed:
 
         Returns whether there is one.
         """
-        yield Until("what follows of the members", lambda: self._division.free(None))
+        yield Until("what follows of the members", lambda: self._division.is_settled(None))
         yield from self._begin()
         if self._back:
             self.batch = Batch(self.step, self.epoch, self._back, self._ranks)
@@ -77,9 +77,9 @@ class Feed:
         return self.epoch >= self._passes
 
     def _begin(self) -> Generator[Until, None, None]:
-        yield Until(f"who takes part in clock {self.step}", lambda: self._division.free(self.step))
-        changes = self._division.begin(self.step)
-        self._ranks = members_of(changes, range(self._spec.world))
+        yield Until(f"who takes part in clock {self.step}", lambda: self._division.is_settled(self.step))
+        changes = self._division.begin_clock(self.step)
+        self._ranks = members_after(changes, range(self._spec.world))
         before = self._batches
         new = [change for change in changes if change.clock > before[-1].step] if before else []
         self._back = owed(new, before, self.epoch)

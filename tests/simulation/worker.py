@@ -95,9 +95,9 @@ class Worker:
                     world, staleness = self._scenario.spec.world, message.staleness or 0
                     self._division = ExampleDivision(world, first, elastic=True, staleness=staleness)
             case NextClockWanted(ticket=ticket) if self._division is not None:
-                self._tell(NextClock(ticket, self._division.asked(ticket)))
+                self._tell(NextClock(ticket, self._division.next_clock(ticket)))
             case ExamplesShared() if self._division is not None:
-                self._division.heard(message)
+                self._division.add_change(message)
             case WorkersAt(workers=workers) if self._lines is not None:
                 self._lines.told(workers)
             case Go():

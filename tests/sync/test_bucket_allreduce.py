@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from psctl.sync.bucket_allreduce import buckets, sharing
+from psctl.sync.bucket_allreduce import buckets, first_shared
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -147,4 +147,4 @@ def test_buckets_begin_with_the_last_layers_and_hold_one_type() -> None:
      (["", "GPU-b", "", "GPU-b", "GPU-b"], (1, 3))],
 )  # fmt: skip
 def test_two_ranks_of_one_gpu_are_found(gpus, pair) -> None:
-    assert sharing(gpus) == pair
+    assert first_shared(gpus) == pair

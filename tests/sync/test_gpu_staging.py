@@ -18,7 +18,7 @@ from psctl.ps.shards import cut, spaces
 from psctl.sync.allreduce_sync import AllReduceSync
 from psctl.sync.device_copies import CopySpan, CudaCopies, CudaEvents
 from psctl.sync.flat_parameters import FlatParameters, ServerReducer
-from psctl.sync.gpu_staging import GpuParameters, Staged, Staging, staged
+from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.synchronizer import ExampleWeight
 from psctl.types import Layout
@@ -185,18 +185,18 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
     rest = (layout, cut(layout, 2, 256), parameters)  # parameters are cut, and parameters share a shard
     flat = FlatParameters(*rest)
     if device is not None and connect:
-        client, flat = staged(client, OnDevice(device), False, *rest)
+        flat = GpuParameters(Staging(OnDevice(device)), False, *rest)
     elif device is not None:
         copies = OnDevice(device)
-        staging = Staging(copies)
-        client, flat = Staged(client, staging), GpuParameters(staging, False, *rest)
+        staging = Staging(copies, threaded=False)
+        flat = GpuParameters(staging, False, *rest)
         change(copies, staging, flat)
     client.start(flat.values())
-    names, share = list(dict(net.named_parameters())), ExampleWeight(1)
+    trainable, weight = dict(net.named_parameters()), ExampleWeight(1)
     if update == "server":
-        way = ParameterServerSync(net, names, optimizer, client, flat, share, SystemClock())
+        synchronizer = ParameterServerSync(net, list(trainable), optimizer, client, flat, weight)
     else:
-        way = AllReduceSync("ps", names, parameters, ServerReducer(client, flat), share, SystemClock())
+        synchronizer = AllReduceSync("ps", trainable, ServerReducer(client, flat), weight, SystemClock())
     seen = []
     for _ in range(3):
         optimizer.zero_grad(set_to_none=plan.random() < 0.5)
@@ -206,17 +206,17 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
             device.own(x)
         loss = net(x, "right" if what in ("right", "both") else "left").square().sum()
         if what in ("both", "twice"):
-            with way.accumulate():
+            with synchronizer.accumulate():
                 net(x, "left").square().sum().backward()
         if what != "none" or update == "worker":
             loss.backward()
         if device is not None and not connect and late.random() < 0.5:
-            staging.next()
+            staging.run_next()
         seen += [one.detach().clone() for one in parameters]
-        way.step(optimizer.step, False)
-    way.wait()
+        synchronizer.step(optimizer.step, False)
+    synchronizer.wait_exact()
     seen += [one.detach().clone() for one in parameters]
-    way.close("done", failed=False)
+    synchronizer.close("done", failed=False)
     if device is not None:
         device.finish()
         assert not device.locked, "the host's memory is let go of"
@@ -320,18 +320,20 @@ def two_versions(seed: int, change=lambda copies, staging, flat: None) -> list[f
         layout, parameters = describe(net, torch.optim.SGD(net.parameters())), [device.own(net.weight)]
         client = Client(layout, cut(layout, 1, 256), "server", random.Random(seed))
         copies = OnDevice(device)
-        staging = Staging(copies)
+        staging = Staging(copies, threaded=False)
         flat = GpuParameters(staging, False, layout, client.shards, parameters)
-        staged = Staged(client, staging)
         change(copies, staging, flat)
-        staged.start({"float32": torch.zeros(4)})
-        staged.deliver(lambda shard, values, present, clocks: flat.read(shard, values, None) or True)
+        client.start({"float32": torch.zeros(4)})
+        client.deliver(lambda shard, values, present, clocks: flat.read(shard, values, None) or True)
         read = []
         for clock in range(4):
-            staged.push(clock, 0, [False])
-            staged.step(clock, [])
-            staged.pull(clock + 1)
-            staged.wait(clock + 1)
+            flat.push(client, clock, 0, 1.0)
+            flat.finish_pushes()
+            client.step(clock, [])
+            flat.finish_reads()
+            client.pull(clock + 1)
+            flat.finish_reads()
+            client.wait(clock + 1)
             read.append(net.weight.detach().sum())
         device.finish()
         return [float(one) for one in read]
@@ -346,9 +348,9 @@ def test_memory_that_is_copied_is_held_until_it_is() -> None:
     for seed in range(20):
         with Device(random.Random(seed)) as device:
             copies = OnDevice(device)
-            staging, found, bare = Staging(copies), torch.zeros(8), torch.zeros(8)
+            staging, found, bare = Staging(copies, threaded=False), torch.zeros(8), torch.zeros(8)
             source = device.own(torch.arange(8.0))
-            staging.down([CopySpan(source + 1, 0, found)])  # nobody else holds the sum
+            staging.copy_down([CopySpan(source + 1, 0, found)])  # nobody else holds the sum
             staging.then(lambda: None)
             staging.settle()
             assert torch.equal(found, torch.arange(8.0) + 1)
@@ -360,21 +362,21 @@ def test_memory_that_is_copied_is_held_until_it_is() -> None:
 
 def test_what_lies_on_the_host_is_copied_at_once_and_the_rest_beside_it() -> None:
     with Device(random.Random(1)) as device:
-        staging = Staging(OnDevice(device))
+        staging = Staging(OnDevice(device), threaded=False)
         there, away, found = torch.ones(3), device.own(torch.full((2,), 2.0)), torch.zeros(5)
-        staging.down([CopySpan(there, 0, found[:3]), CopySpan(away, 0, found[3:])])
+        staging.copy_down([CopySpan(there, 0, found[:3]), CopySpan(away, 0, found[3:])])
         assert found[:3].tolist() == [1, 1, 1]
         staging.then(lambda: None)
         staging.settle()
         assert found.tolist() == [1, 1, 1, 2, 2]
-        staging.up([CopySpan(there, 0, found[2:]), CopySpan(away, 0, found[:2])])
+        staging.copy_up([CopySpan(there, 0, found[2:]), CopySpan(away, 0, found[:2])])
         assert there.tolist() == [1, 2, 2]
-        staging.read()
+        staging.wait_up()
         assert away.clone().sum().item() == 2
 
 
 def test_what_goes_wrong_where_it_is_handed_on_is_raised_where_the_step_ends() -> None:
-    staging, done = Staging(CudaCopies()), []
+    staging, done = Staging(CudaCopies(), threaded=False), []
 
     def refuse() -> None:
         raise ValueError("refused")
@@ -389,7 +391,7 @@ def test_what_goes_wrong_where_it_is_handed_on_is_raised_where_the_step_ends() -
 
 def test_memory_is_locked_once_and_whole_and_little_is_not() -> None:
     with Device(random.Random(1)) as device:
-        staging, much, little = Staging(OnDevice(device)), torch.zeros(1 << 16), torch.zeros(1 << 10)
+        staging, much, little = Staging(OnDevice(device), threaded=False), torch.zeros(1 << 16), torch.zeros(1 << 10)
         for part in (much[5:9], much, much[100:], little):
             assert staging.lock(part) is part
         assert device.locked == {much.data_ptr(): much.nbytes}

@@ -15,7 +15,7 @@ from psctl.client.model_layout import describe
 from psctl.clock import SystemClock
 from psctl.errors import UsageError
 from psctl.job.training_messages import Decision
-from psctl.sync.build_synchronizer import Tools, start
+from psctl.sync.build_synchronizer import Tools, build_synchronizer
 from psctl.sync.synchronizer import ExampleWeight
 from psctl.train_state.training_parts import TrainingParts
 from psctl.worker.run import Run
@@ -71,7 +71,7 @@ def train(run: Run, make=adam, outer=None, epochs=2, at=lambda run: None):
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             at(run)
-    return [parameter.detach().clone() for parameter in model.parameters()], run._way.bytes_moved
+    return [parameter.detach().clone() for parameter in model.parameters()], run._synchronizer.bytes_moved
 
 
 def play(make=adam, outer=None, epochs=2, at=lambda run: None, **options):
@@ -249,7 +249,7 @@ def test_digits_are_read_as_well_with_eight_steps_a_period() -> None:
                 functional.cross_entropy(model(pixels), labels).backward()
                 optimizer.step()
             scheduler.step()
-        return digits["accuracy"](model, held_out, run.device), run._way.bytes_moved
+        return digits["accuracy"](model, held_out, run.device), run._synchronizer.bytes_moved
 
     jobs = {period: Job(workers=2, servers=1, update="worker", target=1 << 20, period=period) for period in (1, 8)}
     (bsp, all_bytes), (local, few_bytes) = (jobs[period].run(script)[0] for period in (1, 8))
@@ -276,7 +276,7 @@ def test_what_cannot_be_is_refused_with_a_cure() -> None:
         play(outer=lambda parameters: sgd(parameters[:1]))
     parts = TrainingParts(Net(), None, None)
     with pytest.raises(UsageError, match=r"between whose steps workers step alone"):
-        start(
+        build_synchronizer(
             parts, Decision("ps", "server", describe(parts.model, None), []),
             Tools(StandaloneSession(0, 1, "ps"), 1, None, ExampleWeight(1), SystemClock(), None, nesterov),
         )  # fmt: skip

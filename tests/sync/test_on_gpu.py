@@ -15,7 +15,7 @@ from psctl.sync.allreduce_sync import AllReduceSync
 from psctl.sync.bucket_allreduce import gpu_of
 from psctl.sync.device_copies import CopySpan, CudaCopies
 from psctl.sync.flat_parameters import FlatParameters, ServerReducer
-from psctl.sync.gpu_staging import Staging, staged
+from psctl.sync.gpu_staging import GpuParameters, Staging
 from psctl.sync.ps_sync import ParameterServerSync
 from psctl.sync.synchronizer import ExampleWeight
 from tests.helpers.ps_world import World
@@ -38,7 +38,7 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         for _ in range(5):  # the copies are begun long before these are done
             result = result @ source
         strided = result.t() if turn % 2 else result
-        staging.down([CopySpan(strided, 0, hosts[turn % 2])])
+        staging.copy_down([CopySpan(strided, 0, hosts[turn % 2])])
         arrived: list[bool] = []
         staging.then(lambda arrived=arrived: arrived.append(True))
         wanted = strided.reshape(-1).clone()
@@ -48,9 +48,9 @@ def test_bytes_staged_are_the_devices_whatever_it_does_next() -> None:
         assert arrived
         assert torch.equal(hosts[turn % 2].view(torch.int32), wanted.cpu().view(torch.int32))
         back = torch.full((2048, 2048), float("nan"), device="cuda")
-        staging.up([CopySpan(back, 0, hosts[turn % 2])])
+        staging.copy_up([CopySpan(back, 0, hosts[turn % 2])])
         seen = back.reshape(-1).clone()
-        staging.read()
+        staging.wait_up()
         assert torch.equal(seen, wanted)
     staging.close()
 
@@ -62,7 +62,7 @@ def test_a_copy_does_not_hold_up_whoever_begins_it() -> None:
     torch.cuda.synchronize()
     began = time.perf_counter()
     result = source @ source @ source
-    staging.down([CopySpan(result, 0, host)])
+    staging.copy_down([CopySpan(result, 0, host)])
     staging.then(lambda: None)
     launched = time.perf_counter() - began
     staging.settle()
@@ -81,25 +81,25 @@ def train(update: str, device: str) -> list[torch.Tensor]:
     net = net.to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     layout, parameters = describe(net, optimizer), list(net.parameters())
-    names, share = list(dict(net.named_parameters())), ExampleWeight(1)
+    trainable, weight = dict(net.named_parameters()), ExampleWeight(1)
     with World(layout, servers=2, update=update, target=4096) as world:
         rest = layout, world.decision.shards, parameters
         client, flat = world.clients[0], FlatParameters(*rest)
         if device == "cuda":
-            client, flat = staged(client, CudaCopies(), False, *rest)
+            flat = GpuParameters(Staging(CudaCopies()), False, *rest)
         client.start(flat.values())
         if update == "server":
-            way = ParameterServerSync(net, names, optimizer, client, flat, share, SystemClock())
+            synchronizer = ParameterServerSync(net, list(trainable), optimizer, client, flat, weight)
         else:
-            way = AllReduceSync("ps", names, parameters, ServerReducer(client, flat), share, SystemClock())
+            synchronizer = AllReduceSync("ps", trainable, ServerReducer(client, flat), weight, SystemClock())
         for _ in range(30):
             optimizer.zero_grad()
             x = torch.rand(16, 1, 8, 8, generator=chance)
             net(x.to(device)).logsumexp(1).mean().backward()
-            way.step(optimizer.step, False)
-        way.wait()
+            synchronizer.step(optimizer.step, False)
+        synchronizer.wait_exact()
         found = [one.detach().cpu().clone() for one in parameters]
-        way.close("done", failed=False)
+        synchronizer.close("done", failed=False)
     return found
 
 

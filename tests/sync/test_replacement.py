@@ -213,7 +213,7 @@ class Shrinking:
         loader = run.loader(list(torch.eye(24, dtype=torch.float64)), batch_size=6)
         for epoch in run.epochs(3):
             for x in loader:
-                self.taken[run.step, run.rank] = (epoch, x.argmax(1).tolist() if run._share.mine else [])
+                self.taken[run.step, run.rank] = (epoch, x.argmax(1).tolist() if run._weight.own_examples else [])
                 self.worlds[run.step] = run.world
                 optimizer.zero_grad()
                 self._die(run, "before the forward")

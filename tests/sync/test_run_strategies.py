@@ -147,7 +147,7 @@ def test_every_optimizer_that_servers_step_trains_as_alone(name) -> None:
 
     def script(run):
         result = train(run, make=make, epochs=2)
-        ways.append(run._way.update)
+        ways.append(run._synchronizer.update)
         return result
 
     first, second = Job(2, 2).run(script)

@@ -14,43 +14,43 @@ from psctl.train_state.common_step import StepActions, StepAgreement
 
 def test_a_step_that_no_cut_names_ends_with_nothing_to_do() -> None:
     cuts = StepAgreement(0)
-    assert cuts.ending(1) == StepActions()
+    assert cuts.begin_end(1) == StepActions()
 
 
 def test_the_answer_is_the_step_in_progress() -> None:
     cuts = StepAgreement(4)
     assert cuts.position(1) == 5
-    cuts.ending(5)
+    cuts.begin_end(5)
     assert cuts.position(2) == 5, "its end is decided, but it goes on"
-    cuts.ended(5)
+    cuts.finish_end(5)
     assert cuts.position(3) == 6
 
 
 def test_a_worker_that_answered_ends_that_step_and_waits_in_the_next() -> None:
     cuts = StepAgreement(4, patience=0.01)
     cuts.position(1)
-    assert cuts.ending(5) == StepActions()
-    cuts.ended(5)
+    assert cuts.begin_end(5) == StepActions()
+    cuts.finish_end(5)
     with pytest.raises(TimedOut, match="did not name it"):
-        cuts.ending(6)
+        cuts.begin_end(6)
 
 
 def test_the_cut_is_heard_where_it_was_named() -> None:
     cuts = StepAgreement(4)
     cuts.position(1)
-    threading.Timer(0.02, cuts.heard, (1, 6, StepActions(save=True, stop=True))).start()
-    assert cuts.ending(5) == StepActions()
-    cuts.ended(5)
-    assert cuts.ending(6) == StepActions(save=True, stop=True)
+    threading.Timer(0.02, cuts.add_cut, (1, 6, StepActions(save=True, stop=True))).start()
+    assert cuts.begin_end(5) == StepActions()
+    cuts.finish_end(5)
+    assert cuts.begin_end(6) == StepActions(save=True, stop=True)
 
 
 def test_two_cuts_at_one_step_are_both_done() -> None:
     cuts = StepAgreement(0)
-    cuts.heard(1, 2, StepActions(save=True))
-    cuts.heard(2, 2, StepActions(stop=True))
-    assert cuts.ending(1) == StepActions()
-    assert cuts.ending(2) == StepActions(save=True, stop=True)
-    assert cuts.ending(3) == StepActions()
+    cuts.add_cut(1, 2, StepActions(save=True))
+    cuts.add_cut(2, 2, StepActions(stop=True))
+    assert cuts.begin_end(1) == StepActions()
+    assert cuts.begin_end(2) == StepActions(save=True, stop=True)
+    assert cuts.begin_end(3) == StepActions()
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(0, 3))
@@ -60,22 +60,22 @@ def test_every_worker_knows_of_the_cut_before_that_step_ends(ahead, more) -> Non
     for steps in ahead:
         cuts = StepAgreement(0, patience=0.0)
         for step in range(1, steps + 1):
-            cuts.ending(step)
-            cuts.ended(step)
+            cuts.begin_end(step)
+            cuts.finish_end(step)
         workers.append((cuts, steps))
     at = max(cuts.position(1) for cuts, _ in workers) + 1
     for cuts, steps in workers:
         step = steps
         for _ in range(more):
             try:
-                assert cuts.ending(step + 1) == StepActions()
+                assert cuts.begin_end(step + 1) == StepActions()
             except TimedOut:
                 break
-            cuts.ended(step + 1)
+            cuts.finish_end(step + 1)
             step += 1
         assert step < at
-        cuts.heard(1, at, StepActions(save=True))
+        cuts.add_cut(1, at, StepActions(save=True))
         for later in range(step + 1, at):
-            assert cuts.ending(later) == StepActions()
-            cuts.ended(later)
-        assert cuts.ending(at) == StepActions(save=True)
+            assert cuts.begin_end(later) == StepActions()
+            cuts.finish_end(later)
+        assert cuts.begin_end(at) == StepActions(save=True)

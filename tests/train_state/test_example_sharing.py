@@ -68,23 +68,23 @@ def test_every_example_is_in_one_batch_that_counts(data) -> None:
 
 def test_what_was_promised_is_waited_for_and_no_more() -> None:
     division = ExampleDivision(3, first=5, elastic=True)
-    assert division.begin(5) == []
-    assert division.asked(1) == 6
-    assert division.begin(5) == []  # it is begun
+    assert division.begin_clock(5) == []
+    assert division.next_clock(1) == 6
+    assert division.begin_clock(5) == []  # it is begun
     found: list[list[ExamplesShared]] = []
-    waiting = threading.Thread(target=lambda: found.append(division.begin(6)))
+    waiting = threading.Thread(target=lambda: found.append(division.begin_clock(6)))
     waiting.start()
     shared = ExamplesShared(1, 7, [0, 2], {1: 6})
-    division.heard(shared)
+    division.add_change(shared)
     waiting.join(10)
     assert found == [[]]  # the change comes with clock 7
     assert division.members() == (0, 1, 2)
-    assert division.begin(7) == [shared]
+    assert division.begin_clock(7) == [shared]
     assert division.members() == (0, 2)
 
 
 def test_a_promise_that_is_not_kept_is_told() -> None:
     division = ExampleDivision(2, patience=0.01)
-    division.asked(1)
-    with pytest.raises(TimedOut, match="who has begun what"):
+    division.next_clock(1)
+    with pytest.raises(TimedOut, match="which clocks are begun"):
         division.settle()

@@ -160,9 +160,9 @@ def test_states_are_the_same_when_they_come_back_from_tensors() -> None:
     states = GeneratorStates.now()
     expected = drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()
     seed(2)
-    GeneratorStates.now().changed(states.tensors()).put()
+    GeneratorStates.now().with_saved(states.tensors()).apply()
     assert (drawn(), random.gauss(), np.random.standard_normal(), torch.randn(3).tolist()) == expected
-    states.put()
+    states.apply()
     assert GeneratorStates.now().differing(states) == {}
     random.random()
     assert set(GeneratorStates.now().differing(states)) == {"python"}
@@ -172,10 +172,10 @@ def loop(generators: RandomGenerators, steps: int) -> list[tuple]:
     """What a script draws after each step, with a number drawn before."""
     found = []
     for step in range(steps):
-        generators.enter()
+        generators.begin_step()
         seed(1000 + step)
         drawn()
-        generators.leave()
+        generators.end_step()
         found.append(drawn())
     return found
 
@@ -185,34 +185,34 @@ def test_a_rank_that_takes_anothers_place_goes_on_as_rank_0_unless_the_script_se
     seed(1)
     zero = RandomGenerators()
     loop(zero, 3)
-    left, expected = zero.left(), drawn()
+    left, expected = zero.for_replacement(), drawn()
     seed(2 if apart else 1)
     own, taking = GeneratorStates.now(), RandomGenerators()
     taking.resume(SavedGenerators(*left))
-    assert loop(taking, 1)[0] == (expected if not apart else (own.put(), drawn())[1])
+    assert loop(taking, 1)[0] == (expected if not apart else (own.apply(), drawn())[1])
 
 
 def test_a_process_that_goes_on_between_two_epochs_begins_the_next_as_the_undisturbed_one() -> None:
     seed(1)
     zero = RandomGenerators()
-    zero.epoch_begins(resumed=False, again=True)
+    zero.begin_epoch(resumed=False, again=True)
     loop(zero, 3)
-    zero.epoch_ends()
-    left, expected = zero.left(), drawn()
+    zero.end_epoch()
+    left, expected = zero.for_replacement(), drawn()
     seed(1)
     taking = RandomGenerators()
     taking.resume(SavedGenerators(*left))
-    taking.epoch_begins(resumed=True, again=True)
+    taking.begin_epoch(resumed=True, again=True)
     assert drawn() == expected
 
 
 def test_a_script_that_draws_nothing_in_its_loop_leaves_nothing() -> None:
     seed(1)
     generators = RandomGenerators()
-    generators.epoch_begins(resumed=False, again=True)
-    generators.enter()
-    generators.leave()
-    assert generators.left() == ({}, {}, {})
+    generators.begin_epoch(resumed=False, again=True)
+    generators.begin_step()
+    generators.end_step()
+    assert generators.for_replacement() == ({}, {}, {})
 
 
 def test_a_rank_takes_its_own_states_of_a_checkpoint_and_a_new_one_rank_0s() -> None:
@@ -221,7 +221,7 @@ def test_a_rank_takes_its_own_states_of_a_checkpoint_and_a_new_one_rank_0s() -> 
         seed(rank)
         generators = RandomGenerators()
         loop(generators, 1)
-        parts = generators.saved(marked=False, origin=rank == 0)
+        parts = generators.checkpoint_tensors(marked=False, origin=rank == 0)
         found |= {f"random/{rank}/{name}": one for name, one in parts.items()}
     for rank, origin in ((0, None), (1, None), (2, {"python", "numpy", "torch"})):
         names = saved_for(rank, ["param/w", *found])

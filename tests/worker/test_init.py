@@ -96,16 +96,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         made.append((segments, coordinator, acceptor, serving))
         assert coordinator.listens.wait(20)
         torch.manual_seed(0)
-        run = init.join(orders(WORKER, acceptor.address, segments), tmp_path)
+        run = init.join_job(orders(WORKER, acceptor.address, segments), tmp_path)
         net = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
         model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-        moved = -run._way.bytes_moved
+        moved = -run._synchronizer.bytes_moved
         for _ in range(STEPS):
             optimizer.zero_grad()
             model(torch.ones(4, 100)).square().mean().backward()
             optimizer.step()
         run.wait()
-        moved += run._way.bytes_moved
+        moved += run._synchronizer.bytes_moved
         run.finish()
         return [one.detach().clone() for one in net.parameters()], moved
 

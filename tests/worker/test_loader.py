@@ -23,30 +23,30 @@ class Consumer:
         self.shares: list[tuple[int, int]] = []
         self.ends = 0
 
-    def wanted(self, loader) -> None: ...
+    def on_batch_wanted(self, loader) -> None: ...
 
     def begin_clock(self):
         return len(self.shares), [], tuple(range(self.world))
 
-    def batches(self, loader):
+    def recent_batches(self, loader):
         return []
 
-    def remember(self, loader, batch) -> None: ...
+    def remember_batch(self, loader, batch) -> None: ...
 
-    def pass_ends(self) -> bool:
+    def may_extend_pass(self) -> bool:
         return False
 
-    def fetching(self) -> None: ...
+    def on_fetch(self) -> None: ...
 
-    def passed(self) -> None: ...
+    def on_pass_end(self) -> None: ...
 
-    def drawn(self, loader, mine, together) -> None:
+    def on_batch(self, loader, mine, together) -> None:
         self.shares.append((mine, together))
 
     def epoch_of(self, loader):
         return self.epoch, self.start
 
-    def exhausted(self, loader) -> None:
+    def on_exhausted(self, loader) -> None:
         self.ends += 1
 
 

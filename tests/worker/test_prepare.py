@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from psctl.clock import SystemClock
 from psctl.errors import NotInThisVersion, UsageError
-from psctl.sync.parameter_waits import plan
+from psctl.sync.ps_sync import wait_points
 from psctl.worker import init
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
@@ -72,7 +72,7 @@ def test_prepare_returns_as_many_as_it_was_given_and_they_are_the_same_objects()
     assert len(lone().prepare(net, optimizer, scheduler)) == 3
 
 
-def test_the_prepared_model_is_of_the_users_class_in_every_way_people_look() -> None:
+def test_the_prepared_model_is_of_the_users_class_in_every_synchronizer_people_look() -> None:
     def script(run):
         net = Net()
         before = repr(net), list(net.state_dict())
@@ -166,7 +166,8 @@ def test_a_block_waits_for_its_subtree_and_a_plain_container_for_nothing() -> No
     parameters = list(model.parameters())
     name = {id(parameter): name for name, parameter in model.named_parameters()}
     waits = {
-        id(module): {name[id(parameters[place])] for place in places} for module, places in plan(model, parameters)
+        id(module): {name[id(parameters[place])] for place in places}
+        for module, places in wait_points(model, parameters)
     }
     shared = {"2.0.weight"}
     assert waits[id(model)] == shared
@@ -178,7 +179,7 @@ def test_a_block_waits_for_its_subtree_and_a_plain_container_for_nothing() -> No
 
 def test_attention_waits_for_the_projection_that_it_reads_without_calling() -> None:
     model = nn.Sequential(nn.MultiheadAttention(4, 2))
-    places = {id(module): wanted for module, wanted in plan(model, list(model.parameters()))}
+    places = {id(module): wanted for module, wanted in wait_points(model, list(model.parameters()))}
     assert places[id(model[0])] == {0, 1, 2, 3}
 
 
@@ -242,7 +243,7 @@ def test_what_torch_offers_works_on_the_joint_gradient_under_update_worker() -> 
     def script(run):
         net = Net()
         model, optimizer = run.prepare(net, torch.optim.LBFGS(net.parameters(), lr=0.1))
-        assert run._way.update == "worker"
+        assert run._synchronizer.update == "worker"
         scaler = torch.amp.GradScaler("cpu")
         net2 = net
 
@@ -480,4 +481,4 @@ def test_an_optimizer_that_gained_a_group_is_told_so() -> None:
 
 def test_under_torchrun_a_store_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match="torchrun"):
-        init.lone(0, 1, "native").store()
+        init.make_standalone_run(0, 1, "native").store()

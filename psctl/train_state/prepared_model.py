@@ -1,0 +1,208 @@
+"""The prepared model, the user's own object with a subclass of its class; hooks on its modules; the optimizer's step.
+
+So `isinstance`, attributes, methods and state_dict names are the user's under every strategy, and an optimizer, a
+scheduler or an EMA that holds the model holds the prepared one. The subclass waits for pending values where the model
+is read as a whole (state_dict, parameters). Its copies and pickles are of the user's class and contain no part of
+psctl. (torch's FSDP2 changes a module's class in the same way.)
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from psctl.errors import UsageError
+
+_newobj: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+
+
+class ModelValues(Protocol):
+    """The synchronizer's part in a prepared model (psctl.sync.synchronizer.Synchronizer has it)."""
+
+    write_refusal: str
+
+    def wait_exact(self) -> None: ...
+    def wait_newest(self) -> None: ...
+    def without_hooks(self) -> AbstractContextManager[None]: ...
+
+
+class PreForwardHook:
+    """A forward pre-hook. A copy of the model gets one that does nothing.
+
+    Args:
+        action: called with the module before its forward.
+    """
+
+    def __init__(self, action: Callable[[nn.Module], object] | None = None) -> None:
+        self._action = action
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        if self._action is not None:
+            self._action(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreForwardHook:
+        return PreForwardHook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PreForwardHook, ()
+
+
+class ForwardHooks:
+    """Forward pre-hooks on some modules, which run before the user's own.
+
+    Args:
+        actions: modules, each with what is called with it before its forward.
+    """
+
+    def __init__(self, actions: Iterable[tuple[nn.Module, Callable[[nn.Module], object]]]) -> None:
+        self._hooks = [(module, PreForwardHook(action)) for module, action in actions]
+        self._handles: list[RemovableHandle] = []
+        self.attach()
+
+    def attach(self) -> None:
+        """Register the hooks."""
+        self._handles = [module.register_forward_pre_hook(hook, prepend=True) for module, hook in self._hooks]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """Remove the hooks within a context."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self.attach()
+
+
+def swap_class(model: nn.Module, values: ModelValues, hooks: ForwardHooks) -> None:
+    """Give `model` its prepared class.
+
+    Args:
+        model: the user's.
+        values: the synchronizer, which knows which values are pending.
+        hooks: of the run; copies of the model have none.
+
+    Raises:
+        UsageError: the object cannot change its class (a ScriptModule, for one).
+    """
+    try:
+        model.__class__ = _subclass(type(model), values, hooks)
+    except TypeError as error:
+        raise UsageError(
+            f"{type(model).__name__} cannot be prepared: {error}",
+            "prepare the plain model; script, trace or quantise it afterwards",
+        ) from error
+
+
+def plain_class(model: nn.Module) -> type[nn.Module]:
+    """Return the user's class of a prepared model (or of any other)."""
+    return getattr(type(model), "_psctl_plain", type(model))
+
+
+def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHooks) -> type[nn.Module]:
+    @contextmanager
+    def plain(model: nn.Module) -> Iterator[nn.Module]:
+        values.wait_exact()
+        prepared = type(model)
+        with values.without_hooks(), hooks.detached():
+            model.__class__ = original
+            try:
+                yield model
+            finally:
+                model.__class__ = prepared
+
+    class Prepared(original):  # type: ignore[valid-type,misc]
+        _psctl_plain = original
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            values.wait_exact()
+            return super().state_dict(*args, **kwargs)
+
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            values.wait_newest()
+            return super().named_parameters(*args, **kwargs)
+
+        def parameters(self, *args: Any, **kwargs: Any) -> Any:
+            values.wait_newest()
+            return super().parameters(*args, **kwargs)
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            zero = super().zero_grad
+            with plain_parameters(self):  # gradients are not values: there is nothing to wait for
+                zero(set_to_none)
+
+        def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            if values.write_refusal:
+                raise UsageError(
+                    f"load_state_dict of a prepared model: {values.write_refusal}",
+                    "load the values before run.prepare; rank 0's are everyone's start values",
+                )
+            return super().load_state_dict(*args, **kwargs)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            with plain(self):
+                return copy.deepcopy(self, memo)
+
+        def __copy__(self) -> Any:
+            with plain(self):
+                return copy.copy(self)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            made, args, *rest = copy.deepcopy(self).__reduce_ex__(protocol)
+            if made is _newobj:  # which must name the class of the object at hand; the older form need not
+                return copyreg._reconstructor, (original, object, None), *rest  # type: ignore[attr-defined]
+            return made, args, *rest
+
+    Prepared.__name__, Prepared.__qualname__ = original.__name__, original.__qualname__
+    Prepared.__module__, Prepared.__doc__ = original.__module__, original.__doc__
+    return Prepared
+
+
+@contextmanager
+def plain_parameters(model: nn.Module) -> Iterator[None]:
+    """Give `model` its user's class within a context, hooks unchanged: its parameters are then read without waiting."""
+    prepared = type(model)
+    model.__class__ = plain_class(model)
+    try:
+        yield
+    finally:
+        model.__class__ = prepared
+
+
+def replace_step(optimizer: torch.optim.Optimizer, end_step: Callable[[Callable[[], Any]], Any]) -> None:
+    """Make `optimizer.step()` call `end_step` with the original step, as a function of no arguments.
+
+    A scheduler made before has wrapped `step` on the object already, to see that it is called; one made later looks
+    for that wrapper's mark. Both find what they look for. `step(closure)` evaluates the closure first, once, and
+    returns its loss, as every optimizer does that calls it once.
+    """
+    original = optimizer.step
+    calls_closure_itself = type(optimizer).__name__ == "LBFGS"
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is None or calls_closure_itself:
+            return end_step(lambda: original(*args, **kwargs))
+        rest = {key: value for key, value in kwargs.items() if key != "closure"}
+        with torch.enable_grad():
+            loss = closure()
+        end_step(lambda: original(*args[1:], **rest))
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]
