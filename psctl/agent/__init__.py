@@ -1,0 +1,18 @@
+"""The agent: psctl's process on a host for one job. It starts, watches and ends the job's processes there.
+
+main: the agent itself: its events, and what it does on each
+supervisor: its parent, the keeper, which ends what is left when the agent has ended
+spawn: command lines, environments, orders and files of the processes that it starts
+processes: its children: start, watch, end
+coordinator_link: its connection to the coordinator, and checkpoint copies that arrive there
+head_services: the coordinator and torch's store, on the head's agent
+torch_store: MASTER_PORT of a host, and the tunnels from it to torch's store on the head
+torch_store_host: the process that serves torch's store
+control_socket: the commands of psctl, and the answers to them
+control_client: the other end of the control socket, run on the host over SSH
+log_pump: the output of all processes: masked, written to log files, passed on
+log_files: the log files of one rank, within a limit
+resource_usage: busy processes, and evidence of kills for lack of memory
+shm_broker: the agent's side of shared memory
+stack_requests: stack dumps of its processes
+"""

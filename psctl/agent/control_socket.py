@@ -1,33 +1,44 @@
-"""The agent's ear for psctl: a Unix socket in the job's folder that only this user can open."""
+"""Commands of psctl to an agent: a Unix socket in the job's folder, which only this user can open.
+
+`hello`, `state` and `stop` are answered here; `scale` and `read` are asked of the coordinator, one at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
 import threading
-from collections.abc import Callable
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from psctl.agent import supervisor
 from psctl.agent.control_client import SOCKET
+from psctl.agent.coordinator_link import FromCoordinator
+from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
+from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
+from psctl.types import Address, Count, Member, Name
 
 LONGEST = 1 << 16
 """Bytes of a request."""
 
 
 class ControlRequest(msgspec.Struct, frozen=True):
-    """One command."""
+    """One command of psctl."""
 
     command: str
     arguments: dict[str, Any] = {}
 
 
 class ControlRefused(Exception):
-    """The command is unknown or wrong; the caller's fault."""
+    """The command is unknown or invalid."""
 
 
 class ControlSocket:
@@ -35,7 +46,7 @@ class ControlSocket:
 
     Args:
         job_dir: where the socket is made.
-        private: a 0700 folder on the same disk; the socket is born there, so nobody else can open it in between.
+        private: a 0700 folder on the same disk, where the socket is made before it is moved: no other user can open it.
         answer: called with each request; raises Refused.
     """
 
@@ -52,7 +63,7 @@ class ControlSocket:
         (private / SOCKET).chmod(0o600)
         (private / SOCKET).rename(job_dir / SOCKET)
         self._socket.listen(16)
-        threading.Thread(target=self._listen, name="psctl ear", daemon=True).start()
+        threading.Thread(target=self._listen, name="psctl control", daemon=True).start()
 
     def _listen(self) -> None:
         while True:
@@ -61,7 +72,7 @@ class ControlSocket:
             except OSError:  # descriptors are short for a moment, or the process ends
                 threading.Event().wait(0.05)
                 continue
-            with caller, contextlib.suppress(OSError):  # a caller that goes away harms nobody
+            with caller, contextlib.suppress(OSError):  # the caller has ended
                 if _user_of(caller) != os.getuid():
                     continue
                 caller.settimeout(5.0)
@@ -79,3 +90,147 @@ def _user_of(caller: socket.socket) -> int:
     """Return the user id of the process at the other end, as the kernel knows it."""
     _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
+
+
+PATIENCE = 15.0
+"""Seconds in which the coordinator must answer."""
+
+READING = 5.0
+"""Seconds for a read; a request to stop the job waits behind it."""
+
+
+class CoordinatorQueries:
+    """Asks on the control socket's thread; the main thread passes answers to `add_answer`.
+
+    Args:
+        send: sends to the coordinator; False when there is no connection.
+    """
+
+    def __init__(self, send: Callable[[Any], bool]) -> None:
+        self._send = send
+        self._ticket = 0
+        self._answers: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
+
+    def add_answer(self, answer: FromCoordinator) -> None:
+        """Add an answer; one to an earlier question is dropped when the next is asked."""
+        self._answers.put(answer)
+
+    def scale(self, workers: int | None, servers: int | None) -> dict[str, Any]:
+        """Ask for other numbers of workers and servers."""
+        for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), PATIENCE):
+            if isinstance(answer.message, ScaleAnswer):
+                return {name: getattr(answer.message, name) for name in ("workers", "servers", "problem", "hint")}
+        raise ControlRefused(f"the coordinator did not answer within {PATIENCE:.0f} s")
+
+    def read(self, store: str, names: list[str], keys: list[int]) -> dict[str, Any]:
+        """Read keys of a store from all servers: how many were asked, and the answers that came in time."""
+        asked, found = None, []
+        for answer in self._ask(lambda ticket: ReadWanted(ticket, store, names, keys), READING):
+            match answer.message:
+                case ReadBy(servers=servers):
+                    asked = servers
+                case ReadRows():
+                    found.append({**msgspec.to_builtins(answer.message), "payload": b64encode(answer.payload).decode()})
+            if len(found) == asked:
+                break
+        return {"servers": asked, "answers": found}
+
+    def _ask(self, make: Callable[[int], Any], patience: float) -> Iterator[FromCoordinator]:
+        """Send a question and yield its answers until the time is over."""
+        self._ticket += 1
+        deadline = time.monotonic() + patience
+        if not self._send(make(self._ticket)):
+            raise ControlRefused("the coordinator is not connected now; ask again")
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                answer = self._answers.get(timeout=left)
+            except queue.Empty:
+                return
+            if getattr(answer.message, "ticket", None) == self._ticket:
+                yield answer
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """psctl asks the job to stop."""
+
+    stop: StopWanted
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """The agent's state at the time of a request."""
+
+    job: str
+    host: str
+    coordinator: Address | None
+    processes: list[tuple[Member, int]]  # with their process ids
+    stopping: str
+
+
+class _Scale(msgspec.Struct):
+    workers: Count | None = None
+    servers: Count | None = None
+
+
+class _Stop(msgspec.Struct):
+    save: bool
+    force: bool
+    by: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class _Read(msgspec.Struct):
+    store: Name
+    names: list[Name]
+    keys: list[Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]]
+
+
+def answer(
+    request: ControlRequest, status: AgentStatus, put: Callable[[StopRequested], None], queries: CoordinatorQueries
+) -> dict[str, Any]:
+    """Return the answer to one request.
+
+    Args:
+        request: of psctl.
+        status: of the agent.
+        put: takes events for the agent's main thread.
+        queries: asks the coordinator.
+
+    Raises:
+        ControlRefused: the request is unknown or invalid.
+    """
+    match request.command:
+        case "hello":
+            return _hello(status)
+        case "state":
+            processes = [{"role": each.role, "rank": each.rank, "pid": pid} for each, pid in status.processes]
+            return {**_hello(status), "processes": processes, "stopping": status.stopping}
+        case "stop":
+            try:
+                stop = msgspec.convert({"by": "psctl stop", "save": False, "force": False, **request.arguments}, _Stop)
+            except msgspec.ValidationError as error:
+                raise ControlRefused(str(error)) from error
+            put(StopRequested(StopWanted(stop.save, stop.force, stop.by)))
+            return {"accepted": True}
+        case "scale":
+            return queries.scale(**_arguments(request, _Scale))
+        case "read":
+            return queries.read(**_arguments(request, _Read))
+        case _:
+            raise ControlRefused(f"no such command: {request.command}")
+
+
+def _arguments(request: ControlRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    try:
+        return msgspec.structs.asdict(msgspec.convert(request.arguments, kind))
+    except msgspec.ValidationError as error:
+        raise ControlRefused(str(error)) from error
+
+
+def _hello(status: AgentStatus) -> dict[str, Any]:
+    keeper = os.getppid()
+    return {
+        "job": status.job,
+        "host": status.host,
+        "pid": keeper,
+        "started": supervisor.identity(keeper),
+        "coordinator": msgspec.to_builtins(status.coordinator) if status.coordinator else None,
+    }

@@ -1,7 +1,7 @@
-"""The agent's connection to the coordinator, made again when it breaks.
+"""The agent's connection to the coordinator, made again when it breaks, and the checkpoint copies that arrive on it.
 
-A connection that is refused means that the coordinator is gone: the job is over here. Silence may be a link that comes
-back: it is tried until the coordinator was missed for 15 s, 5 of which net has taken to notice.
+A refused connection means that the coordinator is gone: the job is over on this host. Silence may be a link that comes
+back: the agent tries until the coordinator has been unreachable for 15 s, 5 of which the transport took to notice.
 """
 
 from __future__ import annotations
@@ -9,22 +9,80 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from psctl.agent.checkpoint_copies import CheckpointCopies
+from psctl.checkpoint.catalog import prune
+from psctl.checkpoint.copies import CheckpointReceiver
+from psctl.checkpoint.reader import folder_name
+from psctl.checkpoint.writer import remove_abandoned
 from psctl.errors import ConnectionFailed, PsctlError
-from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyEnd, CheckpointCopyPart
+from psctl.job.checkpoint_messages import CheckpointCopyBegin, CheckpointCopyDone, CheckpointCopyEnd, CheckpointCopyPart
 from psctl.job.job_permits import COORDINATION
 from psctl.job.message import JobMessage
 from psctl.job.process_messages import Register
+from psctl.orders import JobOrder
 from psctl.process.certificate_renewal import CertificateRenewer
 from psctl.transport.connect import dial
 from psctl.transport.credentials import Credentials
-from psctl.transport.peer_connection import PeerConnection
+from psctl.transport.peer_connection import ConnectionHandler, PeerConnection
 from psctl.types import Address, Member
+
+
+class CheckpointCopies:
+    """Second copies of checkpoints on this host: received, verified, and pruned like those of the head.
+
+    Called on the link's reader thread; the coordinator sends one copy after another.
+
+    Args:
+        root: folder of all jobs' checkpoints on this host.
+        order: the job, with the number of checkpoints to retain.
+    """
+
+    def __init__(self, root: Path, order: JobOrder) -> None:
+        self._root, self._order = root, order
+        remove_abandoned(root)
+        self._receivers: dict[int, CheckpointReceiver] = {}
+
+    def receive(
+        self, message: CheckpointCopyBegin | CheckpointCopyPart | CheckpointCopyEnd, payload: memoryview | None
+    ) -> Iterator[CheckpointCopyDone]:
+        """Process one message of a copy; yield the answer when the copy is complete or has failed."""
+        try:
+            if self._act(message, payload):
+                yield CheckpointCopyDone(message.step)
+        except PsctlError as error:
+            receiver = self._receivers.pop(message.step, None)
+            if receiver is not None:
+                receiver.discard()
+            yield CheckpointCopyDone(message.step, error.message)
+
+    def _act(
+        self, message: CheckpointCopyBegin | CheckpointCopyPart | CheckpointCopyEnd, payload: memoryview | None
+    ) -> bool:
+        step = message.step
+        if isinstance(message, CheckpointCopyBegin):
+            self.discard()  # from a connection that broke
+            folder = self._root / self._order.name / folder_name(step)
+            self._receivers[step] = CheckpointReceiver(folder, message.files)
+        elif step in self._receivers and isinstance(message, CheckpointCopyPart):
+            self._receivers[step].write_part(message.file, message.offset, payload if payload is not None else b"")
+        elif step in self._receivers:
+            self._receivers.pop(step).finish()
+            keep = self._order.checkpoint
+            prune(self._root, self._order.name, keep.keep, keep.keep_best, protect=step)
+            return True
+        return False  # a late part of a copy that has failed, which was reported
+
+    def discard(self) -> None:
+        """Remove incomplete copies."""
+        for receiver in self._receivers.values():
+            receiver.discard()
+        self._receivers.clear()
+
 
 PATIENCE = 10.0
 """Seconds for making a lost connection again."""
@@ -36,7 +94,7 @@ COORDINATOR = Member("coordinator", 0)
 
 
 class LinkUp(msgspec.Struct, frozen=True):
-    """The coordinator is reached and knows us."""
+    """The coordinator is connected."""
 
 
 class LinkGone(msgspec.Struct, frozen=True):
@@ -46,21 +104,21 @@ class LinkGone(msgspec.Struct, frozen=True):
 
 
 class FromCoordinator(msgspec.Struct, frozen=True):
-    """The coordinator says something."""
+    """A message of the coordinator."""
 
     message: JobMessage
     payload: bytes = b""
 
 
-class CoordinatorLink:
-    """Keeps one connection; what happens goes to `put`, copies of checkpoints straight to disk.
+class CoordinatorLink(ConnectionHandler):
+    """Maintains one connection. Events go to `put`, checkpoint copies directly to disk.
 
     Args:
-        credentials: who we are.
-        register: what we say first.
+        credentials: of the agent.
+        register: the first message of each connection.
         congestion: TCP's congestion control.
-        put: takes LinkUp, LinkGone and Heard, from any thread.
-        copies: takes what comes of checkpoints.
+        put: takes LinkUp, LinkGone and FromCoordinator; called on other threads.
+        copies: receives checkpoint copies.
     """
 
     def __init__(
@@ -76,16 +134,15 @@ class CoordinatorLink:
         self._lock = threading.Lock()
         self._peer: PeerConnection | None = None
         self._lost = threading.Event()
-        self._why = ""
         self._over = threading.Event()
 
     def start(self, address: Address) -> None:
-        """Connect, and stay connected, from now on."""
+        """Connect, and reconnect whenever the connection breaks."""
         threading.Thread(target=self._run, args=(address,), name="psctl link", daemon=True).start()
 
     def send(self, message: JobMessage) -> bool:
         """Send to the coordinator; False when there is no connection now."""
-        with self._lock:  # the coordinator may order something before `_run` has said whom it reached
+        with self._lock:  # orders may arrive before `_run` has stored the connection
             peer = self._peer
         return peer is not None and peer.send(message, urgent=True)
 
@@ -94,13 +151,13 @@ class CoordinatorLink:
         self._over.set()
 
     def close(self, timeout: float) -> None:
-        """Say what is left to say, then end the connection."""
+        """Send what is queued, then end the connection."""
         self._over.set()
         peer = self._peer
         if peer is not None:
-            with contextlib.suppress(PsctlError):  # it is gone already, or does not listen any more
+            with contextlib.suppress(PsctlError):  # the coordinator is gone already
                 peer.flush(timeout)
-            peer.close("the agent leaves")
+            peer.close("the agent ends")
 
     def _run(self, address: Address) -> None:
         since: float | None = None
@@ -130,25 +187,15 @@ class CoordinatorLink:
         handler = CertificateRenewer(self._credentials, self, print)
         return dial(address, self._credentials, COORDINATOR, COORDINATION, handler, timeout, self._congestion)
 
-    # ---- net's handler, on the connection's reader thread ------------------------------------------------------
-
-    def on_connected(self, peer: PeerConnection) -> None:
-        """The connection is made."""
-
-    def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
-        """Payloads are written to disk from a lent buffer."""
-        return None
+    # ---- on the connection's reader thread ------------------------------------------------------------------------
 
     def on_message(self, peer: PeerConnection, message: Any, payload: memoryview | None) -> None:
-        """Hand on what the coordinator says."""
         match message:
             case CheckpointCopyBegin() | CheckpointCopyPart() | CheckpointCopyEnd():
-                for answer in self._copies.take(message, payload):
+                for answer in self._copies.receive(message, payload):
                     peer.send(answer, urgent=True)
             case _:
                 self._put(FromCoordinator(message, b"" if payload is None else bytes(payload)))
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
-        """The connection ended; the link's thread tries again."""
-        self._why = error.message
         self._lost.set()

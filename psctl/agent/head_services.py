@@ -13,7 +13,7 @@ import msgspec
 from psctl.agent import spawn
 from psctl.agent.processes import AgentChild, Processes
 from psctl.agent.spawn import COORDINATOR, Files
-from psctl.agent.torch_store_port import MasterPort, StoreSocket
+from psctl.agent.torch_store import MasterPort, StoreSocket
 from psctl.orders import AgentOrders
 from psctl.process import sealed_memory
 from psctl.process.sealed_memory import ENVIRONMENT

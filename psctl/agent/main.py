@@ -4,7 +4,7 @@
 
 The process that is started is the keeper (supervisor.py); the agent is its child. Threads only listen (link, ear, logs,
 store, keeper's pipe) and put what they hear into one queue; all that is done is done on the main thread, in order.
-Connections to MASTER_PORT (torch_store_port.py) have threads of their own.
+Connections to MASTER_PORT (torch_store.py) have threads of their own.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ import msgspec
 import psutil
 
 from psctl.agent import spawn, supervisor
-from psctl.agent.checkpoint_copies import CheckpointCopies
-from psctl.agent.control_socket import ControlRequest, ControlSocket
-from psctl.agent.coordinator_link import CoordinatorLink, FromCoordinator, LinkGone, LinkUp
-from psctl.agent.coordinator_queries import CoordinatorQueries
-from psctl.agent.cpu_usage import CpuUsage
+from psctl.agent.control_socket import (
+    AgentStatus,
+    ControlRequest,
+    ControlSocket,
+    CoordinatorQueries,
+    StopRequested,
+    answer,
+)
+from psctl.agent.coordinator_link import CheckpointCopies, CoordinatorLink, FromCoordinator, LinkGone, LinkUp
 from psctl.agent.head_services import CoordinatorAt, HeadServices, StoreWanted
 from psctl.agent.log_pump import LogPump
 from psctl.agent.processes import AgentChild, Processes
+from psctl.agent.resource_usage import CpuUsage
 from psctl.agent.shm_broker import SegmentBroker
 from psctl.agent.spawn import COORDINATOR, Files
 from psctl.agent.stack_requests import StackDumps
-from psctl.agent.status_answers import AgentStatus, StopRequested, answer
-from psctl.agent.torch_store_port import MasterPort
+from psctl.agent.torch_store import MasterPort
 from psctl.errors import PsctlError
 from psctl.job.process_messages import (
     EndProcesses,
@@ -174,7 +178,7 @@ class Agent:
                 if self._wanted is not None:
                     self._link.send(self._wanted)
             case FromCoordinator(message=ScaleAnswer() | ReadBy() | ReadRows()):
-                self._questions.heard(event)
+                self._questions.add_answer(event)
             case FromCoordinator(message=message):
                 self._heard(message)
             case LinkGone(reason=reason):
@@ -384,7 +388,7 @@ class Agent:
 
     def _sample(self) -> None:
         sample = self._processes.sample(self.host.name)
-        busy = self._busy.look(child.pid for child in self._members)
+        busy = self._busy.busy_sessions(child.pid for child in self._members)
         members = [member for child, member in self._members.items() if child.pid in busy]
         self._link.send(msgspec.structs.replace(sample, busy=members))
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from psctl.agent import supervisor
-from psctl.agent.memory_kills import MemoryKills
+from psctl.agent.resource_usage import MemoryKills
 from psctl.job.process_messages import HostSample
 from psctl.process import lifeline
 
@@ -106,7 +106,7 @@ class Processes:
 
     def sample(self, host: str) -> HostSample:
         """Return how busy the host is; call it every few seconds."""
-        self._memory_kills.look()
+        self._memory_kills.update()
         return HostSample(host, psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100)
 
     @property

@@ -1,0 +1,15 @@
+"""What the processes of a job share: how they start, what they are given, how they end.
+
+bootstrap: runs the user's script, and writes how it failed
+lifeline: ties a process to the agent that started it
+process_orders: the orders of workers, servers and the coordinator
+sealed_memory: passes orders to a child in memory
+certificate_renewal: new certificates for long jobs
+rejected_connections: log lines about rejected connections
+secret_masking: replaces secrets in output
+stack_dump: writes a process's Python stacks at a signal
+stderr_log: standard error that never fails on a full disk
+reserved_file: an append-only file with reserved disk space
+job_modules: imports functions from the job's folder only
+user_functions: users' reductions and functions by name
+"""

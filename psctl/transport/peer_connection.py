@@ -56,6 +56,7 @@ class ConnectionHandler(Protocol):
 
     def on_connected(self, peer: PeerConnection) -> None:
         """Handle a new connection; called first."""
+        return
 
     def receive_buffer_for(self, peer: PeerConnection, message: Any, size: int) -> memoryview | None:
         """Return a writable view of `size` bytes for the payload of `message`; None: a buffer is lent for it."""

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from psctl.agent.checkpoint_copies import CheckpointCopies
 from psctl.agent.control_client import call
 from psctl.agent.control_socket import ControlSocket
+from psctl.agent.coordinator_link import CheckpointCopies
 from psctl.agent.spawn import argv_of, refused
 from psctl.job.checkpoint_messages import CheckpointCopyBegin
 from psctl.job.environment import NAMES, WorkerSeats, server_environment, worker_environment, worker_places
@@ -72,14 +72,14 @@ def test_what_runs_stands_in_the_agents_own_orders() -> None:
 def test_a_copy_that_begins_ends_the_one_before(tmp_path: Path) -> None:
     copies = CheckpointCopies(tmp_path, JOB)
     for step in range(50):
-        assert list(copies.take(CheckpointCopyBegin(step, {"manifest.json": 1}), None)) == []
+        assert list(copies.receive(CheckpointCopyBegin(step, {"manifest.json": 1}), None)) == []
     assert len(list((tmp_path / JOB.name).iterdir())) == 1
     copies.discard()
 
 
 @pytest.mark.parametrize("name", ["../../.ssh/authorized_keys", "/etc/cron.d/x", "a/b", "..", ""])
 def test_a_copy_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
-    (done,) = CheckpointCopies(tmp_path / "root", JOB).take(CheckpointCopyBegin(5, {name: 1}), None)
+    (done,) = CheckpointCopies(tmp_path / "root", JOB).receive(CheckpointCopyBegin(5, {name: 1}), None)
     assert "cannot hold a file" in done.problem
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from psctl.agent.checkpoint_copies import CheckpointCopies
+from psctl.agent.coordinator_link import CheckpointCopies
 from psctl.checkpoint import manifest
 from psctl.checkpoint.reader import open_checkpoint, read_state, verify
 from psctl.coordinator.checkpoint_saver import CheckpointSaver
@@ -49,7 +49,7 @@ class Wire:
         self.answers: list[CheckpointCopyDone] = []
 
     def send(self, message: Any, payload: Any = None) -> bool:
-        self.answers += self.copies.take(message, memoryview(payload) if payload is not None else None)
+        self.answers += self.copies.receive(message, memoryview(payload) if payload is not None else None)
         return True
 
     def pending(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from psctl.agent.torch_store_tunnel import TUNNELS
+from psctl.agent.torch_store import TUNNELS
 from psctl.errors import MessageRefused, ProtocolError
 from psctl.job.job_permits import COORDINATION
 from psctl.permits import Permits

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from psctl.agent import torch_store_tunnel
+from psctl.agent import torch_store
 from psctl.errors import MessageRefused
 from psctl.job import (
     checkpoint_messages,
@@ -32,7 +32,7 @@ TABLES_OF = {
     "coordination": (COORDINATION, set(JobMessage.__subclasses__())),
     "parameters": (PARAMETERS, set(get_args(of_parameters.Kinds))),
     "tables": (TABLES, set(get_args(of_tables.TableKinds))),
-    "tunnels": (torch_store_tunnel.TUNNELS, {torch_store_tunnel.Carried, torch_store_tunnel.NoMore}),
+    "tunnels": (torch_store.TUNNELS, {torch_store.Carried, torch_store.NoMore}),
 }
 SLICE = TensorSlice("param/w", "float32", (4,), 0, 4)
 

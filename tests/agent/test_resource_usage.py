@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from psctl.agent.memory_kills import FRESH, MemoryKills, counter_files, first_counter
 from psctl.agent.processes import AgentChild
+from psctl.agent.resource_usage import FRESH, MemoryKills, counter_files, first_counter
 from psctl.agent.spawn import Files, account
 from psctl.clock import ManualClock
 from psctl.process.secret_masking import Secrets
@@ -49,7 +49,7 @@ def test_a_counter_that_has_just_risen_is_evidence_for_every_process_that_ended_
 def test_a_counter_that_rose_long_ago_or_cannot_be_read_is_no_evidence() -> None:
     counter = Counter()
     counter.rises()
-    counter.kills.look()
+    counter.kills.update()
     counter.clock.advance(FRESH + 1)
     assert counter.kills.evidence() == ""
     counter.found = ("/proc/vmstat", 70)  # another counter took its place
@@ -125,7 +125,7 @@ def small_group() -> Iterator[Path]:
 
 AGENT = """
 import os, sys
-from psctl.agent.memory_kills import MemoryKills
+from psctl.agent.resource_usage import MemoryKills
 from psctl.agent.processes import Processes
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 processes = Processes(os.pipe()[0])

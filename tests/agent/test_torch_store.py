@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psctl.agent.torch_store_tunnel import TUNNELS, Tunnel, TunnelsEnd, join
+from psctl.agent.torch_store import TUNNELS, Tunnel, TunnelServer, copy_both_ways
 from psctl.errors import PsctlError
 from psctl.transport import loopback_tcp
 from psctl.transport.connect import Acceptor, dial
@@ -45,7 +45,7 @@ class Way:
             )
 
         self._other = credentials(Member("agent", 1))
-        end = TunnelsEnd(self.store, lambda peer, error: self.failed.append(error.message))
+        end = TunnelServer(self.store, lambda peer, error: self.failed.append(error.message))
         self._acceptor = Acceptor("127.0.0.1", None, credentials(Member("agent", 0)), TUNNELS, end)
         self.threads: list[threading.Thread] = []
 
@@ -192,7 +192,7 @@ def test_a_store_that_cannot_be_reached_is_said_so_at_the_head(way: Way) -> None
 
 def test_connections_of_the_heads_own_host_are_joined() -> None:
     (worker, agents), (ours, store) = socket.socketpair(), socket.socketpair()
-    both = threading.Thread(target=join, args=(agents, ours))
+    both = threading.Thread(target=copy_both_ways, args=(agents, ours))
     both.start()
     with worker, agents, ours, store:
         worker.sendall(b"a question")
@@ -207,7 +207,7 @@ def test_connections_of_the_heads_own_host_are_joined() -> None:
 
 def test_a_broken_end_ends_the_other() -> None:
     (worker, agents), (ours, store) = socket.socketpair(), socket.socketpair()
-    both = threading.Thread(target=join, args=(agents, ours))
+    both = threading.Thread(target=copy_both_ways, args=(agents, ours))
     both.start()
     with worker, agents, ours:
         store.close()

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from psctl.agent import coordinator_queries
-from psctl.agent.control_socket import ControlRefused, ControlRequest
+from psctl.agent import control_socket
+from psctl.agent.control_socket import AgentStatus, ControlRefused, ControlRequest, CoordinatorQueries, answer
 from psctl.agent.coordinator_link import FromCoordinator
-from psctl.agent.coordinator_queries import CoordinatorQueries
-from psctl.agent.status_answers import AgentStatus, answer
 from psctl.job.process_messages import ScaleAnswer
 from psctl.job.table_server_messages import ReadBy, ReadRows, ReadWanted
 
@@ -30,7 +28,7 @@ class Coordinator:
     def _send(self, question: Any) -> bool:
         self.asked.append(question)
         for make in self.said:
-            self.questions.heard(make(question.ticket))
+            self.questions.add_answer(make(question.ticket))
         return True
 
 
@@ -51,7 +49,7 @@ def test_a_reading_ends_when_all_servers_have_answered_and_former_answers_do_not
 
 
 def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_queries, "READING", 0.05)
+    monkeypatch.setattr(control_socket, "READING", 0.05)
     coordinator = Coordinator(
         lambda ticket: FromCoordinator(ReadBy(ticket, 2)), lambda ticket: FromCoordinator(rows(ticket, 0))
     )

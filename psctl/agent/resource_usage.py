@@ -1,0 +1,118 @@
+"""Processor time of the agent's processes, and evidence that the kernel killed one for lack of memory.
+
+For memory, the counter of the process's own control group is read first: it counts kills of its processes only,
+whichever process exhausted the memory. Where there is none, the counter of the whole machine is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+SHARE = 0.01
+"""Share of one core below which a process is idle: threads that only wake to look at a timer use less."""
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class CpuUsage:
+    """Compares the processor time of sessions between two calls; each child of an agent has a session of its own."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._used: dict[int, float] = {}
+
+    def busy_sessions(self, sessions: Iterable[int]) -> set[int]:
+        """Return the sessions that used the processor since the last call; new ones count as busy."""
+        now, used = time.monotonic(), processor_seconds(set(sessions))
+        least = max(SHARE * (now - self._at), 1 / _TICKS)
+        found = {each for each, total in used.items() if abs(total - self._used.get(each, -1.0)) > least}
+        self._at, self._used = now, used
+        return found
+
+
+def processor_seconds(sessions: set[int]) -> dict[int, float]:
+    """Return the processor time of all processes of each session, their ended children included."""
+    found = dict.fromkeys(sessions, 0.0)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        session = int(stat[3])
+        if session in found:
+            found[session] += sum(int(each) for each in stat[11:15]) / _TICKS
+    return found
+
+
+FRESH = 5.0
+"""Seconds for which a counter that rose is evidence: longer than the time between two looks."""
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def counter_files(root: Path = Path("/")) -> list[Path]:
+    """Return the files that may hold the counter for this process, the most specific first.
+
+    Args:
+        root: another folder than / in tests.
+    """
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            found.append(root / f"sys/fs/cgroup{group}" / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(root / f"sys/fs/cgroup/memory{group}" / "memory.oom_control")
+    return [*found, root / "proc/vmstat"]
+
+
+def first_counter(files: list[Path]) -> tuple[str, int] | None:
+    """Return the first file that holds the counter, and the counter; None when no file does."""
+    for path in files:
+        try:
+            match = _COUNT.search(path.read_text())
+        except OSError:
+            continue
+        if match is not None:
+            return str(path), int(match[1])
+    return None
+
+
+class MemoryKills:
+    """Watches the counter.
+
+    Args:
+        read: returns the counter's file and value.
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[str, int] | None] = lambda: first_counter(counter_files()),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._now = read, now
+        self._last = read()
+        self._rose: tuple[float, str] | None = None
+
+    def update(self) -> None:
+        """Read the counter; call it every few seconds, so that an old kill is no evidence for a later one."""
+        found, before = self._read(), self._last
+        self._last = found
+        if found is not None and before is not None and found[0] == before[0] and found[1] > before[1]:
+            self._rose = self._now(), f"oom_kill in {found[0]} rose from {before[1]} to {found[1]}"
+
+    def evidence(self) -> str:
+        """Return the evidence that the kernel has just killed a process for lack of memory; "" without any."""
+        self.update()
+        fresh = self._rose is not None and self._now() - self._rose[0] <= FRESH
+        return self._rose[1] if self._rose is not None and fresh else ""
