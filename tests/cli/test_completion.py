@@ -30,13 +30,13 @@ def home(tmp_path: Path) -> Path:
     """A home with two clusters, and a job on each of this machine and lab."""
     kept = Home(tmp_path / "state")
     lab = KnownCluster("lab", "/lab.yaml", "name: lab\nhosts: [h1]\n", 0.0)
-    kept.remember(lab)
+    kept.save_cluster(lab)
     for step in ("0000000100", "0000000200"):
         (tmp_path / "checkpoints" / "digits-1" / step).mkdir(parents=True)
     for job, created, cluster in (("digits-1", 1.0, KnownCluster("local", "", "", 0.0)), ("mlp-2", 2.0, lab)):
         (tmp_path / "state" / "jobs" / job).mkdir(parents=True, mode=0o700)
-        kept.save(record(job, created, cluster, str(tmp_path / "checkpoints")))
-    kept.note_steps("mlp-2", [7])
+        kept.save_record(record(job, created, cluster, str(tmp_path / "checkpoints")))
+    kept.save_steps("mlp-2", [7])
     (tmp_path / "job.yaml").write_text("")
     (tmp_path / "other").mkdir()
     return tmp_path
