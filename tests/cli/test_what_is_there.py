@@ -72,6 +72,6 @@ def test_latest_does_not_take_a_job_of_that_name_on_another_cluster(tmp_path: Pa
     refused = psctl(tmp_path, *command, code=6).stderr.splitlines()
     assert refused[-2:] == [
         "error: no job digits has a checkpoint on cluster local",
-        "  hint: digits-3 ran on cluster far; --resume digits-3@latest goes on from it",
+        "  hint: digits-3 ran on cluster far; --resume digits-3@latest continues from it",
     ]
     assert [record.job for record in Home(tmp_path / "state").jobs()] == ["digits-3"]
